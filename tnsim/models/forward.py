@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -438,6 +439,31 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
             f"token ids from {ids.min()} to {ids.max()} were given, "
             f"but the models read {model.d_in} tokens, counted from 0"
         )
+
+
+def as_read(model: Any, inputs: Any) -> Any:
+    """Inputs in the shape that a model reads, which is a vector for images.
+
+    Args:
+        model: Model or combination of models.
+        inputs: Floats (n, ...) or token ids.
+
+    Returns:
+        The inputs; floats of another shape with as many numbers as a model of vectors reads are
+        (n, d_in).
+
+    Raises:
+        ModelError: The model reads inputs of another shape.
+
+    Example:
+        >>> as_read(Model([Linear(np.ones((1, 12)))]), np.ones((5, 3, 2, 2))).shape
+        (5, 12)
+    """
+    is_array = not is_tokens(inputs) and inputs.ndim > 2
+    if is_array and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
+        inputs = inputs.reshape(len(inputs), model.d_in)
+    check_inputs(model, inputs)
+    return inputs
 
 
 def _many(shape: tuple[int, ...]) -> str:

@@ -36,7 +36,7 @@ from tnsim.models.forward import (
     State,
     after,
     ahead,
-    check_inputs,
+    as_read,
     entered,
     forward,
     in_own_units,
@@ -267,8 +267,7 @@ class _Passes:
 
     def at(self, batch: WeightedPoints) -> dict[int, Vector]:
         """The vectors of all functions on a batch."""
-        for model in self.models.values():
-            check_inputs(model, batch.inputs)
+        read = {key: as_read(model, batch.inputs) for key, model in self.models.items()}
         # sqrt(w) = 2^(log2(w) / 2): weights of points are given by natural logarithms
         halves = batch.log_weights / (2 * LOG_2)
         counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
@@ -276,7 +275,7 @@ class _Passes:
         for key, function in self.functions.items():
             found[key] = self._of_function(function, batch, halves)
         for keys in self._alike(list(self.models), 0, 1):
-            inputs: Any = batch.inputs
+            inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
                 inputs, unit = in_own_units(self.models[keys[0]], inputs)
