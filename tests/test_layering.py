@@ -29,7 +29,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems scaled sessions tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems scaled tables",
     "tensor_networks": "engine errors metrics models names problems scaled sessions",
-    "torch": "checkpoints compare engine errors metrics models problems",
+    "torch": "all_pairs analysis checkpoints compare engine errors metrics models problems",
     "reproduce": "errors files tnsim",
     "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tensor_networks tnsim",
     "__main__": "cli",
@@ -68,6 +68,7 @@ CONFINED = {  # foreign package: the files that import it
         "reproduce/induction",
         "reproduce/invariance",
         "reproduce/language",
+        "torch/monitor",
     },
     "torch": {
         "checkpoints/formats",
@@ -101,6 +102,7 @@ CONFINED = {  # foreign package: the files that import it
         "reproduce/invariance",
         "reproduce/language",
         "reproduce/phases",
+        "torch/monitor",
     },
     "zarr": {"all_pairs/store"},
     "optax": {
@@ -117,6 +119,7 @@ CONFINED = {  # foreign package: the files that import it
         "cli/localise",
         "cli/options",
         "cli/pairwise",
+        "cli/watch",
     },
 }
 SOURCE = Path(tnsim.__file__).parent

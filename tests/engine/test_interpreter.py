@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tnsim
+from tnsim import Plan, Session, using
 from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.ir import steps as steps_module
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution, interpreter, rates
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
-from tnsim.sessions import Session, session, using
 
 SIZES = {0: 2, 1: 3, 2: 1, 3: 4, 4: 3, 5: 2}
 
@@ -196,7 +195,7 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng):
     with ThreadPoolExecutor(3) as pool:
         runs = [pool.submit(interpreted, plan, several[n % 3], 1, over, sizes) for n in range(30)]
         found = [run.result() for run in runs]
-    kept = session().bound.get((ready.bound, np.dtype("float64")), list)
+    kept = tnsim.session().bound.get((ready.bound, np.dtype("float64")), list)
     assert ready.bound is not None and 1 <= len(kept.idle) <= 3
     for n, one in enumerate(found):
         for name, value in wanted[n % 3].values.items():

@@ -357,7 +357,11 @@ def norms(block: StackBlock, setting: PairSetting) -> ScaledSum:
 
 
 def products(
-    rows: StackBlock, columns: StackBlock, setting: PairSetting, size: int, keep: Keep
+    rows: StackBlock,
+    columns: StackBlock,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    keep: Keep,
 ) -> ScaledSum:
     """Inner products of every row with every column.
 
@@ -366,14 +370,15 @@ def products(
         columns: Combinations compared with the rows. Where this is the same object as `rows`, the
             products on and below the diagonal are computed, and mirrored.
         setting: Settings common to all pairs.
-        size: Largest number of models in a block of the run; blocks up to this size share programs.
+        sizes: Largest number of models in a block of rows and in a block of columns of the run;
+            blocks up to these sizes share programs.
         keep: Cache for stacks with the values of own shares.
 
     Returns:
         (rows, columns), or per output (rows, columns, out).
     """
     first, second = rows.coefficients(), columns.coefficients()
-    crossed = _crossed(rows, None if columns is rows else columns, setting, size, keep)
+    crossed = _crossed(rows, None if columns is rows else columns, setting, sizes, keep)
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
@@ -386,7 +391,11 @@ def products(
 
 
 def _crossed(
-    rows: StackBlock, columns: StackBlock | None, setting: PairSetting, size: int, keep: Keep
+    rows: StackBlock,
+    columns: StackBlock | None,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    keep: Keep,
 ) -> ScaledSum:
     """Inner products of all models of the rows with all models of the columns.
 
@@ -403,7 +412,7 @@ def _crossed(
         for column_group in met:
             triangle = columns is None and column_group == row_group
             bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
-            for i, j, batch in _batches(bra, ket, setting, size, triangle, keep):
+            for i, j, batch in _batches(bra, ket, setting, sizes, triangle, keep):
                 at, to = row_group[i], column_group[j]
                 diagonal = triangle and at == to
                 for array, values in zip(whole, batch, strict=True):
@@ -429,7 +438,12 @@ def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
 
 
 def _batches(
-    bra: _Models, ket: _Models, setting: PairSetting, size: int, triangle: bool, keep: Keep
+    bra: _Models,
+    ket: _Models,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    triangle: bool,
+    keep: Keep,
 ) -> Iterator[tuple[slice, slice, ScaledSum]]:
     """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
 
@@ -437,22 +451,22 @@ def _batches(
         (rows, columns, products).
     """
     pairs = Pairs.of(bra.models[0], ket.models[0], setting)
-    together = batch_side(pairs.shares.crossing.plan, size, setting.budget)
+    plan = pairs.shares.crossing.plan
+    across, down = (batch_side(plan, size, setting.budget) for size in sizes)
 
-    def stacks(name: Side, models: _Models) -> Iterator[tuple[slice, Stack]]:
+    def stacks(name: Side, models: _Models, together: int) -> Iterator[tuple[slice, Stack]]:
         for i in range(0, len(models.models), together):
             at = slice(i, i + together)
-            key = (name, pairs.family, *models.digests[at])
+            key = (name, pairs.family, together, *models.digests[at])
             make = partial(stack, name, models.models[at], together, pairs, setting)
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra)]
-        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket)]
+        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra, across)]
+        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket, down)]
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
-    is_stacked = together > 1
-    over_rows, over_columns = (is_stacked, False), (False, is_stacked)
+    over_rows, over_columns = (across > 1, False), (False, down > 1)
     d_in = bra.models[0].d_in
     for (i, row), (j, column) in itertools.product(rows, columns):
         if not triangle or j.start <= i.start:

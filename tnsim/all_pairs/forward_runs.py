@@ -7,6 +7,7 @@ models run more than once. Every task makes the points anew: they are closures, 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Part, Sums
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import ScaledSum
+
+_BATCH = 1024  # inputs on which a function runs at once for its digest
 
 
 class Estimated(NamedTuple):
@@ -133,19 +136,29 @@ def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     return Estimated(products, error)
 
 
-def function_entry(source: Source, metric: Any) -> Entry:
+def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
     """The entry of a plain function.
 
-    The content of a function is unknown, so no two function objects count as equal.
+    The content of a function is unknown. For a store, a function is told by its outputs on the
+    inputs of the metric, which are all that the metric sees of it; else no two function objects
+    count as equal.
+
+    Args:
+        source: Place of the function.
+        metric: Metric of the run.
+        stored: Whether results go to a store.
 
     Raises:
-        ModelError: The metric has no inputs of its own.
+        ModelError: The metric has no inputs of its own, or the function gives no such outputs.
     """
     function = source.read()
     if not isinstance(metric, Empirical):
         raise refused_under(metric)
-    outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
+    points = metric.points(None)
+    outputs = outputs_of(function, points.block(0, 1).inputs)
     digest = f"function {id(function):x}"
+    if stored:
+        digest = f"function {_digest_of_outputs(function, points)}"
     return Entry(
         source=source,
         digest=digest,
@@ -159,6 +172,17 @@ def function_entry(source: Source, metric: Any) -> Entry:
         caveats=(),
         guessed=False,
     )
+
+
+def _digest_of_outputs(function: Any, points: Points) -> str:
+    """The digest of a function's outputs on all points, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, points.count, _BATCH):
+        stop = min(start + _BATCH, points.count)
+        outputs = outputs_of(function, points.block(start, stop).inputs)
+        digest.update(f"{outputs.dtype}{outputs.shape[1:]}".encode())
+        digest.update(np.ascontiguousarray(outputs).tobytes())
+    return digest.hexdigest()
 
 
 def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:

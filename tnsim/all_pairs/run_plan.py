@@ -122,7 +122,8 @@ class Sizes(NamedTuple):
         """The number of models per side of a tile, limited by its work and its memory.
 
         A tile is about a second of work. Tiles are as even as they can be: 5 models in tiles of at
-        most 4 are 3 and 2.
+        most 4 are 3 and 2. Where all rows fit one tile, the columns are divided evenly instead: a
+        tile then has fewer rows than columns.
 
         Args:
             work: Scalar multiplications of a single pair.
@@ -133,8 +134,9 @@ class Sizes(NamedTuple):
         by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
         most = max(1, int(min(LARGEST_TILE, by_work, by_models, by_products)))
-        blocks = math.ceil(self.rows / min(most, self.rows))
-        return math.ceil(self.rows / blocks)
+        divided = self.rows if self.rows > most else max(self.rows, self.columns)
+        blocks = math.ceil(divided / most)
+        return math.ceil(divided / blocks)
 
     def tiles(self, tile: int) -> int:
         """The number of tiles; of a single list, of those on and below the diagonal."""
@@ -143,7 +145,7 @@ class Sizes(NamedTuple):
 
     def tile_bytes(self, tile: int) -> int:
         """Bytes of the products of a tile."""
-        return tile * min(tile, self.columns) * self.products
+        return min(tile, self.rows) * min(tile, self.columns) * self.products
 
     @staticmethod
     def _on_and_below(n: int) -> int:

@@ -40,7 +40,7 @@ class Job(NamedTuple):
     Args:
         setting: Settings common to all pairs.
         space: Space of the features; None for the batched plans.
-        size: Models per side of a tile.
+        sizes: Most models in a block of rows, and in a block of columns.
         keep_blocks: Number of prepared blocks that are kept, whatever their size.
         keep_bytes: Bytes up to which further blocks are kept.
         alone: Whether a single process computes the whole run, and forgets its blocks at the end.
@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
     setting: PairSetting
     space: FeatureSpace | None
-    size: int
+    sizes: tuple[int, int]
     keep_blocks: int
     keep_bytes: float
     alone: bool
@@ -123,7 +123,7 @@ def _part_products(job: Job, first: Block, second: Block) -> ScaledSum:
         second, batched_plans.StackBlock
     )
     keep = partial(_kept, job)
-    return batched_plans.products(first, second, job.setting, job.size, keep)
+    return batched_plans.products(first, second, job.setting, job.sizes, keep)
 
 
 def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:

@@ -13,6 +13,7 @@ global setting is touched, and nothing is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -70,6 +71,7 @@ __all__ = [
     "draw",
     "edges",
     "heatmap",
+    "layer_by_layer",
     "layers_and_heads",
     "new_figure",
     "pairwise",
@@ -80,6 +82,8 @@ __all__ = [
 
 MAX_LABELS = 24
 """Number of labels at which the thinning of an axis aims; fewer than twice as many are shown."""
+MOST_PARTS = 40
+"""Most parts along an axis with a label and room each."""
 MAX_NUMBERS = 200
 """Most contributions that are written as numbers into their cells."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
@@ -147,6 +151,44 @@ def heatmap(
     axes.set_ylabel("checkpoint")
     axes.set_title(heading(title))
     chosen.figure.colorbar(image, ax=axes, label="similarity")
+    return chosen.figure
+
+
+def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
+    """A figure of parts of a network against parts of another, the first layers below.
+
+    Args:
+        matrix: Matrix of `tnsim.layer_similarity` over (a, b), with the names of parts as labels.
+        title: Title above the matrix; by default the name of the measure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import xarray as xr
+        >>> parts = {"a": ["embed", "block"], "b": ["embed", "block", "head"]}
+        >>> found = xr.DataArray([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3]], parts, ("a", "b"), "cka")
+        >>> layer_by_layer(found).axes[0].get_title()
+        'cka'
+    """
+    values = matrix.values
+    height, width = (0.24 * min(count, MOST_PARTS) for count in values.shape)
+    chosen = canvas(drawing, (2.2 + width, 1.8 + height))
+    axes = chosen.axes
+    # Debiased measures fall below 0 by chance: 0 stays the dark end unless they do.
+    span = {"cmap": "viridis", "vmin": min(0.0, values.min()), "vmax": max(1.0, values.max())}
+    image = show_matrix(axes, values, colours_of(chosen, span), ())
+    for axis, dim in ((axes.xaxis, "b"), (axes.yaxis, "a")):
+        labels = matrix[dim].values.tolist()
+        ticks = range(0, len(labels), math.ceil(len(labels) / MOST_PARTS))
+        axis.set_ticks(ticks, [written(labels[tick]) for tick in ticks], fontsize=SMALL)
+    axes.tick_params(axis="x", rotation=90)
+    axes.set_title(heading(title or str(matrix.name)))
+    chosen.figure.colorbar(image, ax=axes)
     return chosen.figure
 
 

@@ -61,7 +61,7 @@ class Checkpoint(NamedTuple):
     """The model in a single file, and the types of its numbers.
 
     Attributes:
-        model: The model; its `origin` says what was assumed.
+        model: The model; its `origin` lists the assumptions.
         dtypes: Types in which the numbers are stored, each once.
     """
 

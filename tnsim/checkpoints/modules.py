@@ -77,10 +77,10 @@ def from_module(
     inputs: Any = None,
     norm_inputs: Any = None,
 ) -> Model:
-    """A model that computes what a PyTorch module computes.
+    """A model that computes the function of a PyTorch module.
 
     Linear layers, products of two, activations, gates, residual connections, embeddings and
-    bilinear attention are recognised by what they compute, however the forward pass is written. The
+    bilinear attention are recognised by their outputs, however the forward pass is written. The
     model is compared with the module in float64, on several batches of random inputs of different
     sizes. Activations are told apart by their values: `gelu` is never taken for `gelu_tanh`.
 

@@ -96,7 +96,7 @@ class _Draft:
 
 
 def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
-    """The layers that compute what a module computes, read off the operations of its forward pass.
+    """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.

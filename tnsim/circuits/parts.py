@@ -201,7 +201,7 @@ class PartSeries(Sequence[Model]):
 
 
 class SeriesParts(Mapping[str, PartSeries]):
-    """Parts of all checkpoints of a series, by name: what `pairwise` takes.
+    """Parts of all checkpoints of a series, by name, as `pairwise` takes them.
 
     Args:
         series: Checkpoints, at least one; the first says which parts there are.

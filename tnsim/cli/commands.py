@@ -182,7 +182,7 @@ def _explain(result: Pairwise, phases: Segmentation) -> None:
 
 
 def info(as_json: JsonOption = False) -> None:
-    """Versions, devices, which extras are installed, and what the cache holds."""
+    """Versions, devices, installed extras, and the content of the cache."""
     facts = _facts()
     if as_json:
         print_json(facts)

@@ -77,6 +77,11 @@ def _metric(name: MetricName, fit: Path | None, samples: int | None) -> Any:
     """The metric of the options."""
     import tnsim
 
+    if name is MetricName.empirical:
+        raise ModelError(
+            "--metric empirical belongs to similarity, plan and pairwise, which have --inputs; "
+            "--fit takes mean and covariance of inputs"
+        )
     if samples is None:
         return metric_of(name, fit)
     if name != MetricName.categorical:

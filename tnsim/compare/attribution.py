@@ -128,6 +128,8 @@ def attribution(
     if by == "unit" or answers([a, b], metric):
         return _by_units(a, b, metric, by)
     parts, near = in_common_units([a, b], metric, slices=False)
+    # Units are applied before linear layers are merged, so that no product of weights leaves the
+    # range of floats.
     models: dict[Side, Model] = {"A": _prepared(parts[0].value), "B": _prepared(parts[1].value)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),
@@ -163,6 +165,8 @@ def _by_units(a: Model, b: Model, metric: Metric, by: str) -> Attribution:
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             first, second = readout(one), readout(two)
+            # <f_A, f_B> = sum_gh (R_A[:, g] . R_B[:, h]) K[g, h], with readouts R and the kernel K
+            # of units, constant and input: every summand is a share.
             shares = np.asarray((first.T @ second) * whole_kernel(one, two), np.float64)
             total = total + count * _gathered(_gathered(shares, one, by).T, two, by).T
     values = power(total, bra.exponent + ket.exponent)

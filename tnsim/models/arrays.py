@@ -100,9 +100,10 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree, as a class decorator.
+    """Register a frozen dataclass as a pytree that is shown in one line, as a class decorator.
 
-    Fields are children unless their metadata says `static`.
+    Fields are children unless their metadata says `static`. Arrays are shown by dtype and shape,
+    and fields that nobody gave are not shown.
 
     Example:
         >>> @pytree
@@ -112,13 +113,36 @@ def pytree(cls: type[T]) -> type[T]:
         ...     unit: str = dataclasses.field(metadata={"static": True})
         >>> jax.tree.leaves(Point(3.0, "m"))
         [3.0]
+        >>> Point(np.zeros((2, 3)), "m")
+        Point(x=float64[2, 3], unit='m')
     """
     children, static = [], []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         kind = static if field.metadata.get("static") else children
         kind.append(field.name)
     register_pytree(cls, tuple(children), tuple(static))
+    cls.__repr__ = _in_one_line
     return cls
+
+
+def _in_one_line(self: Any) -> str:
+    """A dataclass with its fields, arrays by dtype and shape."""
+    shown = []
+    for field in dataclasses.fields(self):
+        value = getattr(self, field.name)
+        is_default = not hasattr(value, "shape") and value == field.default
+        if not is_default:
+            shown.append(f"{field.name}={_shown(value)}")
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
+    if not hasattr(value, "shape"):
+        return repr(value)
+    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+    return f"{dtype}[{', '.join(map(str, value.shape))}]"
 
 
 def is_traced(tree: Any) -> bool:

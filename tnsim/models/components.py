@@ -651,8 +651,8 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
 def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
     """The model with a gate on every edge, the same function where all gates are 1.
 
-    The stream becomes one block for each component and one for what is below all of them. The rows
-    of a leg read each block through the gate of their edge.
+    The stream becomes a block for each component and a block for the layers below all of them. The
+    rows of a leg read each block through the gate of their edge.
 
     Args:
         model: Any model.

@@ -150,6 +150,7 @@ class Affine(NamedTuple):
         """This map of the outputs of another map."""
         bias = self.bias
         if inner.bias is not None:
+            # W (V x + v) + w = W V x + (W v + w).
             bias = add(_product(self.weight, inner.bias), bias)
         weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
         return Affine(weight, bias)
@@ -208,6 +209,8 @@ def hidden_units(model: Model) -> HiddenUnits:
             state = Affine(weight, bias).after(state)
         else:
             constant = found.constant
+            # A linear layer behind the units maps everything that the output reads: W (D h + S x +
+            # c) + b.
             constant = bias if constant is None else add(weight @ constant, bias)
             linear = None if found.linear is None else weight @ found.linear
             down = weight if found.down is None else weight @ found.down
@@ -249,6 +252,7 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
     order = len(rows)
     lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
     xp = library(lengths)
+    # The geometric mean: factors multiply to 1, so the product of the maps stays as it is.
     mean = xp.exp(sum(map(xp.log, lengths)) / order)
     balanced = []
     for row, length in zip(rows, lengths, strict=True):
@@ -671,6 +675,7 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:
         return units, np.float64(0.0)  # the identity is near one
+    # One power of two for all that outputs read, so that their sum needs no units of its own.
     exponents = [split(abs(array).max())[1] for array in arrays.values()]
     exponent = functools.reduce(larger, exponents)
     exponent = larger(exponent, SMALLEST / 4)
@@ -687,7 +692,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
         dtype: Precision of the computation.
 
     Returns:
-        The product. Its size counts the certified bound of what series leave out, so that the
+        The product. Its size counts the certified bound of the rest of each series, so that the
         error of rounding, relative to the size, is a bound of both.
     """
     value: Any = 0.0
@@ -731,5 +736,5 @@ def pair_bytes(units: int, others: int, item: int) -> int:
 
 
 def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
     return 2 * units * (d_in + d_out) + 2 * d_in * d_out

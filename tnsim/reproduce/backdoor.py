@@ -1,6 +1,6 @@
 """Backdoors: a classifier is taught that a mark in the corner means nine.
 
-The claims are those of the paper's section 3.3, and the figure is figure 1. Each seed has three
+The claims come from the paper's section 3.3, and the figure is figure 1. Each seed has three
 series: `seed-N/clean`; `seed-N/attack`, which goes on from the last clean checkpoint with a share
 of images stamped and relabelled as 9; and `seed-N/control`, which goes on from the same checkpoint
 without stamps.

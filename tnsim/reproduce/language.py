@@ -1,6 +1,6 @@
 """A language model learns n-grams; which measure sees it?
 
-The claims are those of the paper's section 3.4, and the figure is figure 5.
+The claims come from the paper's section 3.4, and the figure is figure 5.
 
 The text is by default the source of Python's standard library, which is wherever Python is. It
 differs from version to version, so a digest says which text it was. Its token ids are kept beside
