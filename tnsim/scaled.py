@@ -288,7 +288,9 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         [12.0]
     """
     xp = library(array, by)
-    if xp is np and by.ndim == 0 and array.dtype.kind == "f":  # in a third of the time
+    is_one = xp is np and by.ndim == 0
+    if is_one and isinstance(array, float | np.ndarray) and not np.iscomplexobj(array):
+        # One power for all of an array of NumPy, in a third of the time of the general case.
         return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
     by = by.clip(-_VANISHES, _VANISHES).astype("int32")
     if xp is np:
