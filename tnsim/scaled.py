@@ -284,8 +284,10 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         out: Array of NumPy for the result, which may be the array itself.
 
     Example:
-        >>> shifted(np.array([3.0]), np.float64(2.0)).tolist(), float(shifted(3.0, np.float64(-1.0)))
-        ([12.0], 1.5)
+        >>> shifted(np.array([3.0]), np.float64(2.0)).tolist()
+        [12.0]
+        >>> float(shifted(3.0, np.float64(-1.0)))
+        1.5
     """
     xp = library(array, by)
     is_one = xp is np and by.ndim == 0
