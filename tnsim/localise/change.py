@@ -40,6 +40,7 @@ from tnsim.models.components import (
     Component,
     basis_of_embedding,
     check_exchangeable,
+    check_polynomial,
     components_of,
     exchanged,
     in_basis,
@@ -231,6 +232,7 @@ def change(
     check_bilinear(metric)
     one, two = comparables(a, b, metric, n_ctx)
     parts = components_of([one, two], by, linear=ends)
+    check_polynomial(one, two)
     a, b = check_exchangeable(one, two, by)
     if align is not None:
         b = in_basis(b, _basis(a, b, align))
