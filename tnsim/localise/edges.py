@@ -23,7 +23,7 @@ from jaxtyping import Float
 from tnsim.compare.similarity import inner
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
-from tnsim.localise.slopes import Family, exact_nodes, slope
+from tnsim.localise.slopes import Family, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -173,10 +173,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         raise ModelError("the model is the zero function, of which no edge has a share")
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
-    share = np.zeros(len(edges))
-    for t, weight in zip(*at, strict=True):
-        found = slope(family, t, model, setting, points)
-        share += weight * found.by_switch.sum(axis=0) / norm
+    share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([float(_squared(whole - other, setting)) for other in cuts])
     else:
