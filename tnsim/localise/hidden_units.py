@@ -19,7 +19,6 @@ from tnsim.localise.grams import Setting
 from tnsim.models.components import Component, core_with_output
 from tnsim.models.layers import affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
-from tnsim.models.scaling import power
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
     Prepared,
@@ -28,6 +27,7 @@ from tnsim.problems.kernels import (
     under,
     whole_kernel,
 )
+from tnsim.scaled import power
 
 
 class UnitProducts(NamedTuple):
@@ -101,7 +101,7 @@ def _bias(model: Model, parts: Sequence[Component], exponent: Any) -> np.ndarray
     vector = residual_rule(model.layers[place])[1] * np.asarray(vector, np.float64)
     for layer in model.layers[place + 1 :]:
         vector = np.asarray(layer.weight, np.float64) @ vector
-    return power(vector, np.float64(0.0), -exponent)
+    return power(vector, -exponent)
 
 
 def _readout(model: Prepared, bias: np.ndarray | None) -> np.ndarray:

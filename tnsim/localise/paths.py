@@ -52,8 +52,8 @@ from tnsim.models.components import (
 from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model, caveats
 from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power
 from tnsim.problems.kernels import KERNEL_DTYPE
+from tnsim.scaled import beyond_float, power
 from tnsim.tables import html_table
 
 MOST_SWITCHED = 1024
@@ -422,12 +422,12 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     check_bilinear(setting.metric)
     if reads_units(both, parts, setting.metric):
         mantissas, exponent, bra_labels, ket_labels = _by_units(both, parts, setting, question)
-        left_out, log = None, 0.0
+        left_out = None
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
-        mantissas, log, exponent = bra.signs @ inner.values @ ket.signs.T, inner.log, 0.0
+        mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
         _report(bra, ket, inner, mantissas, Arithmetic(max(m.growth for m in both), setting.dtype))
         left_out = None
         if inner.left_out is not None:
@@ -438,7 +438,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
         ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
         mantissas = rows @ mantissas @ columns.T
-    values = power(mantissas, np.float64(log), np.float64(exponent))
+    values = power(mantissas, np.float64(exponent))
     if beyond_float(values, mantissas):
         raise TnsimError(
             f"inner products of paths under {setting.metric.name} are beyond float64 for these "

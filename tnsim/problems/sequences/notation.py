@@ -8,7 +8,7 @@ k, l    coordinate of an output, in the bra and in the ket
 i, j    coordinate of a state below
 u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
-y, z    summed inside one product of an expansion (see `expansions`)
+y, z    summed inside a single product of an expansion (see `expansions`)
 """
 
 from __future__ import annotations
