@@ -110,6 +110,8 @@ CONFINED = {  # foreign package: the files that import it
         "reproduce/classifiers",
         "reproduce/grokking",
         "reproduce/language",
+        "reproduce/paths",
+        "reproduce/repetitions",
     },
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},

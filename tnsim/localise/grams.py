@@ -21,7 +21,6 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, check_comparison
 from tnsim.engine.budget import Budget
-from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.protocol import Metric
@@ -44,10 +43,6 @@ class Setting:
     metric: Metric
     dtype: str
     budget: Budget
-
-    def rounding(self, *models: Model) -> float:
-        """Relative error of one contribution to an inner product of models."""
-        return Arithmetic(max(model.degree for model in models), self.dtype).rounding
 
     def exact(self, *models: Model) -> bool:
         """Whether the metric's definition is met exactly, by models that are not guessed."""

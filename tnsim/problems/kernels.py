@@ -43,7 +43,7 @@ from tnsim.activations.activation import power as power_of
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
@@ -107,21 +107,22 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     return True
 
 
-def check_has_units(models: Iterable[Model], metric: Metric) -> None:
-    """Refuse models or a metric that have no hidden units to tell apart.
+def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
+    """Whether inner products are sums over pairs of hidden units, for polynomial models as well.
 
     Raises:
-        ModelError: The metric is no Gaussian one, or a model has no nonlinear layer.
-        UnsupportedLayer: A model has several nonlinear layers, or attention.
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> tells_units_apart([Model([tnsim.Bilinear(*[np.eye(2)] * 3)])], Gaussian())
+        True
     """
-    if type(metric) not in (Gaussian, GaussianClosure):
-        raise ModelError(
-            f"hidden units are told apart under Gaussian(mean, cov), found {type(metric).__name__}"
-        )
-    for model in models:
-        _check_depth(kinds(model), type(metric).__name__)
-        if max(model.orders) == 1:
-            raise ModelError("hidden units are told apart, but a model is linear")
+    models = list(models)
+    if answers(models, metric):
+        return True
+    alone = all(nonlinear(kinds(model)) == 1 and not model.attends for model in models)
+    return type(metric) is Gaussian and alone
 
 
 def _check_depth(layers: Kinds, metric: str) -> None:

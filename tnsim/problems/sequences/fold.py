@@ -206,7 +206,6 @@ class SequenceFold:
         stages: Stages so far.
         states: Moments of both models above these stages.
         scales: Scale groups of the comparison.
-        last_nonlinear: Number of the last step with a nonlinear layer, -1 if there is none.
         last_mixing: Number of the last step with a layer that mixes positions, -1 if there is none.
     """
 
@@ -229,13 +228,11 @@ class SequenceFold:
         # may have a scale of its own.
         by_model = self.rules.gaussian or constants
         self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
-        self.last_mixing = self.last_nonlinear = -1
+        self.last_mixing = -1
         for number, layers in enumerate(self.layers):
             for kind in _kinds_at(models, layers):
                 if kind.mixes_positions:
                     self.last_mixing = number
-                if kind.order > 1:
-                    self.last_nonlinear = number
 
     def step(self, number: int) -> LayerStep:
         """The layers of a step over the current states."""
@@ -329,12 +326,8 @@ class SequenceFold:
         scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
         self.stages.append(Stage((*builder.definitions, result), scales))
 
-    def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
-        """The problem of all stages so far, with the shapes of its leaves.
-
-        Args:
-            selectors: Shapes of the leaves that only an attribution has, by name.
-        """
+    def problem(self) -> Problem:
+        """The problem of all stages so far, with the shapes of its leaves."""
         shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
         for model, kinds in self.models.items():
             for number, kind in enumerate(kinds):
@@ -344,7 +337,6 @@ class SequenceFold:
             shape = position_shape(name, self.n_ctx)
             if shape is not None:
                 shapes[name] = shape
-        shapes |= selectors or {}
         outputs = tuple(pair.group for pair in self.pairs)
         symmetric = frozenset({IDENTITY, SAME_POSITION})
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
