@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from tnsim.activations.normal import (
     Real,
@@ -400,7 +399,9 @@ def _scaled_tail(x: Real) -> Real:
     """exp(x^2 / 2) Phi(-x) for x > 1, by the continued fraction of Laplace behind erfcx."""
     xp = library(x)
     if xp is np:
-        return 0.5 * special.erfcx(np.maximum(x, 1.0) * sqrt(0.5))
+        from scipy.special import erfcx
+
+        return 0.5 * erfcx(np.maximum(x, 1.0) * sqrt(0.5))
     x = jnp.maximum(x, 1.0)
     # int_0^inf exp(-x y - y^2 / 2) dy / sqrt(2 pi), in y = 9 z / (x + z ...): Gauss-Legendre panels
     total = jnp.zeros_like(x)
@@ -481,7 +482,10 @@ def _logistic(u: Any, order: int = 0) -> Any:
     With s = sigmoid(u) and r = sigmoid(-u) the first derivative is s r, and (s r)' = s r (r - s),
     (r - s)' = -2 s r, so that derivatives keep their relative digits in both tails.
     """
-    sigmoid = jax.nn.sigmoid if isinstance(u, jax.Array) else special.expit
+
+    def sigmoid(u: Any) -> Any:
+        return jax.nn.sigmoid(u) if isinstance(u, jax.Array) else 1 / (1 + np.exp(-u))
+
     if not order:
         return sigmoid(u)
     terms = {(1, 0): 1.0}  # powers of s r and of r - s
@@ -524,7 +528,11 @@ def _gelu(u: Any) -> Any:
 
 @_in_numpy
 def _erf(u: Any) -> Any:
-    return jax.lax.erf(u) if isinstance(u, jax.Array) else special.erf(u)
+    if isinstance(u, jax.Array):
+        return jax.lax.erf(u)
+    from scipy.special import erf
+
+    return erf(u)
 
 
 @_in_numpy

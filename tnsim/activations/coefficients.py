@@ -348,6 +348,16 @@ def norms(
     return repeat(xp.asarray(len(lows)), panels, totals)
 
 
+def energies(f: Activation, mean: Real, deviation: Real) -> Real:
+    """E f(u)^2 of every unit."""
+    if len(f.parts) == 1 and isinstance(f.parts[0], Wave):
+        # E sin(u)^2 = (1 - exp(-2 s^2) cos 2m) / 2, with its digits for small s and m
+        xp = library(mean, deviation)
+        damped = 2 * xp.square(deviation)
+        return xp.square(xp.sin(mean)) - 0.5 * xp.expm1(-damped) * xp.cos(2 * mean)
+    return norms(f, mean, deviation, lambda value, slope, z: [value**2])[0]
+
+
 def _landmarks(f: Activation) -> list[float]:
     """Places between which an activation is a polynomial or has a strip: kinks, ends of changes."""
     places = set()

@@ -231,16 +231,13 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
     xp = library(mean)
-
-    def size_of(part: Activation, energies: list[Real] | None = None) -> Real:
-        plain, whole, *_ = energies or norms(part, mean, deviation, squares)
-        return xp.sqrt(whole + spread**2 * plain)
-
-    energies = norms(f, mean, deviation, squares)
+    found = norms(f, mean, deviation, squares)
     rest = [
         left_over(f, c, energy, int(i == 1))
-        for i, (c, energy) in enumerate(zip(kinds[0], energies, strict=True))
+        for i, (c, energy) in enumerate(zip(kinds[0], found, strict=True))
     ]
-    size = size_of(f, energies)
-    gross = gross_size(f, size, size_of)
+    plain, whole, *_ = found
+    size = xp.sqrt(whole + spread**2 * plain)
+    factors = abs(shift) + abs(slope) + spread
+    gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
     return Side(parameters, xp.stack(kinds), xp.stack(rest), size, gross)

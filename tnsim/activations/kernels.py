@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -24,13 +25,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
-from tnsim.activations.coefficients import average, coefficients, norms
+from tnsim.activations.coefficients import average, coefficients, energies
 from tnsim.activations.normal import Real, held, library
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
 
 ORDER = 64
 """Highest order of the series; pairs that need more are computed alone."""
+_ROUNDING = 32  # units in the last place of gross sizes, in which values are off
 _TURN = 8  # orders between two looks at what is left
 _BLOCK = 2**18  # pairs of a block of a compiled program
 _CHUNK = 1024  # pairs alone at once
@@ -69,31 +71,29 @@ class Units(NamedTuple):
 class Kernel:
     """A matrix of E f(u_i) g(v_j) with the certified bound of what its series leave out.
 
-    Where kinks of an activation cancel, as those of hardtanh do at large inputs, the bound covers
-    rounding as well.
-
     Args:
         values: The matrix, shape (units of f, units of g).
         sizes: sqrt(E f(u_i)^2), shape (units of f,).
         other_sizes: sqrt(E g(v_j)^2), shape (units of g,).
-        share: Number such that entry (i, j) is off by no more than share * sizes[i] *
-            other_sizes[j], beside rounding.
+        share: Number such that entry (i, j) is off by no more than share * gross[i] *
+            other_gross[j], beside rounding.
+        gross: Sizes relative to which values are rounded, shape (units of f,), see `gross_size`.
+            Series end where they are that exact, as pairs computed alone are no better.
+        other_gross: The same of g, shape (units of g,).
     """
 
     values: Float[Array | np.ndarray, "m n"]
     sizes: Float[Array | np.ndarray, "m"]
     other_sizes: Float[Array | np.ndarray, "n"]
     share: Float[Array | np.ndarray, ""]
+    gross: Float[Array | np.ndarray, "m"]
+    other_gross: Float[Array | np.ndarray, "n"]
 
     @property
     def bound(self) -> Float[Array | np.ndarray, "m n"]:
-        """Bound of the error of truncation and of cancelling kinks, entry by entry."""
-        return self.share * self.sizes[:, None] * self.other_sizes
-
-    def to_numpy(self) -> Kernel:
-        """The same arrays in NumPy, so that none lose digits outside of `jax.enable_x64`."""
-        arrays = self.values, self.sizes, self.other_sizes, self.share
-        return Kernel(*map(np.asarray, arrays))
+        """Bound of the errors of truncation and of rounding, entry by entry."""
+        rounding = _ROUNDING * float(np.finfo(self.values.dtype).eps)
+        return (self.share + rounding) * self.gross[:, None] * self.other_gross
 
 
 def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: Units) -> Kernel:
@@ -189,7 +189,7 @@ class Side(NamedTuple):
     tables: Real  # (kinds, fields, orders, units): of the value, and of slopes by each parameter
     rest: Real  # (fields, turns, units): norms of what is left after 8, 16, ... orders
     size: Real  # sqrt(E (f w)^2)
-    gross: Real  # the same of the parts of f, added up: relative to this values are rounded
+    gross: Real  # relative to this values are rounded, see `gross_size`
 
     def part(self, units: Any) -> Side:
         """Some of the units."""
@@ -322,40 +322,40 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
         kinds = [coefficients(f, mean, deviation, ORDER)]
     (c, *_), xp = kinds, library(mean)
 
-    def energy_of(part: Activation) -> Real:
-        return norms(part, mean, deviation, lambda value, slope, z: [value**2])[0]
-
-    energy = energy_of(f)
+    energy = energies(f, mean, deviation)
     size = xp.sqrt(energy)
     return Side(
         (mean, deviation),
         xp.stack(kinds)[:, None],
         left_over(f, c, energy)[None],
         size,
-        gross_size(f, size, lambda part: xp.sqrt(energy_of(part))),
+        gross_size(f, mean, deviation, size),
     )
 
 
-def cancels(f: Activation) -> bool:
-    """Whether parts are larger than the activation: hardtanh is u - u far out, bounded by 1."""
-    return sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
+def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
+    """Sizes relative to which kernels are rounded: no less than half of what gates measure.
 
-
-def gross_size(f: Activation, size: Real, size_of: Callable[[Activation], Real]) -> Real:
-    """Sizes of the parts added up where several kinks cancel, else the size.
-
-    A kernel is a sum over pairs of parts, of which each is at most the product of their sizes
-    (Cauchy-Schwarz) and is rounded to a few eps of that. At s = t = 48 hardtanh has gross sizes of
-    70 beside a size of 1, so that eps = 2.2e-16 becomes 1e-12; 24 digits show 2.5e-13.
+    A closed form is a sum of moments of gates, such as m Phi(m / s) + s phi(m / s), and is rounded
+    like |m| + s, however small the sum is: a ReLU at m = -10 s has a size of 1e-11 s. Where several
+    kinks cancel, as u - u does in hardtanh far out, all of them count: at s = t = 48 and a size of
+    1 values are off by 2.5e-13, as 24 digits show.
 
     Args:
         f: Activation.
-        size: Sizes of the whole.
-        size_of: Function of a part to its sizes.
+        mean: Means of the units' inputs.
+        deviation: Standard deviations of the units' inputs.
+        size: Sizes of the units.
     """
-    if not cancels(f):
-        return size
-    return sum((size_of(Activation(parts=(part,))) for part in f.parts), 0 * size)
+    total = 0 * size
+    for part in f.parts:
+        if isinstance(part, Gate):
+            width = 0.0 if part.width == inf else part.width
+            reach = abs(mean - part.knot) + deviation + width
+            powers = (abs(w) * reach**p for p, w in enumerate(part.weights) if w)
+            total = total + sum(powers, 0 * size)
+    several = sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
+    return library(size).maximum(size, total if several else 0.5 * total)
 
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
@@ -431,9 +431,6 @@ def numbers_of(
 
     found = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
     share = max((x[2] for x in found), default=0.0)
-    if cancels(pairing.f) or cancels(pairing.g):
-        gross = (_quotient(x.gross, x.size).max(initial=0.0) for x in (left, right))
-        share += 4 * float(np.finfo(float).eps) * float(np.prod(list(gross)))
     at = tuple(np.concatenate([x[n] for x in found]) if found else np.zeros(0, int) for n in (0, 1))
 
     def alone(start: int) -> None:
@@ -443,7 +440,8 @@ def numbers_of(
         values[i, j] = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
-    return Kernel(values, left.size, right.size, np.asarray(share))
+    sizes = (left.size, right.size), (left.gross, right.gross)
+    return Kernel(values, *sizes[0], np.asarray(share), *sizes[1])
 
 
 def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -452,9 +450,8 @@ def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def _tails(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], turn: int) -> Any:
-    """What is left of the series after a turn, relative to the sizes, without the powers of rho."""
-    (own, size), (other, other_size) = ((x.rest[:, turn], x.size) for x in (left, right))
-    own, other = _quotient(own, size), _quotient(other, other_size)
+    """What is left of the series after a turn, relative to gross sizes, without powers of rho."""
+    own, other = (_quotient(x.rest[:, turn], x.gross) for x in (left, right))
     return _form(pairing, own[:, :, None], other[:, None, :], tuple(map(np.abs, cross)))
 
 
@@ -582,7 +579,8 @@ def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     arguments = sides, tuple(split(x, 0) for x in cross), split(unit, 0)
     values, share = jax.lax.map(partial(_block, pairing, slopes, other_unit, second), arguments)
     values = tuple(x.reshape(count * block, columns)[:rows] for x in values)
-    return values, first.size, second.size, jnp.max(share, initial=0.0)
+    share = jnp.max(share, initial=0.0)
+    return values, first.size, second.size, share, first.gross, second.gross
 
 
 def _block(pairing, slopes, other_unit, second, argument):
@@ -590,7 +588,7 @@ def _block(pairing, slopes, other_unit, second, argument):
     first, cross, unit = argument
     rho, *others = cross
     tolerance = 4 * float(jnp.finfo(rho.dtype).eps)
-    scale = first.size[:, None] * second.size
+    scale = first.gross[:, None] * second.gross
     dear = _cost(pairing.f, pairing.g)
     parameters = len(first.parameters)
 
@@ -640,9 +638,6 @@ def _block(pairing, slopes, other_unit, second, argument):
     marked = tail > tolerance * scale
     share = tail / jnp.where(scale > 0, scale, 1.0)
     share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
-    if cancels(pairing.f) or cancels(pairing.g):
-        rounding = tolerance * first.gross[:, None] * second.gross
-        share += jnp.max(rounding / jnp.where(scale > 0, scale, 1.0), initial=0.0)
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         return tuple(total), share
     chunk = min(_CHUNK, rho.size)

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy import special
 
 Real = Float[Array | np.ndarray, "..."]
 _OWEN = tuple(
@@ -89,7 +88,9 @@ def cumulative(x: Real) -> Real:
         0.5
     """
     if not isinstance(x, jax.Array):
-        return 0.5 * special.erfc(x * -sqrt(0.5))
+        from scipy.special import erfc  # here, as its import takes a while
+
+        return 0.5 * erfc(x * -sqrt(0.5))
     return 0.5 * jax.lax.erfc(x * -sqrt(0.5))
 
 

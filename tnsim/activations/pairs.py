@@ -277,26 +277,27 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
     )
     inner_step = trapezoidal_step(b.strip / xp.maximum(spread, tiny))
     low, high, step, inner_step = (held(x) for x in (low, high, step, inner_step))
-    together = xp.arange(8, dtype=dtype)
+    # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
+    rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
+    ahead, together = xp.arange(rows, dtype=dtype), xp.arange(columns, dtype=dtype)
 
-    def outer(step_number: Any, total: Real) -> Real:
-        x = low + step_number * step
-        mean = n + slope * x
-        first, last = span(b, mean, spread, _REACH)
-        count = (nodes_of(b, (last - first) / inner_step) - 1) // 8 + 1
+    def outer(turn: Any, total: Real) -> Real:
+        x = low[:, None] + (rows * turn + ahead) * step[:, None]
+        mean = n[:, None] + slope[:, None] * x
+        first, last = span(b, mean, spread[:, None], _REACH)
+        count = (nodes_of(b, (last - first) / inner_step[:, None]) - 1) // columns + 1
 
         def inner(turn: Any, part: Real) -> Real:
-            y = first[:, None] + (8 * turn + together) * inner_step[:, None]
-            values = density(y) * b(mean[:, None] + spread[:, None] * y, j)
-            return part + xp.sum(xp.where(y > last[:, None], 0.0, values), 1)
+            y = first[..., None] + (columns * turn + together) * inner_step[:, None, None]
+            values = density(y) * b(mean[..., None] + spread[:, None, None] * y, j)
+            return part + xp.sum(xp.where(y > last[..., None], 0.0, values), 2)
 
-        integral = repeat(count, inner, 0 * rho)
-        weight = xp.where(x > high, 0.0, density(x) * a(m + s * x, i))
-        return total + weight * integral
+        integral = repeat(count, inner, 0 * mean)
+        weight = density(x) * a(m[:, None] + s[:, None] * x, i)
+        return total + xp.sum(xp.where(x > high[:, None], 0.0, weight) * integral, 1)
 
-    count = nodes_of(a, (high - low) / step)
-    total = repeat(count, outer, 0 * rho)
-    return total * step * inner_step
+    count = (nodes_of(a, (high - low) / step) - 1) // rows + 1
+    return repeat(count, outer, 0 * rho) * step * inner_step
 
 
 def _two_integrals_by_scale(a, b, i, j, m, s, n, t, rho, gap):

@@ -538,8 +538,9 @@ class _Pairs(NamedTuple):
     Args:
         value: Sums `D K D'`.
         bound: Certified bounds of their errors of truncation.
-        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models. Errors of pairs of units that
-            are independent of one another add up to rounding times the product of the two.
+        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models, where sizes of units are those
+            relative to which kernels are rounded. Errors of pairs of units that are independent of
+            one another add up to rounding times the product of the two.
     """
 
     value: Any
@@ -551,17 +552,19 @@ def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
     rows, columns = _down(a), _down(b)
     value: Any = 0.0
     share: Any = 0.0
-    sizes, others = [], None
+    gross, other_gross = [], None
     xp = library(a.beside, b.beside)
     for block in kernel_blocks(a, b):
-        start, stop = sum(map(len, sizes)), sum(map(len, sizes)) + len(block.sizes)
+        start = sum(map(len, gross))
+        stop = start + len(block.gross)
         value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
         share = xp.maximum(share, block.share)
-        sizes.append(block.sizes)
-        others = block.other_sizes
-    own = rows * xp.concatenate(sizes), columns * others
-    bound = share * abs(own[0]).sum(axis=1) * abs(own[1]).sum(axis=1)
-    lengths = xp.sqrt((own[0] ** 2).sum(axis=1)), xp.sqrt((own[1] ** 2).sum(axis=1))
+        gross.append(block.gross)
+        other_gross = block.other_gross
+    own, other = rows * xp.concatenate(gross), columns * other_gross
+    bound = share * abs(own).sum(axis=1) * abs(other).sum(axis=1)
+    lengths = [(x**2).sum(axis=1) for x in (own, other)]
+    lengths = tuple(map(xp.sqrt, lengths))
     return _Pairs(value, bound, lengths)
 
 
