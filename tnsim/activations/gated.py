@@ -27,7 +27,6 @@ from jaxtyping import Array, Float
 from tnsim.activations.activation import Activation, Gate, Tail, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
-    ORDER,
     Expanded,
     Kernel,
     Side,
@@ -37,6 +36,7 @@ from tnsim.activations.kernels import (
     correlations,
     directions,
     gross_size,
+    highest_order,
     in_turn,
     left_over,
     product_of_rows,
@@ -209,7 +209,8 @@ class _GatedPairing:
 def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     """Fields c, p, q, d, and their slopes by the parameters."""
     mean, deviation, shift, slope, spread = parameters
-    order = ORDER + 4
+    highest = highest_order(f, mean)
+    order = highest + 4
 
     def fields(mean: Real, deviation: Real, shift: Real, slope: Real, _: Real) -> Real:
         c = coefficients(f, mean, deviation, order)
@@ -218,7 +219,7 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         xp = library(c)
         k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
         fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
-        return xp.stack([x[: ORDER + 1] for x in fields])
+        return xp.stack([x[: highest + 1] for x in fields])
 
     kinds = [fields(*parameters)]
     if slopes:

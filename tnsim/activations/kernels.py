@@ -31,7 +31,9 @@ from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
 
 ORDER = 64
-"""Highest order of the series; pairs that need more are computed alone."""
+"""Highest order of the series of all pairs; pairs that need more are computed alone."""
+_LONG = 256
+"""Highest order of the series of single pairs in NumPy, a hundred times cheaper than integrals."""
 _ROUNDING = 32  # units in the last place of gross sizes, in which values are off
 _TURN = 8  # orders between two looks at what is left
 _BLOCK = 2**18  # pairs of a block of a compiled program
@@ -48,7 +50,6 @@ def in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of tasks that run one after another."""
     with np.errstate(all="ignore"):
         return [task() for task in tasks]
-
 
 
 class Units(NamedTuple):
@@ -319,7 +320,7 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
         c, c_slope = hermite(f, mean, deviation, ORDER + 1)
         kinds = [c[:-1], c_slope[:-1], times_z(c_slope)[:-1]]
     else:
-        kinds = [coefficients(f, mean, deviation, ORDER)]
+        kinds = [coefficients(f, mean, deviation, highest_order(f, mean))]
     (c, *_), xp = kinds, library(mean)
 
     energy = energies(f, mean, deviation)
@@ -331,6 +332,12 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
         size,
         gross_size(f, mean, deviation, size),
     )
+
+
+def highest_order(f: Activation, mean: Real) -> int:
+    """The highest order that coefficients of an activation are made for."""
+    integrates = any(isinstance(x, Remainder) for x in f.parts)
+    return _LONG if integrates and library(mean) is np else ORDER
 
 
 def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
@@ -433,6 +440,15 @@ def numbers_of(
     share = max((x[2] for x in found), default=0.0)
     at = tuple(np.concatenate([x[n] for x in found]) if found else np.zeros(0, int) for n in (0, 1))
 
+    share = [share]
+    if min(x.tables.shape[2] for x in (left, right)) > _LONG:
+        places = np.arange(0, len(at[0]), _CHUNK)
+        parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
+        told = partial(_by_long_series, pairing, left, right, cross, values)
+        found = together([partial(told, *x) for x in parts])
+        at = tuple(np.concatenate([x[n] for x in found] or [at[n]]) for n in (0, 1))
+        share += [x[2] for x in found]
+
     def alone(start: int) -> None:
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
@@ -441,12 +457,40 @@ def numbers_of(
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
     sizes = (left.size, right.size), (left.gross, right.gross)
-    return Kernel(values, *sizes[0], np.asarray(share), *sizes[1])
+    return Kernel(values, *sizes[0], np.asarray(max(share)), *sizes[1])
+
+
+def _by_long_series(
+    pairing: Any,
+    left: Side,
+    right: Side,
+    cross: tuple[np.ndarray, ...],
+    values: np.ndarray,
+    i: np.ndarray,
+    j: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Single pairs by the longest series into `values`; the pairs left over, and others' share."""
+    left, right, cross = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
+    own, other = (_quotient(x.rest[:, -1], x.gross) for x in (left, right))
+    tails = _form(pairing, own, other, tuple(map(np.abs, cross)))
+    tails = tails * _powers(np.abs(cross[0]), _LONG + 1)
+    left_over = tails > _TOLERANCE
+    total: Any = None
+    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        c, d = left.tables[0, a], right.tables[0, b]
+        series = c[_LONG] * d[_LONG]
+        for k in range(_LONG - 1, -1, -1):
+            series = series * cross[0] + c[k] * d[k]
+        total = series if isinstance(weight, float) else total + weight * series
+    values[i, j] = total
+    return i[left_over], j[left_over], float(tails[~left_over].max(initial=0.0))
 
 
 def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
     """x / size, zero where the size is."""
-    return np.divide(x, size, out=np.zeros(np.broadcast_shapes(x.shape, size.shape)), where=size > 0)
+    return np.divide(
+        x, size, out=np.zeros(np.broadcast_shapes(x.shape, size.shape)), where=size > 0
+    )
 
 
 def _tails(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], turn: int) -> Any:
@@ -510,7 +554,7 @@ def _tile(
             series *= rho
             np.multiply(c[k], d[k], out=product)
             series += product
-        total = total + weight * series
+        total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         none = np.zeros(0, int)
@@ -662,8 +706,12 @@ def _block(pairing, slopes, other_unit, second, argument):
 
 def _form(pairing: Any, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
     """The sum over pairs of fields that stands at one order of the series."""
-    both = zip(pairing.weights(cross), pairing.terms, strict=True)
-    return sum(weight * (left[a] * right[b]) for weight, (a, b) in both)
+    total: Any = None
+    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        product = left[a] * right[b]
+        product = product if isinstance(weight, float) else weight * product  # a float is 1
+        total = product if total is None else total + product
+    return total
 
 
 def _cost(f: Activation, g: Activation) -> float:
@@ -674,7 +722,7 @@ def _cost(f: Activation, g: Activation) -> float:
             sum(isinstance(x, Gate) for x in (a, b)),
             sum(isinstance(x, Remainder) for x in (a, b)),
         )
-        cost += 400 if kinds[0] == 2 else 20_000 if kinds[1] == 2 else 4_000
+        cost += 400 if kinds[0] == 2 else 2_000 if kinds[1] == 2 else 4_000
     return cost
 
 

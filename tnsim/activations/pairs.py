@@ -79,9 +79,7 @@ def pair_values(
     return total
 
 
-def _waves(
-    i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real
-) -> Real:
+def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
     """E sin(u) sin(v) = (E cos(u - v) - E cos(u + v)) / 2, with derivatives as shifts of the phase.
 
     The variances of u -+ v are (s -+ rho t)^2 + t^2 (1 - rho^2), without cancellation for equal
