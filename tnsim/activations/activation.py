@@ -18,15 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.normal import (
-    Real,
-    cumulative,
-    density,
-    gated_moments,
-    library,
-    smallest,
-)
+from tnsim.activations.normal import Real, cumulative, density, gated_moments, smallest
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 
 class Part(Protocol):
@@ -469,7 +463,7 @@ def _compiled(function: Callable[..., Any], order: int) -> Callable[[Any], Any]:
 
 
 def _in_numpy(function: Any = None, *, derivatives: bool = False) -> Any:
-    """Mark a function that takes arrays of NumPy, and where it says so the order of a derivative."""
+    """Mark a function that takes arrays of NumPy, and perhaps the order of a derivative."""
     if function is None:
         return partial(_in_numpy, derivatives=derivatives)
     function.in_numpy = derivatives

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Part, Remainder, Wave
-from tnsim.activations.normal import Real, cumulative, density, library, repeat, smallest
+from tnsim.activations.normal import Real, cumulative, density, repeat, smallest
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 NODES, WEIGHTS = (
     0.5 * (np.asarray(x) + y)
@@ -262,7 +263,7 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
 
 
 def _wave_coefficients(mean: Real, deviation: Real, order: int) -> Real:
-    """c_k[sin] = exp(-s^2 / 2) s^k sin(m + k pi / 2) / sqrt(k!), as E sin^(k) = s^-k sqrt(k!) c_k."""
+    """c_k[sin] = exp(-s^2 / 2) s^k sin(m + k pi / 2) / sqrt(k!)."""
     xp = library(mean, deviation)
     # the exponential stands first, so that no power overflows
     k = xp.arange(1, order + 1, dtype=mean.dtype)[:, None]

@@ -43,9 +43,10 @@ from tnsim.activations.kernels import (
     times_z,
     with_side,
 )
-from tnsim.activations.normal import Real, library
+from tnsim.activations.normal import Real
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 
 class GatedUnits(NamedTuple):

@@ -26,9 +26,10 @@ from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
 from tnsim.activations.coefficients import average, coefficients, energies
-from tnsim.activations.normal import Real, held, library
+from tnsim.activations.normal import Real, held
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 ORDER = 64
 """Highest order of the series of all pairs; pairs that need more are computed alone."""

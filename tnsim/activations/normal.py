@@ -1,9 +1,9 @@
 """One and two normal variables: distribution functions and moments cut off at a threshold.
 
 All formulas are elementwise, for arrays of NumPy and of JAX, float64 and float32, and keep their
-digits where the two variables are nearly or exactly one (correlation close to 1 or -1). NumPy serves
-numbers on the host, where compiling a formula takes longer than its arithmetic; JAX serves traces
-and accelerators.
+digits where the two variables are nearly or exactly one (correlation close to 1 or -1). NumPy
+serves numbers on the host, where compiling a formula takes longer than its arithmetic; JAX serves
+traces and accelerators.
 
 Sources: Owen, Tables for computing bivariate normal probabilities, Ann. Math. Stat. 27 (1956);
 Genz, Numerical computation of rectangular bivariate and trivariate normal and t probabilities,
@@ -18,9 +18,10 @@ from math import inf, pi, sqrt
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from tnsim.scaled import library
 
 Real = Float[Array | np.ndarray, "..."]
 _OWEN = tuple(
@@ -38,16 +39,6 @@ def smallest(dtype: np.dtype) -> float:
         True
     """
     return float(np.finfo(dtype).tiny) ** (1 / 3)
-
-
-def library(*arrays: Any) -> Any:
-    """The module `jax.numpy` where any array is of JAX, else NumPy.
-
-    Example:
-        >>> library(np.ones(2)).__name__
-        'numpy'
-    """
-    return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
 
 
 def held(x: Real) -> Real:
@@ -73,7 +64,7 @@ def density(x: Real) -> Real:
     """The standard normal density; zero, without overflow on the way, far out.
 
     Example:
-        >>> round(float(density(jnp.zeros(()))), 6)
+        >>> round(float(density(np.zeros(()))), 6)
         0.398942
     """
     xp = library(x)
@@ -84,7 +75,7 @@ def cumulative(x: Real) -> Real:
     """The standard normal distribution function, with its relative digits in the lower tail.
 
     Example:
-        >>> float(cumulative(jnp.zeros(())))
+        >>> float(cumulative(np.zeros(())))
         0.5
     """
     if not isinstance(x, jax.Array):
@@ -109,7 +100,7 @@ def owens_t(h: Real, a: Real) -> Real:
         Values in the broadcast shape, absolute error 2e-16 in float64.
 
     Example:
-        >>> abs(float(owens_t(jnp.zeros(()), jnp.ones(()))) - 0.125) < 1e-7
+        >>> abs(float(owens_t(np.zeros(()), np.ones(()))) - 0.125) < 1e-7
         True
     """
     xp = library(h, a)

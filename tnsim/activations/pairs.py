@@ -19,7 +19,8 @@ import numpy as np
 
 from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
 from tnsim.activations.coefficients import NODES, WEIGHTS, nodes_of, span, trapezoidal_step
-from tnsim.activations.normal import Real, density, gate_tables, held, library, repeat, smallest
+from tnsim.activations.normal import Real, density, gate_tables, held, repeat, smallest
+from tnsim.scaled import library
 
 _REACH = 9.0
 """Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""

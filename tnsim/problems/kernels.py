@@ -1,4 +1,4 @@
-"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+"""Models of a single nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
 
 Such a model is a linear map of its hidden units beside a linear map of its input,
 
@@ -17,8 +17,8 @@ are closed forms or series with a certified remainder (`tnsim.activations`). Aga
 partner only the mean and the first Hermite coefficients of a function count, so with x0 = E A and
 J = E A z^T the other terms are x0 . x0' + <J, J'>.
 
-The rows of K are made in blocks, so no more than a block of K is in memory. Numbers on the host take
-NumPy, with nothing to compile; traces and accelerators take JAX.
+The rows of K are made in blocks, so no more than a block of K is in memory. Numbers on the host
+take NumPy, with nothing to compile; traces and accelerators take JAX.
 
 Source:
     Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
@@ -46,17 +46,16 @@ from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_m
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.interpreter import shared
-from tnsim.engine.scaled import LogScaled
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, is_traced, library, pytree
+from tnsim.models.arrays import Array, add, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, larger, power, split
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
@@ -154,6 +153,7 @@ class Affine(NamedTuple):
         """This map of the outputs of another map."""
         bias = self.bias
         if inner.bias is not None:
+            # W (V x + v) + w = W V x + (W v + w).
             bias = add(_product(self.weight, inner.bias), bias)
         weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
         return Affine(weight, bias)
@@ -174,7 +174,7 @@ class HiddenUnits(NamedTuple):
         down: Matrix D, (out, units); None for the identity.
         linear: Matrix S, (out, in); None for zero.
         constant: Vector c, (out,); None for zero.
-        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
+        copies: Number of powers that together are a single hidden unit of the layer, see `_powers`.
     """
 
     activation: Activation | None
@@ -212,6 +212,8 @@ def hidden_units(model: Model) -> HiddenUnits:
             state = Affine(weight, bias).after(state)
         else:
             constant = found.constant
+            # A linear layer behind the units maps everything that the output reads: W (D h + S x +
+            # c) + b.
             constant = bias if constant is None else add(weight @ constant, bias)
             linear = None if found.linear is None else weight @ found.linear
             down = weight if found.down is None else weight @ found.down
@@ -253,6 +255,7 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
     order = len(rows)
     lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
     xp = library(lengths)
+    # The geometric mean: factors multiply to 1, so the product of the maps stays as it is.
     mean = xp.exp(sum(map(xp.log, lengths)) / order)
     balanced = []
     for row, length in zip(rows, lengths, strict=True):
@@ -414,7 +417,7 @@ class Prepared:
         down: Matrix D of the outputs; None for the identity.
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
-        copies: Number of powers that together are one hidden unit of the layer.
+        copies: Number of powers that together are a single hidden unit of the layer.
         expanded: Coefficients of the hidden units; None where there are none.
     """
 
@@ -615,7 +618,7 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
 
 
 def kernel_blocks(a: Prepared, b: Prepared) -> Iterator[Kernel]:
-    """The kernel of all hidden units of two models with certified bounds, block by block of rows."""
+    """The kernel of all hidden units of two models in blocks of rows, with certified bounds."""
     first, second, between = a.expanded, b.expanded, kernel_of
     if a.up is not None or b.up is not None:
         first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
@@ -640,7 +643,7 @@ def _as_gated(model: Prepared) -> Expanded:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class PreparedModel:
     """A model under a metric, as `2 ** exponent` times prepared functions.
 
     Args:
@@ -654,7 +657,7 @@ class Scaled:
     exponent: Any
 
 
-def under(model: Model, metric: Metric, dtype: str) -> Scaled:
+def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
@@ -667,7 +670,7 @@ def under(model: Model, metric: Metric, dtype: str) -> Scaled:
 
 def units_under(
     units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
-) -> Scaled:
+) -> PreparedModel:
     """A function of hidden units under a Gaussian metric, at every distinct position.
 
     Args:
@@ -682,7 +685,7 @@ def units_under(
     for count, mean, cov in marginals(metric, d_in, n_ctx):
         found.append(prepared(units, mean, root_of(cov), d_in, dtype))
         counts.append(count)
-    return Scaled(tuple(found), tuple(counts), exponent)
+    return PreparedModel(tuple(found), tuple(counts), exponent)
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
@@ -691,14 +694,15 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:
         return units, np.float64(0.0)  # the identity is near one
+    # One power of two for all that outputs read, so that their sum needs no units of its own.
     exponents = [split(abs(array).max())[1] for array in arrays.values()]
     exponent = functools.reduce(larger, exponents)
     exponent = larger(exponent, SMALLEST / 4)
-    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    scaled = {name: shifted(array, -exponent) for name, array in arrays.items()}
     return units._replace(**scaled), exponent
 
 
-def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
+def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
@@ -707,7 +711,7 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         dtype: Precision of the computation.
 
     Returns:
-        The product. Its size counts the certified bound of what series leave out, so that the
+        The product. Its size counts the certified bound of the rest of each series, so that the
         error of rounding, relative to the size, is a bound of both.
     """
     value: Any = 0.0
@@ -718,12 +722,12 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
-    return LogScaled(value, np.zeros(()), size)
+    return ScaledSum(value, np.zeros(()), size)
 
 
-def on_host(value: LogScaled) -> LogScaled:
+def on_host(value: ScaledSum) -> ScaledSum:
     """The value in NumPy's float64."""
-    return LogScaled(*(np.asarray(array, np.float64) for array in value))
+    return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 
 def count_of_units(layers: Kinds) -> int:
@@ -751,5 +755,5 @@ def pair_bytes(units: int, others: int, item: int) -> int:
 
 
 def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
     return 2 * units * (d_in + d_out) + 2 * d_in * d_out
