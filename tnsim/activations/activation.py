@@ -293,7 +293,7 @@ def activation(name: str | Activation) -> Activation:
         name: A key of `ACTIVATIONS`, or an activation of one's own.
 
     Raises:
-        ModelError: No activation has this name.
+        ModelError: No activation has this name, or it mixes units, as TopK and softmax do.
 
     Example:
         >>> activation("relu")(np.array([-1.0, 2.0])).tolist()
@@ -303,11 +303,20 @@ def activation(name: str | Activation) -> Activation:
         return name
     if isinstance(name, str) and name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if isinstance(name, str) and name.lower().replace("_", "") in _TOGETHER:
+        raise ModelError(
+            f"{name} reads all hidden units at once: whether a unit counts depends on the others, "
+            "so that no pair of units has a kernel of its own; compare on inputs by "
+            "tnsim.Empirical(inputs), or give 'relu' or jump_relu(threshold) units, which are exact"
+        )
     raise ModelError(
         f"no activation is called {name!r}; there are {', '.join(sorted(ACTIVATIONS))}, "
         "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
         "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
+
+
+_TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -323,6 +332,8 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 
 def jump_relu(threshold: float) -> Activation:
     """u for u > threshold, zero up to there: a kink and a step, as sparse autoencoders have them.
+
+    Thresholds of their own for every unit are `Gated.jump_relu`.
 
     Example:
         >>> jump_relu(0.5)(np.array([0.4, 0.6])).tolist()

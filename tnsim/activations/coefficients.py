@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, Gate, Part, Remainder, Wave
 from tnsim.activations.normal import Real, cumulative, density, repeat, smallest
@@ -62,7 +62,7 @@ def trapezoidal_step(distance: Real, order: int = 0) -> Real:
 
 def polynomial_coefficients(
     polynomial: tuple[float, ...], mean: Real, deviation: Real
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Coefficients of a polynomial: finitely many, exact.
 
     z^j = sum_i j! / (2^i i! (j - 2i)!) he_(j - 2i).
@@ -87,7 +87,7 @@ def polynomial_coefficients(
 
 def part_coefficients(
     part: Part, mean: Real, deviation: Real, order: int
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Coefficients 0 .. order of one part at every unit."""
     if isinstance(part, Gate) and part.width == inf:
         exact = polynomial_coefficients(part.weights, mean - part.knot, deviation)[: order + 1]
@@ -103,7 +103,7 @@ def part_coefficients(
 
 def coefficients(
     f: Activation, mean: Real, deviation: Real, order: int
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Hermite coefficients 0 .. order of an activation at every unit.
 
     Args:
@@ -121,7 +121,8 @@ def coefficients(
         >>> float(coefficients(relu, jnp.zeros(1), jnp.ones(1), 1)[1, 0])
         0.5
     """
-    return sum(part_coefficients(part, mean, deviation, order) for part in f.parts)
+    first, *others = (part_coefficients(part, mean, deviation, order) for part in f.parts)
+    return sum(others, first)
 
 
 def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
@@ -162,28 +163,31 @@ def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: 
     return repeat(count, body, 0 * mean)
 
 
-def nodes_of(part: Any, lengths: Real) -> Any:
+def nodes_of(part: Any, lengths: Real, most: int = 100_000) -> Any:
     """Number of nodes of sums of some lengths in steps; refused where no sum would end.
 
+    Args:
+        part: Part of an activation, for the message.
+        lengths: Lengths of the sums in steps.
+        most: Most nodes of a sum of numbers.
+
     Raises:
-        ModelError: The sum is over numbers, not traced, and has more than a million nodes.
+        ModelError: A sum of numbers, not of traces, has more nodes.
     """
     xp = library(lengths)
     count = xp.max(xp.ceil(lengths), initial=0.0)
-    if xp is np and not count < _MOST_NODES:
+    if xp is np and not count <= most:
         raise ModelError(
             f"inputs of {_words(part)} vary over so many of its waves that an integral takes "
-            f"{count:.1g} nodes: divide its weights or the covariance by "
-            f"{count / _MOST_NODES:.0g} or more, or use Empirical(inputs)"
+            f"{count:.1g} nodes: divide its weights or the covariance by {count / most:.0g} or "
+            "more, or use Empirical(inputs)"
         )
     return count.astype(int) + 1
 
 
-_MOST_NODES = 100_000
-
-
 def _words(part: Any) -> str:
-    return "sin" if isinstance(part, Wave) else f"the activation {part.function.__name__}"
+    function = getattr(part, "function", None)
+    return "sin" if function is None else f"the activation {function.__name__.strip('_')}"
 
 
 _traced_average = jax.custom_jvp(_remainder_average, nondiff_argnums=(0, 1))
@@ -199,7 +203,7 @@ def _traced_average_jvp(part, derivative, primals, tangents):
     return value, by_mean * tangents[0] + by_deviation * tangents[1]
 
 
-def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Array, "orders ..."]:
+def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Any, "orders ..."]:
     """first h_k(z) for k = 0 .. order, in a loop, so that small factors meet large polynomials."""
 
     if not isinstance(first, jax.Array):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, Gate, Tail, activation
 from tnsim.activations.coefficients import average, coefficients, norms
@@ -112,7 +112,7 @@ def gated_kernel_of(first: Expanded, second: Expanded, together: Together = in_t
 
 def gated_moments(
     f: str | Activation, units: GatedUnits
-) -> tuple[Real | np.ndarray, Float[Array | np.ndarray, "m rank"]]:
+) -> tuple[Real | np.ndarray, Float[Any, "m rank"]]:
     """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
     By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and

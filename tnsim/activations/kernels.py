@@ -65,8 +65,8 @@ class Units(NamedTuple):
             zero rows.
     """
 
-    mean: Float[Array, "units"]
-    rows: Float[Array, "units rank"]
+    mean: Float[Any, "units"]
+    rows: Float[Any, "units rank"]
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ class Kernel:
         other_gross: The same of g, shape (units of g,).
     """
 
-    values: Float[Array | np.ndarray, "m n"]
-    sizes: Float[Array | np.ndarray, "m"]
-    other_sizes: Float[Array | np.ndarray, "n"]
-    share: Float[Array | np.ndarray, ""]
-    gross: Float[Array | np.ndarray, "m"]
-    other_gross: Float[Array | np.ndarray, "n"]
+    values: Float[Any, "m n"]
+    sizes: Float[Any, "m"]
+    other_sizes: Float[Any, "n"]
+    share: Float[Any, ""]
+    gross: Float[Any, "m"]
+    other_gross: Float[Any, "n"]
 
     @property
-    def bound(self) -> Float[Array | np.ndarray, "m n"]:
+    def bound(self) -> Float[Any, "m n"]:
         """Bound of the errors of truncation and of rounding, entry by entry."""
         rounding = _ROUNDING * float(np.finfo(self.values.dtype).eps)
         return (self.share + rounding) * self.gross[:, None] * self.other_gross
@@ -153,7 +153,7 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
     return mean, slope
 
 
-def directions(rows: Float[Array | np.ndarray, "units rank"]) -> tuple[Real, Real]:
+def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     """Lengths of rows and rows of length 1, with gradients; rows of length 0 stay as they are."""
     xp = library(rows)
     largest = held(xp.max(abs(rows), axis=1, initial=0.0))
@@ -176,9 +176,7 @@ def _compiled_product(rows: Real, others: Real) -> Real:
     return jnp.matmul(rows, others.T, precision="highest")
 
 
-def correlations(
-    unit: Float[Array | np.ndarray, "m rank"], other_unit: Float[Array | np.ndarray, "n rank"]
-) -> Real:
+def correlations(unit: Float[Any, "m rank"], other_unit: Float[Any, "n rank"]) -> Real:
     """Products of rows of length 1, never beyond 1 by rounding."""
     found = product_of_rows(unit, other_unit)
     return found.clip(-1.0, 1.0, out=found) if isinstance(found, np.ndarray) else found.clip(-1, 1)
@@ -267,7 +265,8 @@ class Plain:
         return (correlations(left.unit, right.unit),)
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
-        return _side(f, *parameters, slopes)
+        mean, deviation = parameters
+        return _side(f, mean, deviation, slopes)
 
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
         (m, s), (n, t) = left, right
@@ -573,8 +572,8 @@ def matrix(
     left: tuple[Real, ...],
     right: tuple[Real, ...],
     cross: tuple[Real, ...],
-    unit: Float[Array, "m rank"],
-    other_unit: Float[Array, "n rank"],
+    unit: Float[Any, "m rank"],
+    other_unit: Float[Any, "n rank"],
 ) -> Kernel:
     """The kernel of all pairs of units, differentiable in all but the last two arguments.
 
@@ -740,7 +739,7 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
     return jnp.where(found, group * _GROUP + within, 0), found
 
 
-def _gaps(rho: Real, unit: Real, other_unit: Real, i: Array, j: Array) -> tuple[Real, Real]:
+def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real, Real]:
     """Correlations and 1 - |rho|, the latter as |e -+ e'|^2 / 2 of unit rows where they are close.
 
     1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8. The distance of two

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.scaled import library
 
-Real = Float[Array | np.ndarray, "..."]
+Real = Float[Any, "..."]
 _OWEN = tuple(
     (0.5 * (x + y)).tolist()
     for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)

@@ -22,6 +22,8 @@ from tnsim.activations.coefficients import NODES, WEIGHTS, nodes_of, span, trape
 from tnsim.activations.normal import Real, density, gate_tables, held, repeat, smallest
 from tnsim.scaled import library
 
+_NODES = 10_000
+"""Most nodes of either sum of a double integral."""
 _REACH = 9.0
 """Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""
 
@@ -284,7 +286,7 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
         x = low[:, None] + (rows * turn + ahead) * step[:, None]
         mean = n[:, None] + slope[:, None] * x
         first, last = span(b, mean, spread[:, None], _REACH)
-        count = (nodes_of(b, (last - first) / inner_step[:, None]) - 1) // columns + 1
+        count = (nodes_of(b, (last - first) / inner_step[:, None], _NODES) - 1) // columns + 1
 
         def inner(turn: Any, part: Real) -> Real:
             y = first[..., None] + (columns * turn + together) * inner_step[:, None, None]
@@ -295,7 +297,7 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
         weight = density(x) * a(m[:, None] + s[:, None] * x, i)
         return total + xp.sum(xp.where(x > high[:, None], 0.0, weight) * integral, 1)
 
-    count = (nodes_of(a, (high - low) / step) - 1) // rows + 1
+    count = (nodes_of(a, (high - low) / step, _NODES) - 1) // rows + 1
     return repeat(count, outer, 0 * rho) * step * inner_step
 
 

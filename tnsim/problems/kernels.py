@@ -424,7 +424,7 @@ class Prepared:
     activation: Activation | None = field(metadata={"static": True})
     gate: Units | None
     up: Units | None
-    down: Float[jax.Array, "out units"] | None
+    down: Float[Any, "out units"] | None
     hidden: Moments
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
@@ -445,9 +445,9 @@ class Inner(NamedTuple):
         bound: Certified bound of the remainders of all series.
     """
 
-    value: Float[jax.Array, "*out"]
-    size: Float[jax.Array, "*out"]
-    bound: Float[jax.Array, "*out"]
+    value: Float[Any, "*out"]
+    size: Float[Any, "*out"]
+    bound: Float[Any, "*out"]
 
 
 def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
@@ -577,7 +577,7 @@ def _down(model: Prepared) -> Any:
     return np.eye(model.units, dtype=model.beside.mean.dtype)
 
 
-def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
+def whole_kernel(a: Prepared, b: Prepared) -> Float[Any, "legs others"]:
     """The kernel with the constant and the input beside the hidden units.
 
     Rows and columns are `(h, 1, z)`, so that the inner product of two models is the sum of
@@ -599,7 +599,7 @@ def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
     return xp.block([[pairs, first], [second.T, beside]])
 
 
-def readout(model: Prepared) -> Float[jax.Array, "out legs"]:
+def readout(model: Prepared) -> Float[Any, "out legs"]:
     """The matrix that reads the outputs off `(h, 1, z)`, see `whole_kernel`."""
     beside = [model.beside.mean[:, None], model.beside.slopes]
     xp = library(model.beside)
