@@ -18,7 +18,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "sessions": "errors",
     "tables": "",
     "engine": "errors files scaled sessions tables",
-    "activations": "errors",
+    "activations": "errors scaled",
     "models": "activations errors scaled tables",
     "checkpoints": "activations errors files models tables",
     "analysis": "checkpoints errors files models names",
@@ -80,6 +80,8 @@ CONFINED = {  # foreign package: the files that import it
     },
     "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
     "scipy": {
+        "activations/activation",
+        "activations/normal",
         "all_pairs/heads",
         "analysis/chords",
         "analysis/correlations",
