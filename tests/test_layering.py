@@ -23,7 +23,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "analysis": "checkpoints errors files models names",
     "metrics": "errors models names sessions",
     "problems": "activations engine errors metrics models names sessions",
-    "compare": "checkpoints engine errors metrics models names problems sessions tables",
+    "compare": "activations checkpoints engine errors metrics models names problems sessions tables",
     "circuits": "activations checkpoints errors models tables",
     "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems sessions tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems tables",
@@ -236,6 +236,7 @@ LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/", "cir
 NAME_LAYERS = {
     "__init__",  # the public names
     "cli/bench",  # makes the random models that it times
+    "compare/surrogate",  # makes polynomial layers of layers with an activation
     "problems/state_sizes",
     "problems/tokens",
 }

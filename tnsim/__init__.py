@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.compare.numbers import Number, Numbers, SignedLog
     from tnsim.compare.planned import AnyPlan
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.compare.surrogate import polynomial
     from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
@@ -116,6 +117,7 @@ _HOME = {
     "inner": "compare.similarity",
     "log_inner": "compare.similarity",
     "plan": "compare.similarity",
+    "polynomial": "compare.surrogate",
     "Number": "compare.numbers",
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
@@ -289,6 +291,7 @@ __all__ = [
     "paths",
     "plan",
     "plan_pairwise",
+    "polynomial",
     "reading",
     "report",
     "save",
