@@ -56,6 +56,7 @@ CONFINED = {  # foreign package: the files that import it
         "all_pairs/result",
         "analysis/axes",
         "analysis/figures",
+        "reproduce/activations",
         "reproduce/argmax",
         "reproduce/backdoor",
         "reproduce/differences",
@@ -102,6 +103,7 @@ CONFINED = {  # foreign package: the files that import it
     },
     "zarr": {"all_pairs/store"},
     "optax": {
+        "reproduce/activations",
         "reproduce/argmax",
         "reproduce/classifiers",
         "reproduce/grokking",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         from_state_dict,
         load,
     )
+    from tnsim.checkpoints.module_calls import inputs_of
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.rules import (
@@ -158,6 +159,7 @@ _HOME = {
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.load",
     "from_module": "checkpoints.modules",
+    "inputs_of": "checkpoints.module_calls",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
     "LinearRule": "checkpoints.rules",
@@ -281,6 +283,7 @@ __all__ = [
     "from_state_dict",
     "heads",
     "inner",
+    "inputs_of",
     "load",
     "log_inner",
     "network",

@@ -59,7 +59,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
         TnsimError: The outputs are not finite.
     """
     if hasattr(function, "named_parameters"):
-        outputs = _of_module(function, inputs)
+        outputs = run_module(function, inputs)
     else:
         outputs = function(inputs)
     outputs = host_array(detached(array_of(outputs)))
@@ -120,8 +120,16 @@ def array_of(outputs: Any) -> Any:
     raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
 
 
-def _of_module(module: Any, inputs: Any) -> Any:
-    """The outputs of a PyTorch module, without gradients."""
+def run_module(module: Any, inputs: Any) -> Any:
+    """The outputs of a PyTorch module, without gradients.
+
+    Args:
+        module: A module of PyTorch, in evaluation mode where it drops units.
+        inputs: Vectors or token ids, a row for each input.
+
+    Raises:
+        ModelError: A part of the module is random in training mode, and is in it.
+    """
     import torch
 
     for name, child in module.named_modules():

@@ -28,6 +28,7 @@ NAMES = (
     "argmax",
     "language",
     "induction",
+    "activations",
 )
 """Names of the experiments in the order of the paper."""
 NEEDED = {  # module: the package that brings it
