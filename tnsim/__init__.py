@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.analysis import baselines, figures, reading, report
+    from tnsim.analysis.hidden_states import hidden_states, layer_similarity
     from tnsim.checkpoints.dialects import Dialect, Guess
     from tnsim.checkpoints.load import (
         ForwardDifference,
@@ -58,9 +59,9 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         DamagedStore,
         DuplicateWarning,
         ExecutorError,
-        GramWarning,
         MissingExtra,
         ModelError,
+        NegativeEigenvalueWarning,
         PrecisionWarning,
         ResultError,
         StoreMismatch,
@@ -154,6 +155,8 @@ _HOME = {
     "contract": "tensor_networks.contraction",
     "contract_expression": "tensor_networks.contraction",
     "Expression": "tensor_networks.contraction",
+    "hidden_states": "analysis.hidden_states",
+    "layer_similarity": "analysis.hidden_states",
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
@@ -184,7 +187,7 @@ _HOME = {
     "CaveatWarning": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
-    "GramWarning": "errors",
+    "NegativeEigenvalueWarning": "errors",
     "StoreWarning": "errors",
     "Session": "sessions",
     "session": "sessions",
@@ -230,7 +233,6 @@ __all__ = [
     "GatedRule",
     "Gaussian",
     "GaussianClosure",
-    "GramWarning",
     "Guess",
     "KernelPlan",
     "Layer",
@@ -242,6 +244,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Multilinear",
+    "NegativeEigenvalueWarning",
     "Number",
     "Numbers",
     "Origin",
@@ -282,8 +285,10 @@ __all__ = [
     "from_module",
     "from_state_dict",
     "heads",
+    "hidden_states",
     "inner",
     "inputs_of",
+    "layer_similarity",
     "load",
     "log_inner",
     "network",

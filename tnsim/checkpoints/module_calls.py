@@ -29,7 +29,7 @@ BATCH = 16  # inputs that run at once where states are collected
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a submodule.
+    """A call of a submodule.
 
     Attributes:
         path: Name of the submodule in the module, such as "blocks.0.left".

@@ -121,14 +121,23 @@ def array_of(outputs: Any) -> Any:
 
 
 def run_module(module: Any, inputs: Any) -> Any:
-    """The outputs of a PyTorch module, without gradients.
+    """The outputs of a PyTorch module on a batch, without gradients.
 
     Args:
-        module: A module of PyTorch, in evaluation mode where it drops units.
-        inputs: Vectors or token ids, a row for each input.
+        module: Module that is called with a tensor of the precision and on the device of its
+            parameters.
+        inputs: Batch of inputs, in NumPy.
+
+    Returns:
+        The outputs in the form in which the module gives them.
 
     Raises:
-        ModelError: A part of the module is random in training mode, and is in it.
+        ModelError: The module is in training mode and its outputs are random.
+
+    Example:
+        >>> import torch
+        >>> run_module(torch.nn.Identity(), np.zeros((1, 2))).shape
+        torch.Size([1, 2])
     """
     import torch
 

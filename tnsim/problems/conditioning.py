@@ -40,7 +40,7 @@ from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.protocol import Metric
-from tnsim.models.forward import Outputs, forward, plain_forward, scaled_layers
+from tnsim.models.forward import State, forward, plain_forward, scaled_layers
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -104,7 +104,7 @@ def amplification(model: Model, metric: Metric) -> float:
     ratios = []
     with np.errstate(all="ignore"):
         outputs = forward(scaled_layers(model), inputs)
-        common = np.asarray(outputs.exponents).max()
+        common = np.asarray(outputs.exponent).max()
         values = _flat(outputs, common)
         sizes = np.square(values).sum(axis=1)
         for _ in range(_DRAWS):
@@ -115,10 +115,10 @@ def amplification(model: Model, metric: Metric) -> float:
     return largest if np.isfinite(largest) else 1.0
 
 
-def _flat(outputs: Outputs, exponent: float) -> Float[np.ndarray, "points numbers"]:
+def _flat(outputs: State, exponent: float) -> Float[np.ndarray, "points numbers"]:
     """Outputs in units of `2 ** exponent`, a row for each point."""
-    values = np.asarray(outputs.values)
-    return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponents) - exponent)
+    values = np.asarray(outputs.value)
+    return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponent) - exponent)
 
 
 def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
