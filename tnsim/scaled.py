@@ -288,7 +288,8 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         [12.0]
     """
     xp = library(array, by)
-    if xp is np and by.ndim == 0 and array.dtype.kind == "f":  # in a third of the time
+    real = isinstance(array, (np.ndarray, np.floating)) and array.dtype.kind == "f"
+    if xp is np and by.ndim == 0 and real:  # in a third of the time
         return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
     by = by.clip(-_VANISHES, _VANISHES).astype("int32")
     if xp is np:
