@@ -21,6 +21,7 @@ read off an array as constants, since they cancel.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -324,8 +325,11 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
         >>> scale_exponent(np.array([[3.0, 1.0], [0.0, 0.0]]), depth=1).tolist()
         [2.0, 0.0]
     """
-    axes = tuple(range(depth, value.ndim))
     xp = jnp if isinstance(value, jax.Array) else np
+    if xp is np and depth == 0 and value.dtype.kind == "f":  # the usual case, in half the time
+        largest = max(np.maximum.reduce(value, None), -np.minimum.reduce(value, None))
+        return np.float64(round(math.frexp(largest)[1] / power))
+    axes = tuple(range(depth, value.ndim))
     if value.dtype.kind == "c":
         largest = abs(value).max(axis=axes)
     else:  # without an array of absolute values

@@ -159,10 +159,9 @@ class _BoundPlan:
                 inputs = [self.values[name] for name in stage.inputs]
                 places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
                 self.bound[n] = self.stages[n].bound(inputs, places, self.room, 1)
-            outputs, scales = self.stages[n].called(self.bound[n])
-            for name, output, alone in zip(
-                stage.outputs, outputs, self.stages[n].is_alone, strict=True
-            ):
+            bound = self.bound[n]
+            outputs, scales = self.stages[n].called(bound)
+            for name, output, alone in zip(stage.outputs, outputs, bound.alone, strict=True):
                 if name not in self.values:  # later stages are bound to this array
                     self.values[name] = output if alone else output.copy()
                 elif self.values[name] is not output:
@@ -421,10 +420,17 @@ _Call = tuple[Callable[..., Any], Sequence[Any]]
 
 
 class _BoundStage(NamedTuple):
-    """The calls of a stage, and the arrays that they write."""
+    """The calls of a stage, and the arrays that they write.
+
+    Attributes:
+        calls: Functions with their arguments.
+        outputs: Arrays of the outputs.
+        alone: Whether each output is the only output in its memory.
+    """
 
     calls: Sequence[_Call]
     outputs: Sequence[np.ndarray]
+    alone: Sequence[bool]
 
 
 class _Stage(NamedTuple):
@@ -448,12 +454,6 @@ class _Stage(NamedTuple):
         """Numbers of the values that are outputs, of which several may be one value."""
         return tuple(dict.fromkeys(view.value for view in self.steps.outputs))
 
-    @property
-    def is_alone(self) -> tuple[bool, ...]:
-        """Whether each output is the only one of its value."""
-        numbers = [view.value for view in self.steps.outputs]
-        return tuple(numbers.count(number) == 1 for number in numbers)
-
     def bound(
         self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
     ) -> _BoundStage:
@@ -461,15 +461,19 @@ class _Stage(NamedTuple):
         places = {n: _Place(array, 0) for n, array in enumerate(inputs)} | outputs
         run = _Run(self.steps, places, _Place(room, 0), threads)
         run.bind()
-        return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs])
+        numbers = [view.value for view in self.steps.outputs]
+        alone = [numbers.count(number) == 1 for number in numbers]
+        return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs], alone)
 
     def called(self, bound: _BoundStage) -> tuple[list[Any], list[Any]]:
         """Outputs of the steps divided by their scales, and the exponent of each scale."""
         for function, arguments in bound.calls:
             function(*arguments)
-        return self._rescaled(list(bound.outputs))
+        return self._rescaled(list(bound.outputs), bound.alone)
 
-    def _rescaled(self, outputs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
+    def _rescaled(
+        self, outputs: list[np.ndarray], alone: Sequence[bool]
+    ) -> tuple[list[Any], list[Any]]:
         """The same as at the end of `lowering.run_program`, in the memory of the outputs.
 
         The entries of a stack have scales of their own.
@@ -485,10 +489,12 @@ class _Stage(NamedTuple):
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
                 by = -power * exponents[slot]
-                by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
-                shape = np.broadcast_shapes(whole[n].shape, by.shape)
-                alone = self.is_alone[n] and shape == whole[n].shape
-                whole[n] = shifted(whole[n], by, out=whole[n] if alone else None)
+                in_place = alone[n]
+                if depth:
+                    by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
+                    shape = np.broadcast_shapes(whole[n].shape, by.shape)
+                    in_place = in_place and shape == whole[n].shape
+                whole[n] = shifted(whole[n], by, out=whole[n] if in_place else None)
         if not depth:
             return whole, exponents
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
