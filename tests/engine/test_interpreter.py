@@ -195,7 +195,7 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng):
     with ThreadPoolExecutor(3) as pool:
         runs = [pool.submit(interpreted, plan, several[n % 3], 1, over, sizes) for n in range(30)]
         found = [run.result() for run in runs]
-    kept = session().bound.get((ready.bound, np.dtype("float64")), list)
+    kept = tnsim.session().bound.get((ready.bound, np.dtype("float64")), list)
     assert ready.bound is not None and 1 <= len(kept.idle) <= 3
     for n, one in enumerate(found):
         for name, value in wanted[n % 3].values.items():

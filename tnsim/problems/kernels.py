@@ -46,7 +46,7 @@ from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_m
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.interpreter import shared
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
@@ -110,21 +110,22 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     return True
 
 
-def check_has_units(models: Iterable[Model], metric: Metric) -> None:
-    """Refuse models or a metric that have no hidden units to tell apart.
+def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
+    """Whether inner products are sums over pairs of hidden units, for polynomial models as well.
 
     Raises:
-        ModelError: The metric is no Gaussian one, or a model has no nonlinear layer.
-        UnsupportedLayer: A model has several nonlinear layers, or attention.
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> tells_units_apart([Model([tnsim.Bilinear(*[np.eye(2)] * 3)])], Gaussian())
+        True
     """
-    if type(metric) not in (Gaussian, GaussianClosure):
-        raise ModelError(
-            f"hidden units are told apart under Gaussian(mean, cov), found {type(metric).__name__}"
-        )
-    for model in models:
-        _check_depth(kinds(model), type(metric).__name__)
-        if max(model.orders) == 1:
-            raise ModelError("hidden units are told apart, but a model is linear")
+    models = list(models)
+    if answers(models, metric):
+        return True
+    alone = all(nonlinear(kinds(model)) == 1 and not model.attends for model in models)
+    return type(metric) is Gaussian and alone
 
 
 def _check_depth(layers: Kinds, metric: str) -> None:
@@ -357,7 +358,7 @@ def _arrays(units: HiddenUnits) -> list[np.ndarray]:
 def _units_difference(
     a: HiddenUnits, b: HiddenUnits, unit: float
 ) -> list[tuple[float, HiddenUnits]]:
-    """The function b - a as `unit` times functions of weights near one."""
+    """The function b - a as `unit` times functions of weights near 1."""
     weight, bias, down, *_ = _arrays(a)
     changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     to_weight, to_bias, to_down, to_linear, to_constant = changes
@@ -689,7 +690,7 @@ def units_under(
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
-    """The function with outputs near one, and the exponent of two that they lack."""
+    """The function with outputs near 1, and the exponent of two that they lack."""
     arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:
