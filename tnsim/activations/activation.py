@@ -272,7 +272,8 @@ class Activation:
         x = np.asarray(x)
         if self.function is None:
             return self._values(x, np)
-        return np.asarray(_numbers(self.function, x), x.dtype)
+        with np.errstate(over="ignore", under="ignore"):  # exp(-u) far out, whose quotient is 0
+            return np.asarray(_numbers(self.function, x), x.dtype)
 
     def _values(self, x: Any, xp: Any) -> Any:
         if self.function is not None:
