@@ -317,6 +317,26 @@ def activation(name: str | Activation) -> Activation:
     )
 
 
+@cache
+def derivative(function: Activation) -> Activation:
+    """The derivative of an analytic activation.
+
+    Example:
+        >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
+        1.0
+    """
+    values: Any = function.function  # an analytic activation has a function
+
+    @_in_numpy(derivatives=True)
+    def slope(u: Any, order: int = 0) -> Any:
+        if isinstance(u, jax.Array):
+            return _derivative_in_jax(values, order + 1)(u)
+        return _numbers(values, u, order + 1)
+
+    strip = min(part.strip for part in function.parts)
+    return Activation(slope, strip=strip, name=f"derivative of {function.name}")
+
+
 _TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
 
 
@@ -527,13 +547,15 @@ def _softplus(u: Any, order: int = 0) -> Any:
     return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
 
 
-@_in_numpy
-def _gelu(u: Any) -> Any:
-    return u * cumulative(u)
+@_in_numpy(derivatives=True)
+def _gelu(u: Any, order: int = 0) -> Any:
+    return Gate(0.0, 1.0, (0.0, 1.0))(u, order) if order else u * cumulative(u)
 
 
-@_in_numpy
-def _erf(u: Any) -> Any:
+@_in_numpy(derivatives=True)
+def _erf(u: Any, order: int = 0) -> Any:
+    if order:
+        return Gate(0.0, sqrt(0.5), (2.0,))(u, order)
     if isinstance(u, jax.Array):
         return jax.lax.erf(u)
     from scipy.special import erf
@@ -541,9 +563,9 @@ def _erf(u: Any) -> Any:
     return erf(u)
 
 
-@_in_numpy
-def _sin(u: Any) -> Any:
-    return library(u).sin(u)
+@_in_numpy(derivatives=True)
+def _sin(u: Any, order: int = 0) -> Any:
+    return Wave()(u, order)
 
 
 @_in_numpy(derivatives=True)
