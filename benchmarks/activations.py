@@ -1,10 +1,10 @@
-"""Kernels of activations for pairs of MLP blocks: first call, warm calls, memory, pairs alone.
+"""Inner products of MLP blocks with an activation: first call, warm calls, memory.
 
     python benchmarks/activations.py [--units 3072] [--inputs 768] [--out FILE]
 
-Two random layers under N(mean, cov) with identity covariance and with spectra k^-0.7 and k^-2.5,
-beside the floor of two matrix products of the same shapes. Memory is the peak of the process, which
-runs one activation.
+Two random blocks under N(0, cov) with identity covariance and with spectra k^-0.7 and k^-2.5,
+beside the floor of two matrix products of the same shapes. The first call prepares both blocks.
+Memory is the peak of the process, which runs one activation.
 """
 
 import argparse
@@ -18,44 +18,40 @@ import numpy as np
 
 NAMES = ("gelu", "relu", "tanh", "gelu_tanh", "swiglu")
 SPECTRA = (0.0, 0.7, 2.5)
-COLUMNS = "activation | spectrum | first (s) | warm (s) | CPU (s) | two products (s) | bound | MiB"
+COLUMNS = "activation | spectrum | first (s) | warm (s) | CPU (s) | two products (s) | MiB"
 
 
 def measure(name: str, exponent: float, units: int, inputs: int) -> str:
     """A line of the table, in this process."""
-    from tnsim.activations.gated import GatedUnits, gated_kernel
-    from tnsim.activations.kernels import Units, kernel
+    import tnsim
 
     g = np.random.default_rng(0)
-    spectrum = np.arange(1, inputs + 1) ** (-exponent / 2)
-    spectrum *= np.sqrt(inputs / np.sum(spectrum**2))
+    spectrum = np.arange(1.0, inputs + 1) ** -exponent
+    metric = tnsim.Gaussian(cov=np.diag(spectrum * inputs / spectrum.sum()))
 
-    def layer() -> Units:
-        rows = g.normal(size=(units, inputs)) * spectrum / np.sqrt(inputs)
-        return Units(0.3 * g.normal(size=units), rows)
+    def block() -> tnsim.Model:
+        gate, up = (g.normal(size=(units, inputs)) / np.sqrt(inputs) for _ in range(2))
+        down, bias = g.normal(size=(inputs, units)), 0.3 * g.normal(size=units)
+        if name == "swiglu":
+            return tnsim.Model([tnsim.Gated(gate, up, down, "silu", bias)])
+        return tnsim.Model([tnsim.Gated(gate, None, down, name, bias)])
 
-    if name == "swiglu":
-        left, right = (GatedUnits(layer(), layer()) for _ in range(2))
-        call = lambda: gated_kernel("silu", "silu", left, right)  # noqa: E731
-    else:
-        left, right = layer(), layer()
-        call = lambda: kernel(name, name, left, right)  # noqa: E731
+    a, b = block(), block()
     times = []
     for _ in range(4):
         start, cpu = time.perf_counter(), time.process_time()
-        found = call()
-        found.values.block_until_ready()
+        tnsim.inner(a, b, metric)
         times.append((time.perf_counter() - start, time.process_time() - cpu))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     rows = g.normal(size=(units, inputs))
     start = time.perf_counter()
     for _ in range(2):
         rows @ rows.T
     floor = time.perf_counter() - start
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     warm, cpu = min(times[1:])
     return (
         f"{name} | k^-{exponent} | {times[0][0]:.2f} | {warm:.2f} | {cpu:.2f} | {floor:.2f} | "
-        f"{float(found.share):.0e} | {memory}"
+        f"{memory}"
     )
 
 

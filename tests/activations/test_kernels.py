@@ -323,3 +323,16 @@ def test_errors_say_what_to_do():
     units = GatedUnits(*2 * [Units(np.zeros(1), np.ones((1, 1)))])
     with pytest.raises(ModelError, match="without steps"):
         gated_kernel("step", "relu", units, units)
+
+
+def test_forward_values_far_out():
+    """Limits at numbers the exponentials of which are infinite."""
+    x = np.array([-1e120, -800.0, 800.0, 1e120])
+    for dtype in (np.float64, np.float32):
+        far = np.clip(x, -1e30, 1e30).astype(dtype) if dtype == np.float32 else x
+        for name in ("sigmoid", "tanh", "silu", "softplus", "gelu", "gelu_tanh", "erf", "elu"):
+            low = -1.0 if name in ("tanh", "erf", "elu") else 0.0
+            high = 1.0 if name in ("sigmoid", "tanh", "erf") else far[2:]
+            found = activation(name)(far)
+            assert found.dtype == dtype
+            assert_close(found, np.concatenate([[low, low], high + 0 * far[2:]]))

@@ -272,7 +272,8 @@ class Activation:
         x = np.asarray(x)
         if self.function is None:
             return self._values(x, np)
-        return np.asarray(_numbers(self.function, x), x.dtype)
+        with np.errstate(over="ignore", under="ignore"):  # exp(-u) far out, whose quotient is 0
+            return np.asarray(_numbers(self.function, x), x.dtype)
 
     def _values(self, x: Any, xp: Any) -> Any:
         if self.function is not None:
@@ -314,6 +315,26 @@ def activation(name: str | Activation) -> Activation:
         "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
         "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
+
+
+@cache
+def derivative(function: Activation) -> Activation:
+    """The derivative of an analytic activation.
+
+    Example:
+        >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
+        1.0
+    """
+    values: Any = function.function  # an analytic activation has a function
+
+    @_in_numpy(derivatives=True)
+    def slope(u: Any, order: int = 0) -> Any:
+        if isinstance(u, jax.Array):
+            return _derivative_in_jax(values, order + 1)(u)
+        return _numbers(values, u, order + 1)
+
+    strip = min(part.strip for part in function.parts)
+    return Activation(slope, strip=strip, name=f"derivative of {function.name}")
 
 
 _TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
@@ -526,13 +547,15 @@ def _softplus(u: Any, order: int = 0) -> Any:
     return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
 
 
-@_in_numpy
-def _gelu(u: Any) -> Any:
-    return u * cumulative(u)
+@_in_numpy(derivatives=True)
+def _gelu(u: Any, order: int = 0) -> Any:
+    return Gate(0.0, 1.0, (0.0, 1.0))(u, order) if order else u * cumulative(u)
 
 
-@_in_numpy
-def _erf(u: Any) -> Any:
+@_in_numpy(derivatives=True)
+def _erf(u: Any, order: int = 0) -> Any:
+    if order:
+        return Gate(0.0, sqrt(0.5), (2.0,))(u, order)
     if isinstance(u, jax.Array):
         return jax.lax.erf(u)
     from scipy.special import erf
@@ -540,9 +563,9 @@ def _erf(u: Any) -> Any:
     return erf(u)
 
 
-@_in_numpy
-def _sin(u: Any) -> Any:
-    return library(u).sin(u)
+@_in_numpy(derivatives=True)
+def _sin(u: Any, order: int = 0) -> Any:
+    return Wave()(u, order)
 
 
 @_in_numpy(derivatives=True)

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation
+from tnsim.activations.activation import Activation, derivative
 from tnsim.activations.activation import power as power_of
 from tnsim.activations.gated import GatedUnits, gated_expanded, gated_kernel_of, gated_moments
 from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_moments, kernel_of
@@ -378,25 +378,6 @@ def _units_difference(
 def _is_smooth(function: Activation) -> bool:
     """Whether an activation is analytic near the real line."""
     return function.function is not None and min(part.strip for part in function.parts) > 0
-
-
-@functools.cache
-def derivative(function: Activation) -> Activation:
-    """The derivative of an analytic activation.
-
-    Example:
-        >>> from tnsim.activations.activation import activation
-        >>> float(derivative(activation("tanh"))(np.zeros(1))[0])
-        1.0
-    """
-
-    values: Any = function.function  # an analytic activation has a function
-
-    def slope(u: Any) -> Any:
-        return jax.jvp(values, (u,), (jnp.ones_like(u),))[1]
-
-    strip = min(part.strip for part in function.parts)
-    return Activation(slope, strip=strip, name=f"derivative of {function.name}")
 
 
 class Moments(NamedTuple):
