@@ -43,7 +43,6 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Rule,
     )
     from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
-    from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
@@ -71,7 +70,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         UnsupportedLayer,
     )
     from tnsim.localise.change import Change, change
-    from tnsim.localise.edges import Edges
+    from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
@@ -136,14 +135,13 @@ _HOME = {
     "heads": "all_pairs.heads",
     "check": "compare.monte_carlo",
     "Check": "compare.monte_carlo",
-    "attribution": "compare.attribution",
-    "Attribution": "compare.attribution",
     "components": "models.components",
     "switched": "models.components",
     "paths": "localise.paths",
     "Paths": "localise.paths",
     "PathSeries": "localise.paths",
     "Edges": "localise.edges",
+    "EdgeSeries": "localise.edges",
     "change": "localise.change",
     "Change": "localise.change",
     "Plan": "engine.plan",
@@ -206,7 +204,6 @@ __all__ = [
     "AnyPlan",
     "Attention",
     "AttentionRule",
-    "Attribution",
     "Bilinear",
     "BilinearRule",
     "Budget",
@@ -219,6 +216,7 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "EdgeSeries",
     "Edges",
     "Elementwise",
     "ElementwiseRule",
@@ -272,7 +270,6 @@ __all__ = [
     "TooLarge",
     "TreeSymmetric",
     "UnsupportedLayer",
-    "attribution",
     "baselines",
     "change",
     "check",

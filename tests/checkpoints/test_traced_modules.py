@@ -233,6 +233,39 @@ def test_the_first_linear_layer_stays_a_layer_where_it_is_narrow():
     assert np.size(model.layers[0].weight) == 150
 
 
+def quadratic(module, output):
+    """c, l and Q of an output c + l x + x Q x on images of 4 x 4 pixels, by derivatives."""
+
+    def value(x):
+        return module(x.reshape(1, 1, 4, 4))[0, output]
+
+    zero = torch.zeros(16, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(value, zero)
+    hessian = torch.autograd.functional.hessian(value, zero)
+    with torch.no_grad():
+        constant = value(zero).item()
+    return constant, slope.numpy(), hessian.numpy() / 2
+
+
+def moment(f, g):
+    """`E f(x) g(x)` of two quadratics under N(0, I), by Isserlis' theorem."""
+    (c, slope, q), (d, other, p) = f, g
+    quadratics = np.trace(q) * np.trace(p) + 2 * np.trace(q @ p)
+    return quadratics + slope @ other + c * d + c * np.trace(p) + d * np.trace(q)
+
+
+def test_bilinear_convolutions_compare_exactly():
+    """Normalised inputs, convolutions, batch norms and pooling, under the Gaussian of the pixels."""
+    torch.manual_seed(0)
+    modules = [Convolutional().double().eval() for _ in range(2)]
+    a, b = (tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4)) for module in modules)
+    f, g = ([quadratic(module, output) for output in range(5)] for module in modules)
+    cross, first, second = (sum(map(moment, *pair)) for pair in ((f, g), (f, f), (g, g)))
+    value = tnsim.similarity(a, b)
+    assert value.exact
+    assert_close(value, cross / np.sqrt(first * second), scale=1.0, rtol=1e-9)
+
+
 def coded(m, x, hidden):
     return hidden((x - m.centre) @ m.encoder + m.shift) @ m.decoder + m.centre
 

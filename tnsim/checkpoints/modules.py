@@ -87,7 +87,7 @@ def from_module(
     Args:
         module: An `nn.Module` in evaluation mode. It is not changed.
         layers: Declarations of your own classes that are not recognised: a `Rule` with names as in
-            the class, or a function from an instance to one layer of tnsim or several.
+            the class, or a function from an instance to a single layer of tnsim or several.
         n_ctx: Length of the sequences on which a model with attention is compared.
         inputs: An example of the module's argument; by default random vectors, or token numbers
             where the module begins with an embedding.

@@ -88,7 +88,7 @@ def options(
 
 
 def _model(file: Path, reading: Reading) -> Model:
-    """The one model of a name; a folder of several models is refused."""
+    """The single model of a name; a folder of several models is refused."""
     from tnsim.checkpoints.load import read
 
     return read(file, *reading).model

@@ -28,6 +28,7 @@ NAMES = (
     "argmax",
     "language",
     "induction",
+    "paths",
     "activations",
 )
 """Names of the experiments in the order of the paper."""
