@@ -821,8 +821,8 @@ def _layer_of(draft: _Draft) -> Any:
     rows: list[Any] = [w for w, _ in draft.factors]
     biases: list[Any] = [_unless_zero(b) for _, b in draft.factors]
     if draft.function is not None:
-        (gate, up), (gate_bias, up_bias) = ((*both, None)[:2] for both in (rows, biases))
-        layer: Any = Gated(gate, up, down, draft.function, gate_bias, up_bias, bias)
+        up, up_bias = (rows[1], biases[1]) if len(rows) == 2 else (None, None)
+        layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
     elif len(rows) == 2:
         layer = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
     else:

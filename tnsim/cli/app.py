@@ -183,8 +183,8 @@ def _similarity_of_blocks(
         found[label] = _as_data(value, dtype, by_output, None)
         if not as_json:
             if n == 0:
-                _, _, block = str(first.origin.assumptions[0]).partition("reads ")
-                say(f"reads       {block.rpartition(' before ')[0].rstrip(',')}")
+                entering = "the normalised stream, gain and bias of the norm folded"
+                say(f"reads       {entering if fit is None else 'the output of the norm'}")
             say(label)
             _say_similarity(value, by_output, None)
     if as_json:

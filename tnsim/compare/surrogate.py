@@ -326,7 +326,8 @@ def _hermite_layer(
         constant: Bias b, or None.
     """
     with jax.enable_x64(True):
-        found = coefficients(function, *map(jnp.asarray, moments), degree)
+        mean, deviation = map(jnp.asarray, moments)
+        found = coefficients(function, mean, deviation, degree)
     c = np.array(found, np.float64)
     mean, deviation = moments
     live = deviation > 0
@@ -363,7 +364,8 @@ def _hermite_layer(
     if len(weights) == 1:
         return Linear(columns @ weights[0], add(columns @ biases[0], bias))
     if len(weights) == 2:
-        return Bilinear(*weights, columns, *biases, bias)
+        (left, right), (left_bias, right_bias) = weights, biases
+        return Bilinear(left, right, columns, left_bias, right_bias, bias)
     return Multilinear(weights, columns, biases, bias)
 
 

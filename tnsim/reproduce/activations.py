@@ -195,7 +195,8 @@ def model_of(weights: Weights, activation: str) -> tnsim.Model:
     layers: list[Any] = []
     for weight, bias in weights:
         matrix = tnsim.Linear(np.asarray(weight, np.float64), np.asarray(bias, np.float64))
-        layers += [matrix, tnsim.Elementwise(activation)]
+        function: Any = activation  # the name of one
+        layers += [matrix, tnsim.Elementwise(function)]
     return tnsim.Model(layers[:-1])
 
 
@@ -292,7 +293,8 @@ def of_closure(
         for side, model in zip(sides, (a, b), strict=True)
     ]
     truth = tnsim.similarity(a, b, tnsim.Empirical(x))
-    return float(truth), float(tnsim.similarity(*upper, tnsim.Gaussian.fit(states)))
+    first, second = upper
+    return float(truth), float(tnsim.similarity(first, second, tnsim.Gaussian.fit(states)))
 
 
 def of_polynomials(
@@ -306,10 +308,11 @@ def of_polynomials(
         surrogates = [tnsim.polynomial(model, 2, metric) for model in pair]
     except tnsim.ModelError:
         return {"refused": 1.0}  # by its own error
-    errors = [surrogate.origin.error for surrogate in surrogates if surrogate.origin]
+    errors = [surrogate.origin.error or 0.0 for surrogate in surrogates if surrogate.origin]
     outputs = [model(metric.inputs) for model in (*pair, *surrogates)]
     angle, near = angle_of(*outputs[:2]), angle_of(*outputs[2:])
-    return {"share of bound": abs(angle - near) / sum(np.arcsin(errors)), "refused": 0.0}
+    share = abs(angle - near) / float(np.arcsin(errors).sum())
+    return {"share of bound": share, "refused": 0.0}
 
 
 def angle_of(one: Any, two: Any) -> float:
