@@ -177,7 +177,7 @@ def _inputs(
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
         return _drawn(int(inputs), model, seed_number(seed))
-    x = host_array(inputs)
+    x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
