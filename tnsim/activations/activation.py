@@ -489,7 +489,10 @@ def _logistic(u: Any, order: int = 0) -> Any:
     """
 
     def sigmoid(u: Any) -> Any:
-        return jax.nn.sigmoid(u) if isinstance(u, jax.Array) else 1 / (1 + np.exp(-u))
+        if isinstance(u, jax.Array):
+            return jax.nn.sigmoid(u)
+        with np.errstate(over="ignore"):  # far below zero, where 1 / inf is the value
+            return 1 / (1 + np.exp(-u))
 
     if not order:
         return sigmoid(u)
