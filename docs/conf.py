@@ -96,7 +96,7 @@ def _link_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
     """Below its title, a tutorial links to itself as a notebook."""
     folder, _, name = docname.rpartition("/")
     if folder == "notebooks":
-        link = f"# [Download as a Jupyter notebook](ipynb/{name}.ipynb)"
+        link = f"# {{download}}`Download as a Jupyter notebook <ipynb/{name}.ipynb>`"
         source[0] = re.sub(r"^# # .*$", rf"\g<0>\n#\n{link}", source[0], count=1, flags=re.M)
 
 

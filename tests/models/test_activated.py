@@ -159,3 +159,11 @@ def test_roads_that_need_no_closed_form(rng):
         tnsim.inner(*tokens, tnsim.Empirical(every)),
         rtol=1e-13,
     )
+
+
+def test_activations_far_from_zero_are_values_without_warnings():
+    far = np.array([-2000.0, 2000.0])
+    for name, values in {"sigmoid": [0.0, 1.0], "silu": [0.0, 2000.0]}.items():
+        layer = tnsim.Elementwise(name, 1)
+        with np.errstate(over="raise"):
+            assert layer(far[:, None])[:, 0].tolist() == values

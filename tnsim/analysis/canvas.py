@@ -40,7 +40,7 @@ Colour: TypeAlias = "str | tuple[float, float, float, float]"
 class Drawing(TypedDict, total=False):
     """Keyword arguments that every plot takes.
 
-    Keys:
+    Attributes:
         ax: Axes to draw on, one for each panel; without them the plot makes a new figure.
         figsize: Width and height of the new figure in inches.
         cmap: Colour map, by name or as matplotlib's object. Lines, bars and points take their
