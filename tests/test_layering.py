@@ -68,6 +68,7 @@ CONFINED = {  # foreign package: the files that import it
         "reproduce/induction",
         "reproduce/invariance",
         "reproduce/language",
+        "reproduce/paths",
         "torch/monitor",
     },
     "torch": {
