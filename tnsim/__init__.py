@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         from_state_dict,
         load,
     )
+    from tnsim.checkpoints.module_calls import inputs_of
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.rules import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.compare.numbers import Number, Numbers, SignedLog
     from tnsim.compare.planned import AnyPlan
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.compare.surrogate import polynomial
     from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
@@ -116,6 +118,7 @@ _HOME = {
     "inner": "compare.similarity",
     "log_inner": "compare.similarity",
     "plan": "compare.similarity",
+    "polynomial": "compare.surrogate",
     "Number": "compare.numbers",
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
@@ -157,6 +160,7 @@ _HOME = {
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.load",
     "from_module": "checkpoints.modules",
+    "inputs_of": "checkpoints.module_calls",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
     "LinearRule": "checkpoints.rules",
@@ -280,6 +284,7 @@ __all__ = [
     "heads",
     "hidden_states",
     "inner",
+    "inputs_of",
     "layer_similarity",
     "load",
     "log_inner",
@@ -291,6 +296,7 @@ __all__ = [
     "paths",
     "plan",
     "plan_pairwise",
+    "polynomial",
     "reading",
     "report",
     "save",

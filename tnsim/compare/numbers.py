@@ -298,7 +298,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
     """
     product = products.values["AB"]
-    log = log_abs(product._replace(exponent=product.exponent + products.exponent))
+    log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)

@@ -141,7 +141,8 @@ def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns
     top = float(exponents.max())
     if math.isinf(top):
         return Scaled(np.zeros(products.mantissa.shape), 0.0)
-    return Scaled(products.mantissa * np.exp2(np.minimum(products.exponent - top, 0.0)), top)
+    factors = np.exp2(np.minimum(products.exponent - top, 0.0))
+    return Scaled(np.asarray(products.mantissa * factors), top)
 
 
 def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:

@@ -205,7 +205,7 @@ def switched(
     """The model with every component multiplied by a number.
 
     The outputs are a polynomial in z unless an activation reads a component. All z give models of
-    one shape, so a plan serves them all, and z may be traced by JAX or be an axis of `jax.vmap`.
+    equal shape, so a plan serves them all, and z may be traced by JAX or be an axis of `jax.vmap`.
 
     Args:
         model: Any model.

@@ -29,6 +29,7 @@ NAMES = (
     "language",
     "induction",
     "paths",
+    "activations",
 )
 """Names of the experiments in the order of the paper."""
 NEEDED = {  # module: the package that brings it

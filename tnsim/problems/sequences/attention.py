@@ -95,7 +95,7 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     product of the means, and both are left out.
 
     Returns:
-        Summands by whether they count only where both outputs are at one position.
+        Summands by whether they count only where both outputs are at a single position.
     """
     names = expansions.legs.names
     rules = names.step.rules

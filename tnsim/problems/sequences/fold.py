@@ -106,6 +106,7 @@ class Scales(NamedTuple):
             mean: Mean above the step, before it is rescaled.
         """
         axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
+        # E[h_k^2] = C_kk + m_k^2, added up over positions.
         variance = Term(1.0, (Operand(covariance.name, axes),))
         squared = Term(1.0, (Operand(mean.name, MEAN_AXES[mean.form]),) * 2)
         name = _size_name(step, pair.bra)
@@ -223,6 +224,8 @@ class SequenceFold:
         self.states = _input_states(models, inputs)
         every = list(itertools.chain.from_iterable(models.values()))
         constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        # Where nothing is added to a product of covariances, neither means nor constants, each pair
+        # may have a scale of its own.
         by_model = self.rules.gaussian or constants
         self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
         self.last_mixing = -1
@@ -272,6 +275,8 @@ class SequenceFold:
             if step.kinds[model] is None:
                 continue
             own = ((model, 1),)
+            # The constant of a state that is divided by c is 1 / c: a layer of order n multiplies n
+            # copies of it, and the new scale divides it with the other values.
             ones = (Operand(below.ones[model], ()),) * step.order(model)
             values.append(_carried(step, f"one.{model}", (), ones, own))
             above.ones[model] = values[-1].name
@@ -315,6 +320,8 @@ class SequenceFold:
     ) -> None:
         """Add the stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
         powers = self.scales.powers_of_result(pair)
+        # The output is divided by the models' scales and by its own, so that a product far below
+        # the norms keeps its digits.
         result = Definition(pair.group, indices, terms, powers=powers)
         scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
         self.stages.append(Stage((*builder.definitions, result), scales))
