@@ -159,10 +159,9 @@ gaussian, data
 # the shares of the ten largest units of the final block in its own squared norm.
 
 # %%
-shares = tnsim.attribution(first, first, metrics[names[0]], by="unit")
-total = tnsim.inner(first, first, metrics[names[0]])
-assert np.isclose(shares.values.sum(), total)
-np.sort(shares.values.sum(axis=1) / total)[::-1][:10].round(3)
+shares = tnsim.paths(first, metric=metrics[names[0]], by="unit")
+assert np.isclose(shares.values.sum(), tnsim.inner(first, first, metrics[names[0]]))
+np.sort(shares.share)[::-1][:10].round(3)
 
 # %% [markdown]
 # ## As a polynomial

@@ -115,7 +115,7 @@ def test_edges_of_a_run_are_those_of_its_checkpoints(rng):
         alone = tnsim.paths(model, metric=metric, legs=True)
         assert_close(row, alone.share, scale=LARGEST, rtol=1e-12)
         assert_close(cut, alone.cut, scale=LARGEST, rtol=1e-12)
-    assert run.edges[0] in run._repr_html_()
+    assert "layer 1 &gt; in of layer 2" in run._repr_html_()
     with pytest.raises(tnsim.ModelError, match="checkpoint 1 has other edges than 0"):
         tnsim.paths([models["0"], stack("nested", rng)], metric=metric, legs=True)
 

@@ -200,7 +200,7 @@ def contributions(
     names: tuple[str, str] = ("a", "b"),
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """A figure of an `Attribution`: the contribution of every pair of parts to an inner product.
+    """A figure of `Paths`: the contribution of every pair of paths to an inner product.
 
     Where there are few parts, each contribution is also written as its share of the sum.
 

@@ -712,7 +712,9 @@ def figures(run: ExperimentRun[PathsSetting], measured: Measured) -> dict[str, F
     import matplotlib.pyplot as plt
 
     count = len(measured.formations)
-    figure, axes = plt.subplots(1, count, figsize=(4 * count, 3), squeeze=False, sharey=True)
+    figure, axes = plt.subplots(
+        1, count, figsize=(4 * count, 3.3), squeeze=False, sharey=True, layout="constrained"
+    )
     for n, (ax, one) in enumerate(zip(axes[0], measured.formations, strict=True)):
         for name, words in CURVES.items():
             values = one.curves[name]
@@ -721,8 +723,8 @@ def figures(run: ExperimentRun[PathsSetting], measured: Measured) -> dict[str, F
         ax.set_title(f"series {n}", fontsize=9)
         ax.set_xlabel("step")
     axes[0, 0].set_ylabel("share of the largest value")
-    axes[0, 0].legend(fontsize=7)
-    figure.tight_layout()
+    lines = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside upper center", ncols=len(CURVES), fontsize=7)
     return {"paths": figure}
 
 
