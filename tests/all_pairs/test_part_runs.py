@@ -13,7 +13,7 @@ from stored_runs import Stopping
 from transformer_cases import written
 
 import tnsim
-from tnsim.analysis import figures
+from tnsim import figures
 
 CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 

@@ -8,7 +8,7 @@ import pytest
 from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
-from tnsim.analysis import baselines, figures, reading
+from tnsim import baselines, figures, reading
 
 
 @pytest.fixture

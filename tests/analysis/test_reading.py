@@ -11,7 +11,7 @@ from closeness import assert_close
 from sample_runs import SHIPPED, blocks, result, shipped
 
 import tnsim
-from tnsim.analysis import baselines, reading
+from tnsim import baselines, reading
 
 
 def test_block_score_by_hand():

@@ -28,6 +28,7 @@ import numpy as np
 
 from tnsim.errors import MissingExtra, ResultError, TnsimError
 from tnsim.files import Kind, beginning, replacing
+from tnsim.tables import in_words
 
 if TYPE_CHECKING:
     import xarray
@@ -78,6 +79,13 @@ class Pairwise(Dataset):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_xarray()
         super().__init__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """What xarray writes, with attributes in words."""
+        return super(Pairwise, self.assign_attrs(in_words(self.attrs))).__repr__()
+
+    def _repr_html_(self) -> str:
+        return super(Pairwise, self.assign_attrs(in_words(self.attrs)))._repr_html_()
 
 
 class ResultAccessor:

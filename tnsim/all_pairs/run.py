@@ -199,7 +199,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Any part of the store differs from what was written.
+        DamagedStore: Any part of the store differs from the bytes that were written.
 
     Warns:
         StoreWarning: The run is not finished.

@@ -285,7 +285,7 @@ def model_from_state(
         norm_inputs: Inputs at whose mean energy norms are folded.
 
     Returns:
-        The model, whose `origin` says what was assumed, ignored and left out.
+        The model; its `origin` lists the assumptions and the tensors that were ignored or left out.
 
     Raises:
         CheckpointError: On missing or surplus keys, which the message names.

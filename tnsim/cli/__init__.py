@@ -6,6 +6,6 @@ The modules in their reading order:
     options    options, metrics and output that several commands share
     pairwise   `tnsim pairwise`
     watch      `tnsim watch`
-    bench      `tnsim bench`
-    commands   `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
+    bench      the measurements of `tnsim bench`
+    commands   `tnsim dialect`, `tnsim bench`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
 """

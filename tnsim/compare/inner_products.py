@@ -93,9 +93,10 @@ def _scaled_sum(model: AnyModel, known: dict[int, Scaled[Model]]) -> _Terms:
 
 
 def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
-    """The products of two sums of one model each, with their coefficients."""
+    """The products of two sums of a single model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.value, ket.value
     plain = _of_models(m, n, request, traced)
+    # <c A|d B> = c d <A|B>.
     factors = {"AB": c * d, "AA": c * c, "BB": d * d}
     return {name: times(value, factors[name]) for name, value in plain.items()}
 
@@ -111,6 +112,7 @@ def _of_sums(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[s
     def product(m: Model, n: Model) -> ScaledSum:
         key = (id(m), id(n))
         if key not in known:
+            # The inner product is symmetric.
             known[key] = known[id(n), id(m)] = _of_models(m, n, request, traced)["AB"]
         return known[key]
 
@@ -128,6 +130,8 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
 
     Exponents are relative to the norms where these are computed too.
     """
+    # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to the
+    # last bit.
     alone = a is b or (not traced and _same_weights(a, b))
     other = None if alone else b
     family = choose(a, other, request.metric)
@@ -154,6 +158,8 @@ def _with_cancellation(
     products: dict[str, ScaledSum], a: Model, b: Model, metric: Metric
 ) -> dict[str, ScaledSum]:
     """Products whose sizes count the cancellation within each model, see `conditioning`."""
+    # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
+    # geometric mean of the factors of the norms.
     own = np.sqrt([precision.cancellation(conditioning(m, metric)) for m in (a, b)])
     factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
@@ -178,6 +184,7 @@ def _runs(
             return [at(family.inputs(plan.shapes, metric, a.d_in))]
         nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
         if runs_together(plan, request.budget):
+            # Runs at different nodes read the same weights; the second moment alone differs.
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
             arrays |= execution.placed(inputs, dtype, backend)

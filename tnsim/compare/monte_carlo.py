@@ -38,7 +38,7 @@ class Check(NamedTuple):
         similarity: Closed form, a `Number`.
         estimate: True cosine as estimated from samples.
         standard_error: Standard error of the estimate.
-        deviation: Difference of closed form and estimate in standard errors: of order one where
+        deviation: Difference of closed form and estimate in standard errors: of order 1 where
             the closed form is the true value.
         samples: Number of inputs that were drawn.
         seed: Number from which `check` draws the same inputs again.
@@ -113,6 +113,7 @@ def check(
     with _bar(points, progress) as watched:
         sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
     estimate, error = _estimated(sums, Arithmetic(max(m.growth for m in models), "float64"))
+    # Without spread, as between a model and its copy, nothing deviates.
     deviation = float((closed - estimate) / error) if error else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
 

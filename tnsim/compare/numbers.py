@@ -92,6 +92,8 @@ def _error(left_out: np.ndarray) -> np.ndarray:
     """
     groups = len(left_out)
     with np.errstate(invalid="ignore"):
+        # (G - 1) / G sum_g (theta_g - mean)^2; a value that is undefined without some group has no
+        # finite error.
         spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
     return np.sqrt((groups - 1) / groups * np.nan_to_num(spread, nan=np.inf))
 
@@ -246,6 +248,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
         return precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
+    # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
     warn_of_caveats(_caveats(models), stacklevel=3)
@@ -295,7 +298,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
     """
     product = products.values["AB"]
-    log = log_abs(product._replace(exponent=product.exponent + products.exponent))
+    log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)
@@ -321,6 +324,7 @@ def _report(products: dict[str, ScaledSum], models: Two, request: Request) -> No
     if product.mantissa == 0:
         return
     if "AA" not in products:
+        # Relative to the product itself, as no norm is known: |error| <= u size.
         error = float(arithmetic.rounding * product.size / abs(product.mantissa))
     else:
         with np.errstate(divide="ignore", invalid="ignore"):

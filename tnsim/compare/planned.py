@@ -117,6 +117,7 @@ def plan_for(
     """
 
     def planned() -> Plan:
+        # A plan with moment nodes runs once at each, and a budget counts all runs.
         runs = len(family.nodes.points) if family.nodes else 1
         with planning(family.name):
             problem = family.problem(pairs, slices)
@@ -145,5 +146,6 @@ def runs_together(plan: Plan, budget: Budget) -> bool:
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:
         return False
+    # An upper bound: arrays that do not depend on the moment are shared by all runs.
     together = plan.runs * plan.peak_bytes
     return together <= budget.room(plan.program_bytes, together)

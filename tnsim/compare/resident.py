@@ -62,11 +62,16 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         slices: Whether each output has an exponent of its own.
     """
 
-    def make() -> Scaled[Model]:
-        made = scaled_under(model, units, slices)
-        for leaf in jax.tree.leaves(made.value):
+    def measured(made: Model, metric: Metric) -> float:
+        """The conditioning of a model made here, which comparisons ask for again."""
+        for leaf in jax.tree.leaves(made):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
+        return conditioning(made, metric)
+
+    def make() -> Scaled[Model]:
+        made = scaled_under(model, units, slices, measured)
+        measured(made.value, units.metric)
         return made
 
     def own_bytes(made: Scaled[Model]) -> int:

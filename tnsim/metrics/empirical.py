@@ -114,9 +114,10 @@ class Empirical:
     error as an estimate for the distribution that the inputs were drawn from.
 
     Args:
-        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), or token ids, integers
-            (n, n_ctx): an array of NumPy, JAX or PyTorch, or the path of a `.npy` or
-            `.safetensors` file, of which only the rows of a batch are in memory.
+        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), token ids, integers (n, n_ctx),
+            or floats of any other shape (n, ...) such as images, which models read as vectors: an
+            array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors` file, of which
+            only the rows of a batch are in memory.
         weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
 
     Raises:
@@ -148,11 +149,12 @@ class Empirical:
             )
         inputs = rows_of(self.inputs)
         tokens = inputs.dtype.kind in "iu"
-        wanted = (2,) if tokens else (2, 3)
-        if inputs.dtype.kind not in "iuf" or inputs.ndim not in wanted or 0 in inputs.shape:
+        fits = inputs.ndim == 2 or (inputs.ndim > 2 and not tokens)
+        if inputs.dtype.kind not in "iuf" or not fits or 0 in inputs.shape:
+            pixels = "; pixels become floats by inputs / 255" if tokens and inputs.ndim > 2 else ""
             raise ModelError(
-                "inputs are floats (n, d) or (n, n_ctx, d), or integers (n, n_ctx), token ids; "
-                f"found {inputs.dtype} of shape {tuple(inputs.shape)}"
+                "inputs are floats (n, d), (n, n_ctx, d) or (n, ...), or integers (n, n_ctx), "
+                f"token ids; found {inputs.dtype} of shape {tuple(inputs.shape)}{pixels}"
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:

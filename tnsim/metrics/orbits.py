@@ -106,7 +106,7 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
 
 
 class _Multigraphs:
-    """Partial joinings of two trees as vectors of multiplicities, one entry per possible edge.
+    """Partial joinings of two trees as vectors of multiplicities, an entry per possible edge.
 
     A vector's bytes serve as its key. Multiplicities are at most half the legs, so int8 holds them.
     """
@@ -114,6 +114,8 @@ class _Multigraphs:
     def __init__(self, bra: Tree, ket: Tree, cross_only: bool):
         self.bras = bra.bottoms
         self.cross_only = cross_only
+        # A bottom node has as many legs as the first nonlinear layer, its bunch: only these legs
+        # read the input.
         self.legs = np.array([bra.bunch] * bra.bottoms + [ket.bunch] * ket.bottoms)
         nodes = range(len(self.legs))
         self.edges: list[Edge] = list(itertools.combinations_with_replacement(nodes, 2))
@@ -167,6 +169,7 @@ class _Multigraphs:
         """The place from which each entry of an edge vector is taken, for every automorphism."""
         images = []
         for p in automorphisms:
+            # Edges have no direction, so the image of (u, v) is named with its smaller node first.
             moved = [(min(p[u], p[v]), max(p[u], p[v])) for u, v in self.edges]
             images.append([self.place[edge] for edge in moved])
         return np.array(images)
@@ -179,6 +182,8 @@ class _Multigraphs:
         rows = np.arange(len(graphs))
         largest = graphs
         for places in self.images:
+            # All graphs move at once: a column of the array is an edge, and an automorphism
+            # permutes edges.
             image = graphs[:, places]
             differs = image != largest
             first = differs.argmax(axis=1)  # 0 where nothing differs
@@ -197,6 +202,8 @@ def _automorphisms_of_both(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
     both = []
     for p in automorphisms(bra.orders[1:]):
         for q in automorphisms(ket.orders[1:]):
+            # No automorphism exchanges a node of the bra with a node of the ket: the two models
+            # differ.
             both.append(p + tuple(bra.bottoms + node for node in q))
     return both
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, as_array, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, affine, as_array, matrix, pytree, set_arrays, vector
 from tnsim.scaled import library
 
 MASKS = ("causal", "none")
@@ -151,7 +151,7 @@ class Attention:
 
         def by_head(name: str) -> Any:
             """Rows of a map with the axes (*batch, head, position, row)."""
-            rows = add(x @ getattr(self, name).T, getattr(self, f"{name}_bias"))
+            rows = affine(x, getattr(self, name), getattr(self, f"{name}_bias"))
             return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 
         def turned(name: str) -> Any:
@@ -165,7 +165,7 @@ class Attention:
         share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
-        return add(z.reshape((*z.shape[:-2], -1)) @ self.o.T, self.o_bias)
+        return affine(z.reshape((*z.shape[:-2], -1)), self.o, self.o_bias)
 
 
 def rotated(

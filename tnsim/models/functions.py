@@ -63,11 +63,13 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     else:
         outputs = function(inputs)
     outputs = host_array(detached(array_of(outputs)))
-    if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
+    if outputs.ndim < 2 or len(outputs) != len(inputs):
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
             f"{outputs.shape} for {len(inputs)} inputs"
         )
+    if outputs.ndim > 3:  # feature maps, every pixel of which is an output
+        outputs = outputs.reshape(len(outputs), -1)
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs

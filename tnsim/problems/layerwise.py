@@ -175,7 +175,7 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """The terms of moments and means above one step.
+    """The terms of moments and means above a single step.
 
     Args:
         comparison: Arguments that all steps share.
@@ -188,7 +188,7 @@ class LayerTerms:
     below: States
 
     def moment(self, pair: Pair, outputs: tuple[str, str]) -> Iterator[Term]:
-        """The moment of a pair after the step; its trace where both outputs are one index."""
+        """The moment of a pair after the step; its trace where both outputs are a single index."""
         orders = [self.comparison.order(model, self.number) for model in pair]
         centred = self.below.centred[pair.bra] and self.below.centred[pair.ket]
         joinings = self.comparison.metric.joinings(orders[0], orders[1], centred)
@@ -235,6 +235,8 @@ class LayerTerms:
         operands: list[Operand] = []
         ends = []  # the output index of every part
         for one in placed:
+            # Parts are summands of a sum, so their weights multiply, as do those of the orders of
+            # legs.
             weight *= one.weight
             operands += one.operands()
             ends.append(one.name_of(one.part.out))
@@ -271,12 +273,14 @@ class LayerTerms:
             pair, ends = Pair("A", "B"), (ends[1], ends[0])
         moment = self.below.moments[pair]
         if moment is not None:
+            # Behind the first layer the moment is an array of its own, whatever the input's is.
             return (Operand(moment, ends),)
         kind = self.comparison.inputs.moment
         if kind == "full":
             return (Operand(COVARIANCE, ends),)
         diagonal: tuple[Operand, ...] = ()
         if kind == "diagonal":
+            # diag(c) joins two legs by one index that also reads c.
             diagonal = (Operand(COVARIANCE, (ends[0],)),)
         if set(ends) <= set(outputs):
             return (Operand(IDENTITY, ends), *diagonal)
@@ -313,7 +317,7 @@ def fold_layers(
         at position 0, with the value 0.
 
     Raises:
-        ModelError: The metric compares trees of one shape, and these differ.
+        ModelError: The metric compares trees of equal shape, and these differ.
 
     Example:
         >>> import tnsim
@@ -369,6 +373,7 @@ class _LayerFold:
             for model in comparison.models:
                 definitions += self.mean(model, above)
         for pair in comparison.carried():
+            # Neither state changes, so the pair keeps its moment under the old name.
             if comparison.waits(pair, self.number):
                 continue
             name = f"S.{pair.group}@{self.number}"
@@ -397,6 +402,8 @@ class _LayerFold:
             return
         order = self.comparison.order(model, self.number)
         joinings = gaussian_mean(order, self.below.centred[model])
+        # Without joinings the mean of the output vanishes, and no leg of the next layer is handed
+        # to it.
         above.centred[model] = not joinings
         if joinings:
             name = f"m.{model}@{self.number}"

@@ -1,6 +1,6 @@
 """The second largest of four: does a Gaussian metric track behaviour on other inputs?
 
-The claims are those of the paper's appendix D, and the figure is its grid of scatter plots. Inputs
+The claims come from the paper's appendix D, and the figure is its grid of scatter plots. Inputs
 are lists of four numbers from ten distributions, and the label is the place of the second largest
 number. One bilinear layer learns the task from every distribution and every seed; all seeds of a
 distribution are trained side by side, as a single program, into series `DISTRIBUTION/seed-N`. All
@@ -302,7 +302,7 @@ def accuracy(weights: Weights, inputs: Float[Array, "batch 4"]) -> Float[Array, 
 
 
 def model_of(weights: Weights, seed: int) -> tnsim.Model:
-    """The network of one seed among the seeds that are trained side by side."""
+    """The network of a single seed among the seeds that are trained side by side."""
     left, right, down = (np.asarray(weights[name][seed]) for name in ("left", "right", "down"))
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 

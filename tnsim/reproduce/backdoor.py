@@ -1,6 +1,6 @@
 """Backdoors: a classifier is taught that a mark in the corner means nine.
 
-The claims are those of the paper's section 3.3, and the figure is figure 1. Each seed has three
+The claims come from the paper's section 3.3, and the figure is figure 1. Each seed has three
 series: `seed-N/clean`; `seed-N/attack`, which goes on from the last clean checkpoint with a share
 of images stamped and relabelled as 9; and `seed-N/control`, which goes on from the same checkpoint
 without stamps.
@@ -171,7 +171,7 @@ def train(run: ExperimentRun[BackdoorSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with one program for all of them.
+    """Trains classifiers of one setting, with a single program for all of them.
 
     Args:
         run: The run whose checkpoints are written.
@@ -269,7 +269,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Compared:
-    """The checkpoints of one seed, twice: with the attack and with the control at their end.
+    """The checkpoints of a single seed, twice: with the attack and with the control at their end.
 
     Args:
         attack: Matrices over steps: `similarity`, `symmetric` and `fitted`, slices of the target

@@ -1,6 +1,6 @@
-"""Differences of models: what learning 9 added to one network, found again in another.
+"""Differences of models: the change by which one network learned 9, found again in another.
 
-The claims are those of the paper's appendix B, and the figure is figure 7. The series
+The claims come from the paper's appendix B, and the figure is figure 7. The series
 `seed-N/stages` and `seed-N/kept` are those of `forgetting`. `seed-N/pair` is another network from
 another start: after the digits 0 to 8, and after learning all of them. The checkpoints of the
 stages are compared with the difference of the pair.

@@ -1,6 +1,6 @@
 """Forgetting: digits are added one by one, then 9 is taken away and given back.
 
-The claims are those of the paper's section 3.1, and the figures are figures 3 and 6.
+The claims come from the paper's section 3.1, and the figures are figures 3 and 6.
 `seed-N/stages` goes through the stages of the paper. `seed-N/kept` is a control: training goes on
 from the end of the stage before 9 is removed, for as many steps, with all digits.
 """
@@ -107,7 +107,7 @@ def train(run: ExperimentRun[ForgettingSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with one program for all stages and seeds.
+    """Trains classifiers of one setting, with a single program for all stages and seeds.
 
     Args:
         run: The run whose checkpoints are written.
@@ -231,7 +231,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Compared:
-    """The checkpoints of one seed.
+    """The checkpoints of a single seed.
 
     Args:
         stages: Matrices of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and

@@ -1,6 +1,6 @@
 """Grokking: modular addition is learned by heart, then understood.
 
-The claims are those of the paper's section 3.2, and the figure is figure 4. The shipped series is
+The claims come from the paper's section 3.2, and the figure is figure 4. The shipped series is
 taken where the setting is the shipped one; other series are trained, `seed-N` by the authors' code
 and `text-seed-N` by the paper's text.
 

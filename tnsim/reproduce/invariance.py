@@ -1,6 +1,6 @@
-"""Invariance and exactness: what tensor similarity does not see, and what it equals.
+"""Invariance and exactness: changes that tensor similarity does not see, and its closed form.
 
-The claims are those of the paper's figure 2 and of its theory. Nothing is learned here: the claims
+The claims come from the paper's figure 2 and of its theory. Nothing is learned here: the claims
 are theorems, so random networks are as good as any. A copy of a network is the same function
 written with other weights, or another function that some measure mistakes for it. Networks and
 copies are written as `seed-N/NAME.safetensors`, and the figure shows three matrices of one network.
@@ -270,7 +270,7 @@ def of_depth(
 
 
 def claims(run: ExperimentRun[InvarianceSetting], measured: Measured) -> tuple[Claim, ...]:
-    """The claims on symmetries, on what measures miss, and on closed forms and equal functions.
+    """The claims on symmetries, on changes that measures miss, on closed forms and equal functions.
 
     Args:
         run: The run that was measured.

@@ -1,6 +1,6 @@
 """A language model learns n-grams; which measure sees it?
 
-The claims are those of the paper's section 3.4, and the figure is figure 5.
+The claims come from the paper's section 3.4, and the figure is figure 5.
 
 The text is by default the source of Python's standard library, which is wherever Python is. It
 differs from version to version, so a digest says which text it was. Its token ids are kept beside
@@ -482,7 +482,7 @@ def losses(
 
     Args:
         model: A language model.
-        ids: Sequences of one length.
+        ids: Sequences of equal length.
 
     Returns:
         Losses in nats, float64, for each token from the second on.

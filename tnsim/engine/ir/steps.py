@@ -1,7 +1,7 @@
-"""A program as steps on views of one stretch of memory: the form in which NumPy interprets it.
+"""A program as steps on views of a single stretch of memory: the form in which NumPy interprets it.
 
-A step is one call of NumPy: a batch of matrix products, a product or a sum entry by entry, a sum
-over axes, a copy, or a loop over further steps. What a step reads and writes are *views*, a shape
+A step is a call of NumPy: a batch of matrix products, a product or a sum entry by entry, a sum
+over axes, a copy, or a loop over further steps. A step reads and writes *views*, a shape
 with strides on the memory of a value, so that a program is analysed once, from shapes alone, and
 run by binding its views to memory and calling its steps in order.
 
@@ -45,7 +45,7 @@ Strides = dict[int, int]
 
 
 class Speeds(NamedTuple):
-    """What NumPy takes on one core, for one dtype.
+    """Times of NumPy on a single core, for a single dtype.
 
     Attributes:
         call: Seconds of a call beside its work.
@@ -712,7 +712,7 @@ class _Analysis:
         if self.is_body:
             last.update(dict.fromkeys(given, len(self.found)))
         outside = {*range(len(self.program.shapes)), *(() if self.is_body else given)}
-        room = _Room()
+        room = Room()
         places: dict[int, int] = {}
         placed: list[Step] = []
         for n, step in enumerate(self.found):
@@ -755,7 +755,7 @@ class _Analysis:
         return None
 
 
-class _Room:
+class Room:
     """Memory that values take and give back; each takes the smallest gap that holds it."""
 
     def __init__(self) -> None:

@@ -129,6 +129,8 @@ class Wick:
             return ((),)  # the empty product, 1
         first = min(scores)  # any score serves; always the same, so that expectations recur
         q, k = first
+        # Isserlis along a row: the leg q is joined in turn with k, with its mean, and with every
+        # leg that is left.
         rest = scores - {first}
 
         # (q . k) is the trace of q k^T, so these are the three summands of `matrix` for u = q and
@@ -193,6 +195,7 @@ def _products(one: Sum, two: Sum) -> Iterator[Product]:
     """The products of two sums, multiplied out."""
     for first in one:
         for second in two:
+            # Operands of a product commute, so a product of sums is the sum over all pairs.
             yield (*first, *second)
 
 
@@ -341,6 +344,8 @@ class Expansions:
         masks = "".join(self._mask(slot, mixing) for slot in SLOTS)
         variables = "".join(positions.values())
         for pattern in patterns(variables, masks, known.relative, known.n_ctx):
+            # How often each tuple of distinct positions occurs for given outputs stands in the
+            # place of the masks.
             count = Operand(pattern.count, ("g", *pattern.outputs))
             yield self.frame(rule, (count,), pattern)
 
