@@ -219,7 +219,7 @@ def _base(modules: tuple[str, ...], name: str) -> type:
     raise MissingExtra(modules[0].split(".")[0], None, "a callback of its trainer")
 
 
-def _sender(log: Any) -> Callable[[Mapping[str, float], int, Callable[[], np.ndarray]], None]:
+def _sender(log: Any) -> Callable[[Mapping[str, float], int, Callable[[], np.ndarray]], Any]:
     """The function that gives numbers and a picture to a logger."""
     if hasattr(log, "add_scalar"):
 
