@@ -46,7 +46,7 @@ def test_all_pairs_with_functions_and_differences(rng):
 def test_functions_and_modules_in_stores(rng, tmp_path):
     """Told by their outputs on the inputs, in every process alike: stores go on and grow."""
     torch = pytest.importorskip("torch")
-    metric, store = tnsim.Empirical(rng.normal(size=(1500, 3))), tmp_path / "store.zarr"
+    metric, store = tnsim.Empirical(rng.normal(size=(50, 3))), tmp_path / "store.zarr"
     torch.manual_seed(0)
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU()) for _ in range(3)]
     weights = rng.normal(size=(3, 4))
@@ -59,12 +59,10 @@ def test_functions_and_modules_in_stores(rng, tmp_path):
     log = (store / "computed.log").read_text()
     assert tnsim.pairwise(functions(), metric, store=store).identical(first)
     assert (store / "computed.log").read_text() == log
-    several = functions()
-    agrees(first, several, several, metric)
     more = [*functions(), lambda x: np.sin(x @ weights)]
     found = tnsim.pairwise(more, metric, store=store)
     assert (found.similarity.values[:5, :5] == first.similarity.values).all()
-    agrees(found, more, more, metric)
+    assert_close(found.similarity.values, tnsim.pairwise(more, metric).similarity.values, scale=1.0)
     with torch.no_grad():
         nets[1][0].weight[0, 0] += 1e-3
     with pytest.raises(tnsim.StoreMismatch, match=r"other weights for 1 \(side a, number 1\)"):

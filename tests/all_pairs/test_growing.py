@@ -52,8 +52,10 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
     "route, metric, options",
     [
         ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
-        ("contractions", tnsim.GaussianClosure(), {"slices": True}),
-        ("forward passes", tnsim.Empirical(INPUTS), {}),
+        pytest.param(
+            "contractions", tnsim.GaussianClosure(), {"slices": True}, marks=pytest.mark.slow
+        ),
+        pytest.param("forward passes", tnsim.Empirical(INPUTS), {}, marks=pytest.mark.slow),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
@@ -84,6 +86,7 @@ def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_p
     assert whole.identical(known) and computed(store) == before
 
 
+@pytest.mark.slow
 def test_kernels_grow(rng, tmp_path):
     models, store = [relu(rng) for _ in range(4)], tmp_path / "store.zarr"
     first = tnsim.pairwise(models[:3], store=store)
@@ -101,6 +104,7 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
     assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
 
 
+@pytest.mark.slow
 def test_models_of_other_sizes_join(models, rng, tmp_path):
     """The route of the first run is kept where it holds the new models."""
     store = tmp_path / "store.zarr"
@@ -113,6 +117,7 @@ def test_models_of_other_sizes_join(models, rng, tmp_path):
     assert piece["route"] == store_module.attributes(store)["route"]
 
 
+@pytest.mark.slow
 def test_rows_and_columns_grow(models, tmp_path):
     store = tmp_path / "store.zarr"
     for rows, columns in [(4, 2), (5, 2), (5, 4), (6, 5)]:
@@ -227,6 +232,7 @@ def test_two_processes_grow_one_store(models, tmp_path, monkeypatch):
     assert not list(store.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_damage_to_a_grown_store(models, tmp_path):
     """Every file flipped in its middle or lost: the same numbers again, or a refusal."""
     store = tmp_path / "store.zarr"

@@ -240,7 +240,7 @@ def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
         inside = [at.get(str(dim), range(like.sizes[dim])) for dim in dims]
         values[np.ix_(*inside)] = result[name].values
         variables[str(name)] = (dims, values)
-    coordinates: dict[str, Any] = dict(like.coords)
+    coordinates: dict[str, Any] = {str(name): values for name, values in like.coords.items()}
     coordinates |= {name: variables.pop(name) for name in ("hash_a", "hash_b")}
     return Pairwise(variables, coordinates, result.attrs)
 

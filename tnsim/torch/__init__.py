@@ -28,7 +28,7 @@ __all__ = ["Monitor", "from_module", "similarity"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Monitor` on first use, as it needs what `pairwise` needs."""
+    """`Monitor` on first use, as it draws and labels matrices."""
     if name != "Monitor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tnsim.torch.monitor import Monitor

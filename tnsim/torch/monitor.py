@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.all_pairs.run import pairwise
 from tnsim.analysis import figures, matrices
 from tnsim.checkpoints.given import given_model
-from tnsim.errors import DuplicateWarning, MissingExtra, ModelError
+from tnsim.compare.similarity import similarity
+from tnsim.errors import MissingExtra, ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -114,12 +113,12 @@ class Monitor:
         now = self._function(module)
         named = {"first": self._first, "previous": self._previous, "reference": self._reference}
         named = {name: other for name, other in named.items() if other is not None}
-        others = [*named.values(), *(model for _, model in self._kept), now]
-        distinct = list({id(other): other for other in others}.values())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DuplicateWarning)  # a network that stands still
-            row = pairwise([now], self._metric, other=distinct).similarity.values[0]
-        by_object = {id(other): float(value) for other, value in zip(distinct, row, strict=True)}
+        others = [*named.values(), *(model for _, model in self._kept)]
+        distinct = {id(other): other for other in others}
+        # Pair by pair: a row of all pairs would compile anew for every length of the row.
+        by_object = {}
+        for key, other in distinct.items():
+            by_object[key] = float(similarity(now, other, self._metric))
         numbers = {PREFIX + name: by_object[id(other)] for name, other in named.items()}
         self._keep(step, now, [by_object[id(model)] for _, model in self._kept])
         self._first = now if self._first is None else self._first
@@ -220,7 +219,7 @@ def _base(modules: tuple[str, ...], name: str) -> type:
     raise MissingExtra(modules[0].split(".")[0], None, "a callback of its trainer")
 
 
-def _sender(log: Any) -> Callable[[Mapping[str, float], int, Callable[[], np.ndarray]], None]:
+def _sender(log: Any) -> Callable[[Mapping[str, float], int, Callable[[], np.ndarray]], Any]:
     """The function that gives numbers and a picture to a logger."""
     if hasattr(log, "add_scalar"):
 
