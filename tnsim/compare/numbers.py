@@ -266,7 +266,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         request: Question asked of them.
 
     Returns:
-        A `Number`; inside a trace an array.
+        A `Number`; inside a trace an array, NaN where the product of two models has no digit left.
 
     Raises:
         TnsimError: The inner product is beyond float64.
@@ -296,7 +296,8 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         request: Question asked of them.
 
     Returns:
-        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
+        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
+        NaN where the product of two models has no digit left.
     """
     product, exponent = products.values["AB"], products.exponent
     log = log_abs(product) + exponent * np.log(2)

@@ -80,14 +80,17 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled:
     return session().belongings.get(model, key, make, own_bytes)
 
 
-def conditioning(model: Model, metric: Metric) -> float:
+def conditioning(model: Model, metric: Metric) -> Any:
     """The amplification of rounding by a model, measured once for a model and a metric.
 
     Args:
-        model: Model in scientific notation, not traced.
+        model: Model in scientific notation.
         metric: Metric of the comparison.
+
+    Returns:
+        Amplification as a float, inside a trace as an array.
     """
-    if not is_constant(model):
+    if not is_constant(model) or is_traced(metric):
         return amplification(model, metric)
     key = conditioning, content(metric)
     return session().belongings.get(model, key, lambda: amplification(model, metric))

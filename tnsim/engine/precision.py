@@ -192,7 +192,29 @@ def known(cosines: Cosine, norms: Sequence[LogScaled], arithmetic: Arithmetic) -
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
-    return library_of(cosines.value).where(is_lost, np.nan, cosines.value)
+    return _without(cosines.value, is_lost)
+
+
+def known_product(product: LogScaled, arithmetic: Arithmetic) -> LogScaled:
+    """An inner product of two models inside a trace: NaN where cancellation leaves it no digit.
+
+    Args:
+        product: Inner product of two plain models, whose size counts what cancels within them.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+
+    Example:
+        >>> product = LogScaled(np.float64(1.0), np.float64(0.0), np.float64(1e5))
+        >>> [float(known_product(product, Arithmetic(4, x)).mantissa) for x in _EPS]
+        [1.0, nan]
+    """
+    is_lost = arithmetic.rounding * product.size > USELESS * abs(product.mantissa)
+    is_lost = is_lost & (arithmetic.alone <= USELESS)
+    return product._replace(mantissa=_without(product.mantissa, is_lost))
+
+
+def _without(values: Any, is_lost: Any) -> Any:
+    """The values, NaN where they are lost, with a gradient of NaN as well."""
+    return values * library_of(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
 
 
 def lost_half(norm: LogScaled, dtype: str) -> bool:

@@ -63,7 +63,8 @@ def magnified(value: LogScaled, factor: Any) -> LogScaled:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
         np.float64(20.0)
     """
-    return value._replace(size=over_outputs(np.asarray(factor), value.size) * value.size)
+    factor = library_of(factor).asarray(factor)
+    return value._replace(size=over_outputs(factor, value.size) * value.size)
 
 
 def taken(values: LogScaled, place: Any) -> LogScaled:

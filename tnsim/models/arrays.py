@@ -139,6 +139,16 @@ def library(*trees: Any) -> Any:
     return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
+def not_differentiated(tree: T) -> T:
+    """The same arrays as constants to derivatives; arrays of NumPy as they are.
+
+    Example:
+        >>> not_differentiated(np.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
+
+
 def weights_dtype(*trees: Any) -> str:
     """The dtype that the arrays of pytrees share by the promotion rules of JAX, without numbers.
 
