@@ -48,7 +48,7 @@ from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_traced, library, not_differentiated
-from tnsim.models.forward import Outputs, ScaledLayers, forward, plain_forward
+from tnsim.models.forward import Outputs, ScaledLayers, after, ahead, entered, forward
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -140,7 +140,7 @@ def _with_changes(
         return leaf * np.asarray(np.sqrt(3.0) / _LEVELS * sizes, leaf.dtype)
 
     def run(model: Model) -> Outputs:
-        return forward(ScaledLayers(model.layers, (np.zeros(()),) * len(model.layers)), inputs)
+        return forward(_of_unit_scale(model.layers), inputs)
 
     changes = jax.tree.map(change, model)
     if library(model, inputs) is jnp:
@@ -206,8 +206,7 @@ def regauged(model: Model, metric: Metric) -> Model:
         metric: Metric with the mean and variances of the inputs.
 
     Returns:
-        Model with arrays of float64, or of the widest floats of a trace; as it was given where its
-        states on inputs of the metric leave the range of floats, though not under the metric.
+        Model with arrays of float64, or of the widest floats of a trace.
 
     Example:
         >>> import tnsim
@@ -222,25 +221,24 @@ def regauged(model: Model, metric: Metric) -> Model:
     """
     layers = _widest(model).layers
     widest = max(layer.d_out for layer in layers)
-    states: list[Samples] = [_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)]
-    for n, layer in enumerate(layers):
-        with np.errstate(all="ignore"):
-            alone = Model([not_differentiated(layer)], model.n_ctx and states[n].shape[1])
-            states.append(plain_forward(alone, states[n]))
-    xp = library(model, states[0])
-    in_range = xp.stack([xp.isfinite(state).all() for state in states]).all()
-    if xp is np and not in_range:
-        return model
+    inputs = _inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
+    # Every state has an exponent of its own, so that no state leaves the range of floats.
+    state, first = entered(_of_unit_scale(layers), inputs)
+    states = {first: state.values}
+    for n in range(first, len(layers)):
+        state = after(not_differentiated(layers[n]), 0.0, state, ahead(layers[n + 1 :]), None)
+        states[n + 1] = state.values
     bases: dict[int, _Basis] = {}
     for bonds in _free_bonds(layers):
-        axes = _principal_axes([xp.where(in_range, states[bond], 0.0) for bond in bonds])
+        axes = _principal_axes([states[bond] for bond in bonds])
         bases |= dict.fromkeys(bonds, axes)
     changed = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
-    if xp is not np:
-        pairs = zip(changed, layers, strict=True)
-        choose = functools.partial(jnp.where, in_range)
-        changed = [jax.tree.map(choose, one, other) for one, other in pairs]
     return Model(changed, model.n_ctx)
+
+
+def _of_unit_scale(layers: Sequence[Layer]) -> ScaledLayers:
+    """Layers in scientific notation that stand for themselves."""
+    return ScaledLayers(tuple(layers), (np.zeros(()),) * len(layers))
 
 
 def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
