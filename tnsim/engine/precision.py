@@ -16,7 +16,7 @@ to first order in u rho. A logarithm l of a scale adds an error of eps |l|, so f
 cosine eps |l| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
-a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
+half. Cancellation *within* a plain model, such as two hidden units that nearly undo each
 other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted in
 the size of the model's products (`cancellation`, `problems.conditioning`). Where such cancellation
 takes a cosine out of [-1, 1] nevertheless, by no more than half of the digits, the excess is taken
@@ -84,11 +84,11 @@ def cancellation(amplification: float) -> float:
         amplification: Factor A by which the model enlarges rounding, see `problems.conditioning`.
 
     Returns:
-        The ratio 1 + 2 A. With pairs of hidden units that nearly cancel, 10 to 10^4 times as large
-        as their sum, the worst error of 12 seeds is 0.3 n A eps under `GaussianClosure`, and about
-        sqrt(A) eps under the other metrics; the bound of a cosine is 16 n A eps.
+        The ratio 1.5 + A / 4. Over 800 pairs in float32, of one to three layers, half of them
+        with hidden units that nearly cancel, 3 to 10^3 times as large as their sum, the largest
+        error is 0.4 of a cosine's bound where nothing cancels, and 0.3 where hidden units do.
     """
-    return 1.0 + 2.0 * amplification
+    return 1.5 + amplification / 4
 
 
 class Cosine(NamedTuple):
