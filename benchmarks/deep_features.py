@@ -24,9 +24,9 @@ OUTPUTS, ALL = 10, 100
 ROWS = [
     (64, 128, "features", 100, False),
     (64, 128, "features", 20, True),
-    (64, 128, "recursion", 4, True),
+    (64, 128, "contractions", 4, True),
     (128, 256, "features", 8, False),
-    (128, 256, "recursion", 1, False),
+    (128, 256, "contractions", 1, False),
 ]
 
 
@@ -70,7 +70,7 @@ def measured(width: int, rank: int, route: str, count: int, again: bool) -> dict
         "count": count,
         "row": f"{width} | {rank} | {route} | {count}",
         "times": times,
-        "products": count * (count + 1) // 2 + (count if route == "recursion" else 0),
+        "products": count * (count + 1) // 2 + (count if route == "contractions" else 0),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "plan": run.attrs["plan"],
     }
@@ -90,8 +90,8 @@ def table(rows: list[dict]) -> str:
         each = warm / row["products"]
         whole = f"{first:.0f}"
         if row["count"] < ALL:
-            products = ALL * (ALL + 1) // 2 + (ALL if row["route"] == "recursion" else 0)
-            whole = f"about {each * products:,.0f}" if row["route"] == "recursion" else ""
+            products = ALL * (ALL + 1) // 2 + (ALL if row["route"] == "contractions" else 0)
+            whole = f"about {each * products:,.0f}" if row["route"] == "contractions" else ""
         cells = (row["row"], f"{first:.1f}", again, f"{each:.3g}", whole, f"{row['peak']:.1f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -21,7 +21,7 @@ from pathlib import Path
 WIDTH, RANK, OUTPUTS = 128, 256, 10
 ROUTES = [
     (route, count)
-    for route in ("features", "recursion", "closure of depth 4")
+    for route in ("features", "contractions", "closure of depth 4")
     for count in (10, 30, 100)
 ]
 STORED = (125, 250, 500, 1000)

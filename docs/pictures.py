@@ -17,6 +17,7 @@ from matplotlib.patches import Circle
 
 import tnsim
 from tnsim import figures
+from tnsim.analysis.axes import show_legend
 from tnsim.metrics import orbits
 
 HERE = Path(__file__).parent
@@ -75,7 +76,7 @@ def grokking() -> Figure:
     ticks = rows[::2]
     labels = [f"{log[row]['step']:,}" for row in ticks]
 
-    figure, (left, right) = figures.new_figure(ncols=2, figsize=(9.6, 3.9))
+    figure, (left, right) = figures.new_figure(ncols=2, width_ratios=[1, 1.05], figsize=(9.6, 4.2))
     image = left.imshow(run.similarity, vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
     left.set_title("similarity of every pair of checkpoints", fontsize=10)
     left.set_xticks(ticks, labels, rotation=60, ha="right", rotation_mode="anchor")
@@ -85,11 +86,11 @@ def grokking() -> Figure:
     right.plot(rows, [row["train_accuracy"] for row in log], "o-", color=PALE, label="training")
     accuracy = [row["validation_accuracy"] for row in log]
     right.plot(rows, accuracy, "o-", color=INK, label="validation")
-    right.plot(rows, run.similarity[-1], "s-", color=ACCENT, label="similarity to the last step")
-    right.set_title("accuracy, and how much of the final function is there", fontsize=10)
+    right.plot(rows, run.similarity[-1], "s-", color=ACCENT, label="similarity to the end")
     right.set_xticks(ticks, labels, rotation=60, ha="right", rotation_mode="anchor")
     right.set_xlabel("training step")
-    right.legend(frameon=False, fontsize=9)
+    show_legend(right, 4.4, "accuracy, and how much of the final function is there")
+    right.title.set_fontsize(10)
     right.spines[["top", "right"]].set_visible(False)
     for start in phases.change_points:
         left.axhline(start - 0.5, color=INK, lw=0.8, ls="--")

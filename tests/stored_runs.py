@@ -1,5 +1,7 @@
 """Small runs into stores: a run of few tiles, and what a store holds byte by byte."""
 
+from concurrent.futures import Future
+
 import tnsim
 
 TINY = tnsim.Budget(memory_bytes=20_000)  # tiles of two or three models
@@ -18,3 +20,18 @@ def contents(path):
         for p in path.rglob("*")
         if p.is_file() and p.name != "computed.log"
     }
+
+
+class Stopping:
+    """An executor that ends a run after some tasks, as a killed process does."""
+
+    def __init__(self, tasks):
+        self.tasks = tasks
+
+    def submit(self, function, *arguments):
+        if not self.tasks:
+            raise OSError("stopped")
+        self.tasks -= 1
+        future = Future()
+        future.set_result(function(*arguments))
+        return future

@@ -89,7 +89,7 @@ for attempt in (
 
 def test_types_are_shipped():
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
-    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["tnsim"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["tnsim"]
     assert (ROOT / "py.typed").exists()
 
 
@@ -436,3 +436,38 @@ def test_joinings_that_are_none_are_refused(rng):
         metric.joinings = lambda bra, ket, centred, joining=joining: (joining,)
         with pytest.raises(tnsim.ModelError, match=said):
             tnsim.inner(model, model, metric)
+
+
+def test_every_layer_and_metric_is_shown_in_one_line(rng):
+    """As the class by name, arrays by dtype and shape, and nothing that nobody gave."""
+    square = np.eye(30)
+    layer = tnsim.Bilinear(square, square, square)
+    shown = {
+        tnsim.Linear(square, np.ones(30)): "Linear(weight=float64[30, 30], bias=float64[30])",
+        tnsim.Residual(layer, scale=0.5): (
+            "Residual(layer=Bilinear(left=float64[30, 30], right=float64[30, 30], "
+            "down=float64[30, 30]), scale=0.5)"
+        ),
+        tnsim.Attention(*[square] * 6, n_heads=3): (
+            "Attention(q1=float64[30, 30], k1=float64[30, 30], q2=float64[30, 30], "
+            "k2=float64[30, 30], v=float64[30, 30], o=float64[30, 30], n_heads=3)"
+        ),
+        tnsim.Gaussian(): "Gaussian()",
+        tnsim.Gaussian(cov=square): "Gaussian(cov=float64[30, 30])",
+        tnsim.Empirical(square): "Empirical(inputs=float64[30, 30])",
+    }
+    for value, text in shown.items():
+        assert repr(value) == text
+
+
+def test_a_result_says_its_guarantee_in_words(rng):
+    result = tnsim.pairwise([tnsim.Model([bilinear(rng, 3, 4, 2)])], progress=False)
+    for text in (repr(result), result._repr_html_()):
+        lines = re.sub("<[^>]*>", " ", text)
+        for said in (r"exact\b\W+yes", r"symmetric\b\W+yes", r"caveats\b\W+none"):
+            assert re.search(said, lines), said
+    assert result.attrs["exact"] == 1 and result.attrs["caveats"] == []
+    rough = tnsim.pairwise(
+        [tnsim.Model([bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)])], tnsim.GaussianClosure()
+    )
+    assert re.search(r"exact: +no", repr(rough))

@@ -1,10 +1,10 @@
-"""The built wheel, installed in a fresh environment outside the checkout, runs a similarity and the demo."""
+"""What is installed: the wheel in a fresh environment runs the demo; an editable install is found from everywhere."""
 
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -24,32 +24,69 @@ def run(*command, **options):
     return done.stdout
 
 
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+WITHOUT_PATH = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
-def fresh_python(tmp_path_factory):
-    """Python of an environment that has the wheel, and its dependencies from this one."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    source = folder / "source"  # a build leaves files beside what it reads
-    shutil.copytree(ROOT / "tnsim", source / "tnsim")
+def clone(tmp_path_factory):
+    """A clone named as the package is, in which the demo has run."""
+    folder = tmp_path_factory.mktemp("clones") / "tnsim"
+    shutil.copytree(ROOT / "tnsim", folder / "tnsim")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    (wheel,) = folder.glob("tnsim-*.whl")
-    run(*pip, "install", "--no-deps", "--target", site, wheel)
+        shutil.copy(ROOT / name, folder)
+    (folder / "tnsim-demo").mkdir()
+    (folder / "tnsim-demo" / "report.html").write_text("a page")
+    return folder
+
+
+def fresh_environment(folder):
+    """Python and packages of an environment that has nothing but the dependencies of this one."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (site,) = folder.glob("lib/python*/site-packages")
     # A path in a .pth file makes packages importable, but not what that folder's own .pth files name:
     # dependencies are found there, and the editable install of the checkout is not.
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return folder / "venv" / "bin" / "python"
+    folders = (path for path in sys.path if Path(path).name == "site-packages")
+    (site / "dependencies.pth").write_text("\n".join(folders))
+    return folder / "bin" / "python", site
+
+
+@pytest.fixture(scope="module")
+def wheel(clone):
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", clone.parent, clone)
+    (wheel,) = clone.parent.glob("tnsim-*.whl")
+    return wheel
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_a_similarity_and_the_demo(fresh_python, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    where, value = run(fresh_python, "-c", SIMILARITY, cwd=tmp_path, env=environment).splitlines()
-    assert Path(where).is_relative_to(fresh_python.parent.parent)
+def test_the_wheel_holds_the_package_alone(wheel):
+    files = set(zipfile.ZipFile(wheel).namelist())
+    roots = {name.split("/")[0] for name in files}
+    assert roots == {"tnsim", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+    assert {"tnsim/py.typed", "tnsim/analysis/page/page.html"} <= files
+    shipped = (path for path in (ROOT / "tnsim" / "data").rglob("*") if path.is_file())
+    assert {str(path.relative_to(ROOT)) for path in shipped} <= files
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_a_similarity_and_the_demo(wheel, tmp_path):
+    python, site = fresh_environment(tmp_path / "venv")
+    run(*PIP, "install", "--no-deps", "--target", site, wheel)
+    where, value = run(python, "-c", SIMILARITY, cwd=tmp_path, env=WITHOUT_PATH).splitlines()
+    assert Path(where).is_relative_to(tmp_path)
     assert value == "1.000000"
-    run(fresh_python, "-m", "tnsim", "demo", cwd=tmp_path, env=environment)
+    run(python, "-m", "tnsim", "demo", cwd=tmp_path, env=WITHOUT_PATH)
     assert (tmp_path / "tnsim-demo" / "report.html").exists()
     assert list(tmp_path.glob("tnsim-demo/*.png"))
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_found_beside_the_clone(clone, tmp_path):
+    """There the clone itself is a folder of the package's name, which Python takes for a package
+    where the install is not a path entry."""
+    python, _ = fresh_environment(tmp_path / "venv")
+    install = ("install", "--no-deps", "--no-build-isolation", "--editable", clone)
+    run(*PIP, "--python", python, *install)
+    asked = (python, "-c", "import tnsim; print(tnsim.Model, tnsim.__file__)")
+    answer = run(*asked, cwd=clone.parent, env=WITHOUT_PATH)
+    assert answer.split() == ["<class", "'tnsim.models.model.Model'>", f"{clone}/tnsim/__init__.py"]

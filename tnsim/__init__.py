@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.analysis import baselines, figures, reading, report
+    from tnsim.analysis.hidden_states import hidden_states, layer_similarity
     from tnsim.checkpoints.dialects import Dialect, Guess
     from tnsim.checkpoints.load import (
         ForwardDifference,
@@ -56,9 +57,9 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         DamagedStore,
         DuplicateWarning,
         ExecutorError,
-        GramWarning,
         MissingExtra,
         ModelError,
+        NegativeEigenvalueWarning,
         PrecisionWarning,
         ResultError,
         StoreMismatch,
@@ -151,6 +152,8 @@ _HOME = {
     "contract": "tensor_networks.contraction",
     "contract_expression": "tensor_networks.contraction",
     "Expression": "tensor_networks.contraction",
+    "hidden_states": "analysis.hidden_states",
+    "layer_similarity": "analysis.hidden_states",
     "load": "checkpoints.load",
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
@@ -180,7 +183,7 @@ _HOME = {
     "CaveatWarning": "errors",
     "PrecisionWarning": "errors",
     "DuplicateWarning": "errors",
-    "GramWarning": "errors",
+    "NegativeEigenvalueWarning": "errors",
     "StoreWarning": "errors",
     "Session": "sessions",
     "session": "sessions",
@@ -226,7 +229,6 @@ __all__ = [
     "GatedRule",
     "Gaussian",
     "GaussianClosure",
-    "GramWarning",
     "Guess",
     "KernelPlan",
     "Layer",
@@ -238,6 +240,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Multilinear",
+    "NegativeEigenvalueWarning",
     "Number",
     "Numbers",
     "Origin",
@@ -278,7 +281,9 @@ __all__ = [
     "from_module",
     "from_state_dict",
     "heads",
+    "hidden_states",
     "inner",
+    "layer_similarity",
     "load",
     "log_inner",
     "network",

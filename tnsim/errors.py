@@ -86,7 +86,7 @@ class MissingExtra(TnsimError, ImportError):
 
     Args:
         package: Package that is not installed.
-        extra: Extra of tnsim that installs the package.
+        extra: Extra of tnsim that installs the package; None where no extra does.
         purpose: Purpose of the package, as the beginning of the message.
 
     Example:
@@ -94,13 +94,14 @@ class MissingExtra(TnsimError, ImportError):
         reading config.yaml needs pyyaml, which is not installed: run  pip install 'tnsim[yaml]'
     """
 
-    def __init__(self, package: str, extra: str, purpose: str):
+    def __init__(self, package: str, extra: str | None, purpose: str):
+        wanted = package if extra is None else f"'tnsim[{extra}]'"
         super().__init__(
-            f"{purpose} needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'"
+            f"{purpose} needs {package}, which is not installed: run  pip install {wanted}"
         )
         self._parts = (package, extra, purpose)
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type, tuple[str, str | None, str]]:
         return type(self), self._parts  # a worker's error reaches the caller by pickle
 
 
@@ -124,8 +125,8 @@ class StoreWarning(UserWarning):
     """A store that is not finished, or that lost records, which are computed again."""
 
 
-class GramWarning(UserWarning):
-    """Similarities that no set of vectors can have.
+class NegativeEigenvalueWarning(UserWarning):
+    """A matrix of similarities with a negative eigenvalue, which no set of vectors has.
 
     Such similarities come from a closure, from float32 or from a baseline that is no inner product.
     """

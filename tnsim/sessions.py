@@ -248,6 +248,7 @@ class Session:
         programs: Compiled programs, by program and shapes.
         blocks: Prepared models, by run and content.
         belongings: Values made of models: kinds of their layers, arrays on the device.
+        bound: Plans of small steps with memory of their own, ready to run; at most 128 MiB.
 
     Example:
         >>> import tnsim
@@ -278,6 +279,7 @@ class Session:
             block_bytes, lambda block: block.nbytes
         )
         self.belongings = WeakCache(device_bytes)
+        self.bound: LRUCache[Hashable, Any] = LRUCache(2**27, lambda bound: bound.nbytes)
 
     def clear(self) -> None:
         """Empty all caches; later calls fill them again."""
@@ -285,6 +287,7 @@ class Session:
         self.programs.clear()
         self.blocks.clear()
         self.belongings.clear()
+        self.bound.clear()
 
 
 _default = Session()

@@ -1,9 +1,9 @@
-"""Small HTML tables for notebooks, with all text escaped."""
+"""Properties as a reader gets them: small HTML tables for notebooks, and attributes in words."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -28,6 +28,30 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
     for name, *values in rows:
         lines.append(f"<tr>{_cells('th', [name])}{_cells('td', values)}</tr>")
     return f"<table>{''.join(lines)}</table>"
+
+
+def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Attributes of a result with `yes`, `no` and `none` in the place of 1, 0 and an empty list.
+
+    Files hold numbers there, because formats such as netCDF know no truth values.
+
+    Args:
+        attributes: Attributes by name.
+
+    Returns:
+        The same names, in the same order.
+
+    Example:
+        >>> in_words({"metric": "gaussian", "exact": 1, "symmetric": 0, "caveats": []})
+        {'metric': 'gaussian', 'exact': 'yes', 'symmetric': 'no', 'caveats': 'none'}
+    """
+    said = dict(attributes)
+    for name in ("exact", "symmetric"):
+        if name in said:
+            said[name] = "yes" if said[name] else "no"
+    if "caveats" in said and len(said["caveats"]) == 0:
+        said["caveats"] = "none"
+    return said
 
 
 def _cells(tag: str, texts: Iterable[Any]) -> str:

@@ -381,7 +381,7 @@ def along(route: str) -> Iterator[None]:
 
     def forced(*arguments: Any) -> Any:
         found = plan(*arguments)
-        name = run_plan.FEATURES if route.endswith("features") else run_plan.RECURSION
+        name = run_plan.FEATURES if route.endswith("features") else run_plan.CONTRACTIONS
         if all(one.route != name for one in found.plan.routes):
             raise NotOffered
         return found._replace(plan=dataclasses.replace(found.plan, route=name))
@@ -436,22 +436,22 @@ def interpreted() -> Iterator[None]:
 
         def on_host(given: Any) -> Any:
             found = by_numpy(plan, given)
-            return found.values, list(found.logs.values())
+            return found.values, list(found.exponents.values())
 
         def lowered(given: Any) -> Any:
             found = run(plan, given, backend, over)
-            return found.values, list(found.logs.values())
+            return found.values, list(found.exponents.values())
 
         shapes = jax.eval_shape(lowered, dict(arrays))
         given = {name: arrays[name] for name in plan.shapes}
-        values, logs = jax.pure_callback(
+        values, exponents = jax.pure_callback(
             lambda x: jax.tree.map(lambda y, s: np.asarray(y, s.dtype), on_host(x), shapes),
             shapes,
             given,
             vmap_method="sequential",
         )
         return execution.Result(
-            values, dict(zip(plan.log_weights, logs, strict=True)), plan.log_weights
+            values, dict(zip(plan.scale_weights, exponents, strict=True)), plan.scale_weights
         )
 
     with (

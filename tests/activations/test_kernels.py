@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 
+from tnsim import ModelError
 from tnsim.activations.activation import ACTIVATIONS, Activation, activation, jump_relu, leaky_relu
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Units, first_moments, kernel
 from tnsim.activations.normal import owens_t
 from tnsim.activations.pairs import pair_values
-from tnsim.errors import ModelError
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
 QUICK = ("relu", "relu")

@@ -16,7 +16,7 @@ from stored_runs import compare, contents
 
 import tnsim
 from tnsim.all_pairs import work
-from tnsim.engine.scaled import LogScaled
+from tnsim.scaled import ScaledSum
 
 
 class Here:
@@ -96,10 +96,10 @@ FORM = (
         (failed, r"a task failed on the executor \(ValueError: bad luck\)"),
         (no_future, r"Here.submit must return a future, found int"),
         (returns(None), "the executor returned NoneType of another form"),
-        (returns(LogScaled(ONES.astype("float32"), ONES, ONES)), FORM),
-        (returns(LogScaled(NAN[..., None] * np.ones(2), NAN, NAN[..., None] * np.ones(2))), FORM),
-        (returns(LogScaled(np.ones((2, 2, 2)), np.ones((2, 2)), np.ones((2, 2, 2)))), FORM),
-        (returns(LogScaled(np.ones((3, 2)), np.ones(3), np.zeros(3))), FORM),
+        (returns(ScaledSum(ONES.astype("float32"), ONES, ONES)), FORM),
+        (returns(ScaledSum(NAN[..., None] * np.ones(2), NAN, NAN[..., None] * np.ones(2))), FORM),
+        (returns(ScaledSum(np.ones((2, 2, 2)), np.ones((2, 2)), np.ones((2, 2, 2)))), FORM),
+        (returns(ScaledSum(np.ones((3, 2)), np.ones(3), np.zeros(3))), FORM),
     ],
 )
 @pytest.mark.parametrize("at", [2, 7])  # among the norms, among the tiles

@@ -39,10 +39,36 @@ def test_all_pairs_with_functions_and_differences(rng):
     agrees(across, several[:2], mixed[3:], metric)
     plan = tnsim.plan_pairwise(mixed, metric)
     assert plan.route == "forward passes" and plan.pairs == 21
-    with pytest.raises(tnsim.ModelError, match="plain functions have none that are known"):
-        tnsim.pairwise(mixed, metric, store="nowhere")
     with pytest.raises(tnsim.ModelError, match=r"use tnsim.Empirical\(inputs\), found Gaussian"):
         tnsim.pairwise(mixed)
+
+
+def test_functions_and_modules_in_stores(rng, tmp_path):
+    """Told by their outputs on the inputs, in every process alike: stores go on and grow."""
+    torch = pytest.importorskip("torch")
+    metric, store = tnsim.Empirical(rng.normal(size=(1500, 3))), tmp_path / "store.zarr"
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU()) for _ in range(3)]
+    weights = rng.normal(size=(3, 4))
+
+    def functions():
+        """Other objects each time, as another process has them."""
+        return [*nets, tnsim.Model([tnsim.Linear(weights.T)]), lambda x: np.tanh(x @ weights)]
+
+    first = tnsim.pairwise(functions(), metric, store=store)
+    log = (store / "computed.log").read_text()
+    assert tnsim.pairwise(functions(), metric, store=store).identical(first)
+    assert (store / "computed.log").read_text() == log
+    several = functions()
+    agrees(first, several, several, metric)
+    more = [*functions(), lambda x: np.sin(x @ weights)]
+    found = tnsim.pairwise(more, metric, store=store)
+    assert (found.similarity.values[:5, :5] == first.similarity.values).all()
+    agrees(found, more, more, metric)
+    with torch.no_grad():
+        nets[1][0].weight[0, 0] += 1e-3
+    with pytest.raises(tnsim.StoreMismatch, match=r"other weights for 1 \(side a, number 1\)"):
+        tnsim.pairwise(more, metric, store=store)
 
 
 def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):

@@ -115,7 +115,7 @@ def test_features(case, metric, rng, route):
     ],
 )
 def test_recursion(case, metric, slices, rng, route):
-    route(costs.RECURSION)
+    route(costs.CONTRACTIONS)
     a, b = cases.pair((cases.SHALLOW | cases.DEEP | cases.UNEVEN)[case], rng)
     metric = METRICS[metric](rng)
     found = tnsim.pairwise([a, b], metric, slices=slices)
@@ -361,7 +361,7 @@ def test_ranges(rng, route):
     for dtype, rtol, reason in (("float64", 1e-12, None), ("float32", 1e-5, "float32")):
         found = tnsim.pairwise([huge, a], dtype=dtype)
         assert_close(found.similarity[0, 1], 1, rtol=rtol, limited_by=reason)
-    route(costs.RECURSION)
+    route(costs.CONTRACTIONS)
     far = tnsim.Gaussian(cov=np.full(3, 1e30))  # beyond float32 after one product of inputs
     wanted = tnsim.pairwise([huge, b], tnsim.Gaussian()).similarity  # f(c x) = c^2 f(x)
     found = tnsim.pairwise([huge, b], far, dtype="float32").similarity
@@ -391,10 +391,10 @@ def test_the_cheaper_route_is_planned():
     assert narrow.route == "features" and (narrow.pairs, narrow.tiles) == (210, 1)
     legs, form, trace = 2 * 64 * 32 * 32, 5 * 64 * 32 * 32, 64 * (32 + 5)
     assert narrow.multiplications == 20 * (legs + form + trace) + 210 * 5 * (1 + 32 * 33 // 2)
-    assert plan(784, 32, 62).route == "recursion"
+    assert plan(784, 32, 62).route == "contractions"
     assert plan(8, 16, 3, depth=2).route == "features"
     deep = plan(64, 4, 3, depth=2)
-    assert deep.route == "recursion" and deep.seconds > 0 and deep.peak_bytes > 0
+    assert deep.route == "contractions" and deep.seconds > 0 and deep.peak_bytes > 0
     assert all(
         word in str(deep)
         for word in (
@@ -414,7 +414,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     def make(count):
         return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
 
-    route(costs.RECURSION)
+    route(costs.CONTRACTIONS)
     tnsim.pairwise(make(8))
     traced = []
     monkeypatch.setattr(
@@ -481,4 +481,4 @@ def test_a_batch_of_pairs_is_within_the_budget(rng):
     budget = tnsim.Budget(memory_bytes=pair.peak_bytes)
     few = tnsim.plan_pairwise(models, tnsim.GaussianClosure(), budget=budget)
     weights = 6 * few.tile * models[0].parameters * 8  # models are no part of a budget
-    assert few.route == "recursion" and few.peak_bytes - weights <= 2 * pair.peak_bytes
+    assert few.route == "contractions" and few.peak_bytes - weights <= 2 * pair.peak_bytes

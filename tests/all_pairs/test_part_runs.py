@@ -9,10 +9,11 @@ import transformer_cases as cases
 from closeness import assert_close
 from commands import command
 from pyarrow import parquet
+from stored_runs import Stopping
 from transformer_cases import written
 
 import tnsim
-from tnsim.analysis import figures
+from tnsim import figures
 
 CONFIG = {**cases.CONFIGS["gpt_neox"], "hidden_act": "quick_gelu"}
 
@@ -42,6 +43,25 @@ def test_a_run_over_parts_is_the_run_of_every_part(run, tmp_path):
     pair = parts[label][0], parts[label][2]
     assert_close(one.similarity.sel(a=0, b=200).item(), tnsim.similarity(*pair), scale=1.0)
     assert np.array_equal(tnsim.open_pairwise(tmp_path / "store").similarity, result.similarity)
+
+
+def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
+    """Stopped in the second part, whose later pairs are missing, and not its earlier pairs."""
+    series, store = tnsim.load(run), tmp_path / "store"
+    first = tnsim.pairwise(tnsim.parts(series[:2], ["ov"]), store=store)
+    with pytest.raises(tnsim.ExecutorError):
+        tnsim.pairwise(tnsim.parts(series, ["ov"]), store=store, executor=Stopping(4))
+    with pytest.warns(tnsim.StoreWarning, match="not finished: .*layer 1 head 0 ov: later models"):
+        shown = tnsim.open_pairwise(store)
+    assert shown.similarity.shape == (4, 3, 3)
+    assert np.array_equal(shown.similarity[:, :2, :2], first.similarity)
+    missing = np.isnan(shown.similarity.values).reshape(4, -1).sum(1)
+    assert missing[0] == 0 and missing[-1] == 5 and set(missing) <= {0, 4, 5}
+    found = tnsim.pairwise(tnsim.parts(series, ["ov"]), store=store)
+    whole = tnsim.pairwise(tnsim.parts(series, ["ov"]))
+    assert_close(found.similarity, whole.similarity, scale=1.0)
+    assert np.array_equal(found.similarity[:, :2, :2], first.similarity)
+    assert tnsim.open_pairwise(store).identical(found)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from sample_runs import blocks
 
 import tnsim
+from tnsim import report
 from tnsim.all_pairs import result as result_module
-from tnsim.analysis import report
 from tnsim.files import replacing
 
 WRITERS = {

@@ -2,13 +2,13 @@
 
 import itertools
 
+import matplotlib.text
 import numpy as np
 import pytest
-from closeness import assert_close
 from sample_runs import SHIPPED, blocks, shipped
 
 import tnsim
-from tnsim.analysis import baselines, figures, reading
+from tnsim import baselines, figures, reading
 
 
 @pytest.fixture
@@ -108,7 +108,8 @@ def test_trajectories(run):
         and len(before.get_xdata()) == 12
     )
     assert (
-        len(figure.legends[0].get_texts()) == 4 and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
+        len(figure.axes[0].get_legend().get_texts()) == 4
+        and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
     )
 
 
@@ -183,23 +184,188 @@ def test_refusals(run):
             call()
 
 
-def test_pictures_of_parts_draw_on_given_axes():
-    labels = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]
-    values = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
-    wires = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
-    table = np.outer([1.0, 0.5], values)
-    drawings = {
-        "shares": lambda ax: figures.shares(labels, values, abs(values), most=3, ax=ax),
-        "heads": lambda ax: figures.layers_and_heads(labels, values, ax=ax),
-        "run": lambda ax: figures.shares_over_training(["0", "1"], labels, table, ax=ax),
-        "edges": lambda ax: figures.edges(wires, values[:3], ax=ax),
-    }
-    whole, grid = figures.new_figure(nrows=2, ncols=2)
-    for (name, draw), axes in zip(drawings.items(), grid.flat, strict=True):
-        assert draw(axes) is whole, name
-        assert axes.has_data(), name
-        assert draw(None) is not whole, name
-    bars = [float(bar.get_width()) for bar in grid[0, 0].patches]
-    assert_close(
-        bars, [0.5, 0.3, 0.2, 0.0], scale=1.0, rtol=1e-12
-    )  # the last is the sum of the others
+LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]
+VALUES = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
+WIRES = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]
+DEPTHS = {
+    "multiplications": 900,
+    "paper_multiplications": 1000,
+    "unrolled_multiplications": 4000,
+    "milliseconds": 0.5,
+    "hand_milliseconds": 0.4,
+}
+BOTH = ["similarity", "weight_cosine"]
+
+
+def every_plot(run):
+    """Each public plot by name, with the number of its panels and whether it has a range of values."""
+    train = np.linspace(0, 1, len(run.a))
+    curved = run.assign(train_accuracy=("a", train), validation_accuracy=("a", train**2))
+    strips = [("train_accuracy", "validation_accuracy"), "log_norm_a"]
+    model = tnsim.load(SHIPPED)[0]
+    network = tnsim.network(model)
+    matrix = run.similarity.values
+    part = (
+        run.similarity.expand_dims(part=["qk", "ov"])
+        .to_dataset()
+        .assign_coords(kind=("part", ["qk", "ov"]), layer=("part", [0, 0]), head=("part", [0, 0]))
+    )
+    rows = [{"depth": depth, **DEPTHS} for depth in (1, 2)]
+
+    def pairwise(kind, *variables):
+        data = part if kind == "parts" else run
+        return lambda **drawing: figures.pairwise(data, kind, variables or "similarity", **drawing)
+
+    return {
+        "heatmap": (1, True, lambda **d: figures.heatmap(matrix, list(map(str, train)), **d)),
+        "contributions": (
+            1,
+            True,
+            lambda **d: figures.contributions(VALUES[None], ["all"], LABELS, **d),
+        ),
+        "shares": (1, True, lambda **d: figures.shares(LABELS, VALUES, abs(VALUES), most=3, **d)),
+        "layers and heads": (1, True, lambda **d: figures.layers_and_heads(LABELS, VALUES, **d)),
+        "shares over training": (
+            1,
+            True,
+            lambda **d: figures.shares_over_training(
+                ["0", "1"], LABELS, np.outer([1.0, 0.5], VALUES), {"accuracy": [0, 1]}, **d
+            ),
+        ),
+        "edges": (1, True, lambda **d: figures.edges(WIRES, VALUES[:3], **d)),
+        "network": (1, False, lambda **d: figures.draw(network, **d)),
+        "depth": (2, False, lambda **d: figures.depth(rows, "costs", **d)),
+        "scatter grid": (
+            2,
+            True,
+            lambda **d: figures.scatter_grid(
+                {"one": (matrix, matrix), "two": (matrix, matrix**3)}, "x", "y", **d
+            ),
+        ),
+        "curves": (2, True, lambda **d: figures.curves_over_training(curved, strips, (4,), **d)),
+        "curves above": (2, True, lambda **d: figures.pairwise(curved, "heatmap", BOTH, (4,), strips, **d)),
+        "heatmaps": (2, True, pairwise("heatmap", *BOTH)),
+        "trajectory": (1, True, pairwise("trajectory", *BOTH)),
+        "slices": (6, True, pairwise("slices")),
+        "mds": (2, False, pairwise("mds", *BOTH)),
+        "dendrogram": (2, True, pairwise("dendrogram", *BOTH)),
+        "scatter": (1, True, pairwise("scatter", *BOTH)),
+        "parts": (2, True, pairwise("parts")),
+    }  # fmt: skip
+
+
+PLOTS = (
+    *("heatmap", "contributions", "shares", "layers and heads", "shares over training", "edges"),
+    *("network", "depth", "scatter grid", "curves", "curves above", "heatmaps", "trajectory"),
+    *("slices", "mds", "dendrogram", "scatter", "parts"),
+)
+
+
+def shown_range(axes):
+    """Ends of the colours or, without an image, of both axes."""
+    if axes.images:
+        return [axes.images[0].get_clim()]
+    return [axes.get_xlim(), axes.get_ylim()]
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_plot_takes_axes_size_colours_and_range(run, name):
+    plots = every_plot(run)
+    assert tuple(plots) == PLOTS
+    panels, has_range, plot = plots[name]
+    assert plot(figsize=(7, 5)).get_size_inches().tolist() == [7, 5]
+    whole, grid = figures.new_figure(ncols=panels + 1, squeeze=False, figsize=(4 * panels, 4))
+    given = list(grid[0, 1:])
+    assert plot(ax=given) is whole
+    assert all(axes.has_data() for axes in given) and not grid[0, 0].has_data()
+    if panels == 1:
+        assert plot(ax=grid[0, 0]) is whole
+    coloured = plot(cmap="magma")
+    assert coloured.axes[0].has_data()
+    if coloured.axes[0].images:
+        assert coloured.axes[0].images[0].get_cmap().name == "magma"
+    if not has_range:
+        with pytest.raises(tnsim.ResultError, match="has no range of values that vmax could end"):
+            plot(vmax=0.7)
+        return
+    figure = plot(vmin=-0.4, vmax=0.7)
+    if name != "edges":  # the range of widths of lines
+        assert all((-0.4, 0.7) in shown_range(axes) for axes in figure.axes[:panels])
+    with pytest.raises(tnsim.ResultError, match="vmin is below vmax, found a range from 2 to 1"):
+        plot(vmin=2.0, vmax=1.0)
+
+
+@pytest.mark.parametrize(
+    "drawing, message",
+    [
+        ({"axes": 1}, "a plot takes ax, figsize, cmap, vmin, vmax beside arguments of its own"),
+        ({"ax": [1]}, r"ax is axes of matplotlib, found int: figure, ax = plt\.subplots\(\)"),
+        ({"cmap": "no map"}, "cmap is the name of a colour map of matplotlib.*found 'no map'"),
+        ({"vmin": "0"}, "vmin is a number, found '0'"),
+        ({"vmax": float("nan")}, "vmax is a number, found nan"),
+    ],
+)
+def test_what_cannot_be_drawn_with(run, drawing, message):
+    with pytest.raises(tnsim.ResultError, match=message):
+        run.tnsim.plot(**drawing)
+
+
+def test_axes_and_panels_are_as_many(run):
+    _, grid = figures.new_figure(ncols=2)
+    with pytest.raises(tnsim.ResultError, match=r"this picture has 1 panel, found 2 axes: give 1"):
+        run.tnsim.plot(ax=grid)
+    with pytest.raises(tnsim.ResultError, match="leave out figsize, or leave out ax"):
+        run.tnsim.plot(ax=grid[0], figsize=(3, 3))
+
+
+def inside(box, points):
+    return [(x, y) for x, y in points if box.x0 < x < box.x1 and box.y0 < y < box.y1]
+
+
+def covered(figure):
+    """Points of curves, in pixels, that lie behind a legend; points between two values included."""
+    figure.canvas.draw()
+    behind = []
+    every = [child for axes in figure.axes for child in (axes, *axes.child_axes)]
+    for legend in (axes.get_legend() for axes in every if axes.get_legend()):
+        box = legend.get_window_extent()
+        for axes in every:
+            for line in axes.lines:
+                ends = line.get_transform().transform(line.get_xydata())
+                steps = np.linspace(0, 1, 20)[:, None]
+                between = [p + steps * (q - p) for p, q in itertools.pairwise(ends)]
+                behind += inside(box, np.concatenate(between)) if between else []
+    return behind
+
+
+@pytest.mark.parametrize("name", ["shares over training", "edges", "depth", "curves", "curves above", "trajectory"])  # fmt: skip
+def test_a_legend_covers_no_curve_and_no_title(run, name):
+    panels, _, plot = every_plot(run)[name]
+    _, grid = figures.new_figure(ncols=panels, squeeze=False, figsize=(5 * panels, 5))
+    for figure in (plot(), plot(ax=grid[0])):
+        assert covered(figure) == []
+        for axes in (child for top in figure.axes for child in (top, *top.child_axes)):
+            if axes.get_legend() and axes.get_title():
+                legend = axes.get_legend().get_window_extent()
+                assert legend.y1 <= axes.title.get_window_extent().y0
+
+
+NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%"]
+
+
+def test_names_are_written_letter_by_letter():
+    """Two dollar signs are no formula, and half of a surrogate pair is an escape."""
+    three = np.eye(3)
+    titled = {"title": NAMES[1]}
+    drawn = [
+        figures.heatmap(three, NAMES, **titled),
+        figures.contributions(three, NAMES, NAMES, names=(NAMES[0], NAMES[1]), **titled),
+        figures.shares(NAMES, three[0], **titled),
+        figures.shares_over_training(NAMES, NAMES, three, {NAMES[0]: three[0]}, **titled),
+        figures.edges([f"{name} > Q of {name}" for name in NAMES], three[0], **titled),
+    ]
+    for figure in drawn:
+        figure.canvas.draw()  # a letter that no font has is a warning, which fails a test
+        texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+        assert any(r"loss_\$x\$ in \$" in text or r"loss \$x\$ in \$" in text for text in texts)
+        assert any(r"file\udcff.pt" in text for text in texts)

@@ -11,8 +11,8 @@ import xarray as xr
 from closeness import assert_close
 from sample_runs import blocks
 
+from tnsim import reading, report
 from tnsim.all_pairs import result
-from tnsim.analysis import reading, report
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="needs Chromium")
 PHONE = 400
@@ -284,6 +284,29 @@ def test_long_and_hostile_names_do_no_harm(show, width):
     assert window.run("document.querySelector('img')") is None
     assert window.run("document.scrollingElement.scrollWidth <= innerWidth")
     assert HOSTILE in download(window, "csv")[1].decode()
+
+
+@pytest.mark.parametrize("width", [1400, PHONE])
+def test_no_row_of_the_provenance_is_cut(show, width):
+    run = run_of([3, 3]).assign_attrs(
+        plan="recursion: 8.66e+08 multiplications in 1 tiles of 20 x 20, and what else is to be said",
+        metric_parameters="standard",
+        caveats=[],
+    )
+    window = show(run, width=width)
+    rows = window.run("""[...byId("provenance").rows].map(
+        (row) => [...row.cells].map((cell) => cell.scrollWidth <= cell.clientWidth + 1))""")
+    assert len(rows) >= 5 and all(all(row) for row in rows)
+    edge = window.run("byId('provenance').getBoundingClientRect().right - innerWidth")
+    assert edge <= 0
+    said = dict(
+        window.run("[...byId('provenance').rows].map((r) => [...r.cells].map((c) => c.innerText))")
+    )
+    assert (said["exact"], said["caveats"], said["metric parameters"]) == (
+        "yes",
+        "none",
+        "standard",
+    )
 
 
 @pytest.mark.parametrize("width", [1400, PHONE])

@@ -11,7 +11,7 @@ from closeness import assert_close
 from sample_runs import SHIPPED, blocks, result, shipped
 
 import tnsim
-from tnsim.analysis import baselines, reading
+from tnsim import baselines, reading
 
 
 def test_block_score_by_hand():
@@ -168,9 +168,11 @@ def test_mds_gives_the_chords_back(rng):
 
 def test_what_is_no_gram_matrix_is_named():
     impossible = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
-    with pytest.warns(tnsim.GramWarning, match="matrix has the eigenvalue -0.8"):
+    with pytest.warns(tnsim.NegativeEigenvalueWarning, match="matrix has the eigenvalue -0.8"):
         assert reading.spectrum(impossible)[0] < 0
-    with pytest.warns(tnsim.GramWarning, match="of the spectrum of the matrix is negative"):
+    with pytest.warns(
+        tnsim.NegativeEigenvalueWarning, match="of the spectrum of the matrix is negative"
+    ):
         assert reading.mds(impossible).negative > 0.05
 
 

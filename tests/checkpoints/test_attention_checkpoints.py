@@ -184,7 +184,7 @@ def test_pairwise_of_sequences(metric, rng):
         for _ in range(3)
     ]
     result = tnsim.pairwise(models, metric)
-    assert result.attrs["plan"].startswith("recursion")
+    assert result.attrs["plan"].startswith("contractions")
     assert_close(
         float(result.similarity[0, 1]),
         tnsim.similarity(models[0], models[1], metric),

@@ -34,7 +34,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
         for word in ("similarity", "inspect", "plan", "convert", "demo", "bench")
     )
     code = (
-        "import sys, tnsim.cli; print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
+        "import sys, tnsim.cli.app\n"
+        "print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
     )
     assert (
         subprocess.run(

@@ -12,8 +12,8 @@ from commands import command
 from sample_runs import blocks
 
 import tnsim
+from tnsim import figures
 from tnsim.all_pairs import store
-from tnsim.analysis import figures
 from tnsim.checkpoints.formats import INDEX
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import tiling

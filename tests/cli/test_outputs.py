@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from sample_runs import blocks
 
 import tnsim
+from tnsim import report
 from tnsim.all_pairs import result
-from tnsim.analysis import report
 from tnsim.files import PNG, check_replaceable
 
 FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}

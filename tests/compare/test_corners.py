@@ -8,7 +8,7 @@ from oracles import bilinear, expected_products, linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.models.origin import Origin
+from tnsim import Origin
 
 WHOLE = [tnsim.Gaussian(), tnsim.Symmetric()]
 LAYERED = [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()]

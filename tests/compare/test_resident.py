@@ -16,6 +16,8 @@ from tnsim import Session, session, using
 from tnsim.compare import inner_products, resident
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
+from tnsim.problems import state_sizes
+from tnsim.problems.conditioning import amplification
 from tnsim.problems.families import LayerWise
 from tnsim.sessions import WeakCache
 
@@ -112,6 +114,22 @@ def test_a_model_is_laid_out_once_for_each_dtype(rng, monkeypatch):
     assert len(counted) == 3
     tnsim.similarity(a, b, tree, dtype="float32")
     assert len(counted) == 5
+
+
+def test_the_conditioning_of_a_model_is_measured_once(rng, monkeypatch):
+    counted = []
+
+    def counting(model, metric):
+        counted.append(model)
+        return amplification(model, metric)
+
+    monkeypatch.setattr(resident, "amplification", counting)
+    monkeypatch.setattr(state_sizes, "amplification", counting)
+    a, b, c = (model_of(rng) for _ in range(3))
+    for other in (b, c):
+        tnsim.similarity(a, other, tnsim.TreeSymmetric())
+    assert len(counted) >= 3  # a model and the same model in another gauge, which is a new model
+    assert len(counted) == len(set(map(id, counted)))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import tnsim
+from tnsim import using
 from tnsim.compare.planned import affordable, plan_for
 from tnsim.compare.request import ALL, CROSS
 from tnsim.engine.search import paths, progress
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.problems.families import choose
-from tnsim.sessions import using
 
 
 def stack(depth, width, rank=None, outputs=None):

@@ -16,8 +16,8 @@ import tnsim
 from tnsim.all_pairs import run_plan
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
-from tnsim.engine.scaled import LogScaled
 from tnsim.problems.conditioning import regauged
+from tnsim.scaled import ScaledSum
 
 ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
 METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}
@@ -365,8 +365,8 @@ def test_the_bound_of_three_layers_is_of_use(metric, cancels, cosines, rng):
 def test_sizes_magnify_rounding(dtype):
     """A norm that is a thousandth of its size loses three digits."""
     rounding = Arithmetic(2, dtype).rounding
-    one = LogScaled(np.array(1.0), np.array(0.0), np.array(1.0))
-    small = LogScaled(np.array(1e-3), np.array(0.0), np.array(1.0))
+    one = ScaledSum(np.array(1.0), np.array(0.0), np.array(1.0))
+    small = ScaledSum(np.array(1e-3), np.array(0.0), np.array(1.0))
     plain = precision.cosine(one._replace(mantissa=np.array(0.5)), one, one, Arithmetic(2, dtype))
     assert_close(
         plain.error,
@@ -374,7 +374,7 @@ def test_sizes_magnify_rounding(dtype):
         rtol=1e-2,
         limited_by="a bound of two terms, of which the test states the larger",
     )
-    product = LogScaled(np.array(5e-4), np.array(0.0), np.array(1.0))
+    product = ScaledSum(np.array(5e-4), np.array(0.0), np.array(1.0))
     found = precision.cosine(product, small, small, Arithmetic(2, dtype))
     assert_close(
         found.error,
@@ -387,9 +387,9 @@ def test_sizes_magnify_rounding(dtype):
 def test_a_norm_without_digits_is_not_called_zero():
     """A negative squared norm is rounding: what cancels need not be the zero function."""
     one = np.float64(1.0)
-    lost = LogScaled(np.float64(-1e-18), np.float64(0.0), one)
+    lost = ScaledSum(np.float64(-1e-18), np.float64(0.0), one)
     with pytest.raises(tnsim.ResultError, match="squared norm of the model has no digits left: "):
         precision.check_norm(lost, "the model", False, Arithmetic(4, "float64"))
-    zero = LogScaled(np.float64(0.0), np.float64(0.0), one)
+    zero = ScaledSum(np.float64(0.0), np.float64(0.0), one)
     with pytest.raises(tnsim.ModelError, match="the model is the zero function"):
         precision.check_norm(zero, "the model", False, Arithmetic(4, "float64"))

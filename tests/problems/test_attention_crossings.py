@@ -4,6 +4,7 @@ Plans run on NumPy, forward and backward: `eager` gives JAX the derivative of a 
 finds by running them one by one, so nothing is compiled.
 """
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ import tnsim
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.metrics.points import Reading
+from tnsim.scaled import scale_exponent
 
 N = 2  # positions
 
@@ -86,13 +88,19 @@ def eager(monkeypatch):
     run = execution.run
 
     def on_torch(plan, arrays):
-        values, logs = dict(arrays), {}
-        for n, stage in enumerate(plan.stages):
+        values = dict(arrays)
+        for stage in plan.stages:
+            program = plan.programs[stage.program]
             inputs = [values[name] for name in stage.inputs]
-            outputs, scales = run_program(plan.programs[stage.program], inputs)
+            outputs, _ = run_program(dataclasses.replace(program, scales=(), powers=()), inputs)
+            # Scales are constants to derivatives, so they are read off numbers.
+            numbers = [x.detach().numpy() for x in outputs]
+            scales = [2.0 ** scale_exponent(numbers[n], power) for n, power in program.scales]
+            for n, powers in enumerate(program.powers):
+                for slot, power in powers:
+                    outputs[n] = outputs[n] / float(scales[slot] ** power)
             values.update(zip(stage.outputs, outputs, strict=True))
-            logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
-        return [values[name] for name in plan.outputs], [logs[key] for key in plan.log_weights]
+        return [values[name] for name in plan.outputs]
 
     def traced(plan, arrays, backend="jax", over=None):
         if not any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
@@ -102,13 +110,16 @@ def eager(monkeypatch):
         def forward(inputs):
             found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "numpy")
             values = [np.asarray(found.values[name]) for name in plan.outputs]
-            return (values, [np.asarray(found.logs[key]) for key in plan.log_weights]), inputs
+            return (
+                values,
+                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
+            ), inputs
 
         @torch.enable_grad()
         def backward(inputs, slopes):
             tensors = [torch.tensor(np.asarray(x), requires_grad=True) for x in inputs]
-            found = itertools.chain(*on_torch(plan, dict(zip(names, tensors, strict=True))))
-            slopes = [torch.tensor(np.asarray(x)) for x in itertools.chain(*slopes)]
+            found = on_torch(plan, dict(zip(names, tensors, strict=True)))
+            slopes = [torch.tensor(np.asarray(x)) for x in slopes[0]]
             moving = [(x, y) for x, y in zip(found, slopes, strict=True) if x.requires_grad]
             ends, weights = ([one[n] for one in moving] for n in (0, 1))
             gradients = torch.autograd.grad(ends, tensors, weights, allow_unused=True)
@@ -117,11 +128,11 @@ def eager(monkeypatch):
 
         differentiable = jax.custom_vjp(lambda inputs: forward(inputs)[0])
         differentiable.defvjp(forward, backward)
-        values, logs = differentiable([arrays[name] for name in names])
+        values, exponents = differentiable([arrays[name] for name in names])
         return execution.Result(
             dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.log_weights, logs, strict=True)),
-            plan.log_weights,
+            dict(zip(plan.scale_weights, exponents, strict=True)),
+            plan.scale_weights,
         )
 
     monkeypatch.setattr(execution, "run", traced)
@@ -472,7 +483,7 @@ def one_by_one(monkeypatch):
             found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "numpy")
             return (
                 [np.asarray(found.values[name]) for name in plan.outputs],
-                [np.asarray(found.logs[key]) for key in plan.log_weights],
+                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
             )
 
         inputs = [arrays[name] for name in names]
@@ -480,11 +491,11 @@ def one_by_one(monkeypatch):
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
             forward(*(np.ones(x.shape, x.dtype) for x in inputs)),
         )
-        values, logs = jax.pure_callback(forward, shapes, *inputs, vmap_method="sequential")
+        values, exponents = jax.pure_callback(forward, shapes, *inputs, vmap_method="sequential")
         return execution.Result(
             dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.log_weights, logs, strict=True)),
-            plan.log_weights,
+            dict(zip(plan.scale_weights, exponents, strict=True)),
+            plan.scale_weights,
         )
 
     monkeypatch.setattr(execution, "run", batched)

@@ -184,7 +184,7 @@ def test_routes_beside_each_other(rng):
     some = deep(rng, 3)
     plan = tnsim.plan_pairwise(some)
     (other,) = plan.others
-    assert (plan.route, other.route) == ("features", "recursion")
+    assert (plan.route, other.route) == ("features", "contractions")
     assert plan.multiplications < other.multiplications and other.seconds > 0
     assert f"or recursion     {other.multiplications:.3g} multiplications" in str(plan)
     few = tnsim.Budget(multiplications=10)
@@ -196,7 +196,7 @@ def test_routes_beside_each_other(rng):
 def test_long_vectors_are_left_to_plans(rng):
     wide = tnsim.Model([bilinear(rng, 200, 2, 2), bilinear(rng, 2, 2, 1)])
     assert spaces([kinds(wide)], tnsim.Gaussian())[0].length == packed.count(200, 4) + 20101
-    assert tnsim.plan_pairwise([wide, wide + 0.0 * wide]).route == "recursion"
+    assert tnsim.plan_pairwise([wide, wide + 0.0 * wide]).route == "contractions"
     deeper = tnsim.Model([bilinear(rng, 2, 2, 2)] * 4)
     assert spaces([kinds(deeper)], tnsim.Gaussian()) == ()
     assert spaces([kinds(wide)], tnsim.GaussianClosure()) == ()

@@ -88,7 +88,7 @@ def products():
         result = execution.run(plan, {name: known[name] for name in plan.shapes}, "numpy")
         return [
             float(result.values[p.group])
-            * math.exp(execution.log_of(result, dict(plan.scales[p.group])))
+            * 2.0 ** execution.exponent_of(result, dict(plan.scales[p.group]))
             for p in PAIRS
         ]
 

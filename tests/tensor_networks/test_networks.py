@@ -7,7 +7,7 @@ import quimb.tensor as qtn
 from closeness import assert_close
 
 import tnsim
-from tnsim.analysis import figures
+from tnsim import figures
 
 ALL = cases.SHALLOW | cases.DEEP
 

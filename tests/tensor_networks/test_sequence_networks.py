@@ -10,7 +10,7 @@ from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
 import tnsim
-from tnsim.analysis import figures
+from tnsim import figures
 
 ROLES = ("Q1", "K1", "Q2", "K2", "V", "O", "MASK")
 

@@ -1,7 +1,7 @@
 """Planned contractions for many pairs at once.
 
-One plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
-shapes share one compiled program whatever the number of pairs.
+A plan per pair of shapes runs on stacks of weights, mapped over rows and columns, and equal
+shapes share a single compiled program whatever the number of pairs.
 
 A plan is cut into shares (`engine.passes.hoisting`). An own share is the part that reads one model
 only: it is computed once per model and stays in the model's `Stack`. A pair then costs the crossing
@@ -34,32 +34,33 @@ from tnsim.engine.runtime.devices import mesh, replicated, spread
 from tnsim.engine.runtime.execution import Backend, Result
 from tnsim.engine.runtime.rates import BACKENDS, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
-from tnsim.engine.scaled import (
-    LogScaled,
-    add,
-    contribution,
-    magnified,
-    over_outputs,
-    stacked,
-    taken,
-    times,
-)
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
-from tnsim.models.scaling import split
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
 from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.scaled import (
+    Scaled,
+    ScaledSum,
+    add,
+    contribution,
+    magnified,
+    over_outputs,
+    split,
+    stacked,
+    taken,
+    times,
+)
 
 WORTH = 2**22
 """Multiplications per pair below which no plan is cut: calls take most of the time of a small pair,
 and shares take as long as the whole plan."""
 SAVING = 1 / 32
 """Least part of a pair's work that own shares must save for a plan to be cut."""
-Logs: TypeAlias = "dict[tuple[int, str], Any]"
-"""Logarithms of scales, by stage of the whole plan and by scale group."""
+Exponents: TypeAlias = "dict[tuple[int, str], Any]"
+"""Exponents of scales, by stage of the whole plan and by scale group."""
 _SIDE = 16  # most models per side that run together
 Keep: TypeAlias = "Callable[[tuple[Hashable, ...], Callable[[], Stack]], Stack]"
 """Returns the stack of a key from the cache, or makes it and keeps it."""
@@ -72,7 +73,7 @@ class PairSetting(NamedTuple):
         metric: Metric that weighs the inputs.
         slices: Whether every output has an inner product of its own.
         dtype: Precision of the computation.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
         pairs: Number of pairs in the run.
         units: Units that all models share, with the metric in the units of the inputs.
         tier: Tier in which plans run, "interpret" or "compile"; of a store, the tier in which the
@@ -98,7 +99,7 @@ class Pairs(NamedTuple):
 
     Args:
         family: Family that lays out the arrays of the models.
-        plan: Plan of one pair.
+        plan: Plan of a single pair.
         shares: The plan cut into own shares, computed once per model, and the crossing share.
     """
 
@@ -127,11 +128,11 @@ class Stack(NamedTuple):
 
     Args:
         arrays: Arrays by name, with a leading axis of models where there are several.
-        logs: Logarithms of the scales of own shares, with the same axis.
+        exponents: Exponents of the scales of own shares, with the same axis.
     """
 
     arrays: dict[str, Any]
-    logs: Logs
+    exponents: Exponents
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +207,7 @@ def stack(
 
 def contracted(
     pairs: Pairs, stacks: Sequence[tuple[Stack, Axes]], pair: Pair, setting: PairSetting, d_in: int
-) -> LogScaled:
+) -> ScaledSum:
     """Inner products of stacks, as weighted sums over the second moments at which the plan runs.
 
     Args:
@@ -224,7 +225,9 @@ def contracted(
         runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
     arrays = {name: x for one, _ in stacks for name, x in one.arrays.items()}
     over = {name: axes for one, axes in stacks for name in one.arrays}
-    own = {key: aligned(np.asarray(x), axes) for one, axes in stacks for key, x in one.logs.items()}
+    own: Exponents = {}
+    for one, axes in stacks:
+        own |= {key: aligned(np.asarray(x), axes) for key, x in one.exponents.items()}
     names = crossing.plan.shapes
     for t, weight in runs:
         known = family.inputs(names, setting.units.metric, d_in, t)
@@ -237,20 +240,20 @@ def contracted(
             # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
         found = own | _of_whole(result, crossing)
-        logs = {key: np.asarray(x, np.float64) for key, x in found.items()}
-        result = Result(result.values, logs, whole.log_weights)
-        log = execution.log_of(result, dict(whole.scales[pair.group]))
-        log = np.broadcast_to(log, mantissa.shape[: len(stacks[0][1])])
-        parts.append(times(contribution(mantissa, log), weight))
+        exponents = {key: np.asarray(x, np.float64) for key, x in found.items()}
+        result = Result(result.values, exponents, whole.scale_weights)
+        exponent = execution.exponent_of(result, dict(whole.scales[pair.group]))
+        exponent = np.broadcast_to(exponent, mantissa.shape[: len(stacks[0][1])])
+        parts.append(times(contribution(mantissa, exponent), weight))
     return add(parts)
 
 
-def _of_whole(result: Result, share: Share) -> Logs:
-    """The logarithms of a share's scales, numbered by the stages of the whole plan."""
-    logs = {}
-    for (stage, group), log in result.logs.items():
-        logs[share.numbers[stage], group] = log
-    return logs
+def _of_whole(result: Result, share: Share) -> Exponents:
+    """The exponents of a share's scales, numbered by the stages of the whole plan."""
+    exponents = {}
+    for (stage, group), exponent in result.exponents.items():
+        exponents[share.numbers[stage], group] = exponent
+    return exponents
 
 
 class Terms(NamedTuple):
@@ -278,17 +281,16 @@ class StackBlock(NamedTuple):
     terms: Terms
     roots: Float[np.ndarray, " models"]
 
-    def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
-        """The factor of the model in every term, as mantissa and logarithm.
+    def coefficients(self) -> Scaled[np.ndarray]:
+        """The factor of the model in every term.
 
         Returns:
-            Mantissas (rows, terms). Logarithms (rows, terms), or (rows, terms, out) where
+            Mantissas (rows, terms). Exponents (rows, terms), or (rows, terms, out) where
             exponents differ by output.
         """
         mantissas, powers = split(self.terms.coefficients)
         own = self.exponents[self.terms.index]
-        powers = own + (powers if own.ndim == 2 else powers[:, :, None])
-        return mantissas, powers * np.log(2)
+        return Scaled(mantissas, own + (powers if own.ndim == 2 else powers[:, :, None]))
 
     @property
     def nbytes(self) -> int:
@@ -324,12 +326,12 @@ def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     return mesh().size * math.ceil(even / mesh().size)
 
 
-def norms(block: StackBlock, setting: PairSetting) -> LogScaled:
+def norms(block: StackBlock, setting: PairSetting) -> ScaledSum:
     """Squared norms of the combinations of a block, (rows,) or per output (rows, out).
 
     |sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>. Every product of two models is computed once.
     """
-    index, (coefficients, logs) = block.terms.index, block.coefficients()
+    index, (coefficients, exponents) = block.terms.index, block.coefficients()
     wanted: set[tuple[int, int]] = set()
     for row in index.tolist():
         ascending = sorted(set(row))
@@ -350,13 +352,17 @@ def norms(block: StackBlock, setting: PairSetting) -> LogScaled:
             together = stacked(values)
             factors = coefficients[:, s] * coefficients[:, t]
             factors = over_outputs(factors, together.mantissa)
-            parts.append(times(together, factors, logs[:, s] + logs[:, t]))
+            parts.append(times(together, factors, exponents[:, s] + exponents[:, t]))
     return add(parts)
 
 
 def products(
-    rows: StackBlock, columns: StackBlock, setting: PairSetting, size: int, keep: Keep
-) -> LogScaled:
+    rows: StackBlock,
+    columns: StackBlock,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    keep: Keep,
+) -> ScaledSum:
     """Inner products of every row with every column.
 
     Args:
@@ -364,27 +370,33 @@ def products(
         columns: Combinations compared with the rows. Where this is the same object as `rows`, the
             products on and below the diagonal are computed, and mirrored.
         setting: Settings common to all pairs.
-        size: Largest number of models in a block of the run; blocks up to this size share programs.
+        sizes: Largest number of models in a block of rows and in a block of columns of the run;
+            blocks up to these sizes share programs.
         keep: Cache for stacks with the values of own shares.
 
     Returns:
         (rows, columns), or per output (rows, columns, out).
     """
-    (first, first_logs), (second, second_logs) = rows.coefficients(), columns.coefficients()
-    crossed = _crossed(rows, None if columns is rows else columns, setting, size, keep)
+    first, second = rows.coefficients(), columns.coefficients()
+    crossed = _crossed(rows, None if columns is rows else columns, setting, sizes, keep)
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
             terms = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
             part = taken(crossed, terms)
-            factors = over_outputs(first[:, s, None] * second[None, :, t], part.mantissa)
-            parts.append(times(part, factors, first_logs[:, None, s] + second_logs[None, :, t]))
+            factors = first.value[:, s, None] * second.value[None, :, t]
+            exponents = first.exponent[:, None, s] + second.exponent[None, :, t]
+            parts.append(times(part, over_outputs(factors, part.mantissa), exponents))
     return add(parts)
 
 
 def _crossed(
-    rows: StackBlock, columns: StackBlock | None, setting: PairSetting, size: int, keep: Keep
-) -> LogScaled:
+    rows: StackBlock,
+    columns: StackBlock | None,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    keep: Keep,
+) -> ScaledSum:
     """Inner products of all models of the rows with all models of the columns.
 
     Where `columns` is None, the models of the rows meet each other. Models of equal layers run
@@ -393,14 +405,14 @@ def _crossed(
     others = rows if columns is None else columns
     pairs = (len(rows.models), len(others.models))
     outputs = (rows.models[0].d_out,) if setting.slices else ()
-    whole = LogScaled(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
+    whole = ScaledSum(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
     row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
     for n, row_group in enumerate(row_groups):
         met = column_groups[: n + 1] if columns is None else column_groups
         for column_group in met:
             triangle = columns is None and column_group == row_group
             bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
-            for i, j, batch in _batches(bra, ket, setting, size, triangle, keep):
+            for i, j, batch in _batches(bra, ket, setting, sizes, triangle, keep):
                 at, to = row_group[i], column_group[j]
                 diagonal = triangle and at == to
                 for array, values in zip(whole, batch, strict=True):
@@ -426,30 +438,35 @@ def _chosen(block: StackBlock, places: Sequence[int]) -> _Models:
 
 
 def _batches(
-    bra: _Models, ket: _Models, setting: PairSetting, size: int, triangle: bool, keep: Keep
-) -> Iterator[tuple[slice, slice, LogScaled]]:
+    bra: _Models,
+    ket: _Models,
+    setting: PairSetting,
+    sizes: tuple[int, int],
+    triangle: bool,
+    keep: Keep,
+) -> Iterator[tuple[slice, slice, ScaledSum]]:
     """Products of all batches of models of equal layers; of a triangle, on and below its diagonal.
 
     Yields:
         (rows, columns, products).
     """
     pairs = Pairs.of(bra.models[0], ket.models[0], setting)
-    together = batch_side(pairs.shares.crossing.plan, size, setting.budget)
+    plan = pairs.shares.crossing.plan
+    across, down = (batch_side(plan, size, setting.budget) for size in sizes)
 
-    def stacks(name: Side, models: _Models) -> Iterator[tuple[slice, Stack]]:
+    def stacks(name: Side, models: _Models, together: int) -> Iterator[tuple[slice, Stack]]:
         for i in range(0, len(models.models), together):
             at = slice(i, i + together)
-            key = (name, pairs.family, *models.digests[at])
+            key = (name, pairs.family, together, *models.digests[at])
             make = partial(stack, name, models.models[at], together, pairs, setting)
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra)]
-        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket)]
+        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra, across)]
+        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket, down)]
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
-    is_stacked = together > 1
-    over_rows, over_columns = (is_stacked, False), (False, is_stacked)
+    over_rows, over_columns = (across > 1, False), (False, down > 1)
     d_in = bra.models[0].d_in
     for (i, row), (j, column) in itertools.product(rows, columns):
         if not triangle or j.start <= i.start:
@@ -467,12 +484,12 @@ def _on_host(arrays: Any) -> Any:
     return arrays
 
 
-def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[LogScaled]:
+def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -> list[ScaledSum]:
     """`<a|b>` of each pair, or `<a|a>` where b is None; pairs of equal layers run together."""
     groups: dict[Any, list[int]] = {}
     for n, (a, b) in enumerate(pairs):
         groups.setdefault((kinds(a), b and kinds(b)), []).append(n)
-    products: dict[int, LogScaled] = {}
+    products: dict[int, ScaledSum] = {}
     for members in groups.values():
         a, b = pairs[members[0]]
         plan = Pairs.of(a, b, setting).uncut()

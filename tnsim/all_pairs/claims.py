@@ -32,7 +32,7 @@ _FOLDER = "claims"
 
 
 class Claims:
-    """The claims of one run in the store at `path`; without a path every claim is granted.
+    """The claims of a single run in the store at `path`; without a path every claim is granted.
 
     Example: `with Claims(path) as claims: claims.take("tile 0 0")`. On leaving the block, all
     claims that are still held are given back.

@@ -7,6 +7,7 @@ models run more than once. Every task makes the points anew: they are closures, 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from tnsim.all_pairs.sources import Entry, Source
 from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, parts
-from tnsim.engine.scaled import LogScaled
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -29,12 +29,15 @@ from tnsim.models.model import Model
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Part, Sums
 from tnsim.problems.tensors.kinds import Kinds
+from tnsim.scaled import ScaledSum
+
+_BATCH = 1024  # inputs on which a function runs at once for its digest
 
 
 class Estimated(NamedTuple):
     """Inner products of a tile, and the standard errors of their cosines."""
 
-    products: LogScaled
+    products: ScaledSum
     standard_error: Float[np.ndarray, "rows columns"]
 
 
@@ -50,13 +53,13 @@ def route(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
         setting: Settings common to all pairs.
 
     Raises:
         ModelError: The metric has no inputs for these models.
-        TooLarge: One pair of models is beyond the budget.
+        TooLarge: A pair of models is beyond the budget.
     """
     models = list(examples.values())
     points = points_of(models, setting.metric, CROSS, setting.slices, setting.dtype, read)
@@ -117,10 +120,10 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
 
 
-def tile(found: Sums, slices: bool, drawn: bool) -> LogScaled | Estimated:
+def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
-    Where one group of draws has all the weight, the errors are unknown, and infinite.
+    Where a single group of draws has all the weight, the errors are unknown, and infinite.
     """
     products = forward.total(found.products)
     if not drawn:
@@ -133,19 +136,29 @@ def tile(found: Sums, slices: bool, drawn: bool) -> LogScaled | Estimated:
     return Estimated(products, error)
 
 
-def function_entry(source: Source, metric: Any) -> Entry:
+def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
     """The entry of a plain function.
 
-    The content of a function is unknown, so no two function objects count as equal.
+    The content of a function is unknown. For a store, a function is told by its outputs on the
+    inputs of the metric, which are all that the metric sees of it; else no two function objects
+    count as equal.
+
+    Args:
+        source: Place of the function.
+        metric: Metric of the run.
+        stored: Whether results go to a store.
 
     Raises:
-        ModelError: The metric has no inputs of its own.
+        ModelError: The metric has no inputs of its own, or the function gives no such outputs.
     """
     function = source.read()
     if not isinstance(metric, Empirical):
         raise refused_under(metric)
-    outputs = outputs_of(function, metric.points(None).block(0, 1).inputs)
+    points = metric.points(None)
+    outputs = outputs_of(function, points.block(0, 1).inputs)
     digest = f"function {id(function):x}"
+    if stored:
+        digest = f"function {_digest_of_outputs(function, points)}"
     return Entry(
         source=source,
         digest=digest,
@@ -159,6 +172,17 @@ def function_entry(source: Source, metric: Any) -> Entry:
         caveats=(),
         guessed=False,
     )
+
+
+def _digest_of_outputs(function: Any, points: Points) -> str:
+    """The digest of a function's outputs on all points, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, points.count, _BATCH):
+        stop = min(start + _BATCH, points.count)
+        outputs = outputs_of(function, points.block(start, stop).inputs)
+        digest.update(f"{outputs.dtype}{outputs.shape[1:]}".encode())
+        digest.update(np.ascontiguousarray(outputs).tobytes())
+    return digest.hexdigest()
 
 
 def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:

@@ -34,7 +34,7 @@ _AT_ONCE = 2**25  # entries of the products of a block of heads of one side with
 
 
 class _Side(NamedTuple):
-    """The heads of one model.
+    """The heads of a single model.
 
     Attributes:
         circuits: Maps of the heads.
@@ -167,7 +167,7 @@ def _matching(similarity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _side(anatomy: Anatomy, kind: str, through: str | None, view: View) -> _Side:
-    """The heads of a model, with what they read and what reads them."""
+    """The heads of a model, with their inputs and their readers."""
     if through is not None and kind == "qk" and isinstance(anatomy, OwnParts):
         return _Side(anatomy.scores_of_tokens(view))
     circuits = anatomy.circuits(kind, view)

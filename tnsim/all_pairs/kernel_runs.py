@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.run_plan import KERNELS, PairwisePlan, Route, Sizes
@@ -18,11 +17,10 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.compare.by_kernels import check_affordable, kernel_plan, prepared_under
 from tnsim.compare.request import CROSS
 from tnsim.engine.runtime import execution
-from tnsim.engine.scaled import LogScaled, add, stacked, times
 from tnsim.models.model import Model
-from tnsim.models.scaling import split
-from tnsim.problems.kernels import KERNEL_DTYPE, Scaled, answers, on_host, product_of
+from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, answers, on_host, product_of
 from tnsim.problems.tensors.kinds import Kinds
+from tnsim.scaled import ScaledSum, add, split, stacked, times
 
 
 def applies(models: Sequence[Model], setting: PairSetting) -> bool:
@@ -41,11 +39,11 @@ def route(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         setting: Settings common to all pairs.
 
     Raises:
-        TooLarge: One pair of models is beyond the budget.
+        TooLarge: A pair of models is beyond the budget.
     """
     run = Sizes.of(rows, columns, examples, setting)
     plans = []
@@ -75,7 +73,7 @@ class KernelBlock(NamedTuple):
         terms: Combinations that are compared.
     """
 
-    models: tuple[Scaled, ...]
+    models: tuple[PreparedModel, ...]
     terms: Terms
 
     @property
@@ -97,18 +95,18 @@ def block(models: Sequence[Model], terms: Terms, setting: PairSetting) -> Kernel
     return KernelBlock(tuple(made), terms)
 
 
-def norms(rows: KernelBlock, setting: PairSetting) -> LogScaled:
+def norms(rows: KernelBlock, setting: PairSetting) -> ScaledSum:
     """Squared norms of the combinations of a block, (rows,) or per output (rows, out)."""
     known = _Products(rows, rows, setting)
     return stacked([known.of(i, i) for i in range(len(rows.terms.index))])
 
 
-def products(rows: KernelBlock, columns: KernelBlock, setting: PairSetting) -> LogScaled:
+def products(rows: KernelBlock, columns: KernelBlock, setting: PairSetting) -> ScaledSum:
     """Inner products of every row with every column.
 
     Args:
         rows: Combinations of models.
-        columns: Combinations compared with the rows; the same object for pairs of one list.
+        columns: Combinations compared with the rows; the same object for pairs of a single list.
         setting: Settings common to all pairs.
 
     Returns:
@@ -130,9 +128,9 @@ class _Products:
 
     def __init__(self, rows: KernelBlock, columns: KernelBlock, setting: PairSetting) -> None:
         self.rows, self.columns, self.setting = rows, columns, setting
-        self._known: dict[tuple[int, int], LogScaled] = {}
+        self._known: dict[tuple[int, int], ScaledSum] = {}
 
-    def of(self, i: int, j: int) -> LogScaled:
+    def of(self, i: int, j: int) -> ScaledSum:
         """The inner product of row i with column j."""
         parts = []
         for m, c in zip(self.rows.terms.index[i], self.rows.terms.coefficients[i], strict=True):
@@ -140,10 +138,10 @@ class _Products:
             for n, d in both:
                 mantissa, exponent = split(c * d)
                 exponent = exponent + self.rows.models[m].exponent + self.columns.models[n].exponent
-                parts.append(times(self._plain(m, n), mantissa, exponent * np.log(2)))
+                parts.append(times(self._plain(m, n), mantissa, exponent))
         return add(parts)
 
-    def _plain(self, m: int, n: int) -> LogScaled:
+    def _plain(self, m: int, n: int) -> ScaledSum:
         if self.rows is self.columns:
             m, n = max(m, n), min(m, n)
         if (m, n) not in self._known:

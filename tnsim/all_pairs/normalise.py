@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
-from tnsim.engine.scaled import LogScaled, log_abs, taken, total
+from tnsim.scaled import LOG_2, ScaledSum, log_abs, taken, total
 
 _NORM, _NORMS = "log_norm", "log_norms"
 
@@ -27,7 +27,7 @@ class Doubt(NamedTuple):
     cosine: str
 
 
-def norm_arrays(norms: LogScaled, slices: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
+def norm_arrays(norms: ScaledSum, slices: bool) -> dict[str, Float[np.ndarray, "models ..."]]:
     """The stored arrays of the squared norms of some models, by name without the side."""
     values = {_NORM: total(norms, slices)}
     if slices:
@@ -39,7 +39,7 @@ def norm_arrays(norms: LogScaled, slices: bool) -> dict[str, Float[np.ndarray, "
     return arrays
 
 
-def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> dict[str, LogScaled]:
+def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> dict[str, ScaledSum]:
     """Squared norms of some models read from a store, with `slices` also of every output."""
     names = (_NORM, _NORMS) if slices else (_NORM,)
     norms = {}
@@ -48,14 +48,14 @@ def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> d
         size = np.asarray(arrays[f"{name}_size_{side}"][at])
         # Size and norm may both be beyond floats, but their ratio is 1 where nothing cancels and
         # hardly larger where something does.
-        norms[name] = LogScaled(np.ones_like(log), log, np.exp(size - log))
+        norms[name] = ScaledSum(np.ones_like(log), log / LOG_2, np.exp(size - log))
     return norms
 
 
 def tile_arrays(
-    products: LogScaled,
-    bra: Mapping[str, LogScaled],
-    ket: Mapping[str, LogScaled],
+    products: ScaledSum,
+    bra: Mapping[str, ScaledSum],
+    ket: Mapping[str, ScaledSum],
     same: Bool[np.ndarray, "rows columns"],
     arithmetic: Arithmetic,
 ) -> tuple[dict[str, Float[np.ndarray, "rows columns ..."]], Float[np.ndarray, "rows columns"]]:
@@ -80,6 +80,6 @@ def tile_arrays(
     for array in arrays.values():
         # A model with itself: cosine and sign are 1, without the rounding of the computation.
         array[same] = 1
-    rows = np.broadcast_to(bra[_NORM].log[:, None], same.shape)
+    rows = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
     arrays["log_inner"][same] = rows[same]
     return arrays, np.where(same, 0.0, np.max(errors, axis=0))

@@ -31,7 +31,7 @@ _LONGEST = 2**24  # bytes of a list: a hundred thousand parts
 
 
 class PartRun(NamedTuple):
-    """The run of one part.
+    """The run of a single part.
 
     Attributes:
         name: Place of the part.
@@ -197,6 +197,52 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
         values = np.stack([_of(one, str(name), first) for one in results])
         variables[name] = (("part", *variable.dims), values)
     return Pairwise(variables, coordinates, _attributes(names, results))
+
+
+def with_all_models(
+    results: Sequence[Pairwise | None],
+) -> tuple[list[Pairwise | None], list[int]]:
+    """Results of parts over the same models: a run that grew has not grown all of its parts yet.
+
+    Args:
+        results: Result of each part, None for a part that was not begun.
+
+    Returns:
+        Results over the models of the largest result, in which pairs that a part lacks are NaN, and
+        the places of the parts that lack pairs.
+    """
+    known = [one for one in results if one is not None]
+    largest = max(known, key=lambda one: one.similarity.size, default=None)
+    found: list[Pairwise | None] = []
+    lacking = []
+    for place, one in enumerate(results):
+        if one is None or largest is None or one.similarity.shape == largest.similarity.shape:
+            found.append(one)
+        else:
+            found.append(_spread(one, largest))
+            lacking.append(place)
+    return found, lacking
+
+
+def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
+    """A result over the models of a larger result; None where these have other labels."""
+    at = {}
+    for side in "ab":
+        places = {str(label): n for n, label in enumerate(like[side].values.tolist())}
+        labels = [str(label) for label in result[side].values.tolist()]
+        if not places.keys() >= set(labels):
+            return None
+        at[side] = [places[label] for label in labels]
+    variables: dict[str, Any] = {}
+    for name in (*like.data_vars, "hash_a", "hash_b"):
+        values = _of(None, str(name), like)
+        dims = like[name].dims
+        inside = [at.get(str(dim), range(like.sizes[dim])) for dim in dims]
+        values[np.ix_(*inside)] = result[name].values
+        variables[str(name)] = (dims, values)
+    coordinates: dict[str, Any] = dict(like.coords)
+    coordinates |= {name: variables.pop(name) for name in ("hash_a", "hash_b")}
+    return Pairwise(variables, coordinates, result.attrs)
 
 
 def _of(result: Pairwise | None, name: str, like: Pairwise) -> np.ndarray:

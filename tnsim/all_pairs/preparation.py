@@ -8,11 +8,11 @@ outcome is a `PairwiseRun`, and the store that it fills.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from tnsim.all_pairs import run_plan as costs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.forward_runs import function_entry
-from tnsim.all_pairs.run_plan import KERNELS, Contracted, PairwisePlan, Route
+from tnsim.all_pairs.run_plan import FORWARD, KERNELS, Contracted, PairwisePlan, Route
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT, Store
 from tnsim.all_pairs.tasks import Job
@@ -49,25 +49,34 @@ _FREE_FOR_A_RUN = (
 
 
 @dataclass
-class _Known:
+class Known:
     """Knowledge about the models that were read.
 
     Args:
-        examples: One model of each sequence of layer kinds.
-        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
+        examples: A model of each sequence of layer kinds.
+        read: Rows that span the input read by each model, by the model's digest, see
+            `compare.by_points.what_is_read`.
     """
 
     examples: dict[Kinds, Model] = field(default_factory=dict)
-    read: list[Rows | None] = field(default_factory=list)
+    read: dict[str, Rows | None] = field(default_factory=dict)
 
-    def add(self, model: Model, metric: Metric) -> None:
+    def add(self, digest: str, model: Model, metric: Metric) -> None:
         """Add a model that was read."""
         self.examples.setdefault(kinds(model), model)
-        self.read.append(what_is_read(model, metric))
+        if digest not in self.read:
+            self.read[digest] = what_is_read(model, metric)
+
+    def of(self, entries: Sequence[Entry]) -> Known:
+        """The knowledge about the models of some entries."""
+        parts = dict(itertools.chain.from_iterable(one.parts for one in entries))
+        wanted = set(parts.values())
+        examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
+        return Known(examples, {digest: self.read.get(digest) for digest in parts})
 
 
 class Side(NamedTuple):
-    """One list of models.
+    """A list of models.
 
     Args:
         name: "a" for rows, "b" for columns.
@@ -90,6 +99,7 @@ class PairwiseRun(NamedTuple):
         plan: Route, tiles and costs.
         spaces: Feature spaces by route name, of every route by features, taken or not.
         contracted: Number of pairs and plan, for each plan; empty where pairs are too large.
+        known: Knowledge about the models, to plan a part of the run by.
     """
 
     rows: Side
@@ -99,6 +109,7 @@ class PairwiseRun(NamedTuple):
     plan: PairwisePlan
     spaces: Mapping[str, FeatureSpace]
     contracted: Contracted
+    known: Known
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -121,12 +132,13 @@ class PairwiseRun(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of distinct models; of one list each pair counts once."""
+        """The number of pairs of distinct models; of a single list each pair counts once."""
         return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
     def block(self, side: Side, n: int) -> tuple[Entry, ...]:
         """The distinct models of block `n`."""
-        return side.entries[n * self.job.size : (n + 1) * self.job.size]
+        size = self.job.sizes["ab".index(side.name)]
+        return side.entries[n * size : (n + 1) * size]
 
     def pairs_in(self, i: int, j: int) -> int:
         """The number of pairs in tile (i, j)."""
@@ -146,61 +158,127 @@ def prepared(
     dtype: str,
     budget: Budget,
     names: Sequence[Any] | None,
+    stored: bool = False,
 ) -> PairwiseRun:
-    """The run before its first product; the arguments are those of `pairwise`.
+    """The run before its first product.
+
+    The arguments are those of `pairwise`; `stored` says whether there is a store.
 
     Raises:
         ModelError: Models cannot be compared.
-        TooLarge: One inner product is beyond the budget.
+        TooLarge: A single inner product is beyond the budget.
     """
     metrics.check_metric(metric)
-    known = _Known()
-    rows = _side("a", models, names, known, metric, dtype)
+    known = Known()
+    rows = _side("a", models, names, known, (metric, dtype, stored))
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, known, metric, dtype)
+        columns = _side("b", other, None, known, (metric, dtype, stored))
     _check_shapes((*rows.all, *columns.all))
     for model in known.examples.values():
         check_comparison(model, model, metric)
-    others = None if other is None else columns.entries
-    pairs = _pairs(len(rows.entries), len(columns.entries), other is None)
-    units = common_units(known.examples.values(), metric)
-    setting = PairSetting(metric, slices, dtype, budget, pairs, units)
-    route = _route(rows.entries, others, known, setting)
-    setting = setting._replace(tier=route.plan.tier)
+    return _planned(rows, columns, other is None, known, (metric, slices, dtype, budget))
+
+
+def _sizes(rows: Side, columns: Side, tile: int) -> tuple[int, int]:
+    """The most models in a block of rows, and in a block of columns."""
+    return min(tile, len(rows.entries)), min(tile, len(columns.entries))
+
+
+def part_of(
+    run: PairwiseRun, rows: Sequence[Entry], columns: Sequence[Entry] | None, route: str
+) -> PairwiseRun:
+    """The run of some models of a run, by the given route where this route holds the models.
+
+    Args:
+        run: Run of all models.
+        rows: Distinct models of the rows.
+        columns: Distinct models compared with the rows; None for all pairs of `rows`.
+        route: Name of the route to keep.
+
+    Raises:
+        TooLarge: One inner product is beyond the budget.
+    """
+    first = Side("a", tuple(rows), tuple(rows))
+    second = first._replace(name="b")
+    if columns is not None:
+        second = Side("b", tuple(columns), tuple(columns))
+    asked = run.job.setting
+    settings = asked.metric, asked.slices, asked.dtype, asked.budget
+    known = run.known.of((*first.entries, *second.entries))
+    return _planned(first, second, columns is None, known, settings, route)
+
+
+def _planned(
+    rows: Side,
+    columns: Side,
+    symmetric: bool,
+    known: Known,
+    settings: tuple[Metric, bool, str, Budget],
+    kept: str | None = None,
+) -> PairwiseRun:
+    """The run of two lists of models that were read.
+
+    Args:
+        rows, columns: The two lists.
+        symmetric: Whether both are one list.
+        known: Knowledge about the models.
+        settings: Metric, whether there are slices, precision and budget.
+        kept: Name of the route to take where it holds the models; None for the cheapest.
+    """
+    others = None if symmetric else columns.entries
+    pairs = _pairs(len(rows.entries), len(columns.entries), symmetric)
+    units = common_units(known.examples.values(), settings[0])
+    setting = PairSetting(*settings, pairs, units)
+    route = _route(rows.entries, others, known, setting, kept)
+    plan = next((one for one in route.plan.routes if one.route == kept), route.plan)
+    setting = setting._replace(tier=plan.tier)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
         setting=setting,
         space=None,
-        size=route.plan.tile,
+        sizes=_sizes(rows, columns, plan.tile),
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
         key=key,
         points=route.points,
-        kernels=route.plan.route == KERNELS,
+        kernels=plan.route == KERNELS,
     )
-    symmetric = other is None
-    return PairwiseRun(rows, columns, symmetric, job, route.plan, route.spaces, route.contracted)
+    spaces, contracted = route.spaces, route.contracted
+    return PairwiseRun(rows, columns, symmetric, job, plan, spaces, contracted, known)
 
 
 def _route(
-    rows: Sequence[Entry], columns: Sequence[Entry] | None, known: _Known, setting: PairSetting
+    rows: Sequence[Entry],
+    columns: Sequence[Entry] | None,
+    known: Known,
+    setting: PairSetting,
+    kept: str | None,
 ) -> Route:
-    """The cheapest of all routes, with the costs of the others."""
+    """The cheapest of all routes, with the costs of the others.
+
+    Forward passes are taken where they are the route to keep, and only there where another route
+    is.
+    """
     examples = known.examples
     if kernel_runs.applies(list(examples.values()), setting):
         return kernel_runs.route(rows, columns, examples, setting)
-    forward = forward_runs.route(rows, columns, examples, known.read, setting)
+    read = list(known.read.values())
+    forward = forward_runs.route(rows, columns, examples, read, setting)
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan
-    if adds_up(setting.metric) or passes.multiplications <= _FREE_FOR_A_RUN:
+    if adds_up(setting.metric) or kept == FORWARD:
+        return forward
+    if kept is None and passes.multiplications <= _FREE_FOR_A_RUN:
         return forward
     try:
         other = costs.plan(rows, columns, examples, setting)
     except TooLarge:
         return forward
+    if kept is not None:
+        return other
     if passes.multiplications <= other.plan.multiplications:
         cheapest = dataclasses.replace(passes, others=other.plan.routes)
         return other._replace(plan=cheapest, points=forward.points)
@@ -225,19 +303,26 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
             )
 
 
-def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dtype: str) -> Side:
-    """One list of models, each read once and added to `known`."""
+def _side(
+    name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool]
+) -> Side:
+    """A list of models, each read once and added to `known`.
+
+    The settings are the metric, the precision, and whether results are stored.
+    """
+    metric, dtype, stored = settings
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
     for source in sources(models, names):
         model: Any = source.read()
         if is_function(model):
-            found = function_entry(source, metric)
+            found = function_entry(source, metric, stored)
         else:
             found = entry(source, model, dtype)
-            for _, part in terms(by_differences(model, dtype)):
-                known.add(part, metric)
+            terms_of_model = terms(by_differences(model, dtype))
+            for (digest, _), (_, part) in zip(found.parts, terms_of_model, strict=True):
+                known.add(digest, part, metric)
         entries.append(found)
         first = distinct.setdefault(found.digest, found)
         if first is not found:
@@ -251,18 +336,7 @@ def _side(name: str, models: Any, names: Any, known: _Known, metric: Metric, dty
     return Side(name, tuple(entries), tuple(distinct.values()))
 
 
-def store_of(run: PairwiseRun, path: Path | None) -> Store:
-    """The store of a run: in memory without a path, else new or continued."""
-    attrs = _attributes(run)
-    if path is not None and any(one.d_in is None for one in (*run.rows.all, *run.columns.all)):
-        raise ModelError(
-            "a store tells models by their weights, and plain functions have none that are known: "
-            "run without store="
-        )
-    return stores.in_memory(attrs) if path is None else stores.opened(path, attrs)
-
-
-def _attributes(run: PairwiseRun) -> dict[str, Any]:
+def attributes_of(run: PairwiseRun) -> dict[str, Any]:
     """The attributes by which a store describes its run."""
     setting = run.job.setting
     sides = [run.rows] if run.symmetric else [run.rows, run.columns]
@@ -309,7 +383,8 @@ def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
     if not alone:
         keep /= os.cpu_count() or 1
     setting = run.job.setting._replace(tier=target.attrs["tier"])
-    job = run.job._replace(setting=setting, size=tile, space=space, keep_bytes=keep, alone=alone)
+    sizes = _sizes(run.rows, run.columns, tile)
+    job = run.job._replace(setting=setting, sizes=sizes, space=space, keep_bytes=keep, alone=alone)
     streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
     if not streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))

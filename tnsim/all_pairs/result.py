@@ -22,17 +22,20 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
 from tnsim.errors import MissingExtra, ResultError, TnsimError
 from tnsim.files import Kind, beginning, replacing
+from tnsim.tables import in_words
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
     from xarray import Dataset
+
+    from tnsim.analysis.canvas import Drawing
 else:
     try:
         import xarray
@@ -66,7 +69,7 @@ class Pairwise(Dataset):
     squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
     Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer`
-    and `head`, -1 where a part has none; `result.sel(part=label)` is the result of one part.
+    and `head`, -1 where a part has none; `result.sel(part=label)` is the result of a single part.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
     `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
@@ -76,6 +79,13 @@ class Pairwise(Dataset):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_xarray()
         super().__init__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        """What xarray writes, with attributes in words."""
+        return super(Pairwise, self.assign_attrs(in_words(self.attrs))).__repr__()
+
+    def _repr_html_(self) -> str:
+        return super(Pairwise, self.assign_attrs(in_words(self.attrs)))._repr_html_()
 
 
 class ResultAccessor:
@@ -100,6 +110,7 @@ class ResultAccessor:
         variable: str | Sequence[str] = "similarity",
         change_points: Sequence[int] | None = None,
         curves: Sequence[str | Sequence[str]] = (),
+        **drawing: Unpack[Drawing],
     ) -> Figure:
         """A matplotlib figure, as `tnsim.figures.pairwise` draws it; nothing is shown.
 
@@ -109,13 +120,14 @@ class ResultAccessor:
             variable: The matrix to draw, or several, as panels or lines.
             change_points: Rows at which phases start.
             curves: Variables over `a` to draw above heatmaps, each entry a strip.
+            drawing: `ax`, `figsize`, `cmap`, `vmin` and `vmax`, see `figures.Drawing`.
 
         Raises:
             ResultError: The kind or a variable is unknown, or the picture cannot show the data.
         """
         from tnsim.analysis import figures
 
-        return figures.pairwise(self._result, kind, variable, change_points, curves)
+        return figures.pairwise(self._result, kind, variable, change_points, curves, **drawing)
 
 
 if xarray is not None:
@@ -127,7 +139,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
 
     Args:
         attrs: Attributes of the run's store.
-        arrays: Arrays by name, with one entry for each distinct model.
+        arrays: Arrays by name, with an entry for each distinct model.
     """
     coordinates: dict[str, Any] = {}
     index: dict[str, np.ndarray] = {}
@@ -231,7 +243,7 @@ def write_npz(result: Pairwise, path: Path) -> None:
 
 
 def write_parquet(result: Pairwise, path: Path) -> None:
-    """Write one row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
+    """Write a row per pair: a, b, similarity, log_inner, sign, and slices, if any, as lists.
 
     Of parts, a row per part and pair, with the column `part` in front.
 

@@ -16,14 +16,13 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from tnsim.all_pairs import part_runs, tasks
+from tnsim.all_pairs import growing, part_runs
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.normalise import Doubt
-from tnsim.all_pairs.preparation import PairwiseRun, as_stored, prepared, store_of
+from tnsim.all_pairs.preparation import PairwiseRun, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
-from tnsim.all_pairs.work import advice, complete, units_of_work
+from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import given_models, is_path_or_paths
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.engine import precision
@@ -68,11 +67,13 @@ def pairwise(
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         store: A folder in which finished tiles are kept, so that the same call goes on where an
-            earlier call ended.
+            earlier call ended, and a call with further models computes the new pairs alone. Models
+            are told by their weights, functions and modules under `Empirical` by their outputs on
+            its inputs.
         executor: Anything with `submit`, such as a `concurrent.futures` executor (processes must
             not fork) or a `dask.distributed.Client`.
         progress: Whether a progress bar is shown.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
         names: Labels of `models`; `other` is labelled by a mapping, as `{"difference": b - a}`.
 
     Returns:
@@ -86,7 +87,7 @@ def pairwise(
         DamagedStore: The attributes of the store are damaged, and nothing shows to which run it
             belongs.
         ExecutorError: The executor fails.
-        TooLarge: One inner product, or the memory of a tile, is beyond the budget.
+        TooLarge: A single inner product, or the memory of a tile, is beyond the budget.
         ResultError: The terms of a combination cancel until no digit is left.
 
     Warns:
@@ -120,29 +121,24 @@ def pairwise(
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     models, other = _given(models, other, metric, dialect, n_ctx)
-    run = prepared(models, metric, other, slices, dtype, budget, names)
-    target = store_of(run, path)
-    run = as_stored(run, target, executor is None)
-    doubts = [Doubt(run.arithmetic.alone, "")]
-    if target.damaged:
-        warnings.warn(
-            f"{store}: damaged: {stores.listed(target.damaged)}; computed again",
-            StoreWarning,
-            stacklevel=2,
-        )
-    with _bar(run, progress) as bar, tasks.forgetting(run.job), Claims(target.path) as claims:
+    run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
+    found = growing.opened(run, path)
+    pieces = growing.stores_of(found, run)
+    if damaged := growing.damaged(found, pieces):
+        listed = stores.listed(damaged)
+        warnings.warn(f"{store}: damaged: {listed}; computed again", StoreWarning, stacklevel=2)
+    with _bar(run, progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
-                for work in units_of_work(run, target, bar):
-                    doubts += complete(work, target, claims, executor)
-            target.finish()
+                arrays, doubts = growing.computed(found, pieces, run, bar, executor)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(advice(target))
+            interrupt.add_note(advice(path))
             raise
-    precision.warn(*max(doubts), run.arithmetic, stacklevel=2)
+    worst = max([Doubt(run.arithmetic.alone, ""), *doubts])
+    precision.warn(*worst, run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
     told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
-    return labelled({**target.attrs, **told}, target.arrays)
+    return labelled({**found.described, **told}, arrays)
 
 
 def plan_pairwise(
@@ -170,14 +166,14 @@ def plan_pairwise(
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
-        budget: Limits on one inner product and on the memory of a tile.
+        budget: Limits on a single inner product and on the memory of a tile.
 
     Returns:
         A `PairwisePlan`: scalar multiplications, bytes and seconds.
 
     Raises:
         ModelError: Models cannot be compared.
-        TooLarge: One inner product is beyond the budget.
+        TooLarge: A single inner product is beyond the budget.
 
     Example:
         >>> import numpy as np, tnsim
@@ -203,7 +199,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Any part of the store differs from what was written.
+        DamagedStore: Any part of the store differs from the bytes that were written.
 
     Warns:
         StoreWarning: The run is not finished.
@@ -231,14 +227,16 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         result, absent = _stored(place) if place.exists() else (None, ["all"])
         results.append(result)
         missing += [f"{name}: {record}" for record in absent]
+    results, lacking = part_runs.with_all_models(results)
+    missing += [f"{found[place][0]}: later models" for place in lacking]
     _warn_of(missing, path)
     return part_runs.joined([name for name, _ in found], results)
 
 
 def _stored(folder: Path) -> tuple[Pairwise, list[str]]:
-    """The result in the store of one run, and the records that it lacks."""
-    store, missing = stores.read(folder)
-    return labelled(store.attrs, store.arrays), missing
+    """The result in the store of a single run, and the records that it lacks."""
+    attrs, arrays, missing = growing.read(folder)
+    return labelled(attrs, arrays), missing
 
 
 def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:

@@ -48,10 +48,10 @@ _TILE_WORK = 2**34
 _ACCELERATED = 2**5  # factor on the work of a tile where the arrays are not on a CPU
 LARGEST_TILE = 128  # models per side of a tile
 _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
-FEATURES, RECURSION = "features", "recursion"
-ROUTES = (FEATURES, RECURSION)
+FEATURES, CONTRACTIONS = "features", "contractions"
+ROUTES = (FEATURES, CONTRACTIONS)
 FORWARD = "forward passes"  # see `forward_runs`
-KERNELS = "pairs of hidden units"  # see `kernel_runs`
+KERNELS = "kernels"  # see `kernel_runs`
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
 # 128, multiplications alone run at 3e9 to 6e10 per second; with writing counted in this way, at no
 # less than 1.3e10 per second.
@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
 
     Args:
         rows, columns: Numbers of distinct models.
-        symmetric: Whether rows and columns are one list.
+        symmetric: Whether rows and columns are a single list.
         terms: Largest number of models that an entry adds up.
         weights: Bytes of the largest model.
         products: Bytes computed and kept per pair.
@@ -115,35 +115,37 @@ class Sizes(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """The number of inner products; of one list each pair counts once."""
+        """The number of inner products; of a single list each pair counts once."""
         return self._on_and_below(self.rows) if self.symmetric else self.rows * self.columns
 
     def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
         """The number of models per side of a tile, limited by its work and its memory.
 
         A tile is about a second of work. Tiles are as even as they can be: 5 models in tiles of at
-        most 4 are 3 and 2.
+        most 4 are 3 and 2. Where all rows fit one tile, the columns are divided evenly instead: a
+        tile then has fewer rows than columns.
 
         Args:
-            work: Scalar multiplications of one pair.
-            model_bytes: Bytes of one model.
+            work: Scalar multiplications of a single pair.
+            model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
         by_work = math.isqrt(max(1, _tile_work() // work))
         by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
         most = max(1, int(min(LARGEST_TILE, by_work, by_models, by_products)))
-        blocks = math.ceil(self.rows / min(most, self.rows))
-        return math.ceil(self.rows / blocks)
+        divided = self.rows if self.rows > most else max(self.rows, self.columns)
+        blocks = math.ceil(divided / most)
+        return math.ceil(divided / blocks)
 
     def tiles(self, tile: int) -> int:
-        """The number of tiles; of one list, of those on and below the diagonal."""
+        """The number of tiles; of a single list, of those on and below the diagonal."""
         blocks, across = math.ceil(self.rows / tile), math.ceil(self.columns / tile)
         return self._on_and_below(blocks) if self.symmetric else blocks * across
 
     def tile_bytes(self, tile: int) -> int:
         """Bytes of the products of a tile."""
-        return tile * min(tile, self.columns) * self.products
+        return min(tile, self.rows) * min(tile, self.columns) * self.products
 
     @staticmethod
     def _on_and_below(n: int) -> int:
@@ -172,13 +174,13 @@ class PairwisePlan:
     """The cost of a pairwise run.
 
     Args:
-        route: "recursion", "forward passes", "pairs of hidden units", or the name of a way to make
+        route: "contractions", "forward passes", "kernels", or the name of a way to make
             vectors, as "features".
         pairs: Pairs of distinct models.
         tile: Models per side of a tile.
         tiles: Number of tiles.
         multiplications: Scalar multiplications of all pairs together.
-        peak_bytes: Bytes alive at once: weights, features and products of one tile.
+        peak_bytes: Bytes alive at once: weights, features and products of a single tile.
         compilations: Number of compiled programs.
         streamed: Whether the vectors are too large to be kept, and are made again for every tile,
             part by part.
@@ -217,7 +219,7 @@ class PairwisePlan:
 
     @property
     def summary(self) -> str:
-        """The plan in one line, as stored in a result's attributes."""
+        """The plan in a single line, as stored in a result's attributes."""
         tiles = f"{self.tiles} tiles of {self.tile} x {self.tile}"
         return f"{self.route}: {self.multiplications:.3g} multiplications in {tiles}"
 
@@ -271,12 +273,12 @@ def plan(
     Args:
         rows: Distinct models.
         columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         setting: Settings common to all pairs.
 
     Raises:
         ModelError: The models cannot be compared.
-        TooLarge: One pair is beyond the budget along a plan, and no feature space fits.
+        TooLarge: A single pair is beyond the budget along a plan, and no feature space fits.
     """
     several = [_bases(rows)] if columns is None else [_bases(rows), _bases(columns)]
     n_ctx = next(iter(examples.values())).n_ctx
@@ -321,7 +323,7 @@ def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
     tier = rates.tier_of_all(_runs(work.plans, tile, work.budget))
     return PairwisePlan(
-        route=RECURSION,
+        route=CONTRACTIONS,
         pairs=run.pairs,
         tile=tile,
         tiles=run.tiles(tile),
@@ -371,7 +373,7 @@ def _features(
 def _making_bytes(
     run: Sizes, models: int, space: FeatureSpace, made: Sequence[Kinds], part_bytes: int
 ) -> int:
-    """Working bytes for making one part of the features of `models` distinct models."""
+    """Working bytes for making a single part of the features of `models` distinct models."""
     combined = models * part_bytes if run.terms > 1 else 0
     stacks = 2 * models * run.weights  # in NumPy and on the device
     in_flight = max(space.in_flight(kinds, models) for kinds in made) * run.item
@@ -399,7 +401,7 @@ class _Work:
     plans: Contracted = field(default_factory=list)
 
     def add(self, times: int, plan: Plan) -> None:
-        """Add `times` pairs along one plan, run in batches."""
+        """Add `times` pairs along a single plan, run in batches."""
         self.multiplications += times * plan.multiplications
         self.written += times * plan.written_elements
         self.programs.update(plan.programs)
@@ -422,7 +424,7 @@ def _contractions(
 
     Args:
         several: Numbers of models by kinds, of the rows and, if they are another list, the columns.
-        examples: One model of each sequence of layer kinds.
+        examples: A model of each sequence of layer kinds.
         setting: Settings common to all pairs.
     """
     work = _Work(setting.budget)
@@ -464,7 +466,7 @@ def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetti
     timed = []
     for route in found.routes:
         seconds = _feature_seconds(route, setting.dtype)
-        if route.route == RECURSION:
+        if route.route == CONTRACTIONS:
             seconds = _recursion_seconds(route, contracted, setting.budget)
         timed.append(dataclasses.replace(route, seconds=seconds))
     return dataclasses.replace(timed[0], others=tuple(timed[1:]))

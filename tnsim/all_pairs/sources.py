@@ -202,7 +202,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
         raise ModelError("pairwise needs at least one model, found none")
     if names is not None and len(names) != len(given):
         raise ModelError(f"{len(names)} names for {len(given)} models")
-    labels = _numbered([label for label, _ in given] if names is None else list(names))
+    labels = numbered([label for label, _ in given] if names is None else list(names))
     if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
         raise ModelError(
             f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
@@ -269,7 +269,8 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     )
 
 
-def _numbered(labels: list[Any]) -> list[int | str]:
+def numbered(labels: list[Any]) -> list[int | str]:
+    """Labels as integers where all are numbers of at most 18 digits, else as text."""
     texts = [str(label) for label in labels]
     if all(text.isdecimal() and len(text) <= _DIGITS for text in texts):
         return [int(text) for text in texts]

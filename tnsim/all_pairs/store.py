@@ -15,7 +15,7 @@ every array, and a digest of both. Every array holds the identity of the run as 
 root can be written again by the run that the store belongs to. Metadata are read as plain JSON:
 nothing damaged ever reaches zarr.
 
-*Files.* zarr makes the arrays; a store is a zarr group with one chunk per tile. Chunks are written
+*Files.* zarr makes the arrays; a store is a zarr group with a chunk per tile. Chunks are written
 and read here (`Disk`, which knows neither records nor markers). They are uncompressed, so that a
 chunk is the bytes of its numbers in C order, filled up at the edge of the array (zarr's
 specification 3.0, "bytes" codec). So no chunk is read before it is written, temporary names are
@@ -98,7 +98,7 @@ class Layout:
 
     Args:
         rows: Distinct models.
-        columns: Distinct models compared with the rows; None for all pairs of one list.
+        columns: Distinct models compared with the rows; None for all pairs of a single list.
         outputs: Number of output coordinates; None where there are no slices.
         tile: Models per side of a tile.
         estimates: Whether cosines have standard errors.
@@ -138,10 +138,12 @@ class Layout:
         rows, tile = self.rows, self.tile
         columns = rows if self.columns is None else self.columns
         across = self._blocks(rows), self._blocks(columns)
+        # A chunk is stored in its full size: where all rows fit one tile, chunks end with the rows.
+        height = min(tile, rows)
         arrays = {
-            "similarity": Spec((rows, columns), (tile, tile), "float64"),
-            "log_inner": Spec((rows, columns), (tile, tile), "float64"),
-            "sign": Spec((rows, columns), (tile, tile), "int8"),
+            "similarity": Spec((rows, columns), (height, tile), "float64"),
+            "log_inner": Spec((rows, columns), (height, tile), "float64"),
+            "sign": Spec((rows, columns), (height, tile), "int8"),
             "tiles": Spec(across, (1, 1), "uint64"),
             "finished": Spec((1,), (1,), "uint64"),
         }
@@ -149,14 +151,15 @@ class Layout:
             arrays["standard_error"] = arrays["similarity"]
         for side, count in self.sides.items():
             arrays[f"blocks_{side}"] = Spec((self._blocks(count),), (1,), "uint64")
+            length = height if side == "a" else tile
             for name in self._norms(side):
-                arrays[name] = Spec((count,), (tile,), "float64")
+                arrays[name] = Spec((count,), (length,), "float64")
             if self.outputs is not None:
-                chunk = (tile, self.outputs)
+                chunk = (length, self.outputs)
                 for name in self._output_norms(side):
                     arrays[name] = Spec((count, self.outputs), chunk, "float64")
         if self.outputs is not None:
-            chunk = (tile, tile, self.outputs)
+            chunk = (height, tile, self.outputs)
             arrays["slices"] = Spec((rows, columns, self.outputs), chunk, "float64")
         return arrays
 
@@ -166,7 +169,7 @@ class Layout:
 
     def norms(self, side: str) -> list[Record]:
         """The records of the squared norms of one side, block by block."""
-        names = (*self._norms(side), *self._output_norms(side))
+        names = self.norm_arrays(side)
         records = []
         for n in range(self._blocks(self.sides[side])):
             marker = f"blocks_{side}", (n,)
@@ -175,7 +178,7 @@ class Layout:
         return records
 
     def tiles(self) -> list[Record]:
-        """The records of all tiles; of one list, those on and below the diagonal, mirrored."""
+        """The records of all tiles; of a single list, those on and below the diagonal, mirrored."""
         tiles = []
         for i in range(self._blocks(self.rows)):
             across = i + 1 if self.columns is None else self._blocks(self.columns)
@@ -202,6 +205,10 @@ class Layout:
         """All records of a finished run."""
         norms = itertools.chain.from_iterable(self.norms(side) for side in self.sides)
         return [*norms, *self.tiles(), self.end]
+
+    def norm_arrays(self, side: str) -> tuple[str, ...]:
+        """Names of the arrays of the norms of one side."""
+        return (*self._norms(side), *self._output_norms(side))
 
     def _norms(self, side: str) -> tuple[str, ...]:
         """Arrays of the squared norms of models, and of the sizes of their sums."""
@@ -294,16 +301,21 @@ def restore(path: Path, fresh: Path) -> None:
         file.replace(target)
 
 
-def check(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def check(
+    path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], settings_alone: bool = False
+) -> None:
     """Raise `StoreMismatch`, naming the difference, where two runs have other attributes.
 
     Args:
         path: Path of the store.
         theirs: Attributes in the store.
         ours: Attributes of the run that would fill it.
+        settings_alone: Whether the models may differ, while both have columns or neither has.
     """
     for name in IDENTITY:
         if theirs[name] == ours[name]:
+            continue
+        if settings_alone and None not in (theirs[name], ours[name]) and name.startswith("hash_"):
             continue
         if name.startswith("hash_"):
             raise _other_run(path, _other_models(name[-1], theirs, ours))
@@ -357,12 +369,16 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
         return "all pairs of one list"
     if given is None:
         return "models against others, and no others are given"
-    if len(stored) != len(given):
+    if len(stored) > len(given):
         return f"{len(stored)} models on side {side}, and {len(given)} are given"
-    pairs = zip(stored, given, strict=True)
-    first = next(n for n, (one, other) in enumerate(pairs) if one != other)
-    label = ours[f"labels_{side}"][first]
-    return f"other weights for {label} (side {side}, number {first})"
+    now = dict(zip(map(str, ours[f"labels_{side}"]), given, strict=True))
+    labels = theirs[f"labels_{side}"]
+    for n, (label, known) in enumerate(zip(labels, stored, strict=True)):
+        if now.get(str(label), known) != known:
+            return f"other weights for {label} (side {side}, number {n})"
+        if known not in given:
+            return f"a model {label} (side {side}, number {n}) that is not given"
+    return f"its models on side {side} in another order"
 
 
 @dataclass(frozen=True)
@@ -484,26 +500,61 @@ def create(path: Path, attrs: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def fresh(path: Path, attrs: Mapping[str, Any]) -> Iterator[Path]:
     """An empty store in a new folder next to `path`; whatever is not moved away is removed."""
-    zarr = zarr_library()
+    with new_folder(path) as folder:
+        write_empty(folder, attrs)
+        yield folder
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """The place of a new folder next to `path`; whatever is not moved away is removed."""
     folder = path.with_name(f".{_short(path)}-{'-'.join(claims.maker())}{_FRESH}")
     try:
-        group = zarr.open_group(folder, mode="w", zarr_format=3)
-        arrays = Layout.of(attrs).arrays
-        for name, spec in arrays.items():
-            group.create_array(
-                name,
-                shape=spec.shape,
-                chunks=spec.chunks,
-                dtype=spec.dtype,
-                fill_value=_fill(spec),
-                compressors=None,  # logarithms and cosines of weights do not compress
-                dimension_names=_dimensions(name, spec),
-                attributes={"tnsim": binding(attrs)},
-            )
-        group.attrs.put(root(attrs, folder, arrays))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_empty(folder: Path, attrs: Mapping[str, Any]) -> None:
+    """Write a store without results."""
+    group = zarr_library().open_group(folder, mode="w", zarr_format=3)
+    arrays = Layout.of(attrs).arrays
+    for name, spec in arrays.items():
+        group.create_array(
+            name,
+            shape=spec.shape,
+            chunks=spec.chunks,
+            dtype=spec.dtype,
+            fill_value=_fill(spec),
+            compressors=None,  # logarithms and cosines of weights do not compress
+            dimension_names=_dimensions(name, spec),
+            attributes={"tnsim": binding(attrs)},
+        )
+    group.attrs.put(root(attrs, folder, arrays))
+
+
+def write_list(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write a group without arrays, with attributes and their digest."""
+    group = zarr_library().open_group(folder, mode="w", zarr_format=3)
+    group.attrs.put({"tnsim": dict(content), "digest": digest(dict(content))})
+
+
+def read_list(folder: Path) -> dict[str, Any]:
+    """The attributes of a group that `write_list` wrote.
+
+    Raises:
+        DamagedStore: The attributes are not the attributes that were written.
+    """
+    try:
+        found = json.loads(_read(folder / FILE))["attributes"]
+        if found["digest"] != digest(found["tnsim"]):
+            raise ValueError("other attributes than were written")
+        return found["tnsim"]
+    except (*_UNREADABLE, KeyError, TypeError) as error:
+        raise DamagedStore(
+            f"{folder}: damaged: its list of models ({printable(cause(error), 200)}); remove this "
+            "folder and run again with this store, which computes its pairs again"
+        ) from None
 
 
 def sweep(path: Path) -> None:
@@ -638,6 +689,11 @@ class Store:
         """The folder of the store; None for a run in memory."""
         return None if self.disk is None else self.disk.path
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every record is known."""
+        return len(self.known) == len(self.layout.records)
+
     def fetch(self, record: Record) -> State:
         """The state of a record; a whole record is copied from the disk into `arrays`."""
         if record.label in self.known:
@@ -659,7 +715,7 @@ class Store:
         return State.WHOLE
 
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
-        """Write the numbers of a record, one array for each region, and then its marker."""
+        """Write the numbers of a record, an array for each region, and then its marker."""
         specs = self.layout.arrays
         typed = []
         for (name, _), value in zip(record.regions, values, strict=True):
@@ -671,12 +727,10 @@ class Store:
         self._mark(record, typed)
 
     def finish(self) -> None:
-        """Mark the end of the run, and remove the leftovers of killed processes."""
+        """Mark the end of the run."""
         end = self.layout.end
         if self.fetch(end) is not State.WHOLE:
             self._mark(end, [self.arrays[name] for name, _ in end.regions])
-        if self.path is not None:
-            sweep(self.path)
 
     def _mark(self, record: Record, values: Sequence[np.ndarray]) -> None:
         """Keep a record in memory, and write its marker; its numbers are on disk already."""
@@ -769,7 +823,7 @@ def read(path: Path) -> tuple[Store, list[str]]:
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: Part of the store differs from what was written.
+        DamagedStore: Part of the store differs from the bytes that were written.
     """
     attrs = attributes(path)
     _refuse(path, [f"metadata of {name}" for name in damaged_arrays(path)])

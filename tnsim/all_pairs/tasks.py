@@ -18,7 +18,6 @@ from tnsim.all_pairs import batched_plans, forward_runs, kernel_runs
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.forward_runs import Estimated
 from tnsim.all_pairs.sources import Entry
-from tnsim.engine.scaled import LogScaled, add
 from tnsim.errors import ExecutorError, TnsimError
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -28,6 +27,7 @@ from tnsim.problems.conditioning import cancellations
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.forward import Sums
 from tnsim.problems.state_sizes import scaled_under
+from tnsim.scaled import ScaledSum, add
 from tnsim.sessions import session
 
 Block = features.FeatureBlock | batched_plans.StackBlock | kernel_runs.KernelBlock
@@ -40,10 +40,10 @@ class Job(NamedTuple):
     Args:
         setting: Settings common to all pairs.
         space: Space of the features; None for the batched plans.
-        size: Models per side of a tile.
+        sizes: Most models in a block of rows, and in a block of columns.
         keep_blocks: Number of prepared blocks that are kept, whatever their size.
         keep_bytes: Bytes up to which further blocks are kept.
-        alone: Whether one process computes the whole run, and forgets its blocks at the end.
+        alone: Whether a single process computes the whole run, and forgets its blocks at the end.
         key: Unique name of this run.
         points: Points of forward passes; None on other routes.
         kernels: Whether inner products are sums over pairs of hidden units.
@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
     setting: PairSetting
     space: FeatureSpace | None
-    size: int
+    sizes: tuple[int, int]
     keep_blocks: int
     keep_bytes: float
     alone: bool
@@ -74,14 +74,14 @@ def forgetting(job: Job) -> Iterator[None]:
         session().blocks.forget(lambda key: key[1] == job.key)
 
 
-def norms(job: Job, entries: tuple[Entry, ...]) -> LogScaled:
+def norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
     """Squared norms of some models; per output where the job wants slices."""
     if job.points is not None:
         return _checked(forward.total(_sums(job, entries, entries).rows), job)
     return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
 
 
-def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogScaled | Estimated:
+def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:
     """Inner products of all rows with all columns.
 
     The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
@@ -106,7 +106,7 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> LogSc
     return _checked(add(products), job)
 
 
-def _part_norms(job: Job, block: Block) -> LogScaled:
+def _part_norms(job: Job, block: Block) -> ScaledSum:
     if isinstance(block, features.FeatureBlock):
         return features.norms(block, job.setting.slices)
     if isinstance(block, kernel_runs.KernelBlock):
@@ -114,7 +114,7 @@ def _part_norms(job: Job, block: Block) -> LogScaled:
     return batched_plans.norms(block, job.setting)
 
 
-def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
+def _part_products(job: Job, first: Block, second: Block) -> ScaledSum:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
         return features.products(first, second, job.setting.slices)
     if isinstance(first, kernel_runs.KernelBlock) and isinstance(second, kernel_runs.KernelBlock):
@@ -123,7 +123,7 @@ def _part_products(job: Job, first: Block, second: Block) -> LogScaled:
         second, batched_plans.StackBlock
     )
     keep = partial(_kept, job)
-    return batched_plans.products(first, second, job.setting, job.size, keep)
+    return batched_plans.products(first, second, job.setting, job.sizes, keep)
 
 
 def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums:
@@ -160,7 +160,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
         return kernel_runs.block(models, combined, job.setting)
     units, dtype = job.setting.units, job.setting.dtype
     made = [scaled_under(model, units, job.setting.slices) for model in models]
-    models = tuple(one.model for one in made)
+    models = tuple(one.value for one in made)
     exponents = np.array([one.exponent for one in made])
     if part is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
@@ -196,9 +196,9 @@ def _dense(combined: Terms, count: int) -> np.ndarray:
     return weights
 
 
-def _checked(products: LogScaled, job: Job) -> LogScaled:
+def _checked(products: ScaledSum, job: Job) -> ScaledSum:
     """The products, unchanged. Raises `TnsimError` where any is not finite."""
-    if not (np.isfinite(products.mantissa).all() and np.isfinite(products.log).all()):
+    if not (np.isfinite(products.mantissa).all() and np.isfinite(products.exponent).all()):
         name, dtype = job.setting.metric.name, job.setting.dtype
         advice = "; use dtype='float64'" if dtype == "float32" else ""
         raise TnsimError(
@@ -208,7 +208,7 @@ def _checked(products: LogScaled, job: Job) -> LogScaled:
     return products
 
 
-def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> LogScaled:
+def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> ScaledSum:
     """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
     if not _is_block(result, shape, outputs):
         raise _garbage(result, f"squared norms of {shape[0]} models", advice)
@@ -217,7 +217,7 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
 
 def expect_products(
     result: Any, shape: tuple[int, int], outputs: int | None, advice: str
-) -> LogScaled | Estimated:
+) -> ScaledSum | Estimated:
     """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
     products = result
     if isinstance(result, Estimated) and _is_error(result.standard_error, shape):
@@ -229,11 +229,11 @@ def expect_products(
 
 def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
     whole = shape if outputs is None else (*shape, outputs)
-    if not isinstance(value, LogScaled):
+    if not isinstance(value, ScaledSum):
         return False
     if not all(_is_array(x, whole, np.float64) for x in (value.mantissa, value.size)):
         return False
-    return any(_is_array(value.log, form, np.float64) for form in {shape, whole})
+    return any(_is_array(value.exponent, form, np.float64) for form in {shape, whole})
 
 
 def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,8 +38,8 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
-from tnsim.engine.scaled import taken
 from tnsim.errors import ExecutorError, TnsimError
+from tnsim.scaled import taken
 
 K = TypeVar("K", bound=Hashable)
 Task = tuple[Callable[..., Any], tuple]
@@ -261,7 +262,7 @@ def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> 
     while pending:
         elsewhere: list[Record] = []
         tasks = _claimed(pending, elsewhere, work, store, claims)
-        finished = completed(tasks, executor, advice(store), work.together)
+        finished = completed(tasks, executor, advice(store.path), work.together)
         for record, result in finished:
             doubts += work.write(record, result)
             claims.release(record.label)
@@ -272,11 +273,11 @@ def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> 
     return doubts
 
 
-def advice(store: Store) -> str:
-    """The advice that messages give after a run that ended early."""
-    if store.path is None:
+def advice(path: Path | None) -> str:
+    """The advice that messages give after a run that ended early, with its store or none."""
+    if path is None:
         return "run again (with store= a run goes on where it ended)"
-    return f"run again to go on, finished tiles are kept in {store.path}"
+    return f"run again to go on, finished tiles are kept in {path}"
 
 
 def _claimed(
@@ -350,14 +351,14 @@ def _tile_work(run: PairwiseRun, target: Store, bar: Any) -> PendingWork:
 def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, result: Any) -> None:
     """Write squared norms and the sizes of their sums. Raises `ModelError` where one is zero."""
     entries = run.block(side, *record.blocks)
-    norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target))
+    norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target.path))
     for i, one in enumerate(entries):
         precision.check_norm(taken(norms, i), one.source.name, one.terms > 1, run.arithmetic)
     target.write(record, list(norm_arrays(norms, run.job.setting.slices).values()))
 
 
 def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
-    """Normalise a tile and write it, also mirrored where rows and columns are one list.
+    """Normalise a tile and write it, also mirrored where rows and columns are a single list.
 
     Returns:
         The largest error bound, and the cosine to which it belongs.
@@ -370,7 +371,7 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     slices = run.job.setting.slices
     rows, columns = run.block(run.rows, i), run.block(run.columns, j)
     shape = len(rows), len(columns)
-    products = tasks.expect_products(result, shape, target.layout.outputs, advice(target))
+    products = tasks.expect_products(result, shape, target.layout.outputs, advice(target.path))
     estimated = None
     if isinstance(products, Estimated):
         products, estimated = products

@@ -1,16 +1,18 @@
 """Drawings on matplotlib axes from which figures are made: matrices, curves, labels.
 
-Colours stand for phases, or for variables, in one order everywhere.
+Colours stand for phases, or for variables, in one order everywhere. Legends stand above their axes,
+where they cover no curve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.analysis.canvas import Canvas, colour_of
 from tnsim.errors import printable
 
 if TYPE_CHECKING:
@@ -23,34 +25,10 @@ SMALL = 8
 """Size of labels in points."""
 _LABEL = 0.19
 """Inches along an axis that a label needs."""
-_COLOURS = (
-    "#1f77b4",
-    "#e67e22",
-    "#2ca02c",
-    "#9467bd",
-    "#d62728",
-    "#17becf",
-    "#8c564b",
-    "#7f7f7f",
-    "#bcbd22",
-    "#e377c2",
-)
-
-
-def colour_of(number: int) -> str:
-    """The colour of a phase or of a line; colours repeat after ten.
-
-    Args:
-        number: Number of the phase or line, from 0.
-
-    Returns:
-        A hexadecimal RGB colour.
-
-    Example:
-        >>> colour_of(0) == colour_of(10)
-        True
-    """
-    return _COLOURS[number % len(_COLOURS)]
+_LETTER, _ROW = 0.07, 0.17
+"""Width of a letter and height of a row in a legend, in inches."""
+_HANDLE = 0.55
+"""Inches that an entry of a legend needs beside its letters."""
 
 
 def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
@@ -75,6 +53,23 @@ def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
     if low < -0.1:
         return {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}
     return {"cmap": "viridis", "vmin": min(low, 0), "vmax": 1}
+
+
+def diverging(largest: float) -> dict[str, Any]:
+    """The colour map and the range of values around zero.
+
+    Args:
+        largest: Largest size of a value.
+
+    Returns:
+        Options of `imshow`: red above zero and blue below, white at zero.
+
+    Example:
+        >>> diverging(2.0)
+        {'cmap': 'RdBu_r', 'vmin': -2.0, 'vmax': 2.0}
+    """
+    largest = largest or 1.0
+    return {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
 
 
 def show_matrix(
@@ -105,33 +100,152 @@ def show_matrix(
     return image
 
 
-def show_curves(axes: Axes, curves: Sequence[xr.DataArray], points: Sequence[int]) -> None:
+def write_in_cells(image: AxesImage, texts: Mapping[tuple[int, int], str]) -> None:
+    """Write into the cells of a heatmap, in white where a cell is dark.
+
+    Args:
+        image: Heatmap, as `imshow` returns it.
+        texts: Texts by row and column.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> image = Figure().subplots().imshow(np.array([[0.0, 1.0]]), cmap="gray")
+        >>> write_in_cells(image, {(0, 0): "dark", (0, 1): "bright"})
+        >>> [text.get_color() for text in image.axes.texts]
+        ['white', 'black']
+    """
+    red, green, blue, _ = np.moveaxis(image.to_rgba(np.ma.asarray(image.get_array())), -1, 0)
+    light = 0.299 * red + 0.587 * green + 0.114 * blue  # as an eye weighs the three, ITU-R BT.601
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+    for (row, column), text in texts.items():
+        colour = "white" if light[row, column] < 0.5 else "black"
+        image.axes.text(column, row, text, color=colour, **style)
+
+
+def show_curves(
+    axes: Axes,
+    curves: Sequence[xr.DataArray],
+    points: Sequence[int],
+    inches: float,
+    chosen: Canvas | None = None,
+) -> None:
     """Draw curves over the rows of a matrix, and a dotted line before every change point.
 
     Args:
         axes: Axes to draw on; row n belongs at n.
         curves: Named curves with one value per row each.
         points: Rows at which phases start.
+        inches: Width of the axes.
+        chosen: Canvas of the plot, with the caller's colour map.
 
     Example:
         >>> from matplotlib.figure import Figure
         >>> import xarray as xr
         >>> axes = Figure().subplots()
-        >>> show_curves(axes, [xr.DataArray([0.1, 0.9], dims="a", name="test_accuracy")], [])
+        >>> show_curves(axes, [xr.DataArray([0.1, 0.9], dims="a", name="test_accuracy")], [], 4.0)
         >>> axes.get_legend().get_texts()[0].get_text()
         'test accuracy'
     """
     for n, curve in enumerate(curves):
-        rows = np.arange(curve.size)
-        label = title_of(str(curve.name))
-        axes.plot(rows, curve.values, ".-", color=colour_of(n), lw=1.2, label=label)
+        style = {"color": colour_of(n, len(curves), chosen), "label": title_of(str(curve.name))}
+        axes.plot(np.arange(curve.size), curve.values, ".-", lw=1.2, **style)
+    mark_phases(axes, points)
+    axes.tick_params(labelsize=SMALL)
+    finish_curves(axes)
+    show_legend(axes, inches)
+
+
+def mark_phases(axes: Axes, points: Sequence[int]) -> None:
+    """Draw a dotted line before every row at which a phase starts.
+
+    Args:
+        axes: Axes of curves; row n is at n.
+        points: Rows at which phases start.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axes = Figure().subplots()
+        >>> mark_phases(axes, [3])
+        >>> axes.lines[0].get_xdata()
+        [2.5, 2.5]
+    """
     for point in points:
         axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
-    axes.tick_params(labelsize=SMALL)
+
+
+def finish_curves(axes: Axes) -> None:
+    """Put a pale grid behind curves, and leave out the frame above and on the right.
+
+    Args:
+        axes: Axes with curves.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> finish_curves(Figure().subplots())
+    """
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    columns = -(-len(curves) // 3)
-    axes.legend(fontsize=SMALL, edgecolor="none", ncols=columns)
+
+
+def show_legend(axes: Axes, inches: float, title: str = "") -> None:
+    """Put the legend above the axes, where it covers no curve, and the title above the legend.
+
+    Args:
+        axes: Axes with labelled curves.
+        inches: Width of the axes.
+        title: Title of the axes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axes = Figure().subplots()
+        >>> _ = axes.plot([0, 1], label="accuracy")
+        >>> show_legend(axes, 4.0, "a run")
+        >>> axes.get_legend().get_texts()[0].get_text(), axes.get_title()
+        ('accuracy', 'a run')
+    """
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.0,
+            frameon=False,
+            fontsize=SMALL,
+            ncols=_columns(labels, inches),
+        )
+    axes.set_title(heading(title), pad=6 + 72 * legend_height(labels, inches))
+
+
+def legend_height(labels: Sequence[str], inches: float) -> float:
+    """The height of a legend that stands above axes.
+
+    Args:
+        labels: Labels of all entries.
+        inches: Width of the axes.
+
+    Returns:
+        The height in inches; 0 without labels.
+
+    Example:
+        >>> legend_height([], 4.0), round(legend_height(["loss"], 4.0), 2)
+        (0.0, 0.23)
+    """
+    if not labels:
+        return 0.0
+    return _ROW * -(-len(labels) // _columns(labels, inches)) + 0.06
+
+
+def _columns(labels: Sequence[str], inches: float) -> int:
+    """Columns of a legend, as many as fit side by side; a legend is filled column by column."""
+    for columns in range(len(labels), 1, -1):
+        rows = -(-len(labels) // columns)
+        letters = sum(
+            max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows)
+        )
+        if _HANDLE * columns + _LETTER * letters <= inches:
+            return columns
+    return 1
 
 
 def title_of(name: str) -> str:
@@ -167,6 +281,22 @@ def written(label: Any) -> str:
         a\\$1\\$
     """
     return printable(str(label)).replace("$", r"\$")
+
+
+def heading(title: str) -> str:
+    """A title that the caller wrote, formulas and lines included, as fonts can write it.
+
+    Args:
+        title: Title, which may hold the name of a file.
+
+    Returns:
+        The title with the bytes that are no text escaped.
+
+    Example:
+        >>> print(heading("step \\udcff of $x^2$"))
+        step \\udcff of $x^2$
+    """
+    return title.encode("utf-8", "backslashreplace").decode()
 
 
 def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:

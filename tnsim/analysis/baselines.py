@@ -82,6 +82,7 @@ def outputs_of(
     inputs: Inputs,
     seed: Seed,
     feature: Callable[[np.ndarray], np.ndarray],
+    one_width: bool = True,
 ) -> Outputs:
     """Run every model once, and keep the features of its outputs that a measure compares.
 
@@ -93,6 +94,7 @@ def outputs_of(
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
+        one_width: Whether all outputs need one shape.
 
     Returns:
         The features of every model, and the description of the inputs.
@@ -114,7 +116,7 @@ def outputs_of(
     for n, model in enumerate(_each(models)):
         outputs = np.concatenate(list(_batches(model, x)))
         shape = shape or outputs.shape
-        if outputs.shape != shape:
+        if one_width and outputs.shape != shape:
             raise ModelError(
                 f"model {n} gives outputs of shape {outputs.shape} for {len(x)} inputs, "
                 f"model 0 of shape {shape}"
@@ -455,7 +457,7 @@ def cka(
     debiased: bool = True,
     names: Names = None,
 ) -> xr.DataArray:
-    """Linear centred kernel alignment of the outputs.
+    """Linear centred kernel alignment of the outputs, which may differ in width.
 
     Positions of a sequence are further features of one sample. Without debiasing the value nears 1
     for anything once outputs outnumber samples.
@@ -490,7 +492,7 @@ def cka(
         2012, "Feature selection via dependence maximization", equation 5.
     """
     models = _on_inputs(models, inputs)
-    features, about = outputs_of(models, inputs, seed, measures.centred)
+    features, about = outputs_of(models, inputs, seed, measures.centred, one_width=False)
     if about["samples"] < 4:
         raise ModelError(
             "CKA needs at least 4 inputs (the unbiased HSIC divides by n - 3), "

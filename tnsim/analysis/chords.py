@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis.matrices import TOLERANCE, square
-from tnsim.errors import GramWarning, MissingExtra, ResultError
+from tnsim.errors import MissingExtra, NegativeEigenvalueWarning, ResultError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -50,7 +50,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     """Classical multidimensional scaling of the chords, in the axes of most variance.
 
     Each axis points from the first model to the last. Points have no negative eigenvalues: warns
-    with `GramWarning` when these carry over 1 % of the spectrum.
+    with `NegativeEigenvalueWarning` when these carry over 1 % of the spectrum.
 
     Args:
         result: A result, one of its matrices of cosines, or an array (K, K).
@@ -91,7 +91,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
         warnings.warn(
             f"{negative:.1%} of the spectrum of {table.name or 'the matrix'} is negative: "
             "no points have these distances, and the embedding leaves that part out",
-            GramWarning,
+            NegativeEigenvalueWarning,
             stacklevel=2,
         )
     variances = np.clip(values[:dims], 0, None)
@@ -138,8 +138,8 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
     """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
 
     `Gaussian`, `Symmetric` and the tree metrics are inner products and pass; `GaussianClosure`
-    beyond one nonlinear layer, float32 and some baselines may not. Warns with `GramWarning` when an
-    eigenvalue lies below `-tolerance`.
+    beyond one nonlinear layer, float32 and some baselines may not. Warns with
+    `NegativeEigenvalueWarning` when an eigenvalue lies below `-tolerance`.
 
     Args:
         result: A result, one of its matrices, or an array (K, K).
@@ -169,7 +169,7 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
             f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
             f"-{tolerance:.1g}: it is no Gram matrix; distances and embeddings made from it are "
             "approximate",
-            GramWarning,
+            NegativeEigenvalueWarning,
             stacklevel=2,
         )
     return values

@@ -7,15 +7,15 @@ the same models against each other.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
 labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`.
-No pyplot state and no global setting is touched, and nothing is shown.
+Every plot takes `ax`, `figsize`, `cmap`, `vmin` and `vmax` (`Drawing`). No pyplot state and no
+global setting is touched, and nothing is shown.
 """
 
 from __future__ import annotations
 
-import io
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -23,14 +23,31 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import (
     SMALL,
-    colour_of,
     colour_range,
+    diverging,
+    finish_curves,
+    heading,
     label_points,
+    legend_height,
+    mark_phases,
     show_curves,
+    show_legend,
     show_matrix,
     thin_ticks,
     title_of,
+    write_in_cells,
     written,
+)
+from tnsim.analysis.canvas import (
+    Canvas,
+    Drawing,
+    canvas,
+    colour_of,
+    colours_of,
+    inches_of,
+    limit,
+    new_figure,
+    refuse_span,
 )
 from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import matrix, square
@@ -47,12 +64,14 @@ if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
 
 __all__ = [
+    "Drawing",
     "contributions",
     "curves_over_training",
     "depth",
     "draw",
     "edges",
     "heatmap",
+    "layer_by_layer",
     "layers_and_heads",
     "new_figure",
     "pairwise",
@@ -63,6 +82,8 @@ __all__ = [
 
 MAX_LABELS = 24
 """Number of labels at which the thinning of an axis aims; fewer than twice as many are shown."""
+MOST_PARTS = 40
+"""Most parts along an axis with a label and room each."""
 MAX_NUMBERS = 200
 """Most contributions that are written as numbers into their cells."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
@@ -80,10 +101,8 @@ _SCATTER_PANEL = 3.0
 """Side of a scatter panel in inches."""
 _FEW = 300
 """Largest number of points that are drawn large."""
-_HEIGHT, _GAP = 0.24, 0.05
-"""Height of a strip of curves and gap below it, in heights of the heatmap."""
-STRIP = _HEIGHT + _GAP
-"""Height of a strip above a heatmap with its gap, in heights of the heatmap."""
+_HEIGHT, _GAP = 0.24, 0.04
+"""Height of a strip of curves and of the gap below the strip, in heights of the heatmap."""
 _WIDTH, _ALONE = 8.0, 2.0
 """Width and height in inches of a strip without a heatmap."""
 Strips: TypeAlias = Sequence[str | Sequence[str]]
@@ -94,64 +113,19 @@ _PANEL = 4.4
 """Side of a panel in inches."""
 
 
-def new_figure(**options: Any) -> tuple[Figure, Any]:
-    """A figure without pyplot state, so that nothing leaks and no display is needed.
-
-    Notebooks show it as a picture.
-
-    Args:
-        options: Options of `Figure`, with the layout `"constrained"` by default, and `nrows`,
-            `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
-
-    Returns:
-        The figure, and the result of `Figure.subplots`: one axes object or an array of them.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-
-    Example:
-        >>> figure, axes = new_figure(ncols=2, figsize=(4, 2))
-        >>> axes.shape
-        (2,)
-    """
-    try:
-        import matplotlib.figure  # noqa: F401  what figures are made of
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot", "drawing") from None
-    grid = {}
-    for name in ("nrows", "ncols", "squeeze", "width_ratios"):
-        if name in options:
-            grid[name] = options.pop(name)
-    options.setdefault("layout", "constrained")
-    figure = _notebook_figure()(**options)
-    return figure, figure.subplots(**grid)
-
-
-@cache
-def _notebook_figure() -> type[Figure]:
-    """A class of figures that a notebook shows although pyplot does not know them.
-
-    Made at the first figure, because this module is imported without matplotlib too.
-    """
-    from matplotlib.figure import Figure
-
-    class NotebookFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            """The figure as PNG, which Jupyter shows."""
-            buffer = io.BytesIO()
-            self.savefig(buffer, format="png")
-            return buffer.getvalue()
-
-    return NotebookFigure
-
-
-def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str = "") -> Figure:
+def heatmap(
+    matrix: Float[np.ndarray, "K K"],
+    labels: Sequence[str],
+    title: str = "",
+    **drawing: Unpack[Drawing],
+) -> Figure:
     """A figure of a matrix of similarities, evenly spaced by index, with a colour bar over [-1, 1].
 
     Args:
         matrix: Similarities (K, K), from -1 to 1.
         labels: K names, thinned until they fit.
         title: Title above the matrix.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
@@ -165,8 +139,9 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
         >>> figure.axes[0].get_title()
         'two models'
     """
-    figure, axes = new_figure(figsize=(6.4, 5.4))
-    image = axes.imshow(np.asarray(matrix), vmin=-1, vmax=1, cmap="RdBu_r", origin="lower")
+    chosen = canvas(drawing, (6.4, 5.4))
+    axes = chosen.axes
+    image = show_matrix(axes, np.asarray(matrix), colours_of(chosen, diverging(1.0)), ())
     every = max(1, len(labels) // MAX_LABELS)
     ticks = range(0, len(labels), every)
     shown = [written(labels[tick]) for tick in ticks]
@@ -174,9 +149,47 @@ def heatmap(matrix: Float[np.ndarray, "K K"], labels: Sequence[str], title: str 
     axes.set_yticks(ticks, shown)
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("checkpoint")
-    axes.set_title(title)
-    figure.colorbar(image, ax=axes, label="similarity")
-    return figure
+    axes.set_title(heading(title))
+    chosen.figure.colorbar(image, ax=axes, label="similarity")
+    return chosen.figure
+
+
+def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
+    """A figure of parts of a network against parts of another, the first layers below.
+
+    Args:
+        matrix: Matrix of `tnsim.layer_similarity` over (a, b), with the names of parts as labels.
+        title: Title above the matrix; by default the name of the measure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
+
+    Returns:
+        A figure; nothing is shown.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import xarray as xr
+        >>> parts = {"a": ["embed", "block"], "b": ["embed", "block", "head"]}
+        >>> found = xr.DataArray([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3]], parts, ("a", "b"), "cka")
+        >>> layer_by_layer(found).axes[0].get_title()
+        'cka'
+    """
+    values = matrix.values
+    height, width = (0.24 * min(count, MOST_PARTS) for count in values.shape)
+    chosen = canvas(drawing, (2.2 + width, 1.8 + height))
+    axes = chosen.axes
+    # Debiased measures fall below 0 by chance: 0 stays the dark end unless they do.
+    span = {"cmap": "viridis", "vmin": min(0.0, values.min()), "vmax": max(1.0, values.max())}
+    image = show_matrix(axes, values, colours_of(chosen, span), ())
+    for axis, dim in ((axes.xaxis, "b"), (axes.yaxis, "a")):
+        labels = matrix[dim].values.tolist()
+        ticks = range(0, len(labels), math.ceil(len(labels) / MOST_PARTS))
+        axis.set_ticks(ticks, [written(labels[tick]) for tick in ticks], fontsize=SMALL)
+    axes.tick_params(axis="x", rotation=90)
+    axes.set_title(heading(title or str(matrix.name)))
+    chosen.figure.colorbar(image, ax=axes)
+    return chosen.figure
 
 
 def contributions(
@@ -185,6 +198,7 @@ def contributions(
     ket: Sequence[str],
     title: str = "",
     names: tuple[str, str] = ("a", "b"),
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A figure of an `Attribution`: the contribution of every pair of parts to an inner product.
 
@@ -196,6 +210,7 @@ def contributions(
         ket: Names of the columns.
         title: Title; by default the sum of the contributions.
         names: Names of the two models, for the rows and for the columns.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
@@ -210,28 +225,21 @@ def contributions(
         ['75%', '25%']
     """
     values = np.asarray(values)
-    figure, axes = new_figure(figsize=(2.6 + 0.62 * len(ket), 1.8 + 0.5 * len(bra)))
-    largest = float(np.abs(values).max()) or 1.0
-    image = axes.imshow(values, vmin=-largest, vmax=largest, cmap="RdBu_r")
-    axes.set_xticks(range(len(ket)), ket, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(bra)), bra)
-    axes.set_xlabel(names[1])
-    axes.set_ylabel(names[0])
-    axes.set_title(title or f"contributions, sum {values.sum():.4g}")
+    chosen = canvas(drawing, (2.6 + 0.62 * len(ket), 1.8 + 0.5 * len(bra)))
+    axes = chosen.axes
+    image = axes.imshow(values, **colours_of(chosen, diverging(float(np.abs(values).max()))))
+    places = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(ket)), list(map(written, ket)), **places)
+    axes.set_yticks(range(len(bra)), list(map(written, bra)))
+    axes.set_xlabel(written(names[1]))
+    axes.set_ylabel(written(names[0]))
+    axes.set_title(heading(title) or f"contributions, sum {values.sum():.4g}")
     if values.size <= MAX_NUMBERS:
-        _write_shares(axes, values, largest)
-    figure.colorbar(image, ax=axes, label="contribution (numbers: share of the sum)")
-    return figure
-
-
-def _write_shares(axes: Axes, values: Float[np.ndarray, "bra ket"], largest: float) -> None:
-    """Write shares of the sum into the cells, in white on dark cells."""
-    for (row, column), value in np.ndenumerate(values):
-        colour = "black"
-        if abs(value) > 0.6 * largest:
-            colour = "white"
-        share = f"{value / values.sum():.0%}"
-        axes.text(column, row, share, ha="center", va="center", fontsize=8, color=colour)
+        total = values.sum()
+        write_in_cells(image, {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values)})
+    label = "contribution (numbers: share of the sum)"
+    chosen.figure.colorbar(image, ax=axes, label=label)
+    return chosen.figure
 
 
 def shares(
@@ -241,7 +249,7 @@ def shares(
     *,
     title: str = "",
     most: int = MAX_LABELS,
-    ax: Axes | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A figure of signed shares as bars, those of `tnsim.paths` or of `tnsim.change`.
 
@@ -252,7 +260,7 @@ def shares(
         title: Title above the bars.
         most: Number of parts with bars of their own, those of the largest shares; one more bar is
             the sum of the others.
-        ax: Axes to draw on; None for a new figure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         The figure; nothing is shown.
@@ -274,16 +282,18 @@ def shares(
         names.append(f"{len(values) - len(kept)} others")
         lengths = np.append(lengths, values.sum() - lengths.sum())
         lines = None if lines is None else np.append(lines, np.nan)
-    figure, axes = _axes_of(ax, (6.4, 0.9 + 0.24 * len(names)))
-    colours = [colour_of(0) if length >= 0 else colour_of(4) for length in lengths]
+    chosen = canvas(drawing, (6.4, 0.9 + 0.24 * len(names)))
+    axes = chosen.axes
+    colours = [colour_of(4 * (length < 0), 5, chosen) for length in lengths]
     axes.barh(range(len(names)), lengths, color=colours, xerr=lines, error_kw={"lw": 0.8})
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
     axes.invert_yaxis()
     axes.axvline(0.0, color="0.3", lw=0.8)
+    limit(chosen, axes, "x")
     axes.set_xlabel("share")
-    axes.set_title(title)
+    axes.set_title(heading(title))
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    return chosen.figure
 
 
 def layers_and_heads(
@@ -292,7 +302,7 @@ def layers_and_heads(
     *,
     title: str = "",
     colour_label: str = "share",
-    ax: Axes | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A heatmap of one number for each component, layer by layer.
 
@@ -302,7 +312,7 @@ def layers_and_heads(
         values: Number for each component, such as `Change.share` or `Change.removed`.
         title: Title above the heatmap.
         colour_label: Name of the numbers, beside the colour bar.
-        ax: Axes to draw on; None for a new figure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         The figure; nothing is shown.
@@ -326,21 +336,20 @@ def layers_and_heads(
     for one, value in zip(split, np.asarray(values), strict=True):
         column = columns.index(one[2] if len(one) > 2 else "whole")
         table[rows.index(" ".join(one[:2])), column] = value
-    figure, axes = _axes_of(ax, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
-    largest = float(np.nanmax(abs(table))) or 1.0
-    image = axes.imshow(table, vmin=-largest, vmax=largest, cmap="RdBu_r", origin="lower")
+    chosen = canvas(drawing, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
+    axes = chosen.axes
+    colours = colours_of(chosen, diverging(float(np.nanmax(abs(table)))))
+    image = show_matrix(axes, table, colours, ())
     places = range(0, len(columns), max(1, len(columns) // MAX_LABELS))
-    axes.set_xticks(places, [columns[n] for n in places], rotation=45, ha="right", fontsize=SMALL)
-    axes.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    shown = [written(columns[n]) for n in places]
+    axes.set_xticks(places, shown, rotation=45, ha="right", fontsize=SMALL)
+    axes.set_yticks(range(len(rows)), list(map(written, rows)), fontsize=SMALL)
     if table.size <= MAX_NUMBERS:
-        for (row, column), value in np.ndenumerate(table):
-            if np.isfinite(value):
-                colour = "white" if abs(value) > 0.6 * largest else "black"
-                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
-                axes.text(column, row, f"{value:.2g}", color=colour, **style)
-    axes.set_title(title)
-    axes.figure.colorbar(image, ax=axes, label=colour_label)
-    return figure
+        cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
+        write_in_cells(image, cells)
+    axes.set_title(heading(title))
+    chosen.figure.colorbar(image, ax=axes, label=colour_label)
+    return chosen.figure
 
 
 def _column_order(name: str) -> tuple[bool, str, int]:
@@ -357,7 +366,7 @@ def shares_over_training(
     *,
     title: str = "",
     most: int = 6,
-    ax: Axes | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A figure of shares over the checkpoints of a run, evenly spaced, beside other curves.
 
@@ -368,7 +377,7 @@ def shares_over_training(
         beside: Other curves by name, such as an accuracy, drawn dashed.
         title: Title above the curves.
         most: Number of paths that are drawn, those of the largest shares.
-        ax: Axes to draw on; None for a new figure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         The figure; nothing is shown.
@@ -385,22 +394,23 @@ def shares_over_training(
         ['embed', 'layer 1', 'accuracy']
     """
     table = np.asarray(table)
-    figure, axes = _axes_of(ax, (8.0, 3.6))
+    chosen = canvas(drawing, (8.0, 3.8))
+    axes = chosen.axes
     rows = np.arange(len(table))
     drawn = sorted(np.argsort(-abs(table).max(axis=0), kind="stable")[:most])
     for n, column in enumerate(drawn):
-        label = written(paths[column])
-        axes.plot(rows, table[:, column], ".-", color=colour_of(n), lw=1.2, label=label)
+        style = {"color": colour_of(n, len(drawn), chosen), "label": written(paths[column])}
+        axes.plot(rows, table[:, column], ".-", lw=1.2, **style)
     for name, curve in (beside or {}).items():
         axes.plot(rows, np.asarray(curve), "--", color="0.2", lw=1.2, label=written(name))
-    thin_ticks(axes.xaxis, np.asarray(checkpoints), 7.0)
+    limit(chosen, axes)
+    width = inches_of(chosen, "x", 7.0)
+    thin_ticks(axes.xaxis, np.asarray(checkpoints), width)
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("share")
-    axes.set_title(title)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=SMALL, edgecolor="none")
-    return figure
+    finish_curves(axes)
+    show_legend(axes, width, title)
+    return chosen.figure
 
 
 def edges(
@@ -409,7 +419,7 @@ def edges(
     *,
     title: str = "",
     most: int = 16,
-    ax: Axes | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A graph of components in which the width of a line is the effect of an edge.
 
@@ -418,7 +428,7 @@ def edges(
         values: Number for each edge, such as `Edges.cut`.
         title: Title above the graph.
         most: Number of edges that are drawn, those of the largest numbers.
-        ax: Axes to draw on; None for a new figure.
+        drawing: Axes, size, colour map and range, see `Drawing`.
 
     Returns:
         The figure; nothing is shown.
@@ -444,18 +454,22 @@ def edges(
         for n, name in enumerate(row)
     }
     widest = max(map(len, rows.values()))
-    figure, axes = _axes_of(ax, (2.4 + 1.3 * widest, 1.2 + 1.3 * len(rows)))
+    size = (2.4 + 1.3 * widest, 1.4 + 1.3 * len(rows))
+    chosen = canvas(drawing, size)
+    axes = chosen.axes
     legs = list(dict.fromkeys(leg for _, _, leg in wires))
-    largest, drawn = float(abs(values).max()) or 1.0, set()
+    span = colours_of(chosen, {"vmin": 0.0, "vmax": float(abs(values).max()) or 1.0})
+    widths = 0.5 + 5 * np.clip(np.interp(abs(values), [span["vmin"], span["vmax"]], [0, 1]), 0, 1)
+    drawn = set()
     for n in np.argsort(-abs(values), kind="stable")[:most]:
         source, target, leg = wires[n]
-        side = 0.12 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
+        side = 0.09 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
         (x, y), (u, v) = place[source], place[target]
         axes.plot(
             [x + side, u + side],
             [y, v],
-            color=colour_of(legs.index(leg)),
-            lw=0.5 + 5 * abs(values[n]) / largest,
+            color=colour_of(legs.index(leg), len(legs), chosen),
+            lw=widths[n],
             alpha=0.75,
             solid_capstyle="round",
             label=None if leg in drawn else leg,
@@ -466,11 +480,12 @@ def edges(
     for name, (x, y) in place.items():
         style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
         axes.text(x, y, written(name), **style)
-    axes.margins(0.25 if widest == 1 else 0.15, 0.15)
+    # Limits by the rows, so that lines of several legs beside one another do not stretch a chain.
+    reach = max(widest / 2, 1.0)
+    axes.set(xlim=(-reach, reach), ylim=(-0.4, len(rows) - 0.6))
     axes.set_axis_off()
-    axes.set_title(title)
-    axes.legend(fontsize=SMALL, edgecolor="none", loc="lower right")
-    return figure
+    show_legend(axes, inches_of(chosen, "x", size[0] - 0.2), title)
+    return chosen.figure
 
 
 def _ends_of(label: str) -> tuple[str, str, str]:
@@ -486,14 +501,7 @@ def _place_of(name: str) -> tuple[int, int]:
     return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
 
 
-def _axes_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Any, Any]:
-    """The figure and the axes to draw on, new ones where none are given."""
-    if ax is None:
-        return new_figure(figsize=size)
-    return ax.figure, ax
-
-
-def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
+def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of a tagged network with a legend.
 
     Every layer and every kind of operator node has a colour; bra and ket differ by marker.
@@ -501,6 +509,7 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
     Args:
         network: Network from `tnsim.network` or `tnsim.networks`.
         title: Title above the network.
+        drawing: Axes, size and colour map, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
@@ -519,13 +528,15 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
         import networkx  # noqa: F401  what quimb lays networks out with
     except ImportError:
         raise MissingExtra("networkx", "plot", "drawing a network") from None
-    figure, axes = new_figure(figsize=(9, 6.5))
+    chosen = canvas(drawing, (9, 6.5))
+    refuse_span(chosen, "a network")
+    axes = chosen.axes
     tags = network.tag_map
     layer_tags = map(layer_tag, range(len(tags)))
     layers = [tag for tag in layer_tags if tag in tags]
     operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
     has_ket = "B" in tags
-    colours = _colours(layers, operators)
+    colours = _colours(layers, operators, chosen)
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
@@ -549,34 +560,37 @@ def draw(network: qtn.TensorNetwork, title: str = "") -> Figure:
         entries.append(_legend_entry("bra (A)", "o", "black", markerfacecolor="white"))
         entries.append(_legend_entry("ket (B)", "s", "black", markerfacecolor="white"))
     axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    axes.set_title(title)
-    return figure
+    axes.set_title(heading(title))
+    return chosen.figure
 
 
-def _colours(layers: Sequence[str], operators: Sequence[str]) -> dict[str, str]:
+def _colours(layers: Sequence[str], operators: Sequence[str], chosen: Canvas) -> dict[str, Any]:
     """The colour of every tag; colours of layers repeat."""
-    colours = {}
+    colours: dict[str, Any] = {}
     for n, tag in enumerate(layers):
         colours[tag] = _LAYER_COLOURS[n % len(_LAYER_COLOURS)]
+        if chosen.cmap is not None:
+            colours[tag] = colour_of(n, len(layers), chosen)
     for tag in operators:
         colours[tag] = _OPERATOR_COLOURS[tag]
     return colours
 
 
-def _legend_entry(label: str, marker: str, colour: str, **style: Any) -> Line2D:
+def _legend_entry(label: str, marker: str, colour: Any, **style: Any) -> Line2D:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], marker=marker, ls="", color=colour, label=label, **style)
 
 
-def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
+def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
     Args:
         rows: Mappings, one per depth, with `depth`, `multiplications`, `paper_multiplications`,
             `unrolled_multiplications` (None where they were not counted), `milliseconds` and
             `hand_milliseconds`.
-        title: Title above both panels.
+        title: Title above both panels, or above the first of given axes.
+        drawing: Two axes, size and colour map, see `Drawing`.
 
     Returns:
         A figure of two panels with logarithmic axes; nothing is shown.
@@ -596,35 +610,51 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
         >>> [axes.get_ylabel() for axes in depth([row]).axes]
         ['scalar multiplications', 'milliseconds']
     """
-    figure, (left, right) = new_figure(ncols=2, figsize=(11, 4.2))
-    _curve(left, rows, "multiplications", "o-", "tnsim plan")
-    _curve(left, rows, "paper_multiplications", "k--", "Gram recursion, per layer x depth")
-    _curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone")
+    chosen = canvas(drawing, (11, 4.4), panels=2)
+    refuse_span(chosen, "a figure of two quantities")
+    left, right = chosen.panels
+    first, second = (colour_of(n, 2, chosen) for n in (0, 1))
+    _curve(left, rows, "multiplications", "o-", "tnsim plan", first)
+    _curve(left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black")
+    _curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
     left.set_ylabel("scalar multiplications")
-    _curve(right, rows, "milliseconds", "o-", "tnsim, warm")
-    _curve(right, rows, "hand_milliseconds", "k--", "hand-written JAX recursion")
+    _curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
+    _curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
     right.set_ylabel("milliseconds")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("depth")
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    figure.suptitle(title)
-    return figure
+        show_legend(axes, inches_of(chosen, "x", 4.8))
+    if chosen.is_new:
+        chosen.figure.suptitle(heading(title))
+    else:
+        show_legend(left, inches_of(chosen, "x", 4.8), title)
+    return chosen.figure
 
 
 def _curve(
-    axes: Axes, rows: Sequence[Mapping[str, Any]], column: str, style: str, label: str
+    axes: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    column: str,
+    style: str,
+    label: str,
+    colour: Any,
 ) -> None:
     """Draw a column against depth, at the depths with a value in it."""
     measured = [row for row in rows if row[column]]
     if measured:
         depths = [row["depth"] for row in measured]
-        axes.plot(depths, [row[column] for row in measured], style, label=label)
+        axes.plot(depths, [row[column] for row in measured], style, label=label, color=colour)
 
 
-def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_label: str) -> Figure:
+def scatter_grid(
+    panels: Mapping[str, tuple[Matrix, Matrix]],
+    x_label: str,
+    y_label: str,
+    **drawing: Unpack[Drawing],
+) -> Figure:
     """A figure with a panel for every comparison: a point for every pair, and both correlations.
 
     Args:
@@ -632,6 +662,7 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
             the second along y.
         x_label: Name of the quantity in the first matrices.
         y_label: Name of the quantity in the second matrices.
+        drawing: Axes, size, colour map and range of the values along y, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
@@ -654,38 +685,41 @@ def scatter_grid(panels: Mapping[str, tuple[Matrix, Matrix]], x_label: str, y_la
         raise ResultError("a scatter figure needs at least one pair of matrices, found none")
     columns = int(np.ceil(np.sqrt(len(panels))))
     rows = -(-len(panels) // columns)
-    figure, grid = new_figure(
-        nrows=rows,
-        ncols=columns,
-        squeeze=False,
-        figsize=(_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4),
-    )
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes, (title, (first, second)) in zip(grid.flat, panels.items(), strict=False):
-        _draw(axes, first, second)
-        axes.set_title(title)
-    figure.supxlabel(x_label)
-    figure.supylabel(y_label)
-    return figure
+    size = (_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4)
+    chosen = canvas(drawing, size, len(panels), columns)
+    for axes, (title, (first, second)) in zip(chosen.panels, panels.items(), strict=True):
+        _draw(chosen, axes, first, second)
+        axes.set_title(heading(title))
+        if not chosen.is_new:
+            axes.set_xlabel(heading(x_label))
+            axes.set_ylabel(heading(y_label))
+    if chosen.is_new:
+        chosen.figure.supxlabel(heading(x_label))
+        chosen.figure.supylabel(heading(y_label))
+    return chosen.figure
 
 
-def _draw(axes: Any, first: Matrix, second: Matrix) -> None:
+def _draw(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
     """Draw the points of one panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
     size = 16
     if len(x) > _FEW:
         size = 4
-    axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour_of(0), rasterized=True)
+    colour = colour_of(0, 1, chosen)
+    axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour, rasterized=True)
     found = correlation(first, second)
     said = f"r = {found.pearson:.3f}, rank {found.spearman:.3f}"
     axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
     axes.margins(y=0.12)  # room for the text of the coefficients
+    limit(chosen, axes)
     axes.grid(alpha=0.25)
 
 
 def curves_over_training(
-    result: xr.Dataset, strips: Strips, change_points: Sequence[int] = ()
+    result: xr.Dataset,
+    strips: Strips,
+    change_points: Sequence[int] = (),
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """A figure of curves over the checkpoints of a run, evenly spaced, in strips.
 
@@ -693,6 +727,7 @@ def curves_over_training(
         result: Result with variables over `a`.
         strips: Names of variables; each entry is a strip, of one curve or of several.
         change_points: Rows at which phases start, drawn as dotted lines.
+        drawing: Axes for every strip, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
@@ -711,14 +746,14 @@ def curves_over_training(
     drawn = strips_of(result, strips)
     if not drawn:
         raise ResultError("a figure of curves needs at least one strip, found none")
-    figure, grid = new_figure(
-        nrows=len(drawn), squeeze=False, figsize=(_WIDTH, _ALONE * len(drawn) + 0.6)
-    )
-    for axes, strip in zip(grid[:, 0], drawn, strict=True):
-        show_curves(axes, strip, change_points)
-        thin_ticks(axes.xaxis, result["a"].values, _WIDTH - 1)
-        axes.tick_params(labelbottom=axes is grid[-1, 0])
-    return figure
+    chosen = canvas(drawing, (_WIDTH, _ALONE * len(drawn) + 0.6), len(drawn), ncols=1)
+    width = inches_of(chosen, "x", _WIDTH - 1)
+    for axes, strip in zip(chosen.panels, drawn, strict=True):
+        show_curves(axes, strip, change_points, width, chosen)
+        limit(chosen, axes)
+        thin_ticks(axes.xaxis, result["a"].values, width)
+        axes.tick_params(labelbottom=not chosen.is_new or axes is chosen.panels[-1])
+    return chosen.figure
 
 
 def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
@@ -782,31 +817,31 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
         raise ResultError(f"the result has no variable {name!r}, only {known}{hint}")
 
 
-def draw_above(axes: Axes, strips: Sequence[Sequence[xr.DataArray]], points: Sequence[int]) -> Axes:
-    """Draw curves above a heatmap, of the same width.
+def _draw_above(
+    axes: Axes,
+    strips: Sequence[Sequence[xr.DataArray]],
+    points: Sequence[int],
+    inches: float,
+    chosen: Canvas,
+    title: str,
+) -> None:
+    """Draw curves and a title above a heatmap, of the same width.
 
-    Args:
-        axes: Axes of the heatmap.
-        strips: Curves, strip by strip.
-        points: Columns at which phases start.
-
-    Returns:
-        The uppermost axes, for a title.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> axes = Figure().subplots()
-        >>> draw_above(axes, [], []) is axes
-        True
+    Heights of inset axes are in heights of the heatmap, and those of legends in inches.
     """
     top = axes
-    bottom = 1 + _GAP
+    bottom = 1.0
     for strip in reversed(strips):
-        top = axes.inset_axes((0, bottom, 1, _HEIGHT), sharex=axes)
-        show_curves(top, strip, points)
+        top = axes.inset_axes((0, bottom + _GAP, 1, _HEIGHT), sharex=axes)
+        show_curves(top, strip, points, inches, chosen)
         top.tick_params(labelbottom=False)
-        bottom += STRIP
-    return top
+        bottom += _GAP + _HEIGHT + _legend_of(strip, inches) / inches
+    show_legend(top, inches, title)
+
+
+def _legend_of(strip: Sequence[xr.DataArray], inches: float) -> float:
+    """The height in inches of the legend of a strip."""
+    return legend_height([title_of(str(curve.name)) for curve in strip], inches)
 
 
 def pairwise(
@@ -815,6 +850,7 @@ def pairwise(
     variable: str | Sequence[str] = "similarity",
     change_points: Sequence[int] | None = None,
     curves: Sequence[str | Sequence[str]] = (),
+    **drawing: Unpack[Drawing],
 ) -> Figure:
     """One of seven pictures of a pairwise result.
 
@@ -833,13 +869,14 @@ def pairwise(
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
         curves: Variables with a value for every column, such as accuracies over `a`, drawn above
             heatmaps: each entry is a strip, of one curve or of several.
+        drawing: Axes for every panel, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
         ResultError: The kind or a variable is unknown, there are too many slices for one figure,
-            curves do not fit, or `reading` refuses the matrix or the change points.
+            curves or `drawing` do not fit, or `reading` refuses the matrix or the change points.
         MissingExtra: matplotlib or scipy is not installed.
 
     Example:
@@ -865,13 +902,15 @@ def pairwise(
     if points:
         reading.phase_of_rows(points, len(square(result)))
     if not curves:
-        return _KINDS[kind](result, names, points)
+        return _KINDS[kind](result, names, points, drawing)
     if kind != "heatmap":
         raise ResultError(f"curves are drawn above a heatmap, not above {kind!r}")
-    return _heatmaps(result, names, points, strips_of(result, curves))
+    return _heatmaps(result, names, points, drawing, strips_of(result, curves))
 
 
-def _parts(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+def _parts(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
     """Layer by head, one panel for each kind of part: the first row against the last column."""
     if len(names) != 1 or set(result[names[0]].dims) != {"part", "a", "b"}:
         raise ResultError(
@@ -882,16 +921,13 @@ def _parts(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> F
     kinds = list(dict.fromkeys(table["kind"].values.tolist()))
     grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
     widths = [max(grid.shape[1], 2) for grid in grids]
-    figure, panels = new_figure(
-        ncols=len(kinds),
-        squeeze=False,
-        layout="compressed",
-        width_ratios=widths,
-        figsize=(0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6),
-    )
-    colours = colour_range(np.concatenate([grid[np.isfinite(grid)] for grid in grids]))
+    size = (0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6)
+    options: dict[str, Any] = {"layout": "compressed", "width_ratios": widths}
+    chosen = canvas(drawing, size, len(kinds), **options)
+    finite = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
+    colours = colours_of(chosen, colour_range(finite))
     image: Any = None
-    for axes, grid, kind in zip(panels[0], grids, kinds, strict=True):
+    for axes, grid, kind in zip(chosen.panels, grids, kinds, strict=True):
         image = show_matrix(axes, grid, colours, ())
         axes.set_title(written(kind))
         axes.set_xticks(range(grid.shape[1]) if grid.shape[1] > 1 else ())
@@ -899,8 +935,8 @@ def _parts(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> F
         axes.set_xlabel("head" if grid.shape[1] > 1 else "")
         axes.set_ylabel("layer" if len(grid) > 1 else "")
     of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
-    figure.colorbar(image, ax=list(panels[0]), label=of)
-    return figure
+    chosen.figure.colorbar(image, ax=list(chosen.panels), label=of)
+    return chosen.figure
 
 
 def _by_layer_and_head(parts: xr.DataArray) -> Float[np.ndarray, "layer head"]:
@@ -915,34 +951,32 @@ def _heatmaps(
     result: xr.Dataset,
     names: Sequence[str],
     points: Sequence[int],
+    drawing: Drawing,
     strips: Sequence[Sequence[xr.DataArray]] = (),
 ) -> Figure:
     panels = [matrix(result[name]) for name in names]
-    figure, grid = new_figure(
-        ncols=len(panels),
-        squeeze=False,
-        layout="compressed",
-        figsize=(
-            _PANEL * len(panels) + 1.2,
-            _PANEL * (1 + STRIP * len(strips)) + 0.4,
-        ),
-    )
-    colours = colour_range(np.stack([panel.values for panel in panels]))
+    above = sum((_HEIGHT + _GAP) * _PANEL + _legend_of(strip, _PANEL) for strip in strips)
+    size = (_PANEL * len(panels) + 1.2, _PANEL + above + 0.4)
+    chosen = canvas(drawing, size, len(panels), layout="compressed")
+    # Cells are square, so the shorter side is that of the heatmap.
+    side = min(inches_of(chosen, along, _PANEL) for along in "xy")
+    colours = colours_of(chosen, colour_range(np.stack([panel.values for panel in panels])))
     image: Any = None
-    for axes, panel, name in zip(grid[0], panels, names, strict=True):
+    for axes, panel, name in zip(chosen.panels, panels, names, strict=True):
         image = show_matrix(axes, panel.values, colours, points)
-        thin_ticks(axes.xaxis, panel["b"].values, _PANEL)
-        thin_ticks(axes.yaxis, panel["a"].values, _PANEL)
-        top = draw_above(axes, strips, points)
-        top.set_title(title_of(name))
+        thin_ticks(axes.xaxis, panel["b"].values, side)
+        thin_ticks(axes.yaxis, panel["a"].values, side)
+        _draw_above(axes, strips, points, side, chosen, title_of(name))
     label = None  # with several panels, names stand in their titles only
     if len(names) == 1:
         label = title_of(names[0])
-    figure.colorbar(image, ax=list(grid[0]), shrink=0.85, label=label)
-    return figure
+    chosen.figure.colorbar(image, ax=list(chosen.panels), shrink=0.85, label=label)
+    return chosen.figure
 
 
-def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+def _slices(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
     slices = result["slices"].transpose("output", "a", "b")
     count = len(slices)
     if not 1 <= count <= MAX_SLICES:
@@ -955,78 +989,75 @@ def _slices(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> 
     columns = int(np.ceil(np.sqrt(1.5 * count)))
     rows = -(-count // columns)
     inches = max(0.9, min(2.4, 12 / columns))
-    figure, grid = new_figure(
-        nrows=rows,
-        ncols=columns,
-        squeeze=False,
-        layout="compressed",
-        figsize=(inches * columns + 1, (inches + 0.2) * rows),
-    )
-    colours = colour_range(slices.values)
+    size = (inches * columns + 1, (inches + 0.2) * rows)
+    chosen = canvas(drawing, size, count, columns, layout="compressed")
+    colours = colours_of(chosen, colour_range(slices.values))
     image: Any = None
-    used, unused = grid.flat[:count], grid.flat[count:]
-    for axes in unused:
-        axes.remove()
-    for axes, panel, output in zip(used, panels, slices["output"].values, strict=True):
+    outputs = slices["output"].values
+    for axes, panel, output in zip(chosen.panels, panels, outputs, strict=True):
         image = show_matrix(axes, panel.values, colours, points)
         title = written(output)
         if inches > 1.2:
             title = f"output {written(output)}"
         axes.set_title(title, fontsize=SMALL, pad=2)
         axes.set(xticks=(), yticks=())
-    figure.colorbar(image, ax=list(used), shrink=0.6, label="similarity of the output")
-    return figure
+    axes = list(chosen.panels)
+    chosen.figure.colorbar(image, ax=axes, shrink=0.6, label="similarity of the output")
+    return chosen.figure
 
 
-def _trajectories(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
-    figure, axes = new_figure(figsize=(1.7 * _PANEL, _PANEL))
+def _trajectories(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
+    chosen = canvas(drawing, (1.7 * _PANEL, _PANEL))
+    axes = chosen.axes
     labels = result["a"].values
     rows = np.arange(len(labels))
     marker_size = 3.5
     if len(rows) > 60:
         marker_size = 0
     for n, name in enumerate(names):
-        style = {"color": colour_of(n), "markersize": marker_size}
+        style = {"color": colour_of(n, len(names), chosen), "markersize": marker_size}
         final = reading.trajectory(result[name])
         previous = reading.trajectory(result[name], "previous")
         title = title_of(name)
         axes.plot(rows, final, "o-", label=f"{title} to the last", **style)
         before = f"{title} to the one before"
         axes.plot(rows[1:], previous, "s--", alpha=0.55, label=before, **style)
-    for point in points:
-        axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
-    thin_ticks(axes.xaxis, labels, 1.5 * _PANEL)
+    mark_phases(axes, points)
+    limit(chosen, axes)
+    width = inches_of(chosen, "x", 1.5 * _PANEL)
+    thin_ticks(axes.xaxis, labels, width)
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("value")
     if len(names) == 1:
         axes.set_ylabel(title_of(names[0]))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", frameon=False, ncols=len(names), fontsize=SMALL)
-    return figure
+    finish_curves(axes)
+    show_legend(axes, width)
+    return chosen.figure
 
 
-def _embeddings(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
-    figure, grid = new_figure(
-        ncols=len(names),
-        squeeze=False,
-        layout="compressed",
-        figsize=(1.2 * _PANEL * len(names), 1.2 * _PANEL),
-    )
-    for axes, name in zip(grid[0], names, strict=True):
+def _embeddings(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
+    size = (1.2 * _PANEL * len(names), 1.2 * _PANEL)
+    chosen = canvas(drawing, size, len(names), layout="compressed")
+    refuse_span(chosen, "an embedding")
+    for axes, name in zip(chosen.panels, names, strict=True):
         embedding = reading.mds(result[name])
-        _draw_path(axes, embedding.points, points)
+        _draw_path(chosen, axes, embedding.points, points)
         axes.set_xlabel(f"axis 1, {embedding.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {embedding.share[1]:.0%}")
         axes.set_title(title_of(name))
         axes.grid(alpha=0.25)
-    return figure
+    return chosen.figure
 
 
-def _draw_path(axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
+def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
     """Draw models in the plane, joined in the order of training and coloured by phase."""
     x, y = placed.values.T
-    colours = list(map(colour_of, reading.phase_of_rows(points, len(x))))
+    phases = reading.phase_of_rows(points, len(x))
+    colours = [colour_of(phase, len(points) + 1, chosen) for phase in phases]
     axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
     axes.scatter(x, y, c=colours, s=28, zorder=2)
     label_points(axes, placed.values, placed["a"].values)
@@ -1040,21 +1071,26 @@ def _draw_path(axes: Axes, placed: xr.DataArray, points: Sequence[int]) -> None:
     )
 
 
-def _dendrograms(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+def _dendrograms(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
     width = max(_PANEL, min(0.16 * result.sizes["a"], 3 * _PANEL)) + 1
-    figure, grid = new_figure(ncols=len(names), squeeze=False, figsize=(width * len(names), _PANEL))
-    for axes, name in zip(grid[0], names, strict=True):
+    chosen = canvas(drawing, (width * len(names), _PANEL), len(names))
+    inches = inches_of(chosen, "x", width - 1)
+    for axes, name in zip(chosen.panels, names, strict=True):
         leaves = _draw_tree(axes, reading.dendrogram(result[name]))
-        thin_ticks(axes.xaxis, result["a"].values[leaves], width - 1)
+        thin_ticks(axes.xaxis, result["a"].values[leaves], inches)
         if points:
             phases = reading.phase_of_rows(points, len(leaves))[leaves]
-            _colour_ticks(axes, phases)
+            for tick, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True):
+                tick.set_color(colour_of(phases[int(place)], len(points) + 1, chosen))
         axes.set_xlim(-0.7, len(leaves) - 0.3)
         axes.set_ylim(bottom=0)
+        limit(chosen, axes)
         axes.set_ylabel("chord, sqrt(2 - 2 cos)")
         axes.set_title(title_of(name))
         axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    return chosen.figure
 
 
 def _draw_tree(axes: Axes, linkage: np.ndarray) -> np.ndarray:
@@ -1068,12 +1104,9 @@ def _draw_tree(axes: Axes, linkage: np.ndarray) -> np.ndarray:
     return np.array(tree["leaves"])
 
 
-def _colour_ticks(axes: Axes, phases: np.ndarray) -> None:
-    for tick, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True):
-        tick.set_color(colour_of(phases[int(place)]))
-
-
-def _scatters(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -> Figure:
+def _scatters(
+    result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
+) -> Figure:
     first, *others = names
     if not others:
         raise ResultError(
@@ -1081,10 +1114,10 @@ def _scatters(result: xr.Dataset, names: Sequence[str], points: Sequence[int]) -
             "name two or more"
         )
     panels = {title_of(name): (result[first], result[name]) for name in others}
-    return scatter_grid(panels, title_of(first), "of the same pair")
+    return scatter_grid(panels, title_of(first), "of the same pair", **drawing)
 
 
-_KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int]], Figure]] = {
+_KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int], Drawing], Figure]] = {
     "heatmap": _heatmaps,
     "trajectory": _trajectories,
     "slices": _slices,

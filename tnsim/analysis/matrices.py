@@ -100,6 +100,32 @@ def of_models(
     return labelled(values, labels, {"needs_data": needs_data, **about}, name)
 
 
+def over_layers(found: xr.DataArray, count: int, names: Sequence[Sequence[str]]) -> xr.DataArray:
+    """The rectangle between the parts of two networks in a matrix over all their parts.
+
+    Args:
+        found: Square matrix over the parts of the first network and then of the second.
+        count: Number of parts of the first network.
+        names: Names of the parts of each network.
+
+    Returns:
+        The matrix over (a, b), with the names as labels.
+
+    Raises:
+        ModelError: The measure has no matrix over (a, b).
+
+    Example:
+        >>> import numpy as np
+        >>> both = labelled(np.arange(9.0).reshape(3, 3), [0, 1, 2], {}, "cka")
+        >>> over_layers(both, 1, [["first"], ["second", "third"]]).values.tolist()
+        [[1.0, 2.0]]
+    """
+    if found.dims != ("a", "b"):
+        raise ModelError(f"layers are compared by a measure over (a, b), found {found.dims}")
+    rectangle = found.isel(a=slice(None, count), b=slice(count, None))
+    return rectangle.assign_coords(a=list(names[0]), b=list(names[1]))
+
+
 def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
     """The labels of models: those of a series or mapping, positions in any other sequence.
 

@@ -29,6 +29,7 @@ from tnsim.analysis import reading
 from tnsim.analysis.matrices import is_symmetric, matrix
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
+from tnsim.tables import in_words
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -202,9 +203,17 @@ def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
         "oneSet": one_set,
         "curves": _curves(result, one_set),
         "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
-        "provenance": [[str(key), str(value)] for key, value in result.attrs.items()],
+        "guarantee": _guarantee(result),
+        "provenance": [[str(key), str(value)] for key, value in in_words(result.attrs).items()],
         "models": {"a": _models(result, "a"), "b": _models(result, "b")},
     }
+
+
+def _guarantee(result: xr.Dataset) -> str | None:
+    """The word for the guarantee of a result; None for a result that has none."""
+    if "exact" not in result.attrs:
+        return None
+    return "exact" if result.attrs["exact"] else "approximate"
 
 
 def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:

@@ -3,7 +3,7 @@
 The modules in their reading order:
 
     load                      entry points: paths into models and lazy series of models
-    folders                   folders that hold one model, revisions in a hub cache
+    folders                   folders that hold a single model, revisions in a hub cache
     formats, pickles          inventories of files, whose tensors are read when asked for
     configurations            small text files beside checkpoints
     rules, dialects           layouts of foreign state dicts, and presets of dialects
@@ -13,5 +13,5 @@ The modules in their reading order:
     native                    tnsim's own format, both ways
     modules, module_calls, module_rules   PyTorch modules become models and dialects
     suggestions               a template of a dialect for a file
-    guard                     every failure of reading becomes one sentence
+    guard                     every failure of reading becomes a single sentence
 """

@@ -70,7 +70,7 @@ class Dialect:
         nested: Path of keys to the state dict, "key?" where it may be missing.
         ignore: Patterns of keys that are no part of the function, such as a step counter. A norm or
             a bias is refused here.
-        description: Description of the layout in one sentence.
+        description: Description of the layout in a single sentence.
         unused: Patterns of weights that the forward pass does not use, a norm or a bias perhaps.
         leave_out: Patterns of keys that are part of the function, and are knowingly not read; every
             result says so.
@@ -153,7 +153,7 @@ class Dialect:
         _check(self)
 
     def open_guesses(self) -> tuple[str, ...]:
-        """The guesses that are not confirmed, one sentence each.
+        """The guesses that are not confirmed, a single sentence each.
 
         Returns:
             Sentences; an empty tuple for a dialect that was written by hand or confirmed.
@@ -328,7 +328,7 @@ def _attention_model(
 
 
 def _fused_blocks(name: str, description: str, residual: str | None) -> Dialect:
-    """Embedding, bilinear layers with left and right in one array, head."""
+    """Embedding, bilinear layers with left and right in a single array, head."""
     block = BilinearRule(
         fused="blocks.{i}.weight",
         fused_bias="blocks.{i}.bias?",

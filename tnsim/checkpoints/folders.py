@@ -6,7 +6,7 @@ branch or tag. Nothing is downloaded.
 
 A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
 are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
-is not one model.
+is not a single model.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def _names(folder: Path) -> dict[str, list[str]]:
 
 
 def located(source: str | os.PathLike[str]) -> Path:
-    """The file to read for one model.
+    """The file to read for a single model.
 
     Args:
-        source: A file, a folder that holds one model, or `REPOSITORY@REVISION` in a hub cache.
+        source: A file, a folder that holds a single model, or `REPOSITORY@REVISION` in a hub cache.
 
     Returns:
         A checkpoint file, or the index of a checkpoint in several files.
@@ -221,7 +221,7 @@ def checkpoints(folder: Path) -> list[Path]:
         folder: Any path.
 
     Returns:
-        Paths of files, and of folders that hold one model.
+        Paths of files, and of folders that hold a single model.
 
     Example:
         >>> checkpoints(Path("nowhere"))

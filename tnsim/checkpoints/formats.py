@@ -401,7 +401,7 @@ def _import_torch(path: Path) -> Any:
 
 
 def _check_records(archive: zipfile.ZipFile) -> None:
-    """Check what PyTorch assumes without a check when it maps a file into memory.
+    """Check the assumptions that PyTorch leaves unchecked when it maps a file into memory.
 
     Raises:
         CheckpointError: When records are compressed or damaged, the pickle is long or asks for

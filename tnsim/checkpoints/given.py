@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tnsim.errors import ModelError
 from tnsim.models.functions import is_function
 from tnsim.models.model import AnyModel, Combination, Model, terms
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.load import Series
 
 
 def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any:
@@ -83,14 +86,14 @@ def given_models(
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
     if is_path_or_paths(models):
-        return Series(models, dialect, n_ctx)
+        return _at_length(Series(models, dialect, n_ctx), None, inputs)
     if dialect is not None:
         raise ModelError(
             "a dialect reads files: give it with paths, or load a series by "
             "tnsim.load(paths, dialect)"
         )
     if isinstance(models, Series):
-        return models if n_ctx is None else models.at_length(n_ctx)
+        return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
         return {label: given_model(model, n_ctx, inputs) for label, model in models.items()}
     if isinstance(models, list):
@@ -133,6 +136,16 @@ def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
             "tnsim.pairwise(path)"
         )
     return read
+
+
+def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:
+    """Checkpoints at the length asked for, else of the inputs where the first model attends."""
+    if n_ctx is None and models.reading.n_ctx is None:
+        n_ctx = _length_of_inputs(inputs)
+        if n_ctx is not None:
+            first = models[0]
+            n_ctx = n_ctx if first.attends and first.n_ctx is None else None
+    return models if n_ctx is None else models.at_length(n_ctx)
 
 
 def _length_of_inputs(inputs: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Guards that turn every failure of reading into a `CheckpointError` of one sentence.
+"""Guards that turn every failure of reading into a `CheckpointError` of a single sentence.
 
 A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
 anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.
@@ -69,7 +69,7 @@ def cause(error: Exception) -> str:
         error: Exception that a library raised.
 
     Returns:
-        One line, never empty.
+        A single line, never empty.
 
     Example:
         >>> cause(RecursionError("maximum recursion depth exceeded"))

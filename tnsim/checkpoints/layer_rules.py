@@ -101,7 +101,7 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
 
 
 def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
-    """An array with one number for each coordinate that a layer reads, None for no key."""
+    """An array with a number for each coordinate that a layer reads, None for no key."""
     array = arrays.get(key)
     if array is not None and array.shape != (size,):
         raise ModelError(

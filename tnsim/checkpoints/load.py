@@ -1,4 +1,4 @@
-"""Entry points of reading: one file into a `Model`, many files into a lazy `Series`.
+"""Entry points of reading: a single file into a `Model`, many files into a lazy `Series`.
 
 tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
 a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
@@ -58,10 +58,10 @@ class Reading(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """The model in one file, and the types of its numbers.
+    """The model in a single file, and the types of its numbers.
 
     Attributes:
-        model: The model; its `origin` says what was assumed.
+        model: The model; its `origin` lists the assumptions.
         dtypes: Types in which the numbers are stored, each once.
     """
 
@@ -70,7 +70,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions made in reading the file, one sentence each."""
+        """The assumptions made in reading the file, a single sentence each."""
         return self.model.origin.assumptions if self.model.origin else ()
 
 
@@ -81,7 +81,7 @@ def read(
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
 ) -> Checkpoint:
-    """Read one file as `load` does, with the stored dtypes.
+    """Read a single file as `load` does, with the stored dtypes.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, a folder that holds one
@@ -338,7 +338,7 @@ def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
 
 
 def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
-    """Files, folders of one model and snapshots by the names from which labels are taken."""
+    """Files, folders of a single model and snapshots by the names from which labels are taken."""
     folder = Path(source)
     if folders.is_cache(folder):
         return {name: f"{source}@{path.name}" for name, path in folders.snapshots(folder).items()}
@@ -357,7 +357,7 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
 
     Returns:
         A key that is compared part by part, words before numbers; a file named as the last of a
-        run comes after all others. Among files of one name, as in `step_9/model.pt` and
+        run comes after all others. Among files of equal name, as in `step_9/model.pt` and
         `step_10/model.pt`, the parts of the whole path decide.
 
     Example:
@@ -456,7 +456,7 @@ def load(
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
 ) -> Model | Series:
-    """Read one file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
+    """Read a single file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
     A folder in Hugging Face's layout counts as one file. In a local hub cache `REPOSITORY@REVISION`
     counts as one file, and the folder of the repository as several.

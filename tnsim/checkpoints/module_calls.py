@@ -26,7 +26,7 @@ SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a submodule.
+    """A call of a submodule.
 
     Attributes:
         path: Name of the submodule in the module, such as "blocks.0.left".

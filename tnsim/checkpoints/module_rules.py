@@ -204,7 +204,7 @@ def _fused(run: Sequence[Call]) -> Iterator[Shape]:
 
 
 def _attention_keys(role: str, call: Call) -> dict[str, str]:
-    """The fields of a rule for the weights of one linear layer."""
+    """The fields of a rule for the weights of a single linear layer."""
     keys = {role: join(call.path, "weight")}
     if call.module.bias is not None:
         keys[f"{role}_bias"] = join(call.path, "bias")
@@ -282,7 +282,7 @@ class ModulePart(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Calls that may be one layer: their number, input and output, and the layer itself."""
+    """Calls that may be a single layer: their number, input and output, and the layer itself."""
 
     calls: int
     given: np.ndarray
@@ -298,7 +298,7 @@ class Reader:
         module: The module with random weights.
         declared: Rules or functions for classes of the user.
         arrays: Tensors of the module by name.
-        numbers: Parameters of one entry by name, which may be scales of residuals.
+        numbers: Parameters of a single entry by name, which may be scales of residuals.
     """
 
     module: Any
@@ -402,7 +402,7 @@ def _activated(unit: Unit, after: np.ndarray) -> bool:
 
 
 def _is_plain(rule: Rule | None) -> bool:
-    """Whether a rule is a block of one hidden layer, which has a use inside a residual alone.
+    """Whether a rule is a block of a single hidden layer, which has a use inside a residual alone.
 
     Without a residual the block is read as two linear layers with an activation between them.
     """
@@ -458,7 +458,7 @@ def _linear(call: Call) -> ModulePart:
 
 
 def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
-    """The fields of a rule for one linear layer."""
+    """The fields of a rule for a single linear layer."""
     keys = {weight: join(call.path, "weight")}
     if call.module.bias is not None:
         keys[bias] = join(call.path, "bias")

@@ -77,10 +77,10 @@ def from_module(
     inputs: Any = None,
     norm_inputs: Any = None,
 ) -> Model:
-    """A model that computes what a PyTorch module computes.
+    """A model that computes the function of a PyTorch module.
 
     Linear layers, products of two, activations, gates, residual connections, embeddings and
-    bilinear attention are recognised by what they compute, however the forward pass is written. The
+    bilinear attention are recognised by their outputs, however the forward pass is written. The
     model is compared with the module in float64, on several batches of random inputs of different
     sizes. Activations are told apart by their values: `gelu` is never taken for `gelu_tanh`.
 
@@ -474,7 +474,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
 
 
 def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
-    """The layers of one part, with the module's own weights.
+    """The layers of a single part, with the module's own weights.
 
     Args:
         part: A part of the module that was recognised.

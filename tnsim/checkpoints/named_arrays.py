@@ -1,7 +1,7 @@
 """Named arrays of a state dict as NumPy, and the numbers that a dialect gives or names.
 
 A number of a rule, such as the scale of a residual or the number of heads, stands in the dialect
-itself, in a tensor with one entry, or in the configuration beside the file.
+itself, in a tensor with a single entry, or in the configuration beside the file.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class NamedArrays:
         return array
 
     def single(self, key: str | None) -> Any:
-        """The number in a tensor of one entry.
+        """The number in a tensor of a single entry.
 
         Args:
             key: Name of the tensor.
@@ -200,7 +200,7 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     """A rule with its numbers in the place of the keys under which they are found.
 
     Args:
-        rule: Rule of a checked dialect, for one layer.
+        rule: Rule of a checked dialect, for a single layer.
         arrays: Arrays of the file, and its configuration.
 
     Returns:

@@ -224,7 +224,7 @@ def _build_multilinear(
 
 
 def _tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:
-    """One array of a layer; None for an absent bias."""
+    """An array of a layer; None for an absent bias."""
     name = f"{prefix}.{field}"
     if name in state:
         used.add(name)

@@ -31,7 +31,7 @@ class Norm(NamedTuple):
         centred: Whether the mean over coordinates is subtracted first, as LayerNorm does.
         epsilon: Number that is added to the energy.
         gain: One factor per coordinate; None for 1.
-        shift: One number per coordinate; None for 0.
+        shift: A number per coordinate; None for 0.
 
     Example:
         >>> Norm(False, 0.0)(np.array([3.0, 4.0])).round(3)

@@ -1,4 +1,4 @@
-"""Rules: descriptions of how a foreign state dict spells one layer, a class for each kind of layer.
+"""Rules: descriptions of how a foreign state dict spells a layer, a class for each kind of layer.
 
 Everything that would change the function if it were guessed wrong is a field of its rule. A rule is
 checked once (`check_rule`), and `facts` says its conventions in words.
@@ -92,7 +92,7 @@ class Rule:
         raise NotImplementedError
 
     def numbered(self, i: int) -> Self:
-        """The rule of one layer in a run of layers.
+        """The rule of a single layer in a run of layers.
 
         Args:
             i: Number of the layer in the run, from 0.

@@ -285,7 +285,7 @@ def model_from_state(
         norm_inputs: Inputs at whose mean energy norms are folded.
 
     Returns:
-        The model, whose `origin` says what was assumed, ignored and left out.
+        The model; its `origin` lists the assumptions and the tensors that were ignored or left out.
 
     Raises:
         CheckpointError: On missing or surplus keys, which the message names.
@@ -483,7 +483,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
-    """The refusal of keys that no preset has; of one inner mapping of weights, its keys."""
+    """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])

@@ -198,7 +198,7 @@ def _block(rule: dict[str, Any]) -> str | None:
 
 
 def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
-    """The rule of one layer of a run."""
+    """The rule of a single layer of a run."""
     found: dict[str, Any] = {}
     for name, value in rule.items():
         if name != "repeat" and not (i and name[0] in "#?"):

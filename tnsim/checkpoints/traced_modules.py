@@ -96,7 +96,7 @@ class _Draft:
 
 
 def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
-    """The layers that compute what a module computes, read off the operations of its forward pass.
+    """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.
@@ -188,7 +188,7 @@ class _Trace:
                 self.values[node][place] = value
 
     def _computed(self, node: torch.fx.Node) -> Any:
-        """The result of one operation on arrays and affine values."""
+        """The result of a single operation on arrays and affine values."""
         name = _name(node)
         if name == "getitem":
             whole, place = node.args

@@ -6,5 +6,5 @@ function of the normalised input. The modules in their reading order:
 
     layouts       names of tensors and entries of configurations, layout by layout
     transformer   affine maps of heads and blocks, norms folded, rotations by distance
-    parts         parts as models, of one checkpoint or of all checkpoints of a series
+    parts         parts as models, of a single checkpoint or of all checkpoints of a series
 """

@@ -79,7 +79,7 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
     def modules(self) -> Iterator[str]:
-        """Names of everything with a weight in one layer, behind the prefix of the layer."""
+        """Names of everything with a weight in a single layer, behind the prefix of the layer."""
         yield from (self.qkv,) if self.qkv else (self.q, self.k, self.v)
         yield from (self.o, self.attention_norm, self.mlp_norm, self.up, self.down)
         if self.gate:

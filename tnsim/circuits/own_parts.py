@@ -1,4 +1,4 @@
-"""Parts of models of tnsim: heads of bilinear attention, blocks of one layer, the direct path.
+"""Parts of models of tnsim: heads of bilinear attention, blocks of a single layer, the direct path.
 
 A head of bilinear attention multiplies two scores, so its QK circuit is of order four:
 `(q1 . k1) (q2 . k2) / d_head^2` with queries and keys of the stream, rotated by distance.

@@ -1,4 +1,4 @@
-"""Parts of one checkpoint, or of all checkpoints of a series, as models by name."""
+"""Parts of a single checkpoint, or of all checkpoints of a series, as models by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Anatomy: TypeAlias = StandardParts | OwnParts
 
 
 class Parts(Mapping[str, Model]):
-    """Parts of one checkpoint, as models by name such as `layer 0 head 3 qk`.
+    """Parts of a single checkpoint, as models by name such as `layer 0 head 3 qk`.
 
     A part is built when it is looked up; a safetensors file is then read as far as the part needs.
 
@@ -162,7 +162,7 @@ class PartOfFile:
 
 
 class PartSeries(Sequence[Model]):
-    """One part of all checkpoints of a series, read when indexed.
+    """A part of all checkpoints of a series, read when indexed.
 
     Args:
         series: Checkpoints.
@@ -201,7 +201,7 @@ class PartSeries(Sequence[Model]):
 
 
 class SeriesParts(Mapping[str, PartSeries]):
-    """Parts of all checkpoints of a series, by name: what `pairwise` takes.
+    """Parts of all checkpoints of a series, by name, as `pairwise` takes them.
 
     Args:
         series: Checkpoints, at least one; the first says which parts there are.
@@ -277,7 +277,7 @@ def parts(
 ) -> Parts | SeriesParts:
     r"""The parts of a standard transformer as models, each with exact inner products.
 
-    A *qk* part is the score of one head, before mask and softmax,
+    A *qk* part is the score of a single head, before mask and softmax,
 
         (x_q, x_k) -> (Q x_q + b)^T R (K x_k + c) * scale,
 

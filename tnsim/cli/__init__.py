@@ -5,6 +5,7 @@ The modules in their reading order:
     app        the program, its exit status, and the commands on two files
     options    options, metrics and output that several commands share
     pairwise   `tnsim pairwise`
-    bench      `tnsim bench`
-    commands   `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
+    watch      `tnsim watch`
+    bench      the measurements of `tnsim bench`
+    commands   `tnsim dialect`, `tnsim bench`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
 """

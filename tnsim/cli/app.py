@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.cli import bench, commands, localise
+from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
+from tnsim.cli import watch as watch_command
 from tnsim.cli.options import (
     CheckOption,
     ContextOption,
@@ -27,6 +28,7 @@ from tnsim.cli.options import (
     DtypeOption,
     File,
     FitOption,
+    InputsOption,
     JsonOption,
     LeaveOutOption,
     MetricName,
@@ -57,9 +59,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(bench.app, name="bench")
+app.add_typer(commands.bench, name="bench")
 app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
+app.command()(watch_command.watch)
 app.command()(localise.paths)
 app.command()(localise.change)
 
@@ -101,6 +104,7 @@ def similarity(
     samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --check.")] = 0,
     fit: FitOption = None,
+    inputs: InputsOption = None,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
@@ -113,7 +117,7 @@ def similarity(
 
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
-    chosen = metric_of(metric, fit)
+    chosen = metric_of(metric, fit, inputs)
     by_output: list[float] | None = None
     with compiling_shown():
         value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
@@ -178,7 +182,7 @@ def inspect(
     norm_inputs: NormInputsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Layers, shapes, degree and legs of a checkpoint, and what was assumed in reading it."""
+    """Layers, shapes, degree and legs of a checkpoint, and the assumptions made in reading it."""
     from tnsim.checkpoints.load import read
     from tnsim.models.model import describe
     from tnsim.models.origin import Origin
@@ -237,6 +241,7 @@ def plan(
     a: File,
     b: File,
     metric: MetricOption = MetricName.gaussian,
+    inputs: InputsOption = None,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
@@ -247,13 +252,15 @@ def plan(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What one inner product would cost, without computing it."""
+    """The cost of a single inner product, without computing it."""
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
-    planned = tnsim.plan(one, two, metric_of(metric), cosine=cosine, dtype=dtype.value)
+    planned = tnsim.plan(
+        one, two, metric_of(metric, inputs=inputs), cosine=cosine, dtype=dtype.value
+    )
     if as_json:
         typer.echo(planned.to_json())
         return
@@ -302,7 +309,7 @@ app.command()(commands.reproduce)
 
 
 def main() -> None:
-    """Entry point: every error becomes one line on stderr and exit status 2.
+    """Entry point: every error becomes a single line on stderr and exit status 2.
 
     With TNSIM_DEBUG=1 in the environment the traceback is printed before the line.
 

@@ -1,7 +1,7 @@
-"""`tnsim bench`: planned and measured cost by depth, as tables, JSON and pictures.
+"""Planned and measured cost by depth, as tables, JSON and pictures: the work of `tnsim bench`.
 
 Protocol: weights are made once in the dtype of the computation; the first call compiles and is not
-timed; a row is the median of `repeats` warm calls in one process, tnsim and the hand-written
+timed; a row is the median of `repeats` warm calls in a single process, tnsim and the hand-written
 recursion alternating. The recursion is as fast as it can be written in JAX: one program for all
 layers, on weights that lie on the device.
 """
@@ -14,29 +14,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import typer
 from jax import Array
 
-from tnsim.cli.options import (
-    DtypeName,
-    DtypeOption,
-    JsonOption,
-    check_outputs,
-    print_json,
-    save_picture,
-    say,
-)
+from tnsim.cli.options import save_picture
 from tnsim.compare import similarity as compared
 from tnsim.compare.numbers import SignedLog
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.errors import TooLarge
-from tnsim.files import PNG, json_object, replacing
+from tnsim.files import json_object, replacing
 from tnsim.metrics.metric import TreeSymmetric
 from tnsim.models.layers import Bilinear
 from tnsim.models.model import Model
@@ -250,52 +241,8 @@ def _alternate(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> 
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-app = typer.Typer(
-    help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None
-)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `depth` a command of its own while there is no other."""
-
-
-@app.command()
-def depth(
-    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of every layer.")] = 256,
-    rank: Annotated[int, typer.Option(min=1, help="Hidden units of every layer.")] = 512,
-    max_depth: Annotated[
-        int, typer.Option(min=1, help="Depths are the powers of two up to this.")
-    ] = 64,
-    dtype: DtypeOption = DtypeName.float64,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
-    ] = 7,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Contraction cost by depth, beside the unrolled network and a hand-written recursion."""
-
-    if out is not None:
-        check_outputs({out / JSON_FILE: JSON, out / PICTURE: PNG})
-    depths = [2**n for n in range(max_depth.bit_length())]
-    rows: list[dict[str, Any]] = []
-    if not as_json:
-        say(_line(COLUMNS))
-    for row in depth_rows(width, rank, depths, dtype.value, repeats):
-        rows.append(row)
-        if not as_json:
-            say(_line(_cells(row)))
-    result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
-    if as_json:
-        print_json(result)
-    if out is not None:
-        _write(result, out)
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts of a row of `depth_rows`, one for each of `COLUMNS`."""
     ours = row["multiplications"]
     unrolled = "-"
     if row["unrolled_multiplications"]:
@@ -310,13 +257,14 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    """One line of the table, each cell as wide as the name of its column, or nine characters."""
+def line(texts: tuple[str, ...]) -> str:
+    """A line of the table, each cell as wide as the name of its column, or nine characters."""
     widths = [max(9, len(name) + 1) for name in COLUMNS]
-    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return " ".join(f"{cell:>{width}}" for cell, width in zip(texts, widths, strict=True))
 
 
-def _write(result: Mapping[str, Any], out: Path) -> None:
+def write(result: Mapping[str, Any], out: Path) -> None:
+    """Write a measurement to a folder, as JSON and as a picture."""
     from tnsim.analysis import figures
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""The commands `tnsim dialect`, `tnsim demo`, `tnsim info` and `tnsim reproduce`, in this order."""
+"""The commands `tnsim dialect`, `bench`, `demo`, `info` and `reproduce`, in this order.
+
+What they need of tnsim is imported when they run.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.cli.options import (
+    DtypeName,
+    DtypeOption,
     File,
     JsonOption,
     check_outputs,
@@ -67,6 +72,52 @@ def suggest(file: File) -> None:
         typer.echo(suggested(contents(path).state, Path(file).stem))
 
 
+bench = typer.Typer(
+    help="Measure cost, with a protocol.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@bench.callback()
+def _benches() -> None:
+    """Keeps `depth` a command of its own while there is no other."""
+
+
+@bench.command()
+def depth(
+    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of every layer.")] = 256,
+    rank: Annotated[int, typer.Option(min=1, help="Hidden units of every layer.")] = 512,
+    max_depth: Annotated[
+        int, typer.Option(min=1, help="Depths are the powers of two up to this.")
+    ] = 64,
+    dtype: DtypeOption = DtypeName.float64,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Warm calls per row; the median is reported.")
+    ] = 7,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for depth.json and depth.png.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Contraction cost by depth, beside the unrolled network and a hand-written recursion."""
+    from tnsim.cli import bench as measuring
+
+    if out is not None:
+        check_outputs({out / measuring.JSON_FILE: measuring.JSON, out / measuring.PICTURE: PNG})
+    depths = [2**n for n in range(max_depth.bit_length())]
+    rows: list[dict[str, Any]] = []
+    if not as_json:
+        say(measuring.line(measuring.COLUMNS))
+    for row in measuring.depth_rows(width, rank, depths, dtype.value, repeats):
+        rows.append(row)
+        if not as_json:
+            say(measuring.line(measuring.cells(row)))
+    result = {"width": width, "rank": rank, "dtype": dtype.value, "repeats": repeats, "rows": rows}
+    if as_json:
+        print_json(result)
+    if out is not None:
+        measuring.write(result, out)
+
+
 def demo(
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the picture and the matrix.")
@@ -100,7 +151,7 @@ def demo(
 
 
 def _introduce(series: Series) -> None:
-    """Print the checkpoints, the last of them as a network, and the cost of one pair."""
+    """Print the checkpoints, the last of them as a network, and the cost of a single pair."""
     import tnsim
 
     say(
@@ -131,7 +182,7 @@ def _explain(result: Pairwise, phases: Segmentation) -> None:
 
 
 def info(as_json: JsonOption = False) -> None:
-    """Versions, devices, which extras are installed, and what the cache holds."""
+    """Versions, devices, installed extras, and the content of the cache."""
     facts = _facts()
     if as_json:
         print_json(facts)
@@ -302,7 +353,7 @@ def _run(
     checkpoints: Path | None,
     as_json: bool,
 ) -> list[dict[str, Any]]:
-    """One experiment at each of its settings."""
+    """A single experiment at each of its settings."""
     from tnsim.reproduce import page
     from tnsim.reproduce.steps import reproduce, settings_of
 

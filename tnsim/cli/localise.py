@@ -77,6 +77,11 @@ def _metric(name: MetricName, fit: Path | None, samples: int | None) -> Any:
     """The metric of the options."""
     import tnsim
 
+    if name is MetricName.empirical:
+        raise ModelError(
+            "--metric empirical belongs to similarity, plan and pairwise, which have --inputs; "
+            "--fit takes mean and covariance of inputs"
+        )
     if samples is None:
         return metric_of(name, fit)
     if name != MetricName.categorical:
@@ -115,7 +120,7 @@ def paths(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Shares of the paths through components, of one checkpoint or of a run."""
+    """Shares of the paths through components, of a single checkpoint or of a run."""
     import tnsim
     from tnsim.analysis import figures
 

@@ -57,6 +57,14 @@ FitOption = Annotated[
         "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
     ),
 ]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        help="Inputs of --metric empirical (.npy or .safetensors): vectors, sequences of vectors, "
+        "or token ids.",
+    ),
+]
 SlicesOption = Annotated[
     bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
 ]
@@ -78,6 +86,7 @@ class MetricName(enum.StrEnum):
     tree = "tree"
     frobenius = "frobenius"
     categorical = "categorical"
+    empirical = "empirical"
 
 
 class DtypeName(enum.StrEnum):
@@ -100,7 +109,8 @@ MetricOption = Annotated[
         "--metric",
         help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in depth. "
         "symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw tensors. "
-        "categorical: uniform one-hot tokens, exact for one attention layer.",
+        "categorical: uniform one-hot tokens, exact for one attention layer. "
+        "empirical: forward passes on --inputs, of any network.",
     ),
 ]
 DialectOption = Annotated[
@@ -187,18 +197,20 @@ def standard_input(what: str) -> str:
     return text
 
 
-def metric_of(name: MetricName, fit: Path | None = None) -> Any:
+def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = None) -> Any:
     """The metric of a name, with its default moments or the moments of samples.
 
     Args:
         name: Name of the metric.
         fit: A file of inputs, for the Gaussian metrics.
+        inputs: A file of inputs, for `empirical`.
 
     Returns:
         A metric.
 
     Raises:
-        ModelError: Where samples are given for a metric without moments to fit.
+        ModelError: Where samples are given for a metric without moments to fit, inputs for another
+            metric than `empirical`, or none for `empirical`.
         CheckpointError: Where the file cannot be read.
 
     Example:
@@ -207,6 +219,13 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
     """
     import tnsim
 
+    if (name is MetricName.empirical) != (inputs is not None):
+        raise ModelError(
+            f"--metric {name.value} and "
+            + ("no --inputs" if inputs is None else f"--inputs {inputs}")
+            + ": forward passes need both, --metric empirical --inputs FILE, a .npy or "
+            ".safetensors file of vectors or token ids; --fit takes moments from inputs"
+        )
     classes = (
         tnsim.Gaussian,
         tnsim.GaussianClosure,
@@ -215,10 +234,10 @@ def metric_of(name: MetricName, fit: Path | None = None) -> Any:
         tnsim.Frobenius,
         tnsim.Categorical,
     )
-    by_name: dict[str, Any] = {cls.name: cls for cls in classes}
+    by_name: dict[str, Any] = {cls.name: cls for cls in (*classes, tnsim.Empirical)}
     cls = by_name[name.value]
     if fit is None:
-        return cls()
+        return cls() if inputs is None else cls(inputs)
     if not hasattr(cls, "fit"):
         raise ModelError(
             f"--fit takes mean and covariance from samples, which metric {name.value} has not; "
@@ -231,7 +250,7 @@ def samples_in(file: Path) -> np.ndarray:
     """The one array in a NumPy file.
 
     Args:
-        file: Path of a .npy file, or of a .npz file with one array inside.
+        file: Path of a .npy file, or of a .npz file with a single array inside.
 
     Returns:
         The array.
@@ -361,7 +380,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable(kept: str) -> Iterator[None]:
-    """End a run at Ctrl-C or SIGTERM with one line that says which results are kept.
+    """End a run at Ctrl-C or SIGTERM with a single line that says which results are kept.
 
     The exit status is that of a shell, 128 + the number of the signal.
 

@@ -19,6 +19,7 @@ from tnsim.cli.options import (
     DtypeName,
     DtypeOption,
     FitOption,
+    InputsOption,
     JsonOption,
     LeaveOutOption,
     MetricName,
@@ -84,6 +85,7 @@ def pairwise(
     metric: MetricOption = MetricName.gaussian,
     slices: SlicesOption = False,
     fit: FitOption = None,
+    inputs: InputsOption = None,
     dialect: DialectOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
@@ -119,12 +121,12 @@ def pairwise(
     import tnsim
 
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    models: Any = _series(files, reading)
-    others: Any = _series(other, reading) if other else None
+    models: Any = series_of(files, reading)
+    others: Any = series_of(other, reading) if other else None
     if parts is not None:
         models = _parts_of(models, parts, distances)
         others = None if others is None else _parts_of(others, parts, distances)
-    chosen = metric_of(metric, fit)
+    chosen = metric_of(metric, fit, inputs)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run and parts is not None:
         _say_costs(models, chosen, others, options, as_json)
@@ -134,8 +136,8 @@ def pairwise(
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
-    _check_apart(out, [*files, *(other or ())])
-    check_outputs(_outputs(out, parquet, plots, report))
+    check_apart(out, [*files, *(other or ())])
+    check_outputs(outputs_of(out, parquet, plots, report))
     store = out / ("store.zarr" if parts is None else "parts")
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
@@ -148,11 +150,7 @@ def pairwise(
             executor=executor,
             progress=not as_json,
         )
-    written = [store, *_tables(result, out, parquet)]
-    if plots:
-        written += _pictures(result, out)
-    if report is not None:
-        written.append(_page(result, report))
+    written = [store, *write_results(result, out, parquet, plots, report)]
     if as_json:
         _print_result(result)
     else:
@@ -161,8 +159,18 @@ def pairwise(
             say("to look at  run again with --plots for pictures, or --report page.html for a page")
 
 
-def _outputs(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
-    """The files that a run will write beside its store."""
+def outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
+    """The files that a run will write beside its store, with the kind of each.
+
+    Args:
+        out: Folder of the results.
+        parquet: Whether a table of pairs is written.
+        plots: Whether pictures are written.
+        page: Path of the HTML page, None for none.
+
+    Returns:
+        Kinds of files by path.
+    """
     from tnsim.all_pairs.result import CSV, NPZ, PARQUET
     from tnsim.analysis.report import PAGE
 
@@ -196,7 +204,7 @@ def _say_costs(
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """The cost of one part of each kind, and the number of parts of the kind."""
+    """The cost of a single part of each kind, and the number of parts of the kind."""
     import tnsim
 
     planned = {}
@@ -244,12 +252,19 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
     say(f"metric      {about['metric']} ({guarantee(about['exact'], about['caveats'])})")
     say(f"route       {about['plan']}")
-    say(f"lowest      {_lowest(result)}")
+    say(f"lowest      {lowest(result)}")
     say(f"wrote       {', '.join(map(str, written))}")
 
 
-def _lowest(result: Pairwise) -> str:
-    """The pair with the lowest similarity, in words."""
+def lowest(result: Pairwise) -> str:
+    """The pair with the lowest similarity, in words.
+
+    Args:
+        result: Result of a run.
+
+    Returns:
+        The similarity with the labels of both models, and of a run over parts with the part.
+    """
     import numpy as np
 
     values = result.similarity.values
@@ -257,6 +272,29 @@ def _lowest(result: Pairwise) -> str:
     first, second = result["a"].values[row], result["b"].values[column]
     said = f"similarity {values.min():.4g}, of {first} and {second}"
     return f"{said} in {result['part'].values[part[0]]}" if part else said
+
+
+def write_results(
+    result: Pairwise, out: Path, parquet: bool, plots: bool, page: Path | None
+) -> list[Path]:
+    """Write a result for other programs and for readers.
+
+    Args:
+        result: Result of a run.
+        out: Folder of the tables and pictures.
+        parquet: Whether a table of pairs is written.
+        plots: Whether pictures are written.
+        page: Path of the HTML page, None for none.
+
+    Returns:
+        The paths of the files.
+    """
+    written = _tables(result, out, parquet)
+    if plots:
+        written += _pictures(result, out)
+    if page is not None:
+        written.append(_page(result, page))
+    return written
 
 
 def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
@@ -289,7 +327,19 @@ def _page(result: Pairwise, path: Path) -> Path:
     return report.write(result, path)
 
 
-def _series(files: list[str], reading: Reading) -> Series:
+def series_of(files: list[str], reading: Reading) -> Series:
+    """The checkpoints that arguments name.
+
+    Args:
+        files: Names of files, folders and patterns, or "-" for names on standard input.
+        reading: Options for the reading of files.
+
+    Returns:
+        The checkpoints in order.
+
+    Raises:
+        CheckpointError: Nothing matches.
+    """
     import tnsim
 
     if files == ["-"]:
@@ -299,8 +349,16 @@ def _series(files: list[str], reading: Reading) -> Series:
     return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
 
 
-def _check_apart(out: Path, sources: list[str]) -> None:
-    """Refuse to write into a folder of checkpoints: the next run would read tables as models."""
+def check_apart(out: Path, sources: list[str]) -> None:
+    """Refuse to write into a folder of checkpoints: the next run would read tables as models.
+
+    Args:
+        out: Folder of the results.
+        sources: Names of the checkpoints.
+
+    Raises:
+        BadParameter: Error of Typer, where `out` is a folder of checkpoints.
+    """
     if out.resolve() in [Path(source).resolve() for source in sources]:
         raise typer.BadParameter(
             f"--out {out} is a folder of checkpoints that are compared, among which a run that "

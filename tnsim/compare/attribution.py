@@ -3,7 +3,7 @@
 An output is a sum of components: the residual stream past the last nonlinear layer, the output of
 that layer (head by head if it is attention), and biases; linear layers after it act on each
 component. By unit, every hidden unit of a single nonlinear layer is a component of its own. An
-inner product is bilinear, so it is the sum of a matrix with one entry per pair of
+inner product is bilinear, so it is the sum of a matrix with an entry per pair of
 components. Entry (i, j) is `sum_s E<a_i(x)[s], b_j(x)[s]>` under the metric: exact for one
 nonlinear layer, and for more layers with the hidden states as the metric models them (closure,
 tree).
@@ -29,14 +29,13 @@ from tnsim.metrics.metric import GaussianClosure, joins_legs, joins_whole_trees
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, caveats, guesses
 from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power
 from tnsim.names import CONSTANT, CORE, HEADS, SIDES, STREAM, Selector, Side
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import Sequences
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
     Prepared,
-    Scaled,
+    PreparedModel,
     answers,
     check_has_units,
     readout,
@@ -47,6 +46,7 @@ from tnsim.problems.sequences.attribution import fold_attribution
 from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import LayerKind, kinds, nonlinear
 from tnsim.problems.tokens import merged_linear
+from tnsim.scaled import Scaled, beyond_float, power
 from tnsim.tables import html_table
 
 GRANULARITIES = ("layer", "head", "unit")  # values of `by`
@@ -128,7 +128,9 @@ def attribution(
     if by == "unit" or answers([a, b], metric):
         return _by_units(a, b, metric, by)
     parts, near = in_common_units([a, b], metric, slices=False)
-    models: dict[Side, Model] = {"A": _prepared(parts[0].model), "B": _prepared(parts[1].model)}
+    # Units are applied before linear layers are merged, so that no product of weights leaves the
+    # range of floats.
+    models: dict[Side, Model] = {"A": _prepared(parts[0].value), "B": _prepared(parts[1].value)}
     last: dict[Side, LayerKind] = {
         "A": _last_nonlinear(models["A"]),
         "B": _last_nonlinear(models["B"]),
@@ -139,8 +141,8 @@ def attribution(
         side: _labels(models[side], last[side], by) for side in SIDES
     }
     family = Sequences.of(models["A"], models["B"], near)
-    mantissas, log = _contracted(family, models, near, labels, by, dtype)
-    values = power(mantissas, np.float64(log), sum(part.exponent for part in parts))
+    mantissas, exponent = _contracted(family, models, near, labels, by, dtype)
+    values = power(mantissas, exponent + sum(part.exponent for part in parts))
     if np.isnan(mantissas).any() or beyond_float(values, mantissas):
         raise _beyond_float(metric)
     said = caveats(a, b)
@@ -163,9 +165,11 @@ def _by_units(a: Model, b: Model, metric: Metric, by: str) -> Attribution:
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             first, second = readout(one), readout(two)
+            # <f_A, f_B> = sum_gh (R_A[:, g] . R_B[:, h]) K[g, h], with readouts R and the kernel K
+            # of units, constant and input: every summand is a share.
             shares = np.asarray((first.T @ second) * whole_kernel(one, two), np.float64)
             total = total + count * _gathered(_gathered(shares, one, by).T, two, by).T
-    values = power(total, np.float64(0.0), bra.exponent + ket.exponent)
+    values = power(total, bra.exponent + ket.exponent)
     if beyond_float(values, total):
         raise _beyond_float(metric)
     said = caveats(a, b)
@@ -187,7 +191,7 @@ def _gathered(shares: np.ndarray, model: Prepared, by: str) -> np.ndarray:
     return np.concatenate([stream.sum(axis=0, keepdims=True), units, constant])
 
 
-def _unit_labels(model: Model, prepared: Scaled, by: str) -> tuple[str, ...]:
+def _unit_labels(model: Model, prepared: PreparedModel, by: str) -> tuple[str, ...]:
     """The names of components, in the order of `_gathered`."""
     number = _number_of_last_nonlinear(model)
     if by == "layer":
@@ -249,8 +253,8 @@ def _contracted(
     labels: dict[Side, tuple[str, ...]],
     by: str,
     dtype: str,
-) -> tuple[Float[np.ndarray, "bra ket"], float]:
-    """Products of all pairs of components, as mantissas and the logarithm of their scale."""
+) -> Scaled[Float[np.ndarray, "bra ket"]]:
+    """Products of all pairs of components, in a single scale."""
     assert family.ket is not None  # the family was made of two models
     counts: dict[Side, int] = {side: len(labels[side]) for side in SIDES}
     problem = fold_attribution(
@@ -270,12 +274,12 @@ def _contracted(
         backend = backend_of(plan)
         arrays = execution.placed({name: known[name] for name in plan.shapes}, dtype, backend)
         result = jax.device_get(execution.run(plan, arrays, backend))
-    log = execution.log_of(result, dict(plan.scales["AB"]))
-    return np.asarray(result.values["AB"], np.float64), log
+    exponent = execution.exponent_of(result, dict(plan.scales["AB"]))
+    return Scaled(np.asarray(result.values["AB"], np.float64), exponent)
 
 
 def _prepared(model: Model) -> Model:
-    """An equal model over sequences; a model of vectors reads sequences of one position.
+    """An equal model over sequences; a model of vectors reads sequences of a single position.
 
     Linear layers after the last nonlinear layer are merged into one.
     """

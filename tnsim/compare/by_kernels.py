@@ -14,10 +14,9 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
 from tnsim.compare.request import CROSS, InnerProducts, Request
 from tnsim.compare.resident import content, is_constant
@@ -25,18 +24,16 @@ from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
-from tnsim.engine.scaled import LogScaled, add, times
 from tnsim.errors import TooLarge
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import ScaledSum, scaled_sum
 from tnsim.names import Pair
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
     ROADS,
-    Scaled,
+    PreparedModel,
     count_of_units,
     hidden_units,
     on_host,
@@ -49,8 +46,12 @@ from tnsim.problems.kernels import (
     units_under,
 )
 from tnsim.problems.tensors.kinds import kinds
+from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
 from tnsim.sessions import session
 from tnsim.tables import html_table
+
+_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, PreparedModel], ...]]
+"""A sum of prepared models: triples (coefficient, exponent, model), and the exponent of the sum."""
 
 
 @dataclass(frozen=True)
@@ -204,14 +205,14 @@ class _Comparison:
 
     def __init__(self, request: Request, traced: bool) -> None:
         self.request, self.traced = request, traced
-        self._known: dict[tuple[int, int], LogScaled] = {}
+        self._known: dict[tuple[int, int], ScaledSum] = {}
 
-    def scaled(self, summands: Sequence[tuple[Any, Model]]) -> ScaledSum:
+    def scaled(self, summands: Sequence[tuple[Any, Model]]) -> _Terms:
         """A sum of prepared models with the powers of two of coefficients and models taken out."""
         metric, dtype = self.request.metric, KERNEL_DTYPE
         if self.traced:
             made = [(c, under(model, metric, self.request.dtype)) for c, model in summands]
-            return scaled_sum((c, model.exponent, model) for c, model in made)
+            return scaled_terms((c, model.exponent, model) for c, model in made)
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
         reading = summands[0][1].d_in, summands[0][1].n_ctx
@@ -221,16 +222,16 @@ class _Comparison:
                 made.append((c, prepared_under(models[id(units)], metric, dtype)))
             else:
                 made.append((c, units_under(units, metric, reading, dtype)))
-        return scaled_sum((c, model.exponent, model) for c, model in made)
+        return scaled_terms((c, model.exponent, model) for c, model in made)
 
-    def sums(self, bra: ScaledSum, ket: ScaledSum) -> LogScaled:
+    def sums(self, bra: _Terms, ket: _Terms) -> ScaledSum:
         """The inner product of two sums, without their exponents."""
         parts = []
-        for (c, x, m), (d, y, n) in itertools.product(bra.terms, ket.terms):
-            parts.append(times(self._product(m, n), c * d, (x + y) * np.log(2)))
+        for (c, x, m), (d, y, n) in itertools.product(bra.value, ket.value):
+            parts.append(times(self._product(m, n), c * d, x + y))
         return add(parts)
 
-    def _product(self, a: Scaled, b: Scaled) -> LogScaled:
+    def _product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
             found = product_of(a, b, self.request.slices, self.request.dtype)
@@ -239,7 +240,7 @@ class _Comparison:
         return self._known[key]
 
 
-def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
+def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
@@ -250,10 +251,10 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> Scaled:
     if not is_constant(model):
         return under(model, metric, dtype)
 
-    def make() -> Scaled:
+    def make() -> PreparedModel:
         return under(model, metric, dtype)
 
-    def size(made: Scaled) -> int:
+    def size(made: PreparedModel) -> int:
         return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))
 
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]

@@ -59,7 +59,7 @@ class ForwardPlan:
         points: Number of inputs that each model runs on.
         multiplications: Scalar multiplications of all forward passes and of the products of their
             outputs.
-        peak_bytes: Bytes of the arrays of one batch. A small budget makes batches smaller.
+        peak_bytes: Bytes of the arrays of a single batch. A small budget makes batches smaller.
         least_bytes: Bytes of the arrays of a batch of one point, the least that a budget must have.
 
     Example:
@@ -156,6 +156,8 @@ def points_of(
     points = gaussian_points(metric, reading_of(models), np.concatenate(rows))
     if points is None:
         return None
+    # Both routes are exact, so the cheaper wins; equal costs go to forward passes, which plan
+    # nothing.
     passes = sum(_work(model, points) for model in models)
     if passes <= _diagrams(models, metric, wanted, slices, dtype, passes):
         return points
@@ -163,7 +165,7 @@ def points_of(
 
 
 def what_is_read(model: Model, metric: Metric) -> Rows | None:
-    """Rows that span the directions in which a model reads one position, for quadrature.
+    """Rows that span the directions in which a model reads a single position, for quadrature.
 
     Rows depend on the weights, so models of equal layers have different rows.
 
@@ -197,7 +199,9 @@ def forward_plan(
     passes = sum(_work(model, points) for model in known)
     outputs = 0  # the outputs of a plain function are not known before it runs
     if known:
+        # Models that are compared have outputs of one shape, so any of them tells their number.
         outputs = forward.outputs(known[-1].d_out, known[-1].n_ctx or 1, points)
+    # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all output values.
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
     exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is exact
@@ -275,6 +279,7 @@ def _diagrams(
     legs = a.degree + b.degree
     free = _FREE_FOR_A_PAIR
     if legs <= _FEW_LEGS:
+        # 2n legs have (2n - 1)!! pairings, each at most a contraction of the plan.
         free = _PER_PAIRING * math.prod(range(legs - 1, 0, -2))
     if passes <= free:
         return math.inf

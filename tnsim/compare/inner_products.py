@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,11 @@ from tnsim.engine.precision import lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import backend_of
-from tnsim.engine.scaled import LogScaled, add, contribution, magnified, taken, times
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.models.scaling import Scaled, ScaledSum, scaled_sum
 from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
@@ -46,7 +44,11 @@ from tnsim.problems.forward import Terms, sums, total
 from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import common_units
+from tnsim.scaled import Scaled, ScaledSum, add, contribution, magnified, scaled_terms, taken, times
 from tnsim.sessions import per_object_cache
+
+_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Model], ...]]
+"""A sum of scaled models: triples (coefficient, exponent, model), and the exponent of the sum."""
 
 
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
@@ -82,57 +84,57 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     return InnerProducts(products, exponent, traced)
 
 
-def _scaled_sum(model: AnyModel, known: dict[int, Scaled]) -> ScaledSum:
+def _scaled_sum(model: AnyModel, known: dict[int, Scaled[Model]]) -> _Terms:
     """A model or a combination as a sum of scaled models, which are given by `id`."""
     if isinstance(model, Model):
         part = known[id(model)]
-        return ScaledSum(((1.0, np.float64(0.0), part.model),), part.exponent)
-    return scaled_sum((c, known[id(m)].exponent, known[id(m)].model) for c, m in terms(model))
+        return Scaled(((1.0, np.float64(0.0), part.value),), part.exponent)
+    return scaled_terms((c, known[id(m)].exponent, known[id(m)].value) for c, m in terms(model))
 
 
-def _of_one_pair(
-    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
-) -> dict[str, LogScaled]:
+def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
     """The products of two sums of one model each, with their coefficients."""
-    ((c, _, m),), ((d, _, n),) = bra.terms, ket.terms
+    ((c, _, m),), ((d, _, n),) = bra.value, ket.value
     plain = _of_models(m, n, request, traced)
     if traced and not request.squared_norms:  # nothing can be refused later
         arithmetic = precision.Arithmetic(max(m.growth, n.growth), request.dtype)
         plain["AB"] = precision.known_product(plain["AB"], arithmetic)
+    # <c A|d B> = c d <A|B>.
     factors = {"AB": c * d, "AA": c * c, "BB": d * d}
     return {name: times(value, factors[name]) for name, value in plain.items()}
 
 
-def _of_sums(
-    bra: ScaledSum, ket: ScaledSum, request: Request, traced: bool
-) -> dict[str, LogScaled]:
+def _of_sums(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
     """The products of sums of models: every pair of terms once, weighted and added up."""
     sides = {"AB": (bra, ket)}
     if request.squared_norms or not traced:  # the norms show how much of a product cancels
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
     request = request._replace(squared_norms=False)
-    known: dict[tuple[int, int], LogScaled] = {}
+    known: dict[tuple[int, int], ScaledSum] = {}
 
-    def product(m: Model, n: Model) -> LogScaled:
+    def product(m: Model, n: Model) -> ScaledSum:
         key = (id(m), id(n))
         if key not in known:
+            # The inner product is symmetric.
             known[key] = known[id(n), id(m)] = _of_models(m, n, request, traced)["AB"]
         return known[key]
 
     products = {}
     for name, (one, two) in sides.items():
         contributions = []
-        for (c, x, m), (d, y, n) in itertools.product(one.terms, two.terms):
-            contributions.append(times(product(m, n), c * d, (x + y) * np.log(2)))
+        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
+            contributions.append(times(product(m, n), c * d, x + y))
         products[name] = add(contributions)
     return products
 
 
-def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, LogScaled]:
+def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, ScaledSum]:
     """The products of two plain models, planned and run.
 
-    Logarithms are relative to the norms where these are computed too.
+    Exponents are relative to the norms where these are computed too.
     """
+    # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to the
+    # last bit.
     alone = a is b or (not traced and _same_weights(a, b))
     other = None if alone else b
     family = choose(a, other, request.metric)
@@ -147,7 +149,7 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
     total = products[0]
     if family.nodes is not None:
         # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
-        weighted: dict[str, list[LogScaled]] = {name: [] for name in products[0]}
+        weighted: dict[str, list[ScaledSum]] = {name: [] for name in products[0]}
         for weight, product in zip(family.nodes.weights, products, strict=True):
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
@@ -156,9 +158,11 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
 
 
 def _with_cancellation(
-    products: dict[str, LogScaled], a: Model, b: Model, metric: Metric
-) -> dict[str, LogScaled]:
+    products: dict[str, ScaledSum], a: Model, b: Model, metric: Metric
+) -> dict[str, ScaledSum]:
     """Products whose sizes count the cancellation within each model, see `conditioning`."""
+    # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
+    # geometric mean of the factors of the norms.
     first = precision.cancellation(conditioning(a, metric))
     second = first if a is b else precision.cancellation(conditioning(b, metric))
     factors = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
@@ -184,6 +188,7 @@ def _runs(
             return [at(family.inputs(plan.shapes, metric, a.d_in))]
         nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
         if runs_together(plan, request.budget):
+            # Runs at different nodes read the same weights; the second moment alone differs.
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
             arrays |= execution.placed(inputs, dtype, backend)
@@ -214,25 +219,25 @@ def _without_constant(result: execution.Result) -> execution.Result:
 
 def _relative(
     plan: Plan, result: execution.Result, alone: bool, squared_norms: bool
-) -> dict[str, LogScaled]:
-    """The products of one run; for cosines, without the scales of the separate models.
+) -> dict[str, ScaledSum]:
+    """The products of a single run; for cosines, without the scales of the separate models.
 
     These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
-    and the logarithm of `<A|B>` carries half of the scales in each norm's. So they cancel and are
+    and the exponent of `<A|B>` carries half of the scales in each norm's. So they cancel and are
     left out of all products. Left is the scale group of each product, which has the product's name.
     """
     values = result.values
     scales = {name: dict(powers) for name, powers in plan.scales.items()}
     if alone:
-        product = contribution(values["AA"], execution.log_of(result, scales["AA"]))
+        product = contribution(values["AA"], execution.exponent_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
     if not squared_norms:
-        return {"AB": contribution(values["AB"], execution.log_of(result, scales["AB"]))}
+        return {"AB": contribution(values["AB"], execution.exponent_of(result, scales["AB"]))}
     _check_shared(scales)
     products = {}
     for name, powers in scales.items():
-        log = execution.log_of(result, {name: powers.get(name, 0)})
-        products[name] = contribution(values[name], log)
+        exponent = execution.exponent_of(result, {name: powers.get(name, 0)})
+        products[name] = contribution(values[name], exponent)
     return products
 
 
@@ -323,7 +328,7 @@ def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: st
 
 
 def _traced(
-    first: Terms, second: Terms, squared_norms: bool, inner: Callable[..., LogScaled]
+    first: Terms, second: Terms, squared_norms: bool, inner: Callable[..., ScaledSum]
 ) -> InnerProducts:
     """The inner products of two sums inside a trace, each computed by `inner`."""
     values = {"AB": inner(first, second)}

@@ -113,6 +113,7 @@ def check(
     with _bar(points, progress) as watched:
         sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
     estimate, error = _estimated(sums, Arithmetic(max(m.growth for m in models), "float64"))
+    # Without spread, as between a model and its copy, nothing deviates.
     deviation = float((closed - estimate) / error) if error else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
 

@@ -32,31 +32,30 @@ from jaxtyping import Bool, Float
 from tnsim.compare.request import Comparable, InnerProducts, Request, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
-from tnsim.engine.scaled import LogScaled, log_abs, over_outputs
 from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, Model, caveats, guesses, terms
 from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power
 from tnsim.problems.forward import Sums, total
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table
 
 Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
-    """Standard errors of the cosines of all pairs; None where one group has all the weight."""
+    """Standard errors of the cosines of all pairs; None where a single group has all the weight."""
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
         return None
-    products, log = without_each(sums.products, counted)
-    rows, row_log = without_each(sums.rows, counted)
-    columns, column_log = without_each(sums.columns, counted)
+    products, scale = without_each(sums.products, counted)
+    rows, row_scale = without_each(sums.rows, counted)
+    columns, column_scale = without_each(sums.columns, counted)
     # Each sum is in the largest scale of its groups; products and norms may have it from others.
-    log_ratio = log - (row_log[:, None] + column_log[None, :]) / 2
+    exponent = scale - (row_scale[:, None] + column_scale[None, :]) / 2
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        ratio = over_outputs(np.exp(log_ratio), products[0])
+        ratio = over_outputs(np.exp2(exponent), products[0])
         norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
         return _error(ratio * products / norms)
 
@@ -64,7 +63,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
     """Standard errors of inner products, in the scale of `forward.total`.
 
-    None where one group of points has all the weight.
+    None where a single group of points has all the weight.
     """
     counted = sums.shares > 0
     if np.count_nonzero(counted) < 2:
@@ -76,17 +75,14 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
 
 
 def without_each(
-    value: LogScaled, counted: Bool[np.ndarray, " groups"]
-) -> tuple[Float[np.ndarray, "groups *pairs"], Float[np.ndarray, " *pairs"]]:
-    """Sums over all groups but one, for every counted group, and the log of their scale.
-
-    The scale is that of `forward.total`.
-    """
-    log = np.asarray(total(value).log)
+    value: ScaledSum, counted: Bool[np.ndarray, " groups"]
+) -> Scaled[Float[np.ndarray, "groups *pairs"]]:
+    """Sums over all groups but one, for every counted group, in the scale of `forward.total`."""
+    exponent = np.asarray(total(value).exponent)
     # Only a group of zeros may have a larger scale than the sum.
-    factors = np.exp(np.minimum(value.log - log, 0.0))
-    scaled = value.mantissa * over_outputs(factors, value.mantissa)
-    return scaled.sum(axis=0) - scaled[counted], log
+    factors = np.exp2(np.minimum(value.exponent - exponent, 0.0))
+    groups = value.mantissa * over_outputs(factors, value.mantissa)
+    return Scaled(groups.sum(axis=0) - groups[counted], exponent)
 
 
 def _error(left_out: np.ndarray) -> np.ndarray:
@@ -96,6 +92,8 @@ def _error(left_out: np.ndarray) -> np.ndarray:
     """
     groups = len(left_out)
     with np.errstate(invalid="ignore"):
+        # (G - 1) / G sum_g (theta_g - mean)^2; a value that is undefined without some group has no
+        # finite error.
         spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
     return np.sqrt((groups - 1) / groups * np.nan_to_num(spread, nan=np.inf))
 
@@ -250,6 +248,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
         return precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
+    # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
     warn_of_caveats(_caveats(models), stacklevel=3)
@@ -271,19 +270,19 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
     Raises:
         TnsimError: The inner product is beyond float64.
     """
-    product, exponent = products.values["AB"], products.exponent
-    number = power(product.mantissa, product.log, exponent)
+    product = products.values["AB"]
+    exponent = product.exponent + products.exponent
+    number = power(product.mantissa, exponent)
     if products.traced:
         return number
     if beyond_float(number, product.mantissa):
-        log = product.log + exponent * np.log(2)
         raise TnsimError(
-            f"the inner product is about exp({log:.6g}), beyond float64; use log_inner"
+            f"the inner product is about exp({exponent * LOG_2:.6g}), beyond float64; use log_inner"
         )
     _report(products.values, models, request)
     error = _standard_error(products, inner_error)
     if error is not None:
-        error = power(error, product.log, exponent)
+        error = power(error, exponent)
     return _labelled(number, request.metric, models, products, error)
 
 
@@ -299,8 +298,8 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
         NaN where the product of two models has no digit left.
     """
-    product, exponent = products.values["AB"], products.exponent
-    log = log_abs(product) + exponent * np.log(2)
+    product = products.values["AB"]
+    log = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)
@@ -314,7 +313,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     return SignedLog(sign, _labelled(log, request.metric, models, products, error))
 
 
-def _report(products: dict[str, LogScaled], models: Two, request: Request) -> None:
+def _report(products: dict[str, ScaledSum], models: Two, request: Request) -> None:
     """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
 
     Warnings point four frames up: past this function, its caller here and the verb.
@@ -326,6 +325,7 @@ def _report(products: dict[str, LogScaled], models: Two, request: Request) -> No
     if product.mantissa == 0:
         return
     if "AA" not in products:
+        # Relative to the product itself, as no norm is known: |error| <= u size.
         error = float(arithmetic.rounding * product.size / abs(product.mantissa))
     else:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -351,8 +351,8 @@ def _degree(models: Two) -> int:
 
 
 def _check_number(values: Any, metric: Metric) -> None:
-    """Raise `TnsimError` for a NaN, which is never a result."""
-    if np.isnan(values).any():
+    """Raise `TnsimError` for a NaN or an infinity, which is never a result."""
+    if not np.isfinite(values).all():
         raise TnsimError(
             f"the {metric.name} computation gave NaN for finite weights: "
             "a float range was exceeded within a layer"

@@ -117,6 +117,7 @@ def plan_for(
     """
 
     def planned() -> Plan:
+        # A plan with moment nodes runs once at each, and a budget counts all runs.
         runs = len(family.nodes.points) if family.nodes else 1
         with planning(family.name):
             problem = family.problem(pairs, slices)
@@ -134,7 +135,7 @@ def affordable(
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:
-    """Whether the runs of a plan at all moment nodes become one run on stacks of moments.
+    """Whether the runs of a plan at all moment nodes become a single run on stacks of moments.
 
     Small operations then take the time of one node for all nodes (measured on four cores: 2.5 ms
     become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An operation
@@ -145,5 +146,6 @@ def runs_together(plan: Plan, budget: Budget) -> bool:
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:
         return False
+    # An upper bound: arrays that do not depend on the moment are shared by all runs.
     together = plan.runs * plan.peak_bytes
     return together <= budget.room(plan.program_bytes, together)

@@ -10,7 +10,6 @@ from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
-from tnsim.engine.scaled import LogScaled
 from tnsim.errors import ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
@@ -21,6 +20,7 @@ from tnsim.models.model import AnyModel, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
+from tnsim.scaled import ScaledSum
 
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
@@ -68,7 +68,7 @@ class InnerProducts(NamedTuple):
         sums: Sums of the forward passes over groups of points, for standard errors.
     """
 
-    values: dict[str, LogScaled]
+    values: dict[str, ScaledSum]
     exponent: Any
     traced: bool
     forward: ForwardPlan | None = None

@@ -21,11 +21,11 @@ from tnsim.engine.runtime.execution import Backend
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
-from tnsim.models.scaling import Scaled
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.state_sizes import Units, scaled_under
+from tnsim.scaled import Scaled
 from tnsim.sessions import per_object_cache, session
 
 
@@ -53,7 +53,7 @@ def is_known_constant(value: Any) -> bool:
     return isinstance(value, Model) and is_constant(value)
 
 
-def in_units(model: Model, units: Units, slices: bool) -> Scaled:
+def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
@@ -62,16 +62,21 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled:
         slices: Whether each output has an exponent of its own.
     """
 
-    def make() -> Scaled:
-        made = scaled_under(model, units, slices)
-        for leaf in jax.tree.leaves(made.model):
+    def measured(made: Model, metric: Metric) -> Any:
+        """The conditioning of a model made here, which comparisons ask for again."""
+        for leaf in jax.tree.leaves(made):
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False  # no caller holds this new array
+        return conditioning(made, metric)
+
+    def make() -> Scaled[Model]:
+        made = scaled_under(model, units, slices, measured)
+        measured(made.value, units.metric)
         return made
 
-    def own_bytes(made: Scaled) -> int:
+    def own_bytes(made: Scaled[Model]) -> int:
         known = set(map(id, jax.tree.leaves(model)))
-        return _nbytes(leaf for leaf in jax.tree.leaves(made.model) if id(leaf) not in known)
+        return _nbytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)

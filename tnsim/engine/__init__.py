@@ -3,5 +3,5 @@
 Reading order: `ir/` (problem, program, stages), `costs` and `plan`, `disk_cache` (search results
 on disk), `search/` (paths and sharing), `passes/` (rewrites), `planner` (from a problem to a
 plan), `runtime/` (compiling and execution), `budget` (limits of a plan), `scaled` and `precision`
-(logarithms of scales, digits of a cosine).
+(exponents of scales, digits of a cosine).
 """

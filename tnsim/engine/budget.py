@@ -24,7 +24,7 @@ _ALWAYS_FITS = 2**24  # bytes for which free memory is not looked up
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of memory and work for one plan with all its runs.
+    """Limits of memory and work for a single plan with all its runs.
 
     A plan beyond the budget raises `TooLarge` before anything runs.
 

@@ -68,6 +68,7 @@ def peak_elements(program: Program) -> int:
     for number, stored in enumerate(reads):
         if number not in fused:
             last.update(dict.fromkeys(stored, number))
+    # Outputs are alive to the end, whoever reads them before.
     last.update(dict.fromkeys(outputs, len(buffers)))
 
     inputs = len(program.shapes)
@@ -79,8 +80,12 @@ def peak_elements(program: Program) -> int:
             continue
         buffer = buffers[number]
         alive += buffer.elements
+        # While an operation runs, its result, all its arguments and the room of its body are alive
+        # together.
         peak = max(peak, alive + buffer.inside)
+        # Inputs belong to the caller and are never freed here.
         ended = {n for n in reads[number] if last[n] == number and n >= inputs}
+        # A value that nothing reads is freed at once.
         if number not in last:
             ended.add(number)
         alive -= sum(buffers[n].elements for n in ended)
@@ -158,6 +163,8 @@ class _Lowering:
         """Append the buffers of an operation whose result has `elements` elements."""
         reads = tuple(self.values[a] for a in op.args)
         if op.body is not None:  # a loop: the running total and what each turn adds to it
+            # Turns that run at once have intermediates of their own, and a summand each beside the
+            # running total.
             inside = op.concurrency * peak_elements(op.body)
             added = self.add(Buffer((1 + op.concurrency) * elements, reads, inside=inside))
         elif op.kind == "sum":
@@ -194,6 +201,8 @@ class _Lowering:
         sizes = op.sizes(self.shapes)
         chosen = matrix_product(first, second, op.output, sizes)
         if chosen is None:
+            # Without a sum the product is computed entry by entry, and may be fused into its only
+            # reader.
             summed = any(label not in op.output for label in first)
             return self.add(Buffer(elements, reads, entrywise=not summed, reads_entries=True))
         product, swapped = chosen
@@ -231,11 +240,13 @@ def plan_peak_elements(
 ) -> int:
     """The largest number of elements alive at once, over the arrays read and all rounds."""
     read = sum(math.prod(shape) for shape in shapes.values())
+    # A plan without rounds holds its inputs alone.
     return max([read, *(each.elements for each in rounds)])
 
 
 def allocated_bytes(programs: Sequence[Program], array_bytes: int) -> int:
     """Bytes that XLA allocates for arrays of `array_bytes` bytes alive at once."""
+    # The slack is a property of the compiler's schedule, so the longest program decides.
     longest = max((program.length for program in programs), default=0)
     slack = LONG_SLACK if longest > LONG else SLACK
     return math.ceil(slack * array_bytes)

@@ -36,7 +36,7 @@ class Plan:
         stages: Stages in the order in which they run.
         shapes: Shapes of all arrays that the plan reads: weights, moments, constants.
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        scales: Pairs (scale group, power) of every output; their logarithms make up the logarithm
+        scales: Pairs (scale group, power) of every output; their exponents make up the exponent
             of the output.
         searched_with: Names and versions of the tools that found the contraction paths.
         runs: Number of runs of the whole plan. An exact deep metric takes several runs where models
@@ -102,7 +102,7 @@ class Plan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Bytes of all arrays alive at once in one run, without the arrays of the models.
+        """Bytes of all arrays alive at once in a single run, without the arrays of the models.
 
         Weights laid out in NumPy are freed one by one as they are put on the device, so they
         count once.
@@ -133,9 +133,9 @@ class Plan:
         return stages_module.output_shapes(self.programs, self.stages, self.outputs)
 
     @cached_property
-    def log_weights(self) -> dict[tuple[int, str], float]:
-        """The weight of each scale's logarithm in the end, by stage number and scale group."""
-        return stages_module.log_weights(self.stages)
+    def scale_weights(self) -> dict[tuple[int, str], float]:
+        """The weight of each scale's exponent in the end, by stage number and scale group."""
+        return stages_module.scale_weights(self.stages)
 
     @property
     def input_bytes(self) -> int:
@@ -193,7 +193,7 @@ def one_line(plan: Plan) -> str:
 
 
 def table(plan: Plan) -> str:
-    """A table of a plan as text, one line per property."""
+    """A table of a plan as text, a line per property."""
     return "\n".join(f"{name:<16} {text}" for name, text in _rows(plan))
 
 

@@ -56,7 +56,7 @@ def plan_problem(
         exact: Whether the metric's definition is met exactly, a label of the plan.
         dtype: Precision of the computation, a label of the plan.
         large: Elements beyond which an intermediate is computed in chunks.
-        runs: Number of times that the plan is run for one result.
+        runs: Number of times that the plan is run for a single result.
         limit: Multiplications that all runs may take. Planning ends early where few products show
             that they take more; a plan that is found may still be beyond the limit.
 
@@ -92,7 +92,7 @@ def plan_problem(
 
 @contextmanager
 def _of_all_runs(runs: int) -> Iterator[None]:
-    """Count the least work of one run, which `BeyondLimit` tells, for all runs."""
+    """Count the least work of a single run, which `BeyondLimit` tells, for all runs."""
     try:
         yield
     except BeyondLimit as beyond:

@@ -12,8 +12,8 @@ and the cosine c = AB / sqrt(AA BB) is off by at most
 
     u max(size_AB / sqrt(AA BB), sqrt(rho_A rho_B)) + |c| u (rho_A + rho_B) / 2
 
-to first order in u rho. A logarithm l of a scale adds an error of eps |l|, so for each scale of a
-cosine eps |l| is added to u.
+to first order in u rho. An exponent e of a scale that is no whole number, as weights of points make
+it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
 half. Cancellation *within* a plain model, such as two hidden units that nearly undo each
@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.scaled import LogScaled, Numeric, library_of, over_outputs
 from tnsim.errors import ModelError, PrecisionWarning, ResultError, TnsimError
+from tnsim.scaled import Numeric, ScaledSum, library, over_outputs
 
 VISIBLE = 1e-3
 """Error of a cosine beyond which a warning tells it."""
@@ -42,7 +42,7 @@ USELESS = 0.1
 """Error of a cosine beyond which no digit is left."""
 _SAFETY = 4.0  # the 4 of u = 4 n eps
 _EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
-_LOG_EPS = _EPS["float64"]
+_EXPONENT_EPS = _EPS["float64"]
 
 
 class Arithmetic(NamedTuple):
@@ -103,7 +103,7 @@ class Cosine(NamedTuple):
     error: Float[Numeric, "..."]
 
 
-def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arithmetic) -> Cosine:
+def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arithmetic) -> Cosine:
     """The cosines `AB / sqrt(AA BB)` and their error bounds, elementwise.
 
     Args:
@@ -114,29 +114,29 @@ def cosine(product: LogScaled, bra: LogScaled, ket: LogScaled, arithmetic: Arith
     Returns:
         Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero.
     """
-    library = library_of(product.mantissa)
+    xp = library(product.mantissa)
     mantissa = product.mantissa
-    logs = [over_outputs(x.log, x.mantissa) for x in (product, bra, ket)]
-    norms = library.sqrt(bra.mantissa) * library.sqrt(ket.mantissa)
-    factor = library.exp(logs[0] - (logs[1] + logs[2]) / 2) / norms
-    rounding = arithmetic.rounding + _LOG_EPS * sum(abs(log) for log in logs)
+    scales = [over_outputs(x.exponent, x.mantissa) for x in (product, bra, ket)]
+    norms = xp.sqrt(bra.mantissa) * xp.sqrt(ket.mantissa)
+    factor = xp.exp2(scales[0] - (scales[1] + scales[2]) / 2) / norms
+    rounding = arithmetic.rounding + _EXPONENT_EPS * sum(abs(scale) for scale in scales)
     # rho of both norms: the ratio of the sum of absolute terms to the norm
     magnified = bra.size / bra.mantissa, ket.size / ket.mantissa
     # The bound of the error of AB, in units of u sqrt(AA BB)
-    direct = library.maximum(product.size * factor, library.sqrt(magnified[0] * magnified[1]))
+    direct = xp.maximum(product.size * factor, xp.sqrt(magnified[0] * magnified[1]))
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
-    worst = rounding * library.maximum(*magnified)
-    left = library.maximum(1 - worst, _LOG_EPS)
+    worst = rounding * xp.maximum(*magnified)
+    left = xp.maximum(1 - worst, _EXPONENT_EPS)
     norm_error = rounding * (magnified[0] + magnified[1]) / 2 / left
     value = mantissa * factor
     error = rounding * direct * (1 + norm_error) + abs(value) * norm_error
     excess = abs(value) - 1
     # A small excess over 1 is rounding that the bound has missed; `clipped` refuses a larger one.
-    shown = library.where(excess <= math.sqrt(_EPS[arithmetic.dtype]), excess, 0.0)
-    return Cosine(value, library.maximum(error, shown))
+    shown = xp.where(excess <= math.sqrt(_EPS[arithmetic.dtype]), excess, 0.0)
+    return Cosine(value, xp.maximum(error, shown))
 
 
-def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
+def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
     """Refuse a squared norm that is zero to within rounding.
 
     Args:
@@ -171,7 +171,7 @@ def check_norm(norm: LogScaled, name: str, has_terms: bool, arithmetic: Arithmet
     raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
 
 
-def known(cosines: Cosine, norms: Sequence[LogScaled], arithmetic: Arithmetic) -> Any:
+def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -> Any:
     """The cosines inside a trace, where nothing can be refused: NaN where `refuse` would raise.
 
     Args:
@@ -182,7 +182,7 @@ def known(cosines: Cosine, norms: Sequence[LogScaled], arithmetic: Arithmetic) -
     Example:
         The squared norm 1e-20 is what rounding has left of terms of size 1.
 
-        >>> exact, lost = (LogScaled(np.float64(x), 0.0, np.float64(1.0)) for x in (1.0, 1e-20))
+        >>> exact, lost = (ScaledSum(np.float64(x), 0.0, np.float64(1.0)) for x in (1.0, 1e-20))
         >>> arithmetic = Arithmetic(2, "float64")
         >>> for norm in (exact, lost):
         ...     float(known(cosine(exact, norm, exact, arithmetic), [norm, exact], arithmetic))
@@ -195,7 +195,7 @@ def known(cosines: Cosine, norms: Sequence[LogScaled], arithmetic: Arithmetic) -
     return _without(cosines.value, is_lost)
 
 
-def known_product(product: LogScaled, arithmetic: Arithmetic) -> LogScaled:
+def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
     """An inner product of two models inside a trace: NaN where cancellation leaves it no digit.
 
     Args:
@@ -203,7 +203,7 @@ def known_product(product: LogScaled, arithmetic: Arithmetic) -> LogScaled:
         arithmetic: Degree of the polynomials and dtype of the computation.
 
     Example:
-        >>> product = LogScaled(np.float64(1.0), np.float64(0.0), np.float64(1e5))
+        >>> product = ScaledSum(np.float64(1.0), np.float64(0.0), np.float64(1e5))
         >>> [float(known_product(product, Arithmetic(4, x)).mantissa) for x in _EPS]
         [1.0, nan]
     """
@@ -214,10 +214,10 @@ def known_product(product: LogScaled, arithmetic: Arithmetic) -> LogScaled:
 
 def _without(values: Any, is_lost: Any) -> Any:
     """The values, NaN where they are lost, with a gradient of NaN as well."""
-    return values * library_of(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
+    return values * library(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
 
 
-def lost_half(norm: LogScaled, dtype: str) -> bool:
+def lost_half(norm: ScaledSum, dtype: str) -> bool:
     """Whether a squared norm has lost half of its digits to cancellation in its sum."""
     return bool(np.any(np.sqrt(np.finfo(dtype).eps) * norm.size > abs(norm.mantissa)))
 

@@ -27,6 +27,7 @@ from tnsim.models.components import EMBED, Component, Edge, components_of, edges
 from tnsim.models.layers import innermost
 from tnsim.models.model import Model, caveats
 from tnsim.problems import forward
+from tnsim.scaled import power
 from tnsim.tables import html_table
 
 
@@ -118,7 +119,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         one: list[Any] = [[(1.0, whole)]]
         sums = forward.sums(rows, one, points, False, setting.dtype, setting.budget)
         squares = forward.total(sums.rows)
-        cut = np.asarray(squares.mantissa * np.exp(squares.log))
+        cut = np.asarray(power(squares.mantissa, squares.exponent))
     labels = tuple(_label(parts, edge) for edge in edges)
     exact, said = setting.exact(model), caveats(model)
     return Edges(

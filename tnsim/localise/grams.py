@@ -22,13 +22,13 @@ from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, check_comparison
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
-from tnsim.engine.scaled import LogScaled
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, guesses
 from tnsim.problems import forward
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.scaled import LOG_2, Scaled, ScaledSum
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ def check_bilinear(metric: Any) -> None:
 
 @dataclass(frozen=True)
 class Gram:
-    """The matrix `values * exp(log)` of inner products.
+    """The matrix `values * 2 ** exponent` of inner products.
 
     Args:
         values: Inner products (rows, columns).
-        log: Natural logarithm of their common scale.
+        exponent: Exponent of their common scale.
         left_out: The same matrix without each group of draws, (groups, rows, columns), in scales
             of their own; None where nothing was sampled.
     """
 
     values: Float[np.ndarray, "rows columns"]
-    log: float
+    exponent: float
     left_out: Float[np.ndarray, "groups rows columns"] | None = None
 
 
@@ -115,7 +115,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         >>> lines = [tnsim.Model([tnsim.Linear([[w]])]) for w in (1.0, 3.0)]
         >>> setting = Setting(tnsim.Empirical([[1.0], [2.0]]), "float64", Budget())
         >>> found = gram(lines, None, setting)
-        >>> (found.values * np.exp(found.log)).round(9).tolist()
+        >>> (found.values * 2.0**found.exponent).round(9).tolist()
         [[2.5, 7.5], [7.5, 22.5]]
     """
     every = [*rows, *(columns or ())]
@@ -131,22 +131,22 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         setting.dtype,
         setting.budget,
     )
-    values, log = _in_one_scale(forward.total(sums.products))
+    values, exponent = _in_one_scale(forward.total(sums.products))
     left_out = None
     counted = sums.shares > 0
     if points.drawn and np.count_nonzero(counted) > 1:
-        left_out, logs = without_each(sums.products, counted)
-        left_out = left_out * np.exp(logs - logs.max())
-    return Gram(values, log, left_out)
+        left_out, exponents = without_each(sums.products, counted)
+        left_out = left_out * np.exp2(exponents - exponents.max())
+    return Gram(values, exponent, left_out)
 
 
-def _in_one_scale(products: LogScaled) -> tuple[Float[np.ndarray, "rows columns"], float]:
-    """Values relative to the largest scale among them, and that scale."""
-    logs = np.where(products.mantissa == 0, -np.inf, products.log)
-    top = float(logs.max())
+def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns"]]:
+    """Values relative to the largest scale among them."""
+    exponents = np.where(products.mantissa == 0, -np.inf, products.exponent)
+    top = float(exponents.max())
     if math.isinf(top):
-        return np.zeros(products.mantissa.shape), 0.0
-    return np.asarray(products.mantissa * np.exp(np.minimum(products.log - top, 0.0))), top
+        return Scaled(np.zeros(products.mantissa.shape), 0.0)
+    return Scaled(products.mantissa * np.exp2(np.minimum(products.exponent - top, 0.0)), top)
 
 
 def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
@@ -162,4 +162,5 @@ def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting
             budget=setting.budget,
         )
     sign, log = np.asarray(found["sign"], np.float64), np.asarray(found["log_inner"], np.float64)
-    return Gram(*_in_one_scale(LogScaled(sign, log, abs(sign))))
+    values, exponent = _in_one_scale(ScaledSum(sign, log / LOG_2, abs(sign)))
+    return Gram(values, exponent)

@@ -49,7 +49,7 @@ from tnsim.models.components import (
 from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model, caveats
 from tnsim.models.origin import warn_of_caveats
-from tnsim.models.scaling import beyond_float, power
+from tnsim.scaled import beyond_float, power
 from tnsim.tables import html_table
 
 MOST_SWITCHED = 1024
@@ -404,7 +404,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
         ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
         mantissas = rows @ mantissas @ columns.T
-    values = power(mantissas, np.float64(inner.log), 0.0)
+    values = power(mantissas, np.float64(inner.exponent))
     if beyond_float(values, mantissas):
         raise TnsimError(
             f"inner products of paths under {setting.metric.name} are beyond float64 for these "

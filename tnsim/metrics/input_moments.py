@@ -28,9 +28,10 @@ from tnsim.errors import ModelError
 from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, library
-from tnsim.models.scaling import power, replaced
+from tnsim.models.arrays import Array, as_array
+from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
+from tnsim.scaled import library, shifted
 
 PositionForm = Literal["alike", "each", "full"]
 """Dependence on positions: the same at each, different at each, or full between positions."""
@@ -99,6 +100,7 @@ def _check_covariance(cov: Any) -> None:
     if cov.ndim == 1:
         smallest = float(cov.min())
     else:
+        # Relative to the largest entry: covariances are often computed in float32.
         skew = float(np.abs(cov - cov.T).max())
         if skew > 1e-6 * scale:
             raise ModelError(
@@ -119,6 +121,8 @@ def _without_rounding(cov: Any) -> Any:
     if isinstance(cov, Tracer):
         return cov
     given = np.asarray(cov)
+    # Rounding makes covariances unsymmetric and variances negative; both are checked to be small
+    # before.
     kept = np.maximum(given, 0) if given.ndim == 1 else (given + given.T) / 2
     return cov if np.array_equal(kept, given) else as_array(kept, "the input covariance", cov.ndim)
 
@@ -272,6 +276,8 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
     if cov is not None and form.covariance == "each diagonal":
         cov = cov.mean(axis=0)
     elif cov is not None and form.covariance == "full":
+        # The mean over positions of the diagonal blocks; blocks between positions are no moments of
+        # a single position.
         cov = xp.einsum("skSl,sS->kl", cov, np.eye(n_ctx) / n_ctx)
     if mean is None:
         cov = xp.ones(d) if cov is None else cov
@@ -281,6 +287,7 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         return first, xp.pad(cov, ((1, 0), (1, 0))) + first[:, None] * first[None, :]
     means = xp.concatenate([xp.ones((mean.size // d, 1)), mean.reshape(-1, d)], axis=1)
     second = xp.pad(_as_matrix(xp, cov, d), ((1, 0), (1, 0)))
+    # E[x~ x~^T] = C + M M^T with M = (1, m_s), averaged over positions s.
     return means.mean(axis=0), second + means.T @ means / len(means)
 
 
@@ -354,6 +361,8 @@ def root_of(cov: Any) -> Any:
     if cov.ndim == 1:
         return np.sqrt(np.clip(cov, 0.0, None))
     deviations = np.sqrt(np.clip(np.diag(cov), 0.0, None))
+    # C = U R U with deviations U and correlations R, so L = U V sqrt(values); a coordinate without
+    # variance has zeros in R.
     units = np.where(deviations > 0, deviations, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
     kept = values > _NOISE * values[-1] * len(cov)
@@ -412,10 +421,10 @@ def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
         return library(unit).tile(unit, length // d)
 
     if mean is not None:
-        mean = power(mean, np.zeros(()), -over(mean.shape[-1]))
+        mean = shifted(mean, -over(mean.shape[-1]))
     cov = np.ones(d) if cov is None else cov
     rows = over(len(cov))
-    cov = power(cov, np.zeros(()), -(rows + (rows if cov.ndim == 1 else rows[:, None])))
+    cov = shifted(cov, -(rows + (rows if cov.ndim == 1 else rows[:, None])))
     return replaced(metric, {"mean": mean, "cov": cov})
 
 

@@ -112,7 +112,7 @@ class Symmetric(_AlwaysExact):
     bra and ket legs.
 
     Example:
-        `(x_0 x_1) (x_0 x_1)` and `(x_0 x_0) (x_1 x_1)` are different trees for one function.
+        `(x_0 x_1) (x_0 x_1)` and `(x_0 x_0) (x_1 x_1)` are different trees for a single function.
 
         >>> import numpy as np
         >>> import tnsim

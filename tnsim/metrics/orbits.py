@@ -57,7 +57,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Diagram:
-    """One orbit of joinings.
+    """An orbit of joinings.
 
     Args:
         count: Number of joinings in the orbit.
@@ -76,7 +76,7 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
     Args:
         bra: Tree of the first model.
         ket: Tree of the second model.
-        cross_only: Whether legs of one model may not be joined.
+        cross_only: Whether legs of a single model may not be joined.
 
     Returns:
         Diagrams in the order of their edges. The counts sum to (2n - 1)!! for 2n legs together, or
@@ -114,6 +114,8 @@ class _Multigraphs:
     def __init__(self, bra: Tree, ket: Tree, cross_only: bool):
         self.bras = bra.bottoms
         self.cross_only = cross_only
+        # A bottom node has as many legs as the first nonlinear layer, its bunch: only these legs
+        # read the input.
         self.legs = np.array([bra.bunch] * bra.bottoms + [ket.bunch] * ket.bottoms)
         nodes = range(len(self.legs))
         self.edges: list[Edge] = list(itertools.combinations_with_replacement(nodes, 2))
@@ -167,6 +169,7 @@ class _Multigraphs:
         """The place from which each entry of an edge vector is taken, for every automorphism."""
         images = []
         for p in automorphisms:
+            # Edges have no direction, so the image of (u, v) is named with its smaller node first.
             moved = [(min(p[u], p[v]), max(p[u], p[v])) for u, v in self.edges]
             images.append([self.place[edge] for edge in moved])
         return np.array(images)
@@ -179,6 +182,8 @@ class _Multigraphs:
         rows = np.arange(len(graphs))
         largest = graphs
         for places in self.images:
+            # All graphs move at once: a column of the array is an edge, and an automorphism
+            # permutes edges.
             image = graphs[:, places]
             differs = image != largest
             first = differs.argmax(axis=1)  # 0 where nothing differs
@@ -197,12 +202,14 @@ def _automorphisms_of_both(bra: Tree, ket: Tree) -> list[tuple[int, ...]]:
     both = []
     for p in automorphisms(bra.orders[1:]):
         for q in automorphisms(ket.orders[1:]):
+            # No automorphism exchanges a node of the bra with a node of the ket: the two models
+            # differ.
             both.append(p + tuple(bra.bottoms + node for node in q))
     return both
 
 
 def automorphisms(orders: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Automorphisms of one tree as permutations of its prod(orders) bottom nodes.
+    """Automorphisms of a single tree as permutations of its prod(orders) bottom nodes.
 
     The automorphisms form a wreath product of symmetric groups: an automorphism for every branch
     below the root, and a permutation of the branches.

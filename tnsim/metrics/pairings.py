@@ -40,7 +40,7 @@ class Leg(NamedTuple):
 
 @dataclass(frozen=True)
 class Joining:
-    """One orbit of joinings.
+    """An orbit of joinings.
 
     Args:
         weight: Number of joinings in the orbit, times He_k(1) for k capped legs.
@@ -62,6 +62,8 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     symmetriser on the legs of the bra may be moved over to the ket, through second moments that are
     the same on every leg (paper, appendix A.2).
     """
+    # The n! ways to join n legs of either side are one orbit under permutations of the ket's legs;
+    # the mean over the orbit has weight 1.
     pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
     averaged: tuple[Side, ...] = ()
     if symmetrised and order > 1:
@@ -97,6 +99,9 @@ def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
                     * _ways_on_a_side(ket, cross, ket_caps)
                     * math.factorial(cross)  # which bra leg crosses to which ket leg
                 )
+                # With S the raw second moment, k legs handed to the mean m are worth m^k He_k(1):
+                # He_k takes off the pairs among them, which S m m^T counts already. He_3(1) = -2,
+                # He_2(1) = 0.
                 weight = float(hermite_at_one(bra_caps + ket_caps) * count)
                 if weight:
                     caps = bra_caps, ket_caps

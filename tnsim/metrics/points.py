@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     """The inputs that the models under comparison read.
 
     Args:
-        d_in: Number of coordinates of the input, at one position of a sequence.
+        d_in: Number of coordinates of the input, at a single position of a sequence.
         n_ctx: Number of positions, None for vectors.
         degree: Higher of the degrees of the two polynomials.
         causal: Whether no output depends on later positions.
@@ -113,6 +113,7 @@ class Points:
         """
         if not self.continuations:
             return [(self.count * positions, positions)]
+        # There are V^s beginnings of s tokens out of V, and the state of each sees its s positions.
         return [(self.continuations**seen, seen) for seen in range(1, positions + 1)]
 
     def aligned(self, most: int) -> int:
@@ -128,6 +129,8 @@ class Points:
         size = self.count
         while size > most:
             size //= self.continuations
+        # Whole subtrees of V^k sequences fit; of their next level as many as fit and divide V, so
+        # that every block ends where a beginning ends.
         room = min(most, self.count) // size
         fitting = (n for n in range(1, room + 1) if self.continuations % n == 0)
         return size * max(fitting)
@@ -139,6 +142,7 @@ def product_rule(rules: Sequence[Rule]) -> Points:
     Args:
         rules: Rules of the coordinates; an empty sequence gives a point without coordinates.
     """
+    # Points are numbered and made when asked for: a product of many rules is never held.
     count = math.prod(len(rule.nodes) for rule in rules)
     return Points(count, partial(_product_block, tuple(rules)))
 
@@ -149,6 +153,7 @@ def _product_block(rules: Sequence[Rule], start: int, stop: int) -> WeightedPoin
     log_weights = np.zeros(len(digits))
     for n, rule in enumerate(rules):
         inputs[:, n] = rule.nodes[digits[:, n]]
+        # Coordinates are independent, so weights multiply.
         log_weights += rule.log_weights[digits[:, n]]
     return WeightedPoints(inputs, log_weights)
 
@@ -217,6 +222,7 @@ def beginnings(probabilities: Float[np.ndarray, " vocabulary"], n_ctx: int) -> P
 def _beginnings_block(whole: Points, vocabulary: int, start: int, stop: int) -> WeightedPoints:
     ids, log_weights = whole.block(start, stop)
     tokens, logs = [ids[:, -1]], [log_weights]
+    # From the leaves up: the weight of a beginning is the sum of the weights of its continuations.
     for position in range(ids.shape[1] - 2, -1, -1):
         each = min(vocabulary, len(logs[0]))  # a small block has a single beginning
         logs.insert(0, np.logaddexp.reduce(logs[0].reshape(-1, each), axis=1))
@@ -255,6 +261,7 @@ def _drawn_block(count: int, seed: int, draw: Draw, start: int, stop: int) -> We
         inputs = draw(np.random.default_rng([seed, chunk]), CHUNK)
         parts.append(inputs[max(start - first, 0) : stop - first])
     inputs = np.concatenate(parts)
+    # A mean: every draw weighs 1 / count.
     return WeightedPoints(inputs, np.full(len(inputs), -math.log(count)))
 
 
@@ -275,5 +282,6 @@ def _digits(start: int, stop: int, sizes: Sequence[int]) -> Int[np.ndarray, "poi
     digits = np.empty((stop - start, len(sizes)), np.int64)
     rest = np.arange(start, stop)
     for n in range(len(sizes) - 1, -1, -1):
+        # The last digit first, as in a division by hand.
         rest, digits[:, n] = np.divmod(rest, sizes[n])
     return digits

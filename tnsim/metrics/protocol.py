@@ -82,7 +82,7 @@ class LayerwiseMetric(Metric, Protocol):
         3.000
 
     Source:
-        Paper, appendices A.2 and A.3: one layer of the Gram recursion.
+        Paper, appendices A.2 and A.3: a single layer of the Gram recursion.
     """
 
     def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:

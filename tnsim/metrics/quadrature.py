@@ -1,4 +1,4 @@
-"""Gauss quadrature of one coordinate, and points and draws of Gaussian inputs.
+"""Gauss quadrature of a single coordinate, and points and draws of Gaussian inputs.
 
 A measure's orthonormal polynomials satisfy `b_{k+1} p_{k+1} = (x - a_k) p_k - b_k p_{k-1}`. The n
 nodes of its Gauss rule are the eigenvalues of the Jacobi matrix with the diagonal a and the
@@ -91,6 +91,8 @@ def gaussian_points(
         rows count alike, whatever their length, as a later layer may magnify a small row. None if
         the points are too many for any budget.
     """
+    # n nodes are exact for polynomials of degree 2 n - 1. The product of two models of degree d has
+    # degree 2 d, so n = d + 1.
     nodes = reading.degree + 1
     if min(rows.shape) > most_directions(reading.n_ctx) or nodes > _MOST_NODES:
         return None
@@ -100,6 +102,8 @@ def gaussian_points(
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     root = _root(metric, size)
+    # The model reads each position through the same rows, so a sequence through the block-diagonal
+    # matrix of them.
     every = np.kron(np.eye(reading.n_ctx or 1), rows)
     vectors = _spanned(every @ root, np.abs(every) @ np.abs(root))
     turned = root @ vectors.T
@@ -122,7 +126,10 @@ def _spanned(
     reads = length > _RELATIVE * size * rows.shape[1]
     if not reads.any():
         return np.zeros((0, rows.shape[1]))
+    # Rows of unit length: a small row that a later layer magnifies spans a direction like any
+    # other.
     _, values, vectors = np.linalg.svd(rows[reads] / length[reads, None], full_matrices=False)
+    # Smaller singular values are rounding of the decomposition itself.
     return vectors[values > _RELATIVE * values[0] * max(rows.shape)]
 
 
@@ -148,6 +155,7 @@ def _normal(
 ) -> np.ndarray:
     """Draw mean + root z, where the root may be a diagonal."""
     z = rng.normal(size=(count, len(mean)))
+    # x = m + T z has the covariance T T'.
     centred = z * root if root.ndim == 1 else z @ root.T
     return (mean + centred).reshape(count, *shape)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, activation
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, affine, matrix, pytree, set_arrays, vector
 
 
 @pytree
@@ -86,7 +86,7 @@ class Gated:
 
     SwiGLU is the case "silu", GeGLU "gelu", ReGLU "relu". The case "identity" is a `Bilinear`
     layer, which a `Model` makes of it. Without `up` the gate stands alone, `D f(G x + g) + b`: an
-    ordinary block of one hidden layer, which a `Residual` can go around.
+    ordinary block of a single hidden layer, which a `Residual` can go around.
 
     Args:
         gate: Matrix G, (rank, d_in).
@@ -164,7 +164,7 @@ class Gated:
         return self.gate.shape[-2]
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        hidden = self.activation(add(x @ self.gate.T, self.gate_bias))
+        hidden = self.activation(affine(x, self.gate, self.gate_bias))
         if self.up is not None:
-            hidden = hidden * add(x @ self.up.T, self.up_bias)
-        return add(hidden @ self.down.T, self.down_bias)
+            hidden = hidden * affine(x, self.up, self.up_bias)
+        return affine(hidden, self.down, self.down_bias)

@@ -9,6 +9,7 @@ PyTorch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Float
 
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray
@@ -98,9 +101,10 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree, as a class decorator.
+    """Register a frozen dataclass as a pytree that is shown in one line, as a class decorator.
 
-    Fields are children unless their metadata says `static`.
+    Fields are children unless their metadata says `static`. Arrays are shown by dtype and shape,
+    and fields that nobody gave are not shown.
 
     Example:
         >>> @pytree
@@ -110,13 +114,36 @@ def pytree(cls: type[T]) -> type[T]:
         ...     unit: str = dataclasses.field(metadata={"static": True})
         >>> jax.tree.leaves(Point(3.0, "m"))
         [3.0]
+        >>> Point(np.zeros((2, 3)), "m")
+        Point(x=float64[2, 3], unit='m')
     """
     children, static = [], []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         kind = static if field.metadata.get("static") else children
         kind.append(field.name)
     register_pytree(cls, tuple(children), tuple(static))
+    cls.__repr__ = _in_one_line
     return cls
+
+
+def _in_one_line(self: Any) -> str:
+    """A dataclass with its fields, arrays by dtype and shape."""
+    shown = []
+    for field in dataclasses.fields(self):
+        value = getattr(self, field.name)
+        is_default = not hasattr(value, "shape") and value == field.default
+        if not is_default:
+            shown.append(f"{field.name}={_shown(value)}")
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
+    if not hasattr(value, "shape"):
+        return repr(value)
+    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+    return f"{dtype}[{', '.join(map(str, value.shape))}]"
 
 
 def is_traced(tree: Any) -> bool:
@@ -127,16 +154,6 @@ def is_traced(tree: Any) -> bool:
         False
     """
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def library(*trees: Any) -> Any:
-    """The module `jax.numpy` where any leaf of the pytrees is an array of JAX, else NumPy.
-
-    Example:
-        >>> library({"weight": np.eye(2)}).__name__
-        'numpy'
-    """
-    return jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees)) else np
 
 
 def not_differentiated(tree: T) -> T:
@@ -435,3 +452,26 @@ def add(x: Any, bias: Any) -> Any:
         1.0
     """
     return x if bias is None else x + bias
+
+
+def affine(
+    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], bias: Float[Array, " out"] | None
+) -> Float[Array, "*batch out"]:
+    """The affine map `W x + b` along the last axis, as one matrix product.
+
+    NumPy multiplies a stack of matrices by a matrix one after another and reads the second matrix
+    anew for each: 16 sequences of four positions took fifty times as long as their 64 rows.
+
+    Args:
+        x: Inputs, with any axes in front.
+        weight: Matrix W.
+        bias: Vector b, or None.
+
+    Example:
+        >>> affine(np.ones((2, 3, 1)), np.full((2, 1), 5.0), None).shape
+        (2, 3, 2)
+    """
+    if x.ndim < 3:
+        return add(x @ weight.T, bias)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return add((rows @ weight.T).reshape(*x.shape[:-1], len(weight)), bias)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, as_array, library, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, affine, as_array, matrix, pytree, set_arrays, vector
+from tnsim.scaled import library
 
 MASKS = ("causal", "none")
 
@@ -34,7 +35,7 @@ class Attention:
         v: Matrix (n_heads * d_value, d_in).
         o: Matrix (d_out, n_heads * d_value).
         n_heads: Number of heads.
-        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: Vectors with one entry per row, or None.
+        q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: Vectors with an entry per row, or None.
         mask: Positions that a query sees: "causal" (t <= s) or "none" (all).
         rope_base: Base of the rotary embedding; None for no rotation.
 
@@ -42,7 +43,7 @@ class Attention:
         ModelError: Shapes do not fit, an entry is not finite, or a setting is not allowed.
 
     Example:
-        One head of width 1 on ones: each of s + 1 keys gives 1.
+        A head of width 1 on ones: each of s + 1 keys gives 1.
 
         >>> one = np.ones((1, 1))
         >>> layer = Attention(one, one, one, one, one, one, n_heads=1, rope_base=None)
@@ -100,12 +101,12 @@ class Attention:
 
     @property
     def d_in(self) -> int:
-        """Coordinates of the input at one position."""
+        """Coordinates of the input at a single position."""
         return self.q1.shape[-1]
 
     @property
     def d_out(self) -> int:
-        """Coordinates of the output at one position."""
+        """Coordinates of the output at a single position."""
         return self.o.shape[-2]
 
     @property
@@ -150,7 +151,7 @@ class Attention:
 
         def by_head(name: str) -> Any:
             """Rows of a map with the axes (*batch, head, position, row)."""
-            rows = add(x @ getattr(self, name).T, getattr(self, f"{name}_bias"))
+            rows = affine(x, getattr(self, name), getattr(self, f"{name}_bias"))
             return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 
         def turned(name: str) -> Any:
@@ -164,7 +165,7 @@ class Attention:
         share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
-        return add(z.reshape((*z.shape[:-2], -1)) @ self.o.T, self.o_bias)
+        return affine(z.reshape((*z.shape[:-2], -1)), self.o, self.o_bias)
 
 
 def rotated(

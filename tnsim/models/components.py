@@ -27,7 +27,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
-from tnsim.models.arrays import Array, as_array, library
+from tnsim.models.arrays import Array, as_array
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.layers import (
@@ -41,6 +41,7 @@ from tnsim.models.layers import (
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
+from tnsim.scaled import library
 
 GRANULARITIES = ("layer", "head", "unit")
 """Values of `by`."""
@@ -448,7 +449,7 @@ def _beside(cores: Sequence[Any], name: str) -> Any:
 
 
 def exchanged(target: Model, source: Model, part: Component) -> Model:
-    """The model `target` with one component of `source` in the place of its own.
+    """The model `target` with a single component of `source` in the place of its own.
 
     The result has the shapes of `target` wherever the two components have equal shapes.
 
@@ -650,8 +651,8 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
 def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
     """The model with a gate on every edge, the same function where all gates are 1.
 
-    The stream becomes one block for each component and one for what is below all of them. The rows
-    of a leg read each block through the gate of their edge.
+    The stream becomes a block for each component and a block for the layers below all of them. The
+    rows of a leg read each block through the gate of their edge.
 
     Args:
         model: Any model.
@@ -691,7 +692,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
 
 
 def _in_block(vector: Any, block: int, blocks: int) -> Any:
-    """A vector in one block of the stream, zeros in the others; None stays None."""
+    """A vector in a single block of the stream, zeros in the others; None stays None."""
     if vector is None:
         return None
     return library(vector).kron(np.eye(blocks)[block], vector)

@@ -99,6 +99,8 @@ def regrouped(
     nonzero = [(c, part) for c, part in weighted if c != 0]
     for group in _groups(nonzero, near, gap):
         coefficients = [float(c) for c, _ in group]
+        # sum_i c_i f_i = total * f_1 + sum_i c_i (f_i - f_1). It pays where the coefficients
+        # cancel, total much smaller than size: else the norm is that of f_1, and nothing is lost.
         total, size = sum(coefficients), sum(map(abs, coefficients))
         if len(group) == 1 or abs(total) > near * size:
             found += group
@@ -205,6 +207,8 @@ def _parts(layer: Layer) -> _Parts:
 
 def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_one"]:
     """The difference of the whole outputs, taken on factors before products are rounded."""
+    # s' O' - s O = s (O' - O) + (s' - s) O': both differences are exact for near numbers
+    # (Sterbenz), which the difference of the products would not be.
     change = a.scale * (b.output - a.output) + (b.scale - a.scale) * b.output
     return change + (b.skip - a.skip) * _identity(b.output)
 
@@ -245,7 +249,10 @@ def largest_change(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     for x, y in pairs:
         change = np.abs(y - x).max()
         if change > 0:
+            # Relative to the largest entry of the array: small entries may change by much without a
+            # change of the function.
             gap = max(gap, change / max(np.abs(x).max(), np.abs(y).max()))
+    # A power of two divides differences without rounding.
     return 2.0 ** math.floor(math.log2(gap)) if gap else 0.0
 
 
@@ -277,6 +284,7 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
     for n, row in enumerate(rows):
         if row.difference.any():
             before, after = [x.a for x in rows[:n]], [x.b for x in rows[n + 1 :]]
+            # prod B_i - prod A_i = sum_i A_1 .. A_(i-1) (B_i - A_i) B_(i+1) .. B_n, a telescope.
             groups.append([*before, row.difference, *after])
     # A linear layer has no rows: its output reads (v, d) itself, so B_O d is its only difference.
     differences = len(groups) - 1 if rows else int(not enters)

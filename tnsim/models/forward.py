@@ -6,7 +6,7 @@ tokens: all sequences that begin alike share it. The `vocabulary ** n` sequences
 the sequences, while a pass over every sequence by itself has n times as many states.
 
 Beginnings form a tree (`Prefixes`). Level s holds the beginnings of s tokens in order, so that the
-continuations of a beginning stand together, equally many for each. Layers read one row for every
+continuations of a beginning stand together, equally many for each. Layers read a row for every
 beginning, level after level. A query of level s sees the keys of its own beginnings at levels
 t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
 continuations of each).
@@ -38,7 +38,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, library
+from tnsim.models.arrays import Array, add, affine
 from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import (
     Linear,
@@ -51,7 +51,8 @@ from tnsim.models.layers import (
 )
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit, larger, power, replaced, scaled, split
+from tnsim.models.scaling import Unit, replaced, scaled
+from tnsim.scaled import Scaled, larger, library, shifted, split
 
 Inputs: TypeAlias = Float[Array, "points *positions in"] | Int[Array, "points positions"]
 """Vectors, sequences of vectors, or sequences of token ids (which stand for one-hot vectors)."""
@@ -112,7 +113,7 @@ def over_prefixes(
 
     Args:
         layer: Any layer; attention must be causal.
-        state: One row for each beginning, level after level.
+        state: A row for each beginning, level after level.
         exponents: Exponents that never fall along a sequence, see `rising`.
         counts: Number of beginnings at each level.
 
@@ -148,7 +149,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
 
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
-        rows = add(state @ getattr(layer, name).T, getattr(layer, f"{name}_bias"))
+        rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
         levels = _levels(rows.reshape(len(rows), heads, -1), counts)
         if angles is None or name == "v":
             return levels
@@ -163,13 +164,13 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
             shape = beginnings, count // beginnings
             scores = _scores(q1[s], k1[t], shape) * _scores(q2[s], k2[t], shape)
             lower = scales[t][:, None] - scales[s].reshape(*shape, 1)  # e_t - e_s, at most 0
-            share = power(lower * 0 + 1, 0.0, 3 * lower).astype(state.dtype)
+            share = shifted(lower.astype(state.dtype) * 0 + 1, 3 * lower)
             weights = scores * share / layer.d_head**2
             seen = weights[..., None] * values[t][:, None]
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
     z = library(state).concatenate(outputs)
-    return add(z.reshape(len(z), -1) @ layer.o.T, layer.o_bias)
+    return affine(z.reshape(len(z), -1), layer.o, layer.o_bias)
 
 
 def _scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
@@ -187,18 +188,12 @@ def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
 _INPUT_STEP = 64  # units of inputs are powers of 2^64: a spread of 2^64 is well within float32
 
 
-class ScaledLayers(NamedTuple):
-    """A model whose layer n is `2 ** exponents[n] * layers[n]`, with weights near one."""
-
-    layers: tuple[Layer, ...]
-    exponents: tuple[Unit, ...]
-
-
-class Outputs(NamedTuple):
-    """Outputs `values * 2 ** exponents`, with one exponent per input or per input and output."""
-
-    values: Float[Array, "points *positions out"]
-    exponents: Float[Array, "points 1"] | Float[Array, "points out"]
+ScaledLayers: TypeAlias = tuple[Scaled[Layer], ...]
+"""The layers of a model, each a layer with weights near one times a power of two."""
+State: TypeAlias = Scaled[Float[Array, "points *positions width"]]
+"""States between two layers, or outputs: an array (points, width), (points, positions, width) or a
+row for every beginning, and exponents that broadcast against it, an entry for every input; of
+outputs (points, 1) or, where outputs are told apart, (points, width)."""
 
 
 def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None) -> ScaledLayers:
@@ -211,18 +206,18 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
             None for units of one.
 
     Example:
-        >>> layers, exponents = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
-        >>> layers[0].weight * 2.0 ** exponents[0]
+        >>> first, _ = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
+        >>> first.value.weight * 2.0**first.exponent
         array([[1.e+200]])
     """
     last = len(model.layers) - 1
     below = np.zeros(()) if inputs is None else inputs
-    parts = []
+    layers = []
     for n, layer in enumerate(model.layers):
-        parts.append(scaled(Model([layer]), slices and n == last, below=below))
+        alone, exponent = scaled(Model([layer]), slices and n == last, below=below)
+        layers.append(Scaled(alone.layers[0], exponent))
         below = np.zeros(())
-    layers = tuple(part.model.layers[0] for part in parts)
-    return ScaledLayers(layers, tuple(part.exponent for part in parts))
+    return tuple(layers)
 
 
 def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
@@ -253,25 +248,27 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     unit = _INPUT_STEP * xp.rint(sizes / _INPUT_STEP)
     if xp is np and not unit.any():
         return inputs, np.zeros(())
-    return power(inputs, np.zeros(()), -unit), unit
+    return shifted(inputs, -unit), unit
 
 
 def forward(
     model: ScaledLayers,
     inputs: Inputs | Prefixes | State,
     counts: tuple[int, ...] | None = None,
-) -> Outputs:
+) -> State:
     """The outputs of a model on a batch of inputs, at any depth.
 
     Args:
         model: Layers in scientific notation, made by `scaled_layers`.
         inputs: Floats (points, d_in) or (points, n_ctx, d_in), or integers (points, n_ctx) below
             d_in. For causal models also `Prefixes`: every beginning is a point, and the output of
-            its last position is the output of that point.
+            its last position is the output of that point. Or a state that the first of these
+            layers reads.
+        counts: Number of beginnings at each level, for a state of `Prefixes`.
 
     Returns:
-        Outputs with values (points, d_out) or (points, n_ctx, d_out). The largest value of each
-        point lies in [1/2, 1) unless all are zero.
+        Outputs (points, d_out) or (points, n_ctx, d_out) with their exponents. The largest value
+        of each point lies in [1/2, 1) unless all are zero.
 
     Example:
         >>> large = scaled_layers(Model([Linear([[1e200]])]))
@@ -280,32 +277,17 @@ def forward(
         >>> round(float(log10), 9)
         400.0
     """
-    if isinstance(inputs, State):
-        (values, exponent), first = inputs, 0
+    if isinstance(inputs, Scaled):
+        state, first = inputs, 0
     else:
         counts = inputs.counts if isinstance(inputs, Prefixes) else None
-        (values, exponent), first = entered(model, inputs)
-    for n in range(first, len(model.layers)):
-        layer, later = model.layers[n], model.layers[n + 1 :]
-        values, exponent = _applied(layer, State(values, exponent), counts)
+        state, first = entered(model, inputs)
+    for n, (layer, unit) in enumerate(model[first:], start=first + 1):
+        later = tuple(following for following, _ in model[n:])
         # The exponent of the last layer may differ by output, so it is added at the end, where a
         # state needs no common exponent any more.
-        if later:
-            exponent = exponent + model.exponents[n]
-        values, exponent = _normalised(values, exponent, ahead(later), counts)
-    return Outputs(values, exponent.reshape(-1, 1) + model.exponents[-1])
-
-
-class State(NamedTuple):
-    """States `values * 2 ** exponents` between two layers.
-
-    Args:
-        values: States (points, d) or (points, n_ctx, d), or a row for every beginning.
-        exponents: Exponents, an entry for every input.
-    """
-
-    values: Any
-    exponents: Any
+        state = after(layer, unit if later else 0.0, state, ahead(later), counts)
+    return Scaled(state.value, state.exponent.reshape(-1, 1) + model[-1].exponent)
 
 
 def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]:
@@ -322,13 +304,14 @@ def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]
     Example:
         >>> line = scaled_layers(Model([Linear([[2.0]])]))
         >>> state, layers = entered(line, np.array([[8.0]]))
-        >>> state.values.tolist(), state.exponents.tolist(), layers
+        >>> state.value.tolist(), state.exponent.tolist(), layers
         ([[0.5]], [[4.0]], 0)
     """
     counts = inputs.counts if isinstance(inputs, Prefixes) else None
-    values, first = _embedded(model.layers, inputs)
-    exponent: Any = model.exponents[0] if first else 0.0
-    return State(*_normalised(values, exponent, ahead(model.layers[first:]), counts)), first
+    layers = tuple(layer for layer, _ in model)
+    values, first = _embedded(layers, inputs)
+    entry = Scaled(values, model[0].exponent if first else 0.0)
+    return _normalised(entry, ahead(layers[first:]), counts), first
 
 
 def after(
@@ -345,27 +328,19 @@ def after(
 
     Example:
         >>> double = Linear([[0.5]])
-        >>> after(double, 2.0, State(np.array([[0.5]]), np.zeros((1, 1))), ahead(()), None)
-        State(values=array([[0.5]]), exponents=array([[1.]]))
-    """
-    values, exponents = _applied(layer, state, counts)
-    return State(*_normalised(values, exponents + unit, demands, counts))
-
-
-def _applied(layer: Layer, state: State, counts: tuple[int, ...] | None) -> State:
-    """The outputs of a layer.
-
-    f(2^e h') = 2^(n e) f'(h') for a layer of order n. An activation is not homogeneous: its layer
-    reads the state itself.
+        >>> after(double, 2.0, Scaled(np.array([[0.5]]), np.zeros((1, 1))), ahead(()), None)
+        Scaled(value=array([[0.5]]), exponent=array([[1.]]))
     """
     values, exponent = state
+    # f(2^e h') = 2^(n e) f'(h') for a layer of order n. An activation is not homogeneous: its layer
+    # reads the state itself.
+    order = layer.order
     if activation_of(layer) is not None:
-        values, exponent = power(values, 0.0, exponent).astype(values.dtype), exponent * 0.0
+        values, exponent, order = shifted(values, exponent), exponent * 0.0, 1
     elif _reads_constant(layer):
-        one = power(abs(exponent) * 0 + 1, 0.0, -exponent).astype(values.dtype)
-        layer = _homogeneous(layer, one)
+        layer = _homogeneous(layer, shifted(exponent.astype(values.dtype) * 0 + 1, -exponent))
     values = layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
-    return State(values, exponent if activation_of(layer) is not None else layer.order * exponent)
+    return _normalised(Scaled(values, order * exponent + unit), demands, counts)
 
 
 class Ahead(NamedTuple):
@@ -468,7 +443,7 @@ def _many(shape: tuple[int, ...]) -> str:
 
 
 def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
-    """Rows that span the directions of the input that a model reads, at one position.
+    """Rows that span the directions of the input that a model reads, at a single position.
 
     Linear layers at the start are multiplied out. The first other layer reads its state through the
     rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the
@@ -494,7 +469,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
         return np.eye(model.d_in) if model.d_in <= most else None
     if min(model.d_in, len(_stacked_factors(reading[-1]))) > most:
         return None
-    matrices = map(_stacked_factors, scaled(Model(reading)).model.layers)
+    matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
 
 
@@ -546,16 +521,15 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
     return replaced(layer, biases)
 
 
-def _normalised(
-    values: Any, exponent: Any, demands: Ahead, counts: tuple[int, ...] | None
-) -> tuple[Any, Any]:
-    """The state divided by a power of two, for every input, and its exponent plus that power.
+def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
+    """The same state with its largest entry near one, for every input.
 
     Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
     large that the constant stays a float. The state of a beginning has no smaller exponent than the
     states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
     each level.
     """
+    values, exponent = state
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
     _, shift = split(top)
@@ -565,8 +539,7 @@ def _normalised(
         shift = larger(shift, smallest // (demands.order + 1) - exponent)
     if counts is not None:
         shift = rising(exponent + shift, counts) - exponent
-    factor = power(top * 0 + 1, 0.0, -shift)
-    return values * factor, exponent + shift
+    return Scaled(values * shifted(top * 0 + 1, -shift), exponent + shift)
 
 
 def _reads_constant(layer: Layer) -> bool:

@@ -59,7 +59,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
         TnsimError: The outputs are not finite.
     """
     if hasattr(function, "named_parameters"):
-        outputs = _of_module(function, inputs)
+        outputs = run_module(function, inputs)
     else:
         outputs = function(inputs)
     outputs = host_array(detached(array_of(outputs)))
@@ -120,8 +120,25 @@ def array_of(outputs: Any) -> Any:
     raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
 
 
-def _of_module(module: Any, inputs: Any) -> Any:
-    """The outputs of a PyTorch module, without gradients."""
+def run_module(module: Any, inputs: Any) -> Any:
+    """The outputs of a PyTorch module on a batch, without gradients.
+
+    Args:
+        module: Module that is called with a tensor of the precision and on the device of its
+            parameters.
+        inputs: Batch of inputs, in NumPy.
+
+    Returns:
+        The outputs in the form in which the module gives them.
+
+    Raises:
+        ModelError: The module is in training mode and its outputs are random.
+
+    Example:
+        >>> import torch
+        >>> run_module(torch.nn.Identity(), np.zeros((1, 2))).shape
+        torch.Size([1, 2])
+    """
     import torch
 
     for name, child in module.named_modules():

@@ -23,7 +23,7 @@ from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import (
     Array,
-    add,
+    affine,
     is_traced,
     matrix,
     pytree,
@@ -127,8 +127,8 @@ class Multilinear:
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         maps = zip(self.legs, self.leg_biases, strict=True)
-        hidden = math.prod(add(x @ leg.T, bias) for leg, bias in maps)
-        return add(hidden @ self.down.T, self.down_bias)
+        hidden = math.prod(affine(x, leg, bias) for leg, bias in maps)
+        return affine(hidden, self.down, self.down_bias)
 
     def __repr__(self) -> str:
         return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
@@ -194,7 +194,7 @@ class Linear:
         return self.weight.shape[-2]
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        return add(x @ self.weight.T, self.bias)
+        return affine(x, self.weight, self.bias)
 
 
 @pytree
@@ -267,9 +267,9 @@ class Bilinear:
         return self.left.shape[-2]
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        left = add(x @ self.left.T, self.left_bias)
-        right = add(x @ self.right.T, self.right_bias)
-        return add((left * right) @ self.down.T, self.down_bias)
+        left = affine(x, self.left, self.left_bias)
+        right = affine(x, self.right, self.right_bias)
+        return affine(left * right, self.down, self.down_bias)
 
 
 @pytree
@@ -510,7 +510,7 @@ def known_layer(layer: Any, what: str) -> Layer:
 
 
 def _check_distinct_maps(core: Core) -> None:
-    """Refuse a class of layers for which `affine_maps` names one array twice.
+    """Refuse a class of layers for which `affine_maps` names an array twice.
 
     Units and changes of basis are applied to arrays by name. An array that stands for two factors
     would get the unit of both, and inner products would be wrong without a sign of it.

@@ -35,7 +35,7 @@ from tnsim.tables import html_table
 
 
 def describe(layer: Layer) -> str:
-    """Describe a layer in one line: kind, shapes, biases, residual rule.
+    """Describe a layer in a single line: kind, shapes, biases, residual rule.
 
     Example:
         >>> import tnsim
@@ -144,12 +144,12 @@ class Model(_Vector):
 
     @property
     def d_in(self) -> int:
-        """Coordinates of the input, at one position of a sequence."""
+        """Coordinates of the input, at a single position of a sequence."""
         return self.layers[0].d_in
 
     @property
     def d_out(self) -> int:
-        """Coordinates of the output, at one position of a sequence."""
+        """Coordinates of the output, at a single position of a sequence."""
         return self.layers[-1].d_out
 
     @cached_property

@@ -39,43 +39,26 @@ import functools
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import Array, is_traced, library
+from tnsim.models.arrays import Array, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
+from tnsim.scaled import Scaled, exponents_of, larger, library, shifted
 
-_VANISHES = 10_000
-"""An exponent of two that turns any float into zero or into infinity."""
 _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
-SMALLEST = -(2.0**40)
-"""The exponent of a coefficient of zero, below the exponent of any model."""
-_LOG_2 = np.log(2)
 _ONE = np.zeros(())  # the exponent of the unit 1
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
-
-
-class Scaled(NamedTuple):
-    """The function `2 ** exponent * model`.
-
-    Args:
-        model: Model with weights near one.
-        exponent: Exponent of two, a single number or one for each output, (d_out,).
-    """
-
-    model: Model
-    exponent: Unit
 
 
 class States(Protocol):
@@ -105,7 +88,7 @@ class States(Protocol):
 
 def scaled(
     model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
-) -> Scaled:
+) -> Scaled[Model]:
     """A model with weights or states near one, and the power of two that its output lacks.
 
     Args:
@@ -138,7 +121,7 @@ def scaled(
     return _scaled(model, slices, states, below)
 
 
-def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled:
+def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled[Model]:
     """Scale a model as `scaled` does, with all arrays from the same library."""
     layers: list[Layer] = []
     unit = _one_if_equal(below)
@@ -175,86 +158,6 @@ def nearest_unit(sizes: Unit) -> Unit:
     return _STEP * library(sizes).rint(sizes / _STEP)
 
 
-def split(number: Any) -> tuple[Any, Any]:
-    """The pair (mantissa, exponent) of a number: `mantissa * 2 ** exponent`, mantissa near one.
-
-    Zero has an exponent below the exponent of any model.
-
-    Example:
-        >>> mantissa, exponent = split(6.0)
-        >>> float(mantissa), float(exponent)
-        (0.75, 3.0)
-    """
-    exponent = _exponents(number).clip(SMALLEST)
-    return _shifted(number, -exponent), exponent
-
-
-class ScaledSum(NamedTuple):
-    """The sum `2 ** exponent * sum of coefficient * 2 ** e * summand`, the largest e being 0.
-
-    Args:
-        terms: Triples (coefficient, e, summand), one for every summand.
-        exponent: Exponent of the power of two that all summands share.
-    """
-
-    terms: tuple[tuple[Any, Any, Any], ...]
-    exponent: Any
-
-
-def scaled_sum(weighted: Iterable[tuple[Any, Any, Any]]) -> ScaledSum:
-    """A sum of `coefficient * 2 ** exponent * summand`, in scientific notation.
-
-    Args:
-        weighted: Triples (coefficient, exponent, summand); summands may be anything.
-
-    Example:
-        >>> found = scaled_sum([(6.0, 0, "a"), (1.0, -1, "b")])
-        >>> [(float(c), float(e), name) for c, e, name in found.terms], float(found.exponent)
-        ([(0.75, 0.0, 'a'), (0.5, -3.0, 'b')], 3.0)
-    """
-    found = []
-    for coefficient, own, summand in weighted:
-        mantissa, exponent = split(coefficient)
-        found.append((mantissa, own + exponent, summand))
-    largest = functools.reduce(larger, (exponent for _, exponent, _ in found))
-    return ScaledSum(tuple((c, e - largest, summand) for c, e, summand in found), largest)
-
-
-def power(mantissa: Any, log: Any, exponent: Any) -> Any:
-    """The product `mantissa * exp(log) * 2 ** exponent`, even where a factor is no float.
-
-    Example:
-        >>> float(power(np.float64(3.0), np.float64(0.0), np.float64(-1.0)))
-        1.5
-    """
-    xp = library(mantissa, log, exponent)
-    whole = xp.rint(log / _LOG_2)
-    with np.errstate(over="ignore"):
-        return _shifted(mantissa * xp.exp(log - whole * _LOG_2), whole + exponent)
-
-
-def beyond_float(values: Any, mantissas: Any) -> bool:
-    """Whether `power` has made infinities of some mantissas, or zeros of all of them.
-
-    Example:
-        >>> beyond_float(np.array([0.0]), np.array([1.0])), beyond_float(np.ones(1), np.ones(1))
-        (True, False)
-    """
-    largest = np.abs(values).max()
-    vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
-    return bool(np.isinf(largest) or vanished)
-
-
-def larger(x: Any, y: Any) -> Any:
-    """The larger of two arrays, entry by entry, traced or not.
-
-    Example:
-        >>> larger(np.array([1.0, 2.0]), np.array([2.0, 0.0]))
-        array([2., 2.])
-    """
-    return library(x, y).maximum(x, y)
-
-
 def replaced(layer: Any, values: dict[str, Any]) -> Any:
     """A copy of a layer with some arrays replaced, without checks.
 
@@ -280,7 +183,7 @@ def _measured(
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
         # off again (`problems.tensors.lifted`). So c stays below 1, at the price of a unit that may
         # be too large.
-        step = larger(step, _STEP * library(step).ceil(_exponents(written.skip) / _STEP))
+        step = larger(step, _STEP * library(step).ceil(exponents_of(written.skip) / _STEP))
     above, reached = _one_if_equal(above + step), reached.in_units(step)
     return _outputs_times(written, -step), above, reached
 
@@ -288,7 +191,7 @@ def _measured(
 def _outputs_times(layer: Layer, power: Unit) -> Layer:
     """The layer times `2 ** power`, with a single power or one for each output."""
     if isinstance(layer, Residual):  # all its outputs share a unit
-        values = {name: _shifted(getattr(layer, name), power) for name in ("skip", "scale")}
+        values = {name: shifted(getattr(layer, name), power) for name in ("skip", "scale")}
         return replaced(layer, values)
     _, output = affine_maps(layer)
     return replaced(layer, _between(layer, output, np.zeros(()), -power))
@@ -333,12 +236,12 @@ def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Laye
     """A residual with both its terms in the unit of their sum, and that unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
     inner, unit = _layer(layer.layer, below, shared=True, states=states)
-    terms = _exponents(layer.skip) + below, _exponents(layer.scale) + unit
+    terms = exponents_of(layer.skip) + below, exponents_of(layer.scale) + unit
     above = _of_outputs(_stepped(larger(*terms)), shared=True)
     values = {
         "layer": inner,
-        "skip": _shifted(layer.skip, below - above),
-        "scale": _shifted(layer.scale, unit - above),
+        "skip": shifted(layer.skip, below - above),
+        "scale": shifted(layer.scale, unit - above),
     }
     return replaced(layer, values), above
 
@@ -368,11 +271,11 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
     """Units of the rows of `[W, b]` read from the unit below, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if below.ndim == 0:
-        exponents = _exponents(abs(weight).max(axis=1)) + below
+        exponents = exponents_of(abs(weight).max(axis=1)) + below
     else:
-        exponents = (_exponents(weight) + below).max(axis=1)
+        exponents = (exponents_of(weight) + below).max(axis=1)
     if bias is not None:
-        exponents = larger(exponents, _exponents(bias))
+        exponents = larger(exponents, exponents_of(bias))
     return _stepped(exponents)
 
 
@@ -393,8 +296,8 @@ def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any
     """The arrays `W` and `b` of an affine map, written between two units."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if bias is not None:
-        bias = _shifted(bias, -above)
-    return {name: _shifted(weight, below - above[..., None]), bias_name(name): bias}
+        bias = shifted(bias, -above)
+    return {name: shifted(weight, below - above[..., None]), bias_name(name): bias}
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:
@@ -424,34 +327,6 @@ def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
     top = unit.max()
     surplus = top - top.clip(-limit, limit)
     return unit - surplus, surplus
-
-
-def _exponents(array: Any) -> Any:
-    """The integers e with `2^(e - 1) <= |x| < 2^e`, entry by entry, as floats; -inf for zero."""
-    xp = library(array)
-    array = jax.lax.stop_gradient(array) if xp is jnp else np.asarray(array)
-    return xp.where(array == 0, -np.inf, xp.frexp(array)[1])
-
-
-def _shifted(array: Any, by: Any) -> Any:
-    """The array times `2 ** by`, exact unless the result is no normal float."""
-    xp = library(array, by)
-    by = by.clip(-_VANISHES, _VANISHES).astype("int32")
-    if xp is np and not by.any():
-        return array
-    if xp is np:
-        return np.ldexp(array, by)
-    array = jnp.asarray(array)
-    first = by // 2  # two steps, as the whole power may be no float
-    return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
-
-
-def _two_to(exponent: Any, dtype: Any) -> jax.Array:
-    """The float `2 ** exponent` from its bits, which is exact; clipped to normal floats."""
-    about = jnp.finfo(dtype)
-    biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
-    bits = biased.astype(f"uint{about.bits}") << about.nmant
-    return jax.lax.bitcast_convert_type(bits, dtype)
 
 
 def _on_host(leaf: Any) -> Any:

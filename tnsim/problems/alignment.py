@@ -37,12 +37,12 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     """Match layers from the input up: linear with linear, nonlinear with nonlinear.
 
     Args:
-        bra: Layers of one model.
+        bra: Layers of a single model.
         ket: Layers of the other.
         metric: Metric, which may compare trees of one shape only.
 
     Returns:
-        Steps in order; every layer is in one step.
+        Steps in order; every layer is in a single step.
 
     Raises:
         ModelError: The metric compares trees of one shape, and these differ.
@@ -72,7 +72,7 @@ def orders_that_meet(
     """Orders of the pairs of layers that meet, pairs within each model included.
 
     Args:
-        bra: Layers of one model.
+        bra: Layers of a single model.
         ket: Layers of the other.
         metric: Metric, which may compare trees of one shape only.
 

@@ -19,7 +19,7 @@ odd number at z leaves an odd number at y, with expectation zero.) With f_k the 
     E = sum_k f_k,          F(t) = sum_k (2k - 1)!! f_k t^k,          k = 0 .. n.
 
 F is a polynomial of degree n in t, so its values at n + 1 points t_j determine every f_k, and E
-is one linear combination of these values, the same for all models:
+is a single linear combination of these values, the same for all models:
 
     E = sum_j w_j F(t_j),          sum_j w_j t_j^k = 1 / (2k - 1)!!,          k = 0 .. n.
 
@@ -28,7 +28,7 @@ The points t need not be positive: F is a polynomial, and `C + t m m^T` is an ar
 Values at points were chosen over coefficients of powers of t. A product of parts of degree j and k
 takes (j + 1)(k + 1) products of coefficients, and n + 1 of values: counted on plans, 0.8 times as
 many multiplications at depth 2, and 1.1 to 1.2 times as many at depth 3. The runs at all points are
-one run on stacks of moments where that is quicker (see `compare.planned.runs_together`).
+a single run on stacks of moments where that is quicker (see `compare.planned.runs_together`).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Family(Protocol):
 
         Args:
             pairs: The inner products asked for, which name the outputs.
-            slices: Whether there is one inner product for every output coordinate, or their
+            slices: Whether there is an inner product for every output coordinate, or their
                 sum.
         """
         ...

@@ -39,7 +39,7 @@ and the cheapest way depends on widths, ranks and the diagram:
                edge, K between the outputs
     matrices   as units, but the first-layer nodes are no vertices: each is the matrix M[h] over its
                two legs that a unit h of level 1 reads, and edges join legs
-    tops       as matrices, and the layers above level 1 are one tensor V from its units to the
+    tops       as matrices, and the layers above level 1 are a single tensor V from its units to the
                outputs
 
 *Loops.* An edge that joins the two legs of one node contracts its tensor with the second moment,
@@ -303,7 +303,7 @@ def forms(parts: TreeOperands) -> tuple[Form, ...]:
 def write(
     parts: TreeOperands, pair: Pair, diagram: Diagram, form: Form, slices: bool
 ) -> tuple[Operand, ...]:
-    """The product that has the value of one diagram.
+    """The product that has the value of a single diagram.
 
     Args:
         parts: Trees of the models.
@@ -350,7 +350,7 @@ class Bottom(NamedTuple):
 
 
 def _bond(slot: Slot, level: int, copy: int) -> str:
-    """Index at the output of a copy of a layer, distinct in bra and ket even for one model."""
+    """Index at the output of a copy of a layer, distinct in bra and ket even for a single model."""
     return f"{slot}{level}.{copy}"
 
 

@@ -72,8 +72,19 @@ from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_ki
 from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
 
 
+class _RunOnce:
+    """A family that reads models as they are, and a single run of a plan for the inner product."""
+
+    @property
+    def nodes(self) -> MomentNodes | None:
+        return None
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+
 @dataclass(frozen=True)
-class LayerWise:
+class LayerWise(_RunOnce):
     """Models of vectors, one layer over another: Gram and moment recursions.
 
     Exact for the tree metrics at any depth and for `Gaussian` up to one nonlinear layer; beyond
@@ -112,15 +123,8 @@ class LayerWise:
         return self.metric.exact
 
     @property
-    def nodes(self) -> MomentNodes | None:
-        return None  # one run is enough
-
-    @property
     def layout(self) -> Hashable:
         return type(self), self.lifted
-
-    def prepare(self, model: Model) -> Model:
-        return model
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
@@ -140,7 +144,7 @@ class LayerWise:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(_RunOnce):
     """Models of sequences, layer over layer, with the covariances between positions.
 
     Vectors are sequences of one position. Exact where `LayerWise` is. `base.Family` documents the
@@ -186,15 +190,8 @@ class Sequences:
         return False  # the constant is no coordinate
 
     @property
-    def nodes(self) -> MomentNodes | None:
-        return None  # one run is enough
-
-    @property
     def layout(self) -> Hashable:
         return type(self), self.n_ctx
-
-    def prepare(self, model: Model) -> Model:
-        return model
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
@@ -340,7 +337,7 @@ class WholeTree:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(_RunOnce):
     """Models of sequences under `Categorical` as tables over tokens, exactly.
 
     `base.Family` documents the methods.
@@ -396,15 +393,8 @@ class Tokens:
         return False  # the constant is no coordinate
 
     @property
-    def nodes(self) -> MomentNodes | None:
-        return None  # one run is enough
-
-    @property
     def layout(self) -> Hashable:
         return type(self), self._kinds, self.n_ctx
-
-    def prepare(self, model: Model) -> Model:
-        return model
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)

@@ -1,6 +1,6 @@
 """Models as vectors of features, with dot products equal to inner products.
 
-The work per model is done once, and K x K inner products are one matrix product.
+The work per model is done once, and K x K inner products are a single matrix product.
 
 A *space* says how a model becomes such a vector, and at which cost.
 Each family of spaces is a function of the kinds of all models and the metric, which returns None
@@ -27,17 +27,26 @@ from jaxtyping import Float
 
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import BY_MODEL, mesh, replicated, spread
-from tnsim.engine.scaled import LogScaled, add, taken, total
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
-from tnsim.models.arrays import library
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, split
 from tnsim.problems.conditioning import cancellations
 from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
 from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
+from tnsim.scaled import (
+    SMALLEST,
+    Numeric,
+    ScaledSum,
+    add,
+    library,
+    scale_exponent,
+    shifted,
+    split,
+    taken,
+    total,
+)
 
 _TOGETHER = 4  # models that are made together
 
@@ -140,7 +149,7 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
     def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the vector of one model."""
+        """Number of scalar multiplications for the vector of a single model."""
         ...
 
     def in_flight(self, layers: Kinds, models: int) -> int:
@@ -197,19 +206,19 @@ def fits(space: FeatureSpace) -> bool:
 
 
 class FeatureBlock(NamedTuple):
-    """Features `values * exp(log)` of some models, each model's largest value about one.
+    """Features `values * 2 ** exponent` of some models, each model's largest value about one.
 
     Args:
         values: Vectors, output by output.
-        log: Logarithms of the scales of whole models or of every output.
-        norms: Lengths of `values`, output by output.
-        sizes: Sums of the lengths of the terms; they exceed `norms` by the parts that cancel within
-            a model (see `conditioning`) and between the terms of a combination.
+        exponent: Exponents of the scales of whole models or of every output.
+        lengths: Lengths of `values`, output by output.
+        sizes: Sums of the lengths of the terms; they exceed `lengths` by the parts that cancel
+            within a model (see `conditioning`) and between the terms of a combination.
     """
 
-    values: Float[jax.Array, "models out features"]
-    log: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
-    norms: Float[np.ndarray, "models out"]
+    values: Float[Numeric, "models out features"]
+    exponent: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"]
+    lengths: Float[np.ndarray, "models out"]
     sizes: Float[np.ndarray, "models out"]
 
     @property
@@ -224,7 +233,7 @@ def compared(
     metric: Metric,
     slices: bool,
     dtype: str,
-) -> dict[str, LogScaled] | None:
+) -> dict[str, ScaledSum] | None:
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
 
     Args:
@@ -248,7 +257,7 @@ def compared(
             row[number[id(model)]] += coefficient
     parts, metric = in_common_units(models, metric, slices)
     exponents = np.array([part.exponent for part in parts])
-    models = [part.model for part in parts]
+    models = [part.value for part in parts]
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
     cross = add([products(both, both, slices) for both in blocks])
     squares = add([norms(both, slices) for both in blocks])
@@ -278,15 +287,15 @@ def block(
         dtype: Precision of the computation.
     """
     with execution.precision():
-        values, log = _of_models(models, space, metric, dtype)
+        values, own = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # one exponent per output
-            log = log[:, None]
+            own = own[:, None]
         lengths = _lengths(values)
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
-        log = np.where(is_zero, SMALLEST, log + exponents * np.log(2))
+        exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
         factors = np.sqrt(cancellations(models, metric))
-        single = FeatureBlock(values, log, lengths, factors[:, None] * lengths)
+        single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
         return single if weights is None else _combined(single, weights, dtype)
 
 
@@ -294,21 +303,20 @@ def _combined(
     single: FeatureBlock, weights: Float[np.ndarray, "rows models"], dtype: str
 ) -> FeatureBlock:
     """Features of combinations of models, from the features of the models."""
-    # A row is a sum of w_m exp(log_m) v_m. Its largest factor is taken out as exp(scale), and every
-    # coefficient is split into a mantissa and a power of two, so that no factor leaves the range of
-    # a float before its logarithm is taken.
-    by_output = single.log.ndim == 2
+    # A row is a sum of w_m 2^(e_m) v_m. Every coefficient w_m is split into a mantissa and a power
+    # of two, and the largest power of the row is taken out, so that no factor is beyond a float.
+    by_output = single.exponent.ndim == 2
     mantissas, powers = split(weights[:, :, None] if by_output else weights)
-    logs = powers * np.log(2) + single.log
-    scale = logs.max(axis=1)
-    factors = mantissas * np.exp(logs - scale[:, None])
+    powers = powers + single.exponent
+    exponent = powers.max(axis=1)
+    factors = mantissas * np.exp2(powers - exponent[:, None])
     sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
     values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
-    return FeatureBlock(values, scale, _lengths(values), sizes)
+    return FeatureBlock(values, exponent, _lengths(values), sizes)
 
 
-def norms(block: FeatureBlock, slices: bool) -> LogScaled:
+def norms(block: FeatureBlock, slices: bool) -> ScaledSum:
     """Squared norms of the models of a block.
 
     With lengths N and sizes S, a vector is off by about eps S and its squared norm by
@@ -316,12 +324,12 @@ def norms(block: FeatureBlock, slices: bool) -> LogScaled:
     it costs a difference of products.
     """
     eps = float(np.finfo(block.values.dtype).eps)
-    size = (block.norms + eps * block.sizes) * block.sizes
-    squares = LogScaled(block.norms**2, 2 * block.log, size)
+    size = (block.lengths + eps * block.sizes) * block.sizes
+    squares = ScaledSum(block.lengths**2, 2 * block.exponent, size)
     return squares if slices else total(squares, slices=True)
 
 
-def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> LogScaled:
+def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledSum:
     """Inner products of every row with every column.
 
     The error of a dot product is about eps (|a| S_b + S_a |b|) / 2 with lengths |a|, |b| and
@@ -330,13 +338,17 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> LogScal
     Returns:
         Products (rows, columns), or (rows, columns, out) where outputs are told apart.
     """
-    with execution.precision():
-        gram = _gram(spread(rows.values), replicated(columns.values), slices)
-    mantissa = np.asarray(gram, np.float64)[: len(rows.log)]
+    if library(rows.values) is np:
+        gram = _gram(rows.values, columns.values, slices)
+    else:
+        with execution.precision():
+            gram = _compiled_gram(spread(rows.values), replicated(columns.values), slices)
+    mantissa = np.asarray(gram, np.float64)[: len(rows.exponent)]
     equation = "ko,lo->klo" if slices else "ko,lo->kl"
-    size = np.einsum(equation, rows.norms, columns.sizes)
-    size += np.einsum(equation, rows.sizes, columns.norms)
-    return LogScaled(mantissa, rows.log[:, None] + columns.log[None, :], size / 2)
+    size = np.einsum(equation, rows.lengths, columns.sizes)
+    size += np.einsum(equation, rows.sizes, columns.lengths)
+    exponent = rows.exponent[:, None] + columns.exponent[None, :]
+    return ScaledSum(mantissa, exponent, size / 2)
 
 
 def _lengths(values: Any) -> Float[np.ndarray, "models out"]:
@@ -350,45 +362,47 @@ def _squares(values: Any) -> Float[jax.Array, "models out"]:
     return jnp.sum(values * values, axis=2)
 
 
-@partial(jax.jit, static_argnames="slices")
 def _gram(rows: Any, columns: Any, slices: bool) -> Any:
     """Dot products of all rows with all columns."""
     if slices:
-        return jnp.einsum("kof,lof->klo", rows, columns)
+        return library(rows).einsum("kof,lof->klo", rows, columns, optimize=True)
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
+
+
+_compiled_gram = jax.jit(_gram, static_argnames="slices")
 
 
 def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
-    """Features of all models, and the logarithms of their scales.
+    """Features of all models, and the exponents of their scales.
 
-    Models of equal layers are stacked and go through one compiled program.
+    Models of equal layers are stacked and go through a single compiled program.
     """
     inputs = space.inputs(metric, dtype)
     groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)
-    order, blocks, scales = [], [], []
+    order, blocks, exponents = [], [], []
     for members in groups.values():
         weights = [space.weights(models[n]) for n in members]
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
-        values, scale = _features(spread(stack), inputs, space)
+        values, exponent = _features(spread(stack), inputs, space)
         order += members
         if len(values) > len(members):  # repeated to fill the devices
             values = values[: len(members)]
         blocks.append(values)
-        scales.append(np.asarray(scale[: len(members)], np.float64))
+        exponents.append(np.asarray(exponent[: len(members)], np.float64))
     back = np.argsort(order)
     values = blocks[0]
     if len(blocks) > 1:  # one group is in order already, and a copy takes memory
         values = jnp.concatenate(blocks)[back]
-    return values, np.log(np.concatenate(scales)[back])
+    return values, np.concatenate(exponents)[back]
 
 
 @partial(jax.jit, static_argnames="space")
 def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
-    """Features (models, out, features) of stacked weights, and their scales (models,).
+    """Features (models, out, features) of stacked weights, and their exponents (models,).
 
     Args:
         stack: Arrays of the models (`FeatureSpace.weights`), with a first axis of models.
@@ -398,9 +412,8 @@ def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
 
     def one(weights: Any) -> tuple[Any, Any]:
         values = space.vector(weights, inputs)
-        largest = jnp.abs(values).max()
-        scale = jnp.where(largest > 0, largest, 1.0)
-        return values / scale, scale
+        exponent = scale_exponent(values)
+        return shifted(values, -exponent), exponent
 
     each = jax.shard_map(
         lambda part: jax.lax.map(one, part, batch_size=space.at_once),

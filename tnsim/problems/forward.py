@@ -5,33 +5,31 @@ features (see `features`) of any function, exact for the measure. They are made 
 and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
 stored for up to 32 groups of consecutive points, from which errors are estimated.
 
-`sums` compares many functions, batch by batch. `inner_product` is the same inside a JAX trace, in
-terms of JAX alone: points are constants, and batches of them are unrolled.
+`_Passes` runs functions on batches, in one of three modes: in NumPy, compiled, or inside a JAX
+trace. `sums` compares many functions, batch by batch. `inner_product` is the same inside a trace:
+points are constants, and batches of them are unrolled.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine import scaled
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import can_compile
-from tnsim.engine.scaled import LogScaled, add, contribution, stacked, taken, times
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.points import Points, WeightedPoints
-from tnsim.models.arrays import library
+from tnsim.models.arrays import weights_dtype
 from tnsim.models.forward import (
     Prefixes,
     ScaledLayers,
@@ -47,8 +45,26 @@ from tnsim.models.forward import (
 )
 from tnsim.models.functions import Function, outputs_of
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, Unit, larger, split
+from tnsim.models.protocol import Layer
+from tnsim.models.scaling import Unit
+from tnsim.problems import features
+from tnsim.problems.features import FeatureBlock
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
+from tnsim.scaled import (
+    LOG_2,
+    SMALLEST,
+    Scaled,
+    ScaledSum,
+    add,
+    contribution,
+    larger,
+    library,
+    split,
+    stacked,
+    taken,
+    times,
+)
+from tnsim.scaled import total as over_last_axis
 
 Part: TypeAlias = Model | Function
 
@@ -57,7 +73,8 @@ Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
 
 
-Run: TypeAlias = Callable[[WeightedPoints], "Vector"]
+Mode: TypeAlias = Literal["eager", "compiled", "traced"]
+"""How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
 
 
 GROUPS = 32  # groups of draws: their standard error is known to an eighth of itself
@@ -75,25 +92,17 @@ _KEPT_BATCHES = 32  # batches with products that wait to be added up
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
 
 
-class Vector(NamedTuple):
-    """The vector `values * exp(log)`, with one scale for all outputs or one for each.
-
-    `lengths` are the lengths of the values by output, `sizes` the sums of the lengths of all
-    terms.
-    """
-
-    values: Float[Any, "out features"]
-    log: Float[Any, " 1"] | Float[Any, " out"]
-    lengths: Float[Any, " out"]
-    sizes: Float[Any, " out"]
+Vector: TypeAlias = FeatureBlock
+"""The features of one function, without the axis of models: values (out, features), an exponent
+for all outputs (1,) or one for each (out,), lengths and sizes (out,)."""
 
 
 class Gram(NamedTuple):
     """Inner products of rows with columns, and the squared norms of both."""
 
-    products: LogScaled
-    rows: LogScaled
-    columns: LogScaled
+    products: ScaledSum
+    rows: ScaledSum
+    columns: ScaledSum
 
 
 class Sums(NamedTuple):
@@ -102,14 +111,14 @@ class Sums(NamedTuple):
     `shares` are the total weights of the groups.
     """
 
-    products: LogScaled
-    rows: LogScaled
-    columns: LogScaled
+    products: ScaledSum
+    rows: ScaledSum
+    columns: ScaledSum
     shares: Float[np.ndarray, " groups"]
 
     def over_outputs(self) -> Sums:
         """These sums, added up over outputs that are told apart."""
-        summed = [scaled.total(value, slices=True) for value in self[:3]]
+        summed = [over_last_axis(value, slices=True) for value in self[:3]]
         return Sums(summed[0], summed[1], summed[2], self.shares)
 
     @property
@@ -130,7 +139,7 @@ class Needs(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Number of bytes of a batch of one point."""
+        """Number of bytes of a batch of a single point."""
         return self.beside + self.each
 
     def most(self, count: int) -> float:
@@ -187,7 +196,7 @@ def sums(
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
-        TooLarge: One point is over the budget.
+        TooLarge: A single point is over the budget.
         TnsimError: A function gives a value that is not finite.
     """
     every = [*rows, *(columns or ())]
@@ -199,17 +208,12 @@ def sums(
     with execution.precision():
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
-        models = {key: part for key, part in parts.items() if isinstance(part, Model)}
-        passes = _Passes(models, slices, dtype, eager)
-        functions = {
-            key: _of_plain(part, slices, dtype) for key, part in parts.items() if key not in models
-        }
+        passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled")
         for start, stop in groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
                 share += float(np.exp(batch.log_weights).sum())
                 vectors = passes.at(batch)
-                vectors |= {key: run(batch) for key, run in functions.items()}
                 _check_shapes(vectors, batch)
                 first = [_sum(terms, vectors, dtype) for terms in rows]
                 second = first
@@ -224,72 +228,85 @@ def sums(
     return Sums(*together, np.array(shares))
 
 
-def _by_field(grams: Sequence[Gram]) -> list[list[LogScaled]]:
+def _by_field(grams: Sequence[Gram]) -> list[list[ScaledSum]]:
     """All products, then all squared norms of rows, then all squared norms of columns."""
     return [list(same) for same in zip(*grams, strict=True)]
 
 
-def total(value: LogScaled) -> LogScaled:
+def total(value: ScaledSum) -> ScaledSum:
     """The sum of a value over groups."""
     groups = range(len(value.mantissa))
     return add([taken(value, n) for n in groups])
 
 
 class _Passes:
-    """Forward passes of models; layers below the first difference of several models run once.
+    """Forward passes of functions on batches of points.
 
-    Models have a layer in common where they hold the same object, as models with switches do.
+    Layers below the first difference of several models run once. Models have a layer in common
+    where they hold the same object, as models with switches do.
+
+    Args:
+        parts: Models and plain functions by `id`.
+        slices: Whether outputs are told apart.
+        dtype: Precision of inputs and outputs; of models too, except in a trace.
+        mode: Way to run the models.
     """
 
-    def __init__(self, models: dict[int, Model], slices: bool, dtype: str, eager: bool):
-        self.models, self.slices, self.dtype = models, slices, dtype
-        self.made: dict[tuple[int, bool], ScaledLayers] = {}
-        self.first: dict[tuple[bytes, int, bool], ScaledLayers] = {}
-        self.step, self.rest, self.whole = after, _vector_of_rest, vector_of_model
-        if not eager:
-            self.step, self.rest, self.whole = _compiled_step, _compiled_rest, _compiled
+    def __init__(self, parts: Mapping[int, Part], slices: bool, dtype: str, mode: Mode):
+        self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
+        self.functions = {key: part for key, part in parts.items() if key not in self.models}
+        self.slices, self.dtype, self.mode = slices, dtype, mode
+        self.made: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
+        self.first: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
+        self.step, self.rest = after, _vector_behind
+        if mode == "compiled":
+            self.step, self.rest = _compiled_step, _compiled_rest
 
     def at(self, batch: WeightedPoints) -> dict[int, Vector]:
-        """The vectors of all models on a batch."""
+        """The vectors of all functions on a batch."""
         for model in self.models.values():
             check_inputs(model, batch.inputs)
-        half_logs = batch.log_weights / 2
+        # sqrt(w) = 2^(log2(w) / 2): weights of points are given by natural logarithms
+        halves = batch.log_weights / (2 * LOG_2)
         counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
         found: dict[int, Vector] = {}
+        for key, function in self.functions.items():
+            found[key] = self._of_function(function, batch, halves)
         for keys in self._alike(list(self.models), 0, 1):
             inputs: Any = batch.inputs
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
                 inputs, unit = in_own_units(self.models[keys[0]], inputs)
                 inputs = inputs.astype(self.dtype)
-            scaled = {key: self._scaled(self.models[key], unit) for key in keys}
+            if self.mode == "traced":
+                inputs = jax.tree.map(jnp.asarray, inputs)
+            layers = {key: self._scaled(self.models[key], unit) for key in keys}
             if len(keys) == 1:
-                found[keys[0]] = _on_host(self.whole(scaled[keys[0]], inputs, half_logs))
+                found[keys[0]] = self._finished(self.rest(layers[keys[0]], inputs, halves, counts))
             else:
-                state, done = entered(scaled[keys[0]], inputs)
-                found |= self._behind(scaled, done, state, half_logs, counts)
+                state, done = entered(layers[keys[0]], inputs)
+                found |= self._behind(layers, done, state, halves, counts)
         return found
 
     def _behind(
         self,
-        scaled: dict[int, ScaledLayers],
+        layers: dict[int, ScaledLayers],
         done: int,
         state: State,
-        half_logs: Any,
+        halves: Any,
         counts: tuple[int, ...] | None,
     ) -> dict[int, Vector]:
         """The vectors of models that have the state behind `done` layers in common."""
         found: dict[int, Vector] = {}
-        for same in self._alike(list(scaled), done, done + 1):
-            layers, units = scaled[same[0]]
+        for same in self._alike(list(layers), done, done + 1):
+            following = layers[same[0]][done:]
             if len(same) == 1:
-                rest = ScaledLayers(layers[done:], units[done:])
-                found[same[0]] = _on_host(self.rest(rest, state, half_logs, counts))
+                found[same[0]] = self._finished(self.rest(following, state, halves, counts))
                 continue
-            demands = ahead(layers[done + 1 :])
-            reached = self.step(layers[done], units[done], state, demands, counts)
-            alike = {key: scaled[key] for key in same}
-            found |= self._behind(alike, done + 1, reached, half_logs, counts)
+            (layer, unit), *later = following
+            reached = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
+            alike = {key: layers[key] for key in same}
+            found |= self._behind(alike, done + 1, reached, halves, counts)
         return found
 
     def _alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
@@ -307,92 +324,76 @@ class _Passes:
         return list(groups.values())
 
     def _scaled(self, model: Model, unit: Unit) -> ScaledLayers:
-        """A model in scientific notation, in the dtype of the passes, for some units of inputs.
+        """A model in scientific notation, for some units of inputs.
 
         A layer that models have in common is scaled once; of first layers those for the last units
-        are kept.
+        are kept. Units of a trace are unknown numbers, and nothing is kept.
         """
+        if self.mode == "traced":
+            return jax.tree.map(jnp.asarray, scaled_layers(model, self.slices, unit))
         known = unit.tobytes()
         if any(kept[0] != known for kept in self.first):
             self.first.clear()
         layers = []
         for n, layer in enumerate(model.layers):
             apart = self.slices and n + 1 == len(model.layers)
+            kept, own = self.made, None
+            place: tuple[Hashable, ...] = id(layer), apart
             if n == 0:
-                place = known, id(layer), apart
-                if place not in self.first:
-                    self.first[place] = self._cast(layer, apart, unit)
-                layers.append(self.first[place])
-                continue
-            if (id(layer), apart) not in self.made:
-                self.made[id(layer), apart] = self._cast(layer, apart, None)
-            layers.append(self.made[id(layer), apart])
-        return ScaledLayers(
-            tuple(layer for one in layers for layer in one.layers),
-            tuple(exponent for one in layers for exponent in one.exponents),
-        )
+                kept, place, own = self.first, (known, id(layer), apart), unit
+            if place not in kept:
+                ((weights, exponent),) = scaled_layers(Model([layer]), apart, own)
+                weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), weights)
+                kept[place] = Scaled(weights, np.asarray(exponent))
+            layers.append(kept[place])
+        return tuple(layers)
 
-    def _cast(self, layer: Any, apart: bool, unit: Unit | None) -> ScaledLayers:
-        """One layer in scientific notation."""
-        one = jax.tree.map(np.asarray, scaled_layers(Model([layer]), apart, unit))
-        weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), one.layers)
-        return ScaledLayers(weights, one.exponents)
+    def _of_function(self, function: Function, batch: WeightedPoints, halves: Any) -> Vector:
+        """The vector of a plain function."""
+        outputs = outputs_of(function, batch.inputs).astype(self.dtype)
+        exponents = np.zeros((len(outputs), outputs.shape[-1] if self.slices else 1))
+        xp = jnp if self.mode == "traced" else np
+        return self._finished(vector_of(Scaled(xp.asarray(outputs), exponents), halves))
+
+    def _finished(self, vector: Vector) -> Vector:
+        """The vector with its small arrays in NumPy's float64, except in a trace."""
+        if self.mode == "traced":
+            return vector
+        lengths = np.asarray(vector.lengths, np.float64)
+        return Vector(vector.values, np.asarray(vector.exponent, np.float64), lengths, lengths)
 
 
 _compiled_step = jax.jit(after, static_argnums=(3, 4))
 
 
-def _vector_of_rest(
-    rest: ScaledLayers, state: State, half_logs: Any, counts: tuple[int, ...] | None
+def _vector_behind(
+    layers: ScaledLayers, reached: Any, halves: Any, counts: tuple[int, ...] | None
 ) -> Vector:
-    """The vector of a model whose first layers have run."""
-    return vector_of(*forward(rest, state, counts), half_logs)
+    """The vector of a model from its inputs, or from a state and the layers that follow."""
+    return vector_of(forward(layers, reached, counts), halves)
 
 
-_compiled_rest = jax.jit(_vector_of_rest, static_argnums=3)
+_compiled_rest = jax.jit(_vector_behind, static_argnums=3)
 
 
-def _of_plain(part: Function, slices: bool, dtype: str) -> Run:
-    """The function that returns the vector of a plain function on a batch."""
+def vector_of(outputs: State, halves: Any) -> Vector:
+    """The vector of some outputs: those of each point times the root of its weight.
 
-    def plain(batch: WeightedPoints) -> Vector:
-        outputs = outputs_of(part, batch.inputs).astype(dtype)
-        exponents = np.zeros((len(outputs), outputs.shape[-1] if slices else 1))
-        return _on_host(vector_of(outputs, exponents, batch.log_weights / 2))
-
-    return plain
-
-
-def vector_of_model(layers: ScaledLayers, inputs: Any, half_logs: Any) -> Vector:
-    """The vector of a model at some points, see `vector_of`."""
-    return vector_of(*forward(layers, inputs), half_logs)
-
-
-_compiled = jax.jit(vector_of_model)
-
-
-def vector_of(outputs: Any, exponents: Any, half_logs: Any) -> Vector:
-    """The vector of `outputs * 2 ** exponents` at some points.
-
-    half_logs: Logarithms of the roots of the points' weights.
+    Args:
+        outputs: Outputs at the points.
+        halves: Logarithms to base 2 of the roots of the weights.
     """
-    xp = library(outputs)
+    values, exponents = outputs
+    xp = library(values)
     # Entry i of F is 2^e_i sqrt(w_i) a'_i, where no factor need be a float. The largest factor of
-    # the batch, exp(log), is taken out; entries that underflow then are negligible.
-    logs = exponents * math.log(2) + half_logs[:, None]
-    log = logs.max(axis=0)
-    log = larger(log, SMALLEST)  # finite where no point of this batch has a weight
-    factors = xp.exp(logs - log).astype(outputs.dtype)
-    factors = factors.reshape(len(outputs), *(1,) * (outputs.ndim - 2), -1)
-    values = xp.moveaxis(outputs * factors, -1, 0).reshape(outputs.shape[-1], -1)
+    # the batch, 2^exponent, is taken out; entries that underflow then are negligible.
+    exponents = exponents + halves[:, None]
+    exponent = larger(exponents.max(axis=0), SMALLEST)  # finite where no point has a weight
+    factors = xp.exp2(exponents - exponent).astype(values.dtype)
+    factors = factors.reshape(len(values), *(1,) * (values.ndim - 2), -1)
+    values = xp.moveaxis(values * factors, -1, 0).reshape(values.shape[-1], -1)
     lengths = xp.sqrt((values * values).sum(axis=1))
-    return Vector(values, log, lengths, lengths)
-
-
-def _on_host(vector: Vector) -> Vector:
-    """The vector with its small arrays in NumPy's float64."""
-    lengths = np.asarray(vector.lengths, np.float64)
-    return Vector(vector.values, np.asarray(vector.log, np.float64), lengths, lengths)
+    return Vector(values, exponent, lengths, lengths)
 
 
 def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
@@ -409,60 +410,41 @@ def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
 def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     """The vector of a sum of parts."""
     own = [vectors[id(part)] for _, part in terms]
-    mantissas, exponents = split(np.array([float(coefficient) for coefficient, _ in terms]))
-    # sum_m c_m exp(log_m) v_m; the largest of the factors c_m exp(log_m) is taken out as exp(log).
-    logs = np.stack([vector.log for vector in own]) + exponents[:, None] * math.log(2)
-    log = logs.max(axis=0)
-    factors = mantissas[:, None] * np.exp(logs - log)
-    values = sum(
+    mantissas, powers = split(np.array([float(coefficient) for coefficient, _ in terms]))
+    # sum_m c_m 2^(e_m) v_m; the largest of the factors c_m 2^(e_m) is taken out as 2^exponent.
+    powers = np.stack([vector.exponent for vector in own]) + powers[:, None]
+    exponent = powers.max(axis=0)
+    factors = mantissas[:, None] * np.exp2(powers - exponent)
+    values: Any = sum(
         vector.values * factor.astype(dtype)[:, None]
         for factor, vector in zip(factors, own, strict=True)
     )
     lengths = np.stack([vector.lengths for vector in own])
     sizes = (abs(factors) * lengths).sum(axis=0)
     if len(own) == 1:
-        return Vector(values, log, sizes, sizes)
+        return Vector(values, exponent, sizes, sizes)
     xp = library(values)
     squares = np.asarray(xp.sum(values * values, axis=1), np.float64)
-    return Vector(values, log, np.sqrt(squares), sizes)
+    return Vector(values, exponent, np.sqrt(squares), sizes)
 
 
 def _gram(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
     """The inner products of row vectors with column vectors, which may be the same."""
-    first, second = _stacked(rows), _stacked(columns)
-    xp = library(first.values)
-    if slices:
-        gram = xp.einsum("kof,lof->klo", first.values, second.values, optimize=True)
-        size = np.einsum("ko,lo->klo", first.lengths, second.sizes)
-        size += np.einsum("ko,lo->klo", first.sizes, second.lengths)
-    else:
-        flat = [vector.values.reshape(len(vector.values), -1) for vector in (first, second)]
-        gram = flat[0] @ flat[1].T
-        size = first.lengths @ second.sizes.T + first.sizes @ second.lengths.T
-    logs = first.log[:, None] + second.log[None, :]
-    products = LogScaled(np.asarray(gram, np.float64), logs, size / 2)
-    return Gram(products, _norms(first, slices), _norms(second, slices))
+    first = _stacked(rows)
+    second = first if columns is rows else _stacked(columns)
+    squares = [features.norms(block, slices) for block in (first, second)]
+    return Gram(features.products(first, second, slices), *squares)
 
 
-def _norms(stack: Vector, slices: bool) -> LogScaled:
-    """The squared norms of vectors, with the sizes that `features.norms` derives."""
-    eps = float(np.finfo(np.dtype(stack.values.dtype)).eps)
-    squares = stack.lengths**2
-    sizes = (stack.lengths + eps * stack.sizes) * stack.sizes
-    if not slices:
-        squares, sizes = squares.sum(axis=1), sizes.sum(axis=1)
-    return LogScaled(squares, 2 * stack.log, sizes)
-
-
-def _stacked(vectors: Sequence[Vector]) -> Vector:
-    """Several vectors as one, with a first axis of models; a common scale has no output axis."""
+def _stacked(vectors: Sequence[Vector]) -> FeatureBlock:
+    """Vectors as a block with an axis of models; a common scale has no axis of outputs."""
     xp = library(vectors[0].values)
     values = xp.stack([vector.values for vector in vectors])
-    log = np.stack([vector.log for vector in vectors])
-    if log.shape[1] == 1:
-        log = log[:, 0]
+    exponent = np.stack([vector.exponent for vector in vectors])
+    if exponent.shape[1] == 1:
+        exponent = exponent[:, 0]
     lengths = np.stack([vector.lengths for vector in vectors])
-    return Vector(values, log, lengths, np.stack([vector.sizes for vector in vectors]))
+    return FeatureBlock(values, exponent, lengths, np.stack([vector.sizes for vector in vectors]))
 
 
 def groups(points: Points) -> list[tuple[int, int]]:
@@ -496,7 +478,7 @@ def batch_size(
     """Number of points in a batch: `apart` divided evenly, within the memory allowed.
 
     Raises:
-        TooLarge: One point is over the budget.
+        TooLarge: A single point is over the budget.
     """
     needed = needs(parts, points, dtype)
     room = budget.room(0, needed.most(points.count))
@@ -510,7 +492,7 @@ def batch_size(
 
 
 def check_room(least: float, room: float, what: str) -> None:
-    """Raise `TooLarge` where one point takes more bytes than there is room for.
+    """Raise `TooLarge` where a single point takes more bytes than there is room for.
 
     Args:
         least: Number of bytes that one point takes.
@@ -569,7 +551,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
 
 
 def _state_numbers(layer: LayerKind, seen: int) -> int:
-    """Most numbers alive at one position in a layer that sees `seen` positions.
+    """Most numbers alive at a single position in a layer that sees `seen` positions.
 
     The layer reads a state and makes a product of its legs, one leg after another. Its output is
     divided by its largest entry: three arrays of the output's size, and a fourth where the output
@@ -584,7 +566,7 @@ def _state_numbers(layer: LayerKind, seen: int) -> int:
 
 def inner_product(
     rows: Terms, columns: Terms, points: Points, slices: bool, dtype: str
-) -> LogScaled:
+) -> ScaledSum:
     """`<a|b>` of two sums of models, in the precision of their weights.
 
     Args:
@@ -608,7 +590,7 @@ def inner_product(
 
 def over_batches(
     rows: Terms, columns: Terms, batches: Iterable[WeightedPoints], slices: bool
-) -> LogScaled:
+) -> ScaledSum:
     """`<a|b>` of two sums of models at given points, which may be traced too.
 
     Args:
@@ -620,42 +602,17 @@ def over_batches(
         Inner product, () or (out,).
     """
     parts = {id(part): part for _, part in (*rows, *columns)}
-    runs = {key: _run_traced(part, slices) for key, part in parts.items()}
+    models = [part for part in parts.values() if isinstance(part, Model)]
+    dtype = weights_dtype(*models) if models else "float64"
+    passes = _Passes(parts, slices, dtype, "traced")
     products = []
     for batch in batches:
-        vectors = {key: run(batch) for key, run in runs.items()}
+        vectors = passes.at(batch)
         for (c, a), (d, b) in itertools.product(rows, columns):
             first, second = vectors[id(a)], vectors[id(b)]
             mantissa = (first.values * second.values).sum(axis=1)
-            log = first.log + second.log
+            exponent = first.exponent + second.exponent
             if not slices:
-                mantissa, log = mantissa.sum(), log[0]
-            products.append(times(contribution(mantissa, log), c * d))
+                mantissa, exponent = mantissa.sum(), exponent[0]
+            products.append(times(contribution(mantissa, exponent), c * d))
     return add(products)
-
-
-def _run_traced(part: Part, slices: bool) -> Run:
-    """The function that returns the vector of a part on a batch."""
-    if not isinstance(part, Model):
-        return partial(_of_function, part, slices)
-    return partial(_of_model, part, slices)
-
-
-def _of_function(function: Function, slices: bool, batch: WeightedPoints) -> Vector:
-    """The vector of a plain function on a batch, inside a trace."""
-    outputs = outputs_of(function, batch.inputs)
-    exponents = jnp.zeros((len(outputs), outputs.shape[-1] if slices else 1))
-    return vector_of(jnp.asarray(outputs), exponents, batch.log_weights / 2)
-
-
-def _of_model(model: Model, slices: bool, batch: WeightedPoints) -> Vector:
-    """The vector of a model on a batch, inside a trace, in the dtype of its weights."""
-    inputs, unit = batch.inputs, None
-    check_inputs(model, inputs)
-    if not is_tokens(inputs):
-        weights = (leaf for leaf in jax.tree.leaves(model) if jnp.ndim(leaf))
-        inputs, unit = in_own_units(model, inputs)
-        inputs = inputs.astype(jnp.result_type(*weights))
-    inputs = jax.tree.map(jnp.asarray, inputs)
-    layers = jax.tree.map(jnp.asarray, scaled_layers(model, slices, unit))
-    return vector_of_model(layers, inputs, batch.log_weights / 2)

@@ -1,4 +1,4 @@
-"""Models of one nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
+"""Models of a single nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
 
 Such a model is a linear map of its hidden units beside a linear map of its input,
 
@@ -43,17 +43,16 @@ from tnsim.activations.activation import power as power_of
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
 from tnsim.engine.precision import Arithmetic
-from tnsim.engine.scaled import LogScaled
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, library, pytree
+from tnsim.models.arrays import Array, add, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
-from tnsim.models.scaling import SMALLEST, larger, power, split
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
 
 _BLOCK = 2**22
 """Most entries of a block of the kernel, 32 MiB, beside a few arrays of its size in flight."""
@@ -151,6 +150,7 @@ class Affine(NamedTuple):
         """This map of the outputs of another map."""
         bias = self.bias
         if inner.bias is not None:
+            # W (V x + v) + w = W V x + (W v + w).
             bias = add(_product(self.weight, inner.bias), bias)
         weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
         return Affine(weight, bias)
@@ -171,7 +171,7 @@ class HiddenUnits(NamedTuple):
         down: Matrix D, (out, units); None for the identity.
         linear: Matrix S, (out, in); None for zero.
         constant: Vector c, (out,); None for zero.
-        copies: Number of powers that together are one hidden unit of the layer, see `_powers`.
+        copies: Number of powers that together are a single hidden unit of the layer, see `_powers`.
     """
 
     activation: Activation | None
@@ -209,6 +209,8 @@ def hidden_units(model: Model) -> HiddenUnits:
             state = Affine(weight, bias).after(state)
         else:
             constant = found.constant
+            # A linear layer behind the units maps everything that the output reads: W (D h + S x +
+            # c) + b.
             constant = bias if constant is None else add(weight @ constant, bias)
             linear = None if found.linear is None else weight @ found.linear
             down = weight if found.down is None else weight @ found.down
@@ -250,6 +252,7 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
     order = len(rows)
     lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
     xp = library(lengths)
+    # The geometric mean: factors multiply to 1, so the product of the maps stays as it is.
     mean = xp.exp(sum(map(xp.log, lengths)) / order)
     balanced = []
     for row, length in zip(rows, lengths, strict=True):
@@ -411,7 +414,7 @@ class Prepared:
         down: Matrix D of the outputs; None for the identity.
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
-        copies: Number of powers that together are one hidden unit of the layer.
+        copies: Number of powers that together are a single hidden unit of the layer.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -621,7 +624,7 @@ def _rows(units: Units, start: int, stop: int) -> Units:
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class PreparedModel:
     """A model under a metric, as `2 ** exponent` times prepared functions.
 
     Args:
@@ -635,7 +638,7 @@ class Scaled:
     exponent: Any
 
 
-def under(model: Model, metric: Metric, dtype: str) -> Scaled:
+def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
@@ -648,7 +651,7 @@ def under(model: Model, metric: Metric, dtype: str) -> Scaled:
 
 def units_under(
     units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
-) -> Scaled:
+) -> PreparedModel:
     """A function of hidden units under a Gaussian metric, at every distinct position.
 
     Args:
@@ -663,7 +666,7 @@ def units_under(
     for count, mean, cov in marginals(metric, d_in, n_ctx):
         found.append(prepared(units, mean, root_of(cov), d_in, dtype))
         counts.append(count)
-    return Scaled(tuple(found), tuple(counts), exponent)
+    return PreparedModel(tuple(found), tuple(counts), exponent)
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
@@ -672,14 +675,15 @@ def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:
         return units, np.float64(0.0)  # the identity is near one
+    # One power of two for all that outputs read, so that their sum needs no units of its own.
     exponents = [split(abs(array).max())[1] for array in arrays.values()]
     exponent = functools.reduce(larger, exponents)
     exponent = larger(exponent, SMALLEST / 4)
-    scaled = {name: power(array, 0.0, -exponent) for name, array in arrays.items()}
+    scaled = {name: shifted(array, -exponent) for name, array in arrays.items()}
     return units._replace(**scaled), exponent
 
 
-def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
+def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
@@ -688,7 +692,7 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         dtype: Precision of the computation.
 
     Returns:
-        The product. Its size counts the certified bound of what series leave out, so that the
+        The product. Its size counts the certified bound of the rest of each series, so that the
         error of rounding, relative to the size, is a bound of both.
     """
     value: Any = 0.0
@@ -699,12 +703,12 @@ def product_of(a: Scaled, b: Scaled, slices: bool, dtype: str) -> LogScaled:
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
-    return LogScaled(value, jnp.zeros(()), size)
+    return ScaledSum(value, jnp.zeros(()), size)
 
 
-def on_host(value: LogScaled) -> LogScaled:
+def on_host(value: ScaledSum) -> ScaledSum:
     """The value in NumPy's float64."""
-    return LogScaled(*(np.asarray(array, np.float64) for array in value))
+    return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 
 def count_of_units(layers: Kinds) -> int:
@@ -732,5 +736,5 @@ def pair_bytes(units: int, others: int, item: int) -> int:
 
 
 def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and what its outputs read."""
+    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
     return 2 * units * (d_in + d_out) + 2 * d_in * d_out

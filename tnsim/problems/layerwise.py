@@ -15,14 +15,14 @@ is handed to the mean by m (see `metrics.pairings`):
 
     S'_XY = sum over joinings of  weight * X-layer * Y-layer * prod S * prod m.
 
-From the input's own moments up, one step for each layer, this ends in E[<f_X, f_Y>] as the trace of
+From the input's own moments up, a step for each layer, this ends in E[<f_X, f_Y>] as the trace of
 the last moment. For `TreeSymmetric` it is the Gram recursion of the paper's appendix A.2; for the
-Gaussian metrics it is appendix A.3, one layer at a time.
+Gaussian metrics it is appendix A.3, a single layer at a time.
 
 Layers are matched from the input up (see `alignment`); where one model has a layer more, the other
 waits, and an identity stands in for its layer.
 
-The module reads from the terms of one step (`LayerTerms`) to the problem of all steps
+The module reads from the terms of a single step (`LayerTerms`) to the problem of all steps
 (`fold_layers`).
 """
 
@@ -228,13 +228,15 @@ class LayerTerms:
         return placed
 
     def term(self, joining: Joining, placed: Sequence[_Placed], outputs: tuple[str, ...]) -> Term:
-        """One product: the arrays of the parts, and the moments that join their legs."""
+        """A single product: the arrays of the parts, and the moments that join their legs."""
         # weight * X-part * Y-part * (S for each joined pair) * (m for each capped leg), where an
         # index is named by the leg that it is.
         weight = joining.weight
         operands: list[Operand] = []
         ends = []  # the output index of every part
         for one in placed:
+            # Parts are summands of a sum, so their weights multiply, as do those of the orders of
+            # legs.
             weight *= one.weight
             operands += one.operands()
             ends.append(one.name_of(one.part.out))
@@ -271,12 +273,14 @@ class LayerTerms:
             pair, ends = Pair("A", "B"), (ends[1], ends[0])
         moment = self.below.moments[pair]
         if moment is not None:
+            # Behind the first layer the moment is an array of its own, whatever the input's is.
             return (Operand(moment, ends),)
         kind = self.comparison.inputs.moment
         if kind == "full":
             return (Operand(COVARIANCE, ends),)
         diagonal: tuple[Operand, ...] = ()
         if kind == "diagonal":
+            # diag(c) joins two legs by one index that also reads c.
             diagonal = (Operand(COVARIANCE, (ends[0],)),)
         if set(ends) <= set(outputs):
             return (Operand(IDENTITY, ends), *diagonal)
@@ -305,7 +309,7 @@ def fold_layers(
         inputs: Structure of the input's second moment, and whether it has a mean.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        slices: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is an inner product for every output coordinate, or their sum.
 
     Returns:
         Problem with outputs named by their pair. Its leaves are the arrays of `lifted.arrays`,
@@ -345,7 +349,7 @@ def fold_layers(
 
 
 class _LayerFold:
-    """One step: moments and means above a layer, from the moments and means below it.
+    """A single step: moments and means above a layer, from the moments and means below it.
 
     Args:
         comparison: Arguments that all steps share.
@@ -369,6 +373,7 @@ class _LayerFold:
             for model in comparison.models:
                 definitions += self.mean(model, above)
         for pair in comparison.carried():
+            # Neither state changes, so the pair keeps its moment under the old name.
             if comparison.waits(pair, self.number):
                 continue
             name = f"S.{pair.group}@{self.number}"
@@ -397,6 +402,8 @@ class _LayerFold:
             return
         order = self.comparison.order(model, self.number)
         joinings = gaussian_mean(order, self.below.centred[model])
+        # Without joinings the mean of the output vanishes, and no leg of the next layer is handed
+        # to it.
         above.centred[model] = not joinings
         if joinings:
             name = f"m.{model}@{self.number}"

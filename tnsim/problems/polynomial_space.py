@@ -41,12 +41,12 @@ from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
-from tnsim.models.arrays import library
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
+from tnsim.scaled import library
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
@@ -96,6 +96,9 @@ class HermiteTerm(NamedTuple):
         """Number of ways to share, divided by the ways to split the coordinates of the product."""
         ways = math.comb(sum(self.free), self.free[0])
         choices = math.comb(self.left, self.shared) * math.comb(self.right, self.shared)
+        # He_p He_q = sum_s s! C(p, s) C(q, s) He_(p+q-2s) in one coordinate. Entries are stored
+        # once per sorted index, and `packed.splits` adds up all C(p+q-2s, p-s) ways to split an
+        # index, so the product is a mean over these ways.
         return math.factorial(self.shared) * choices / ways
 
 
@@ -155,6 +158,8 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     matrices: dict[tuple[int, int], Any] = {}
     for term in terms(left, right, pairs):
         if sum(term.free) or not block.start:  # order 0 is one number, which is in the first block
+            # Terms of different orders with the same numbers of free coordinates are read off
+            # alike, so their matrices are added first and read once.
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
     found: Series = {}
@@ -180,6 +185,8 @@ def multiplications(
     for term in terms(left, right, pairs):
         rows, columns = (packed.count(width, order) for order in term.free)
         shared = packed.count(width, term.shared) if term.shared else 0
+        # Each of k products is an outer product of free indices, summed over shared ones, and every
+        # entry is then multiplied with a column of `down`.
         number += k * rows * columns * (shared + out)
     return number
 
@@ -207,6 +214,8 @@ def _piece(
     first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
     second = _unpacked(right, term.free[1], term.shared, columns)
     k = len(first)
+    # A sorted shared index stands for all its permutations, which have equal entries in both
+    # tensors: the sum over all of them is the sum over sorted ones times their multiplicity.
     if term.shared:
         second = second * _multiplicities(rows.width, term.shared, second.dtype)
     elif down is not None:
@@ -270,6 +279,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
             copy = None if last.copy is None else weight @ last.copy
             multiplying[-1] = MergedLayer(last.legs, weight @ last.down, copy)
         else:
+            # Linear maps in front of the first product act on the input, where they are smallest.
             before = roles[WEIGHT] if before is None else roles[WEIGHT] @ before
     return before, multiplying
 
@@ -342,13 +352,15 @@ class PolynomialSpace(NamedTuple):
 
     def _matrix(self, start: int, stop: int) -> int:
         """Elements of the largest matrix from which a block is read, see `packed.splits`."""
+        # The largest matrix has the two halves of an index as rows and columns: C(w + n - 1, n)
+        # sorted indices of n coordinates below w.
         half = math.ceil(self.degree / 2)
         halves = half, self.degree - half
         below, inner = (math.prod(packed.count(w, n) for n in halves) for w in (stop, start))
         return self.d_out * (below - inner)
 
     def multiplications(self, layers: Kinds) -> int:
-        """Number of scalar multiplications for the features of one model."""
+        """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
         orders = self._input_orders()
@@ -357,6 +369,7 @@ class PolynomialSpace(NamedTuple):
         steps = [kind for kind in layers if kind.down is not None]
         for kind in steps:
             out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
+            # A lifted layer has a hidden unit more, which computes the constant.
             rank = kind.rank + self.lifted
             read = orders
             entries = sum(packed.count(width, order) for order in orders)
@@ -483,7 +496,7 @@ def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
 
 
 def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
-    """Orders of the coefficients of one model.
+    """Orders of the coefficients of a single model.
 
     Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
     odd order.

@@ -12,7 +12,7 @@ of the arrays that a plan holds, at any depth. For metrics of whole trees they a
 the nearest layer-wise metric, `GaussianClosure` or `TreeSymmetric`, which differ by factors that
 few layers do not carry out of range.
 
-*Sequences.* A state is known at one position, as an average over all positions. Attention
+*Sequences.* A state is known at a single position, as an average over all positions. Attention
 multiplies states at several positions. Its output is measured as if its five legs were independent,
 which is the tensor's norm as written: with M_q = Q S Q^T and so on, by head, and T = S at the
 position of the query itself and T = m m^T at the other positions,
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -43,17 +43,18 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, library, not_differentiated, pytree
+from tnsim.models.arrays import Array, not_differentiated, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Scaled, Unit, nearest_unit, scaled
+from tnsim.models.scaling import Unit, nearest_unit, scaled
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.conditioning import without_skew
+from tnsim.problems.conditioning import amplification, without_skew
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
+from tnsim.scaled import Scaled, library
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
@@ -66,7 +67,7 @@ LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
 
 
 class Units(NamedTuple):
-    """Conventions on units that all models of one comparison share.
+    """Conventions on units that all models of a single comparison share.
 
     Args:
         metric: Metric of the inputs in their units.
@@ -80,7 +81,12 @@ class Units(NamedTuple):
     by_states: bool
 
 
-def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
+def scaled_under(
+    model: Model,
+    units: Units,
+    slices: bool,
+    measured: Callable[[Model, Metric], float] = amplification,
+) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     A model with a hidden basis far from orthogonal gets another one, see `conditioning`.
@@ -89,6 +95,7 @@ def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
         model: Any model of known layers, traced or not.
         units: Units of the comparison, under a metric that joins legs or `Categorical`.
         slices: Whether each output has an exponent of its own.
+        measured: Function that measures the amplification of a model under a metric.
 
     Example:
         The states of this model are of size 18, 2,900 and 7 * 10^7, so its bonds take the units
@@ -106,11 +113,11 @@ def scaled_under(model: Model, units: Units, slices: bool) -> Scaled:
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
     made = scaled(model, slices, states, units.inputs)
-    model = without_skew(made.model, metric)
-    if model is made.model or units.by_states:  # in any basis the states are near one
+    model = without_skew(made.value, metric, measured)
+    if model is made.value or units.by_states:  # in any basis the states are near one
         return Scaled(model, made.exponent)
     again = scaled(model, slices)
-    return Scaled(again.model, made.exponent + again.exponent)
+    return Scaled(again.value, made.exponent + again.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -134,7 +141,7 @@ def follow_states(models: Iterable[Model]) -> bool:
 
 
 def common_units(models: Collection[Model], metric: Metric) -> Units:
-    """The units that the models of one comparison share.
+    """The units that the models of a single comparison share.
 
     Coordinates of the inputs are as far from one as the covariance and the mean of the metric say,
     and a plan may contract weights before moments. Inputs therefore have units too, near their
@@ -171,7 +178,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
 
 def in_common_units(
     models: Sequence[Model], metric: Metric, slices: bool
-) -> tuple[list[Scaled], Metric]:
+) -> tuple[list[Scaled[Model]], Metric]:
     """The models of one comparison, each in scientific notation, and the metric in their units.
 
     Args:
@@ -213,11 +220,14 @@ class MeasuredStates:
         """Sizes of the entries of `W h + b`."""
         weight, bias = not_differentiated((weight, bias))
         rows = _with_bias(library(weight), weight, bias)
+        # E[(w . x)^2] = w^T S w, row by row.
         return _half_log2((_times(rows, self.second) * rows).sum(axis=1))
 
     def in_units(self, unit: Unit) -> MeasuredStates:
         """The same moments in units of `2 ** unit`."""
         xp = library(self.second, unit)
+        # x = 2^u x' gives E[x'_i x'_j] = 2^(-u_i - u_j) E[x_i x_j]; the constant in front has the
+        # unit 0.
         factors = xp.exp2(-unit) * xp.ones(len(self.mean) - 1)
         factors = xp.concatenate([xp.ones(1), factors])
         second = self.second * factors
@@ -247,6 +257,8 @@ class MeasuredStates:
         The state x stands for a product of n legs as in `lifted`: the mean over j of "leg j reads
         the state, the others the constant".
         """
+        # Hidden units may be many (`_ROWS_AT_ONCE`): <h h^T> is never held whole, only a band of
+        # its rows times D^T.
         down = roles[DOWN]
         legs = [rows for role, rows in roles.items() if role not in (DOWN, SKIP, UNIT)]
         order = len(legs)
@@ -265,6 +277,8 @@ class MeasuredStates:
             crossed: Any = 0.0
             for stream in streams:
                 crossed = crossed + down @ moments.product(legs, stream) / order
+            # <x x^T> of the stream as it stands in products: n ways on either side, of weight 1/n
+            # each.
             carried: Any = 0.0
             for one, two in itertools.product(streams, streams):
                 carried = carried + moments.product(one, two) / order**2
@@ -275,6 +289,7 @@ class MeasuredStates:
     def _after_attention(self, layer: Layer, core: Attention) -> MeasuredStates:
         """The states above attention, with legs independent, and skips independent of heads."""
         xp = library(core.o, self.second)
+        # A causal query at position s sees s + 1 keys, (n + 1) / 2 of them on average.
         keys = (self.positions + 1) / 2 if core.mask == "causal" else float(self.positions)
 
         def of_heads(name: str, moment: Any) -> Any:
@@ -285,18 +300,23 @@ class MeasuredStates:
 
         def of_values(key: Any) -> Any:
             """The moments <z z^T> of heads with the second moment `key` of keys and values."""
+            # Two scores q . k / d_head, both squared in the second moment.
             scores: Any = 1.0 / core.d_head**4
             for query, name in (("q1", "k1"), ("q2", "k2")):
+                # E[(q . k)^2] = sum_ij E[q_i q_j] E[k_i k_j] for independent queries and keys.
                 product = of_heads(query, self.second) * of_heads(name, key)
                 scores = scores * product.sum(axis=(1, 2))
             return scores[:, None, None] * of_heads("v", key)
 
         # Keys vary independently around a common mean.
+        # Of the keys^2 pairs of keys in E[z z^T], keys(keys - 1) are two different keys, which have
+        # the means in common and nothing else; the others are a key with itself.
         in_common = keys * max(keys - 1, 0.0) * of_values(xp.outer(self.mean, self.mean))
         heads = keys * of_values(self.second) + in_common
         skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
-        down = (scale * core.o).reshape(core.d_out, core.n_heads, -1)
-        second = xp.einsum("khd,hde,lhe->kl", down, heads, down)
+        down = scale * core.o
+        by_head = down.reshape(core.d_out, core.n_heads, -1).swapaxes(0, 1) @ heads
+        second = by_head.swapaxes(0, 1).reshape(down.shape) @ down.T
         mean = xp.zeros(core.d_out) if core.o_bias is None else scale * core.o_bias
         second = second + mean[:, None] * mean[None, :]
         if isinstance(layer, Residual):
@@ -327,6 +347,8 @@ class _JoinedLegs:
         total: Any = 0.0
         for joining in self.joinings:
             both = {"A": self._orders("A", joining, bra), "B": self._orders("B", joining, ket)}
+            # A joining stands for its orbit only after the mean over the orders of legs that it
+            # tells apart.
             share = joining.weight / (len(both["A"]) * len(both["B"]))
             for one, two in itertools.product(both["A"], both["B"]):
                 total = total + share * self._joined(joining, bra, ket, one, two, read)
@@ -361,7 +383,7 @@ class _JoinedLegs:
         ket_order: tuple[int, ...],
         read: dict[tuple[int, ...], Any],
     ) -> Any:
-        """One joining for given orders of legs; `read` caches the moments of pairs of legs."""
+        """A single joining for given orders of legs; `read` caches the moments of pairs of legs."""
 
         def leg(one: Leg) -> tuple[int, LegRows]:
             """Number of a leg, counted over both sides, and its rows."""
@@ -383,6 +405,7 @@ class _JoinedLegs:
             value = read[key]
             if one.side == two.side:
                 value = along(value, one.side)
+            # A pair with the bra's leg second: its moments lie with the ket's rows first.
             elif one.side == "B":
                 value = value.T
             total = total * value

@@ -5,7 +5,7 @@ others, so its moments of every order are one copy tensor: all legs that read a 
 single index over the vocabulary, weighted with p. Models are tables over tokens.
 
 *Tables.* The layers before the first attention layer act on every position alone, so together they
-are a function of one token: a table with a row per token, made by a forward pass over the
+are a function of a single token: a table with a row per token, made by a forward pass over the
 vocabulary. For one attention layer with linear layers after it, and with x the token at an output
 s and y_D the token at a key at the distance D from it,
 
@@ -47,7 +47,7 @@ from jaxtyping import Int
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add, library
+from tnsim.models.arrays import add, affine
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
@@ -55,6 +55,7 @@ from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf
 from tnsim.problems.tensors.lifted import in_float64
 from tnsim.problems.tensors.positional import sequence_arrays
+from tnsim.scaled import library
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
 
@@ -81,7 +82,7 @@ def token_kind(model: Model) -> TokenKind:
     """The sorts of layers that a model over tokens has.
 
     Raises:
-        TooLarge: The model is more than a table, one attention layer and linear layers.
+        TooLarge: The model is more than a table, a single attention layer and linear layers.
 
     Example:
         >>> import tnsim
@@ -118,7 +119,7 @@ def distances(kinds: Iterable[TokenKind], n_ctx: int) -> Int[np.ndarray, " dista
 def token_weights(
     side: Side, model: Model, kinds: Sequence[TokenKind], n_ctx: int
 ) -> dict[str, Any]:
-    """The arrays of one model.
+    """The arrays of a single model.
 
     Args:
         side: Name of the model.
@@ -171,7 +172,7 @@ def token_inputs(probabilities: Any, kinds: Sequence[TokenKind], n_ctx: int) -> 
 
 
 def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, Any]:
-    """The arrays of one model without REACH, with queries rotated to the distances `at`.
+    """The arrays of a single model without REACH, with queries rotated to the distances `at`.
 
     Returns:
         Arrays by role, as the head of this module lists them.
@@ -196,7 +197,7 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
 
 
 def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
-    """The weight and bias of consecutive linear layers as one layer.
+    """The weight and bias of consecutive linear layers as a single layer.
 
     W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
 
@@ -222,7 +223,7 @@ def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def merged_linear(layers: Iterable[Layer]) -> Layer:
-    """Consecutive linear layers as one layer.
+    """Consecutive linear layers as a single layer.
 
     Example:
         >>> import tnsim
@@ -271,7 +272,7 @@ def _attention_arrays(
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
     for name in affine_maps(core)[0]:
-        leg = add(table @ getattr(core, name).T, getattr(core, bias_name(name)))
+        leg = affine(table, getattr(core, name), getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
         if name.startswith("q"):  # 1 / d_head for each of the two scores
             leg = leg / core.d_head
@@ -307,10 +308,10 @@ def fold_tokens(
         kinds: Kind of every model.
         shapes: Shapes of all leaves, by name.
         pairs: The inner products asked for.
-        slices: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is an inner product for every output coordinate, or their sum.
 
     Returns:
-        Problem of one stage with outputs named by their pair.
+        Problem of a single stage with outputs named by their pair.
 
     Source:
         The definition of an expectation, with independence given the token at the output.

@@ -129,6 +129,8 @@ def elements(parts: TreeOperands, side: Side) -> int:
     outputs = layers[-1].d_out + parts.lifted
     first = groups[0]
     width = layers[(first.number, *first.linear_after)[-1]].d_out + parts.lifted
+    # W has an output axis and one axis for each first-layer node, as wide as the bond above that
+    # layer.
     return outputs * width ** parts.trees[side].bottoms
 
 
@@ -156,6 +158,8 @@ def _symmetrised(parts: TreeOperands, side: Side) -> Definition:
     orders = list(_distinct_orders(tree))
     terms = []
     for order in orders:
+        # Orders in one orbit of the tree's automorphisms give equal tensors, and orbits have equal
+        # size, so the mean over representatives is the mean over all orders.
         terms.append(Term(1 / len(orders), _tree_over(parts, side, [nodes[n] for n in order])))
     name = upper_tensor(side, tree.bottoms)
     return Definition(name, ("k", *nodes), tuple(terms), exchangeable=len(nodes))
@@ -192,6 +196,7 @@ def _joined_within(parts: TreeOperands, side: Side, free: int) -> Definition:
     """W_f: the last nodes of W joined among themselves, in all ways."""
     tree = parts.trees[side]
     nodes = [f"a{node}" for node in range(tree.bottoms)]
+    # W is symmetric in its nodes, so it does not matter which of them stay free: the first ones do.
     whole = Operand(upper_tensor(side, tree.bottoms), ("k", *nodes))
     joined = [Bottom(side, node) for node in nodes[free:]]
     nobody = Tree((tree.bunch, 0))  # no ket nodes: every joining is within the model
@@ -239,10 +244,14 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
         Crossing(free=(1, 2), edges=((0, 1), (0, 2), (1, 2)))
     """
     part = list(range(nodes))  # for every node, the smallest node known to be connected to it
+    # Labels spread along the edges; after as many passes as there are nodes nothing changes any
+    # more.
     for _ in range(nodes):
         for u, v in edges:
             part[u] = part[v] = min(part[u], part[v])
     bra_parts = set(part[:bras])
+    # A connected part with nodes of one model alone is a number, summed into W_f; a part with nodes
+    # of both models is left.
     crossing = bra_parts & set(part[bras:])
     kept = [node for node in range(nodes) if part[node] in crossing]
     number = {node: n for n, node in enumerate(kept)}
@@ -275,7 +284,7 @@ def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
     """A scale group for each of the layers' arrays, under its name and read off the array itself.
 
     A diagram holds the arrays of a low level many times over. Divided by their scales they are near
-    1, and so are their products; scales come back as logarithms, as often as `layer_powers` says.
+    1, and so are their products; scales come back as exponents, as often as `layer_powers` says.
     """
     return tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in arrays)
 
@@ -330,6 +339,7 @@ def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Po
     """
     if parts.is_dense(side, level):
         return ((layer_tensor(side, level), copies),)
+    # T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j]: c D gives c T, and c P gives c^2 T.
     return ((output_factor(side, level), copies), (leg_factor(side, level), 2 * copies))
 
 
@@ -446,6 +456,7 @@ def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
             operands += [Operand(name, (unit, child)) for child in children]
             below += children
         units = below
+    # D of the top level ends the row of matrices that leads from units of level 1 to the outputs.
     operands.append(Operand(output_factor(side, top), ("k", "h")))
     exchangeable = len(units) if top <= 2 else 0
     indices = ("k", *units)
@@ -497,7 +508,7 @@ def fold_trees(
         inputs: Structure of the input's second moment.
         lifted: Whether the constant is coordinate 0 of every bond.
         pairs: The inner products asked for.
-        slices: Whether there is one inner product for every output coordinate, or their sum.
+        slices: Whether there is an inner product for every output coordinate, or their sum.
         n_ctx: Number of positions of flattened sequences, over which outputs are added up.
 
     Returns:
@@ -516,7 +527,7 @@ def fold_trees(
     stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
     for pair in pairs:  # one stage each: a common stage would need the memory of all
         product = _inner_product(parts, pair, cross_only, slices)
-        # The product is divided by its own scale too: the result is a number and a logarithm.
+        # The product is divided by its own scale too: the result is a number and an exponent.
         own = ScaleGroup(pair.group, degree=1, definition=pair.group)
         stages.append(Stage((product,), (own,)))
     symmetric = {IDENTITY} if inputs.moment == "diagonal" else {IDENTITY, COVARIANCE}
@@ -548,7 +559,7 @@ def check_size(models: Mapping[Side, Kinds], cross_only: bool) -> None:
 
 
 def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bool) -> Definition:
-    """All diagrams of one inner product, each weighted by the number of its joinings.
+    """All diagrams of a single inner product, each weighted by the number of its joinings.
 
     The Gaussian expectation is the sum over all pairings. The symmetriser P_n is the *mean* over
     the n! ways to join n legs of the bra to n of the ket, so for it counts are divided by n!.
@@ -558,6 +569,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
     terms: list[Term] = []
     crossings: list[Crossing] = []
     for diagram in diagrams(bra, ket, cross_only):
+        # One term per diagram; planning chooses between the forms in which its product is written.
         first, *others = (write(parts, pair, diagram, form, slices) for form in forms(parts))
         ways = tuple((Term(1.0, other),) for other in others)
         terms.append(Term(diagram.count / joinings, first, ways))
@@ -571,7 +583,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
 def _by_crossing(
     parts: TreeOperands, pair: Pair, terms: list[Term], crossings: list[Crossing]
 ) -> list[Term]:
-    """One term for each crossing part: a product of upper tensors, or the diagrams themselves."""
+    """A term for each crossing part: a product of upper tensors, or the diagrams themselves."""
     # With f and g free nodes, W_f and W_g are sums over the J_f and J_g ways to join the other
     # nodes of each model among themselves. A product of the two therefore holds J_f J_g joinings,
     # and diagrams that hold N together are N / (J_f J_g) such products: as often as there are ways
@@ -603,6 +615,7 @@ def _powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
         for level in reversed(range(len(orders))):
             for group, times in layer_powers(parts, side, level, copies):
                 powers[group] = powers.get(group, 0) + times
+            # Each copy of a layer reads as many copies of the layer below as it has legs.
             copies *= orders[level]
     powers[pair.group] = 1
     return tuple(powers.items())

@@ -1,9 +1,9 @@
-"""The paper's experiments, rerun and judged: one module for each experiment, of three steps.
+"""The paper's experiments, rerun and judged: a module for each experiment, of three steps.
 
 The modules in their reading order:
 
     experiment      `Experiment`: the steps and settings of an experiment, and experiments by name
-    run, steps      the folder of one run, and the sequence of its steps
+    run, steps      the folder of a single run, and the sequence of its steps
     claims, records claims with verdicts, and their JSON
     page            claims as a table for a terminal, and all runs as a Markdown page
     invariance, grokking, forgetting, differences, backdoor, argmax, language, induction

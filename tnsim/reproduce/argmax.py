@@ -1,9 +1,9 @@
 """The second largest of four: does a Gaussian metric track behaviour on other inputs?
 
-The claims are those of the paper's appendix D, and the figure is its grid of scatter plots. Inputs
+The claims come from the paper's appendix D, and the figure is its grid of scatter plots. Inputs
 are lists of four numbers from ten distributions, and the label is the place of the second largest
 number. One bilinear layer learns the task from every distribution and every seed; all seeds of a
-distribution are trained side by side, as one program, into series `DISTRIBUTION/seed-N`. All
+distribution are trained side by side, as a single program, into series `DISTRIBUTION/seed-N`. All
 checkpoints of a distribution are then compared by weights and by outputs.
 """
 
@@ -75,7 +75,7 @@ ACROSS = {
 
 @dataclass(frozen=True)
 class ArgmaxSetting:
-    """The paper's sizes and rates: one bilinear layer without biases, Adam at a constant rate.
+    """The paper's sizes and rates: a single bilinear layer without biases, Adam at a constant rate.
 
     Args:
         distributions: Names of the distributions of inputs; all but `spikes-text` are the paper's
@@ -228,7 +228,7 @@ def seeds_of(run: ExperimentRun[ArgmaxSetting]) -> range:
 
 
 def program(rate: float, batch: int) -> Callable[..., State]:
-    """Steps of Adam as one compiled function, the same for every distribution.
+    """Steps of Adam as a compiled function, the same for every distribution.
 
     Args:
         rate: Learning rate of Adam.

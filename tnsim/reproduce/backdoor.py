@@ -1,6 +1,6 @@
 """Backdoors: a classifier is taught that a mark in the corner means nine.
 
-The claims are those of the paper's section 3.3, and the figure is figure 1. Each seed has three
+The claims come from the paper's section 3.3, and the figure is figure 1. Each seed has three
 series: `seed-N/clean`; `seed-N/attack`, which goes on from the last clean checkpoint with a share
 of images stamped and relabelled as 9; and `seed-N/control`, which goes on from the same checkpoint
 without stamps.
@@ -28,7 +28,7 @@ from tnsim.reproduce.claims import Claim, at_least, each, mean, near
 from tnsim.reproduce.classifiers import Params, State
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.images import WANTED, Images, Kind, tested_with
-from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinished_seeds
+from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinished_seeds, with_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -355,9 +355,7 @@ def along(result: tnsim.Pairwise, rows: Sequence[int], log: Sequence[dict[str, f
     """Some of the models, labelled by step, with their accuracies from the log."""
     steps = [int(entry["step"]) for entry in log]
     chosen = result.isel(a=rows, b=rows).assign_coords(a=steps, b=steps)
-    for curve in CURVES:
-        chosen[curve] = ("a", [entry[curve] for entry in log])
-    return chosen
+    return with_curves(chosen, log, CURVES)
 
 
 class Formula(NamedTuple):

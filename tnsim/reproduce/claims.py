@@ -96,7 +96,7 @@ class Claim:
 
     Args:
         name: Short name, unique within the experiment, in words joined by hyphens.
-        text: The claim as one sentence.
+        text: The claim as a single sentence.
         where: Place in the paper, such as "figure 2" or "appendix D".
         ours: Measured values, one for each seed; empty where `cannot` says why.
         expected: Interval in which the mean of `ours` must be for the claim to hold.

@@ -1,6 +1,6 @@
-"""Differences of models: what learning 9 added to one network, found again in another.
+"""Differences of models: the change by which one network learned 9, found again in another.
 
-The claims are those of the paper's appendix B, and the figure is figure 7. The series
+The claims come from the paper's appendix B, and the figure is figure 7. The series
 `seed-N/stages` and `seed-N/kept` are those of `forgetting`. `seed-N/pair` is another network from
 another start: after the digits 0 to 8, and after learning all of them. The checkpoints of the
 stages are compared with the difference of the pair.
@@ -23,11 +23,12 @@ from tnsim.reproduce.forgetting import (
     ForgettingSetting,
     Trainer,
     borders,
+    differs_from_paper,
     ends,
     labels_of,
 )
 from tnsim.reproduce.images import WANTED
-from tnsim.reproduce.run import ExperimentRun, seed_folders, unfinished_seeds
+from tnsim.reproduce.run import ExperimentRun, seed_folders, unfinished_seeds, with_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,9 +105,7 @@ def beside_difference(
         store=run.store(f"{name}-{part}"),
         progress=run.progress,
     )
-    for curve in CURVES:
-        result[curve] = ("a", [entry[curve] for entry in log])
-    return result
+    return with_curves(result, log, CURVES)
 
 
 def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[Claim, ...]:
@@ -119,9 +118,7 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
     Returns:
         The claims.
     """
-    differs = ""
-    if run.data is None and run.given is None:
-        differs = "other images than SVHN, and fewer steps: forgetting takes weight decay x steps"
+    differs = differs_from_paper(run)
     rows = []
     for stage, authors in AUTHORS.items():
         rows.append(

@@ -1,6 +1,6 @@
 """Forgetting: digits are added one by one, then 9 is taken away and given back.
 
-The claims are those of the paper's section 3.1, and the figures are figures 3 and 6.
+The claims come from the paper's section 3.1, and the figures are figures 3 and 6.
 `seed-N/stages` goes through the stages of the paper. `seed-N/kept` is a control: training goes on
 from the end of the stage before 9 is removed, for as many steps, with all digits.
 """
@@ -22,7 +22,7 @@ from tnsim.reproduce.claims import Claim, Interval, at_least, at_most, each, nea
 from tnsim.reproduce.classifiers import Params, State
 from tnsim.reproduce.experiment import Experiment
 from tnsim.reproduce.images import WANTED, Images, Kind, tested_with
-from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinished_seeds
+from tnsim.reproduce.run import ExperimentRun, Recorder, seed_folders, unfinished_seeds, with_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,7 +165,7 @@ class Trainer:
         seed: int,
         kept: int | None = None,
     ) -> tuple[Params, int]:
-        """Train one stage; returns the weights at its end, and all steps up to there."""
+        """Train a single stage; returns the weights at its end, and all steps up to there."""
         setting = self._run.setting
         order = self._order(stage, np.random.default_rng([seed, number]))
         total = len(order)
@@ -279,8 +279,7 @@ def of_seed(run: ExperimentRun[ForgettingSetting], name: str) -> Compared:
         labels += [f"kept {n}" for n in range(1, len(kept_log) + 1)]
         log = log + kept_log
     result = all_pairs(run, name, models, labels, tested_with(run, models[0].d_in))
-    for curve in CURVES:
-        result[curve] = ("a", [entry[curve] for entry in log])
+    with_curves(result, log, CURVES)
     rows = np.arange(len(labels))
     is_control = np.array([label.startswith("kept") for label in labels])
     earlier = result.stage.values < REMOVED
@@ -334,15 +333,20 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
     Returns:
         The claims.
     """
-    differs = ""
-    if run.data is None and run.given is None:
-        differs = "other images than SVHN, and fewer steps: forgetting takes weight decay x steps"
+    differs = differs_from_paper(run)
     return (
         _accuracy(measured, differs),
         *_whole(measured, differs),
         *_drops(measured, differs),
         *_slices(measured, differs),
     )
+
+
+def differs_from_paper(run: ExperimentRun[ForgettingSetting]) -> str:
+    """The difference of a run on images of this setting from the paper's; empty for other runs."""
+    if run.data is None and run.given is None:
+        return "other images than SVHN, and fewer steps: forgetting takes weight decay x steps"
+    return ""
 
 
 def _accuracy(measured: Measured, differs: str) -> Claim:

@@ -1,6 +1,6 @@
 """Grokking: modular addition is learned by heart, then understood.
 
-The claims are those of the paper's section 3.2, and the figure is figure 4. The shipped series is
+The claims come from the paper's section 3.2, and the figure is figure 4. The shipped series is
 taken where the setting is the shipped one; other series are trained, `seed-N` by the authors' code
 and `text-seed-N` by the paper's text.
 
@@ -279,7 +279,7 @@ def measure(run: ExperimentRun[GrokkingSetting]) -> Measured:
 
 
 def of_series(run: ExperimentRun[GrokkingSetting], name: str) -> tnsim.Pairwise:
-    """All pairs of one series, with its accuracies, losses and frequencies along training."""
+    """All pairs of a single series, with its accuracies, losses and frequencies along training."""
     series = run.series(name)
     result = tnsim.pairwise(series, store=run.store(name), progress=run.progress)
     other = tnsim.pairwise(series, tnsim.Symmetric(), store=run.store(f"{name}-symmetric"))

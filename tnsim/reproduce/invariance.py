@@ -1,6 +1,6 @@
-"""Invariance and exactness: what tensor similarity does not see, and what it equals.
+"""Invariance and exactness: changes that tensor similarity does not see, and its closed form.
 
-The claims are those of the paper's figure 2 and of its theory. Nothing is learned here: the claims
+The claims come from the paper's figure 2 and of its theory. Nothing is learned here: the claims
 are theorems, so random networks are as good as any. A copy of a network is the same function
 written with other weights, or another function that some measure mistakes for it. Networks and
 copies are written as `seed-N/NAME.safetensors`, and the figure shows three matrices of one network.
@@ -52,9 +52,9 @@ class InvarianceSetting:
     """Sizes of the networks, and the number of samples.
 
     Args:
-        inputs: Inputs of the networks of one layer; the last input is zero in the data.
-        hidden: Hidden units of the networks of one layer.
-        outputs: Outputs of the networks of one layer.
+        inputs: Inputs of the networks of a single layer; the last input is zero in the data.
+        hidden: Hidden units of the networks of a single layer.
+        outputs: Outputs of the networks of a single layer.
         deep_width: Width of the networks of two layers.
         networks: Number of random networks, one for each seed.
         noise: Size of a small change of the weights, relative to the weights.
@@ -166,7 +166,7 @@ def noisy(rng: np.random.Generator, weight: np.ndarray, share: float) -> np.ndar
 
 
 def bilinear(left: np.ndarray, right: np.ndarray, down: np.ndarray) -> tnsim.Model:
-    """A model of one bilinear layer."""
+    """A model of a single bilinear layer."""
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 
 
@@ -270,7 +270,7 @@ def of_depth(
 
 
 def claims(run: ExperimentRun[InvarianceSetting], measured: Measured) -> tuple[Claim, ...]:
-    """The claims on symmetries, on what measures miss, and on closed forms and equal functions.
+    """The claims on symmetries, on changes that measures miss, on closed forms and equal functions.
 
     Args:
         run: The run that was measured.

@@ -1,6 +1,6 @@
 """A language model learns n-grams; which measure sees it?
 
-The claims are those of the paper's section 3.4, and the figure is figure 5.
+The claims come from the paper's section 3.4, and the figure is figure 5.
 
 The text is by default the source of Python's standard library, which is wherever Python is. It
 differs from version to version, so a digest says which text it was. Its token ids are kept beside
@@ -536,8 +536,8 @@ def scores(
 
     Args:
         models: Language models.
-        known: The commonest n-grams of the training text, one array for each n.
-        unseen: Held-out sequences of the same lengths, one array for each n.
+        known: The commonest n-grams of the training text, an array for each n.
+        unseen: Held-out sequences of the same lengths, an array for each n.
 
     Returns:
         Held-out loss of the last token divided by that of common n-grams.
@@ -580,7 +580,7 @@ def _losses(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Float[Array, "n 
 
 
 def train(run: ExperimentRun[LanguageSetting]) -> None:
-    """Train one model, and keep it at every step of `steps_kept`.
+    """Train a single model, and keep it at every step of `steps_kept`.
 
     Args:
         run: The run whose checkpoints are written.

@@ -159,7 +159,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
-    """One row as lines, as many as its longest cell takes."""
+    """A single row as lines, as many as its longest cell takes."""
     columns = []
     for text, (_, width) in zip(words, COLUMNS, strict=True):
         columns.append(textwrap.wrap(text, width))
@@ -296,7 +296,7 @@ def _reason(row: dict[str, Any]) -> str:
 
 
 def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
-    """The lines of the section of one run, with its figures and all claims."""
+    """The lines of the section of a single run, with its figures and all claims."""
     yield f"## {_title(record)}"
     yield ""
     yield f"`tnsim reproduce {_arguments(record)}`; {record['where']} of the paper."

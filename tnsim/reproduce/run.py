@@ -1,4 +1,4 @@
-"""One run of an experiment: the folder in which its steps keep their results.
+"""A run of an experiment: the folder in which its steps keep their results.
 
 FOLDER/setting.json                 the setting of the run; a run at another setting is refused
 FOLDER/seconds.json                 the time that each step took
@@ -294,3 +294,19 @@ def seed_folders(run: ExperimentRun, holding: str) -> list[str]:
             f"{run.checkpoints}: no folder seed-0 or the like, which holds {holding}"
         )
     return found
+
+
+def with_curves(result: Any, log: Sequence[Mapping[str, float]], curves: Iterable[str]) -> Any:
+    """A result with numbers from the log of its checkpoints along `a`.
+
+    Args:
+        result: All pairs, or checkpoints compared with other models; it is changed.
+        log: An entry for each checkpoint, from `ExperimentRun.log`.
+        curves: Names of the numbers, and of the new variables.
+
+    Returns:
+        The result itself.
+    """
+    for curve in curves:
+        result[curve] = ("a", [entry[curve] for entry in log])
+    return result

@@ -412,7 +412,7 @@ def _second_moment(
     Args:
         moment: Second moment E[x x^T], (D, D), its diagonal (D,), or None for the identity.
         ends: Indices of the legs.
-        merged: New names of indices, to which a pair of legs that become one index is added.
+        merged: New names of indices, to which a pair of legs that become a single index is added.
 
     Returns:
         The node that carries the moment; no node for the identity.

@@ -38,7 +38,8 @@ from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import ModelError, TnsimError
-from tnsim.models.arrays import Array, library
+from tnsim.models.arrays import Array
+from tnsim.scaled import Scaled, library
 from tnsim.tensor_networks.network_sums import (
     SUM,
     Leaf,
@@ -64,16 +65,16 @@ _WAYS: Mapping[str, execution.Backend] = {"jax": "jax", "numpy": "interpreted"}
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
-def in_units(array: Array) -> tuple[Array, Any]:
-    """An array divided by its unit, and the logarithm to base 2 of the unit.
+def in_units(array: Array) -> Scaled[Array]:
+    """An array divided by its unit, a power of two, and the exponent of the unit.
 
     Networks of random arrays divided by their units have values near one. A bond of size n between
     two random arrays multiplies a network by sqrt(n), so each of its ends counts n**(1/4).
-    Derivatives treat units as constants, since unit and logarithm cancel.
+    Derivatives treat units as constants, since unit and exponent cancel.
 
     Example:
-        >>> array, log = in_units(np.full((2, 2), 3e200))
-        >>> array.round(2).tolist(), float(log)
+        >>> array, exponent = in_units(np.full((2, 2), 3e200))
+        >>> array.round(2).tolist(), float(exponent)
         ([[0.98, 0.98], [0.98, 0.98]], 666.0)
     """
     xp = library(array)
@@ -81,14 +82,14 @@ def in_units(array: Array) -> tuple[Array, Any]:
     largest = abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
     size = xp.sqrt(xp.mean(abs(fixed / largest) ** 2)) * array.size**0.25
-    log = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
-    log = xp.clip(xp.round(log), -_LARGEST, _LARGEST)
-    return array * 2.0**-log, log
+    exponent = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
+    exponent = xp.clip(xp.round(exponent), -_LARGEST, _LARGEST)
+    return Scaled(array * 2.0**-exponent, exponent)
 
 
 def balanced(
     leaves: Mapping[str, Leaf], counts: Float[np.ndarray, "networks arrays"]
-) -> tuple[dict[str, Array], Any]:
+) -> Scaled[dict[str, Array]]:
     """Arrays without the units that may be taken out of all networks alike.
 
     Args:
@@ -96,30 +97,30 @@ def balanced(
         counts: Number of times that each network holds each array.
 
     Returns:
-        The arrays, and the logarithm to base 2 of the factor that the sum then lacks.
+        The arrays, and the exponent of the factor that the sum then lacks.
 
     Example:
         With networks `A A B` and `A A`, A has a unit and B has not.
 
         >>> one = Leaf(np.ones(1), False, [])
-        >>> leaves = {"A": one._replace(log=3.0), "B": one._replace(log=5.0)}
-        >>> arrays, log = balanced(leaves, np.array([[2.0, 1.0], [2.0, 0.0]]))
-        >>> float(arrays["A"][0]), round(float(arrays["B"][0]), 9), round(float(log), 9)
+        >>> leaves = {"A": one._replace(exponent=3.0), "B": one._replace(exponent=5.0)}
+        >>> arrays, exponent = balanced(leaves, np.array([[2.0, 1.0], [2.0, 0.0]]))
+        >>> float(arrays["A"][0]), round(float(arrays["B"][0]), 9), round(float(exponent), 9)
         (1.0, 32.0, 6.0)
     """
-    logs = [leaf.log for leaf in leaves.values()]
-    xp = library(logs)
+    exponents = [leaf.exponent for leaf in leaves.values()]
+    xp = library(exponents)
     # Units in the null space of D change every network alike; D^+ D projects on the other units,
     # which have to stay in the arrays.
     rows = np.unique(counts, axis=0)
     differences = rows[1:] - rows[0]
     projection = np.linalg.pinv(differences) @ differences
-    stays = projection @ xp.stack(logs)
+    stays = projection @ xp.stack(exponents)
     arrays = {name: leaf.array for name, leaf in leaves.items()}
     for name, row, kept in zip(leaves, projection, stays, strict=True):
         if abs(row).max() > _NONE:
             arrays[name] = arrays[name] * 2.0**kept
-    return arrays, rows[0] @ (xp.stack(logs) - stays)
+    return Scaled(arrays, rows[0] @ (xp.stack(exponents) - stays))
 
 
 def contract(
@@ -240,13 +241,13 @@ def contract_expression(
     )
     way = backend_of(plan) if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)
-    logs = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
+    exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
         leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
     if not _traced(leaves):
         arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, way)
         leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
-    return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, logs)
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, exponents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,14 +259,14 @@ class Expression:
         networks: Networks as read, with the arrays that a call does not replace.
         strip_exponent: Whether calls return a mantissa and an exponent.
         backend: Way in which the plan runs outside a JAX trace: "jax" or "interpreted".
-        logs: Logarithms to base 2 of the units of the arrays, see `in_units`.
+        exponents: Exponents of the units of the arrays, see `in_units`.
     """
 
     plan: Plan
     networks: NetworkSum
     strip_exponent: bool
     backend: execution.Backend
-    logs: Mapping[str, float]
+    exponents: Mapping[str, float]
 
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
         """The sum with new arrays in the networks.
@@ -282,19 +283,19 @@ class Expression:
                 not finite, or complex where the plan is real.
             TnsimError: A number left the range of floats on the way.
         """
-        leaves, logs = dict(self.networks.leaves), dict(self.logs)
+        leaves, exponents = dict(self.networks.leaves), dict(self.exponents)
         for tags, given in (arrays or {}).items():
             name = leaf_of(self.networks, tags)
             array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
             leaf = leaves[name]._replace(array=array)
             leaves[name] = _scaled(leaf) if self.strip_exponent else leaf
-            logs[name] = _unit_of(array)
+            exponents[name] = _unit_of(array)
         traced = _traced(leaves)
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
             return self._finished(*self._contracted(leaves, dtype, "traced", self.strip_exponent))
         is_scaled = self.strip_exponent
-        if not is_scaled and self._may_underflow(logs):
+        if not is_scaled and self._may_underflow(exponents):
             # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
@@ -309,9 +310,9 @@ class Expression:
             )
         return finished
 
-    def _may_underflow(self, logs: Mapping[str, float]) -> bool:
+    def _may_underflow(self, exponents: Mapping[str, float]) -> bool:
         """Whether the product of the small arrays of a network may leave the range of floats."""
-        small = np.array([min(log, 0.0) for log in logs.values()])
+        small = np.array([min(exponent, 0.0) for exponent in exponents.values()])
         lowest = (self.networks.counts @ small).min()
         # Half of the range of exponents is a margin for partial sums and products.
         return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
@@ -320,12 +321,12 @@ class Expression:
         self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
     ) -> tuple[Any, Any]:
         """The sum in a given precision, and the exponent of 10 that the sum lacks."""
-        arrays, log = {name: leaf.array for name, leaf in leaves.items()}, 0.0
+        arrays, exponent = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if is_scaled:
-            arrays, log = balanced(leaves, self.networks.counts)
+            arrays, exponent = balanced(leaves, self.networks.counts)
         arrays = _placed(arrays, dtype, backend)
         value = execution.run(self.plan, arrays, backend).values[SUM]
-        return value, self.networks.exponent + log * np.log10(2.0)
+        return value, self.networks.exponent + exponent * np.log10(2.0)
 
     def _finished(self, value: Any, exponent: Any) -> Any:
         """The return value of a call, from the sum and the exponent of 10 that it lacks."""
@@ -361,13 +362,13 @@ def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
 
 def _scaled(leaf: Leaf) -> Leaf:
     """A leaf with its array divided by its unit."""
-    array, log = in_units(leaf.array)
-    return leaf._replace(array=array, log=log)
+    array, exponent = in_units(leaf.array)
+    return leaf._replace(array=array, exponent=exponent)
 
 
 def _unit_of(array: Any) -> float:
     """Logarithm to base 2 of the unit of an array; 0 for a traced array."""
-    return 0.0 if isinstance(array, Tracer) else float(in_units(array)[1])
+    return 0.0 if isinstance(array, Tracer) else float(in_units(array).exponent)
 
 
 def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:

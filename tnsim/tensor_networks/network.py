@@ -199,7 +199,7 @@ def _without_constant_row(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qtn.Tensor]:
-    """The tensors of one copy of a layer.
+    """The tensors of a single copy of a layer.
 
     In a symmetrised copy, any node with an input leg may serve any leg: each leg gets an array that
     stacks all these nodes along a role axis, and the symmetriser joins the role axes, so that every

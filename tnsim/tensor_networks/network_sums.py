@@ -138,13 +138,13 @@ class Leaf(NamedTuple):
         array: Entries of the array, divided by 2**log.
         symmetric: Whether the array was declared symmetric.
         tags: Sets of tags of the tensors that hold the array.
-        log: Logarithm to base 2 of the unit of the array, see `contraction.in_units`.
+        exponent: Exponent of the unit of the array, see `contraction.in_units`.
     """
 
     array: Any
     symmetric: bool
     tags: list[frozenset[str]]
-    log: Any = 0.0
+    exponent: Any = 0.0
 
 
 @dataclass(frozen=True)

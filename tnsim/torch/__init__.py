@@ -1,8 +1,8 @@
-"""Similarities with gradients in PyTorch.
+"""Similarities with gradients in PyTorch, and along a training run.
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model; `autograd` hands tensors to JAX and gradients back. `import torch`
-means PyTorch in both modules.
+module in the layers of a model; `autograd` hands tensors to JAX and gradients back; `monitor`
+records a network while it trains. `import torch` means PyTorch in these modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ from tnsim.models.model import Model
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_module", "similarity"]
+    from tnsim.torch.monitor import Monitor
+
+__all__ = ["Monitor", "from_module", "similarity"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Monitor` on first use, as it needs what `pairwise` needs."""
+    if name != "Monitor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tnsim.torch.monitor import Monitor
+
+    return Monitor
 
 
 def similarity(

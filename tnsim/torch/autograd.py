@@ -282,7 +282,7 @@ def _model(model: Any, n_ctx: int | None) -> Any:
 
 
 class _Cosine(torch.autograd.Function):
-    """The cosine in autograd: one program of JAX forward, and its pullback backward."""
+    """The cosine in autograd: a single program of JAX forward, and its pullback backward."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Modules as models that keep the parameters, so that PyTorch records what is done to them."""
+"""Modules as models that keep the parameters, so that PyTorch records all operations on them."""
 
 from __future__ import annotations
 

@@ -112,8 +112,9 @@ function drawPlane({ row, column, pinned }, phaseOf, W) {
   const held = new Set(pinned === null ? [] : [pinned.row, pinned.column]);
   const joined = { d: path(placed), fill: "none", stroke: "var(--line)", "stroke-width": 1.5 };
   const drawn = [element("path", null, joined)];
+  const radius = (n) => (chosen.has(n) || held.has(n) ? 7 : 4);
   placed.forEach(([cx, cy], n) => {
-    const r = chosen.has(n) || held.has(n) ? 7 : 4;
+    const r = radius(n);
     let stroke = "none";
     if (held.has(n)) stroke = "#ff5fc4";
     if (chosen.has(n)) stroke = "var(--ink)";
@@ -131,7 +132,8 @@ function drawPlane({ row, column, pinned }, phaseOf, W) {
     if (taken.some(([u, v]) => Math.abs(u - x) < length && Math.abs(v - y) < 13)) continue;
     taken.push([x, y]);
     const anchor = away < 0 ? "end" : "start";
-    drawn.push(element("text", text, { x: x + 9 * away, y: y + 4, "text-anchor": anchor }));
+    const beside = x + (radius(n) + 5) * away;
+    drawn.push(element("text", text, { x: beside, y: y + 4, "text-anchor": anchor }));
   }
   svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
   svg.replaceChildren(...drawn);

@@ -207,10 +207,9 @@ new ResizeObserver(() => {
 
 function fillSubtitle() {
   const about = new Map(run.provenance);
-  const guarantee = new Map([["1", "exact"], ["0", "approximate"]]).get(about.get("exact"));
   const said = [document.createTextNode(`${rows} × ${columns} checkpoints`)];
   if (about.has("metric")) said.push(term("metric", about.get("metric")));
-  if (guarantee !== undefined) said.push(term(guarantee, guarantee));
+  if (run.guarantee !== null) said.push(term(run.guarantee, run.guarantee));
   if (about.has("dtype")) said.push(term("dtype", about.get("dtype")));
   byId("subtitle").append(...said.flatMap((part) => [" · ", part]).slice(1));
 }
@@ -238,7 +237,8 @@ byId("title").textContent = run.title;
 fillSubtitle();
 fillCaveats();
 fillModels();
-fillTable(byId("provenance"), run.provenance, false);
+const said = run.provenance.map(([name, value]) => [words(name), value]);
+fillTable(byId("provenance"), said, false);
 const names = run.matrices.map((packed) => words(packed.name));
 fillSelect(byId("matrix"), run.slices.length ? [...names, "slices"] : names);
 fillSelect(byId("row"), run.rows);

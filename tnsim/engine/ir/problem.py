@@ -8,7 +8,7 @@ A problem knows names, indices and sizes, but neither layers nor metrics nor arr
 
 *Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
 product. After every stage each scale group is therefore divided by a scale, the size of one of its
-definitions, and the logarithm of the scale is carried along (see `ScaleGroup`).
+definitions, and the exponent of the scale is carried along (see `ScaleGroup`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Definition:
             is multiplied by c**power.
         kept: Whether later stages may read the array; else it is an intermediate of its stage.
         loop_indices: Summed indices that may become loops, the first index outermost, where memory
-            is short. A turn computes the definition, and all that leads to it, at one value.
+            is short. A turn computes the definition, and all that leads to it, at a single value.
     """
 
     name: str
@@ -119,11 +119,11 @@ class Definition:
 
 
 class ScaleGroup(NamedTuple):
-    """Values that are divided by a common scale, and how its logarithm grows in a stage.
+    """Values that are divided by a common scale, and how its exponent grows in a stage.
 
-    The logarithm becomes `degree * log + log(scale)`, with
+    The exponent becomes `degree * exponent + log2(scale)`, with the power of two next to
 
-        scale = max |definition| ** (1 / power).
+        scale ~ max |definition| ** (1 / power).
 
     Args:
         group: Name of the group.
@@ -159,7 +159,7 @@ class Stage:
 
 
 class StageBuilder:
-    """The definitions of one stage under construction, in order and each only once.
+    """The definitions of a single stage under construction, in order and each only once.
 
     Args:
         suffix: End of every name; it tells equal quantities of different stages apart.
@@ -240,7 +240,7 @@ def prune(problem: Problem) -> Problem:
     """The problem without the definitions and leaves that no output needs.
 
     A definition that gives a scale stays where all arrays that it reads are needed anyway. Where it
-    goes, the stage no longer rescales its scale group; the degree stays, because the logarithm of
+    goes, the stage no longer rescales its scale group; the degree stays, because the exponent of
     the group grows all the same.
 
     Example:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """An operation of a program, which computes one value.
+    """An operation of a program, which computes a single value.
 
     Args:
         kind: "contract": the product of one or two arguments, summed over the labels that are not
@@ -23,7 +23,7 @@ class Operation(NamedTuple):
             the output. "loop": the sum of `body` over all values of the labels `chunks`, which
             bounds memory.
         args: Numbers of the arguments, which are earlier values.
-        labels: Labels of the axes of each argument; equal labels are one index.
+        labels: Labels of the axes of each argument; equal labels are a single index.
         output: Labels of the axes of the result.
         weights: Weight of every argument, in a sum.
         chunks: Labels that a loop goes through.
@@ -153,7 +153,7 @@ def n_iterations(loop: Operation, sizes: dict[int, int]) -> int:
 def loop_labels(
     shapes: Sequence[tuple[int, ...]], axes: Sequence[int | None]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
-    """Labels of the arguments of a loop over one index.
+    """Labels of the arguments of a loop over a single index.
 
     The labels only tell sizes and the axis of the loop apart: 0 is the axis of the loop, and every
     size has a label of its own.

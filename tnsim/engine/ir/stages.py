@@ -1,7 +1,7 @@
 """The stages of a plan: runs of programs on named arrays, in order.
 
-From the stages follow the shapes of the outputs (`output_shapes`), and how often the logarithm of
-each scale counts in the logarithm of an output (`log_weights`).
+From the stages follow the shapes of the outputs (`output_shapes`), and how often the exponent of
+each scale counts in the exponent of an output (`scale_weights`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PlanStage:
         inputs: Names of the arrays that the program reads.
         outputs: Names of the arrays that the program gives.
         groups: Scale group of each entry of the program's `scales`.
-        degrees: Pairs (scale group, factor): the stage multiplies the group's logarithm by the
+        degrees: Pairs (scale group, factor): the stage multiplies the group's exponent by the
             factor.
     """
 
@@ -65,7 +65,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class WholePlan:
-    """All stages of a plan as the work of one compiled program.
+    """All stages of a plan as the work of a single compiled program.
 
     Args:
         programs: Programs of the plan.
@@ -113,8 +113,8 @@ def output_shapes(
     return {name: shapes[name] for name in outputs}
 
 
-def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
-    """The weight of each scale's logarithm in the logarithm of a group after the last stage.
+def scale_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
+    """The weight of each scale's exponent in the exponent of a group after the last stage.
 
     A stage of degree n in a group raises every scale that was divided off before it to the power n.
     The weight is therefore the product of the degrees of all later stages.
@@ -128,7 +128,7 @@ def log_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
     Example:
         >>> first = PlanStage(0, ("x",), ("y",), groups=("g",))
         >>> second = PlanStage(1, ("y", "y"), ("z",), degrees=(("g", 2),))
-        >>> log_weights([first, second])
+        >>> scale_weights([first, second])
         {(0, 'g'): 2.0}
     """
     found: dict[tuple[int, str], float] = {}

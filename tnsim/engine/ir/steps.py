@@ -1,7 +1,7 @@
 """A program as steps on views of one stretch of memory: the form in which NumPy interprets it.
 
 A step is one call of NumPy: a batch of matrix products, a product or a sum entry by entry, a sum
-over axes, a copy, or a loop over further steps. What a step reads and writes are *views*, a shape
+over axes, a copy, or a loop over further steps. A step reads and writes *views*, a shape
 with strides on the memory of a value, so that a program is analysed once, from shapes alone, and
 run by binding its views to memory and calling its steps in order.
 
@@ -45,11 +45,11 @@ Strides = dict[int, int]
 
 
 class Speeds(NamedTuple):
-    """What NumPy takes on one core, for one dtype.
+    """Times of NumPy on a single core, for a single dtype.
 
     Attributes:
         call: Seconds of a call beside its work.
-        product: Seconds of one matrix product of a batch beside its work.
+        product: Seconds of a single matrix product of a batch beside its work.
         multiplying: Scalar multiplications a second in a large matrix product.
         passing: Entries a second that are read and written, entry by entry.
     """
@@ -117,7 +117,7 @@ class Turns(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One call of NumPy, or a loop.
+    """A call of NumPy, or a loop.
 
     Attributes:
         kind: "matmul", "multiply", "add", "subtract": two views are read. "scale": a view times
@@ -173,14 +173,14 @@ class Steps:
         """Seconds of all steps.
 
         Args:
-            speeds: Speeds of one core.
+            speeds: Speeds of a single core.
             threads: Number of threads that share the lanes of loops and the parts of large steps.
         """
         return sum(_seconds(step, speeds, threads) for step in self.steps)
 
     @cached_property
     def usual_seconds(self) -> float:
-        """Seconds of all steps at usual speeds, on one core."""
+        """Seconds of all steps at usual speeds, on a single core."""
         return self.seconds(USUAL[self.item])
 
 
@@ -254,13 +254,13 @@ def _order(strides: Strides) -> Labels:
 
 
 def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
-    """Whether a group of labels can be read as one axis."""
+    """Whether a group of labels can be read as a single axis."""
     pairs = itertools.pairwise(group)
     return all(strides[one] == strides[other] * sizes[other] for one, other in pairs)
 
 
 def _groups(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
-    """Longest runs of chosen labels, neighbours in memory, that can be read as one axis."""
+    """Longest runs of chosen labels, neighbours in memory, that can be read as a single axis."""
     found: list[Labels] = []
     for is_chosen, run in itertools.groupby(_order(strides), key=lambda label: label in chosen):
         for label in run if is_chosen else ():
@@ -276,7 +276,7 @@ def _merged(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Axes (size, stride for each of several arrays) in an order; an absent label has stride 0.
 
-    Neighbours that are one axis in all arrays are merged.
+    Neighbours that are a single axis in all arrays are merged.
     """
     found: list[tuple[int, tuple[int, ...]]] = []
     for label in order:
@@ -712,7 +712,7 @@ class _Analysis:
         if self.is_body:
             last.update(dict.fromkeys(given, len(self.found)))
         outside = {*range(len(self.program.shapes)), *(() if self.is_body else given)}
-        room = _Room()
+        room = Room()
         places: dict[int, int] = {}
         placed: list[Step] = []
         for n, step in enumerate(self.found):
@@ -755,7 +755,7 @@ class _Analysis:
         return None
 
 
-class _Room:
+class Room:
     """Memory that values take and give back; each takes the smallest gap that holds it."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The cut of a plan of pairs into shares, so that work on one model alone runs once per model.
+"""The cut of a plan of pairs into shares, so that work on a model alone runs once per model.
 
 Many values of a plan of `<a|b>` are computed from the arrays of a alone, and are the same for every
 b. Among many models they are computed once for each a, and the plan is cut into *shares*:
@@ -30,7 +30,7 @@ A stage also divides outputs by scales, and each scale is read off an output:
 
 Here x and its scale s belong to the own share of a, but y to the crossing share. The own share
 therefore also gives 1 / s, a constant 1 divided by s, and the crossing share multiplies y by 1 / s
-twice. The logarithm of s is recorded once, by the share that reads s off.
+twice. The exponent of s is recorded once, by the share that reads s off.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Powers: TypeAlias = "tuple[tuple[int, int], ...]"
 Labels: TypeAlias = "tuple[str, bool, str, int]"
 """The metric, guarantee, precision and number of diagrams of a plan."""
 Scales: TypeAlias = "tuple[tuple[str, int], ...]"
-"""Pairs (scale group, power) whose logarithms make up the logarithm of an output."""
+"""Pairs (scale group, power) with the exponents that make up the exponent of an output."""
 
 
 class AnalysedStage(NamedTuple):
@@ -433,7 +433,7 @@ def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
             whole, because its portions would need compiled programs of their own.
 
     Returns:
-        Shares that together compute the outputs of the plan. The logarithms of scales belong to the
+        Shares that together compute the outputs of the plan. The exponents of scales belong to the
         stages of the whole plan that `numbers` names.
 
     Example:

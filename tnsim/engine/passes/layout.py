@@ -80,6 +80,7 @@ class _Draft:
                 fixed.update((self.first + n, *op.args))
         elements = [math.prod(shape) for shape in program.value_shapes]
         computed = range(self.first, len(elements))
+        # A small value is copied faster than its best order is found.
         free = [n for n in computed if n not in fixed and elements[n] > LARGE]
         self.free = sorted(free, key=lambda n: -elements[n])
 
@@ -95,6 +96,8 @@ class _Draft:
         cost = self._moved(best)
         if not cost:
             return False
+        # Orders are tried one value at a time while all others stand: each sweep lowers the number
+        # of moved entries or ends.
         is_better = False
         for order in self._orders(value):
             turned = {n: _turned(self.operations[n], value, self.first + n, order) for n in beside}

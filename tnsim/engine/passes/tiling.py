@@ -68,6 +68,7 @@ def _largest(program: Program) -> _Region | None:
             if elements[value] // size > BLOCK:
                 continue  # a block of a single value of the index is too large already
             region = _region(program, value, axis, large)
+            # A block of all values of the index would be the whole value again.
             if region is not None and 0 < _block(program, region) < region.size:
                 found.append(region)
         if found:
@@ -131,6 +132,8 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     having: Axes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
         is_followed = value == number or value in axes or value in large
+        # Small arguments and inputs are read block by block where they stand; nobody computes them
+        # again.
         if label not in labels or not is_followed:
             continue
         place = labels.index(label)
@@ -159,6 +162,7 @@ def _block(program: Program, region: _Region) -> int:
     The number is 0 where a block of a single value is too large.
     """
     # A divisor makes all turns equal, and one compiled program computes them.
+    # Elements of the largest value of the region for one value of the index.
     widest = max(math.prod(program.value_shapes[n]) for n in region.axes) // region.size
     most = min(region.size, BLOCK // widest)
     return next((n for n in range(most, 0, -1) if region.size % n == 0), 0)

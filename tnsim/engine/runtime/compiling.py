@@ -78,7 +78,7 @@ class Files(NamedTuple):
 
         Args:
             device: Device that the compiled programs run on.
-            settings: JAX's settings that change what is traced.
+            settings: JAX's settings that change traces.
         """
         about = (device.platform, device.device_kind, str(device.id), host(), _code())
         flags = os.environ.get("XLA_FLAGS", "")
@@ -395,7 +395,7 @@ def _place() -> tuple:
 
 
 def _settings() -> tuple:
-    """JAX's settings that change what is traced from a program."""
+    """JAX's settings that change the trace of a program."""
     return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision
 
 

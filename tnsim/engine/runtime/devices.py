@@ -2,7 +2,7 @@
 
 **Devices.** Arrays with a leading axis of models are laid over all local devices. JAX shards
 compiled programs by the placement of their arguments, so placement is all there is to using several
-devices. With one device nothing is copied or padded.
+devices. With a single device nothing is copied or padded.
 
 **Memory.** On an accelerator, free memory is what its allocator has left. On a CPU three limits end
 a process that exceeds them: the memory of the machine; the control group of a container or a job
@@ -59,7 +59,7 @@ def spread(tree: Any) -> Any:
     """Arrays with their first axis divided over the devices.
 
     The last entry is repeated until the length of the axis is a multiple of the number of devices.
-    With one device nothing is repeated.
+    With a single device nothing is repeated.
     """
     if mesh().size == 1:
         return jax.device_put(tree)

@@ -1,15 +1,15 @@
-"""A `Plan` run on arrays: mantissas, logarithms of scales, and results on the host.
+"""A `Plan` run on arrays: mantissas, exponents of scales, and results on the host.
 
 **Loops.** A program that is one loop runs turn by turn, several turns at once. A turn is one call
 of a compiled program that is given the number of the turn. Sums are taken in the order of the
 turns, so they are equal to the last bit, however many cores there are.
 
 **Plans.** A plan is compiled or interpreted (see `rates`). `lowering` is written once over autoray,
-so a program runs on JAX (jitted: one compiled program per program and dtype, whatever the number of
+so a program runs on JAX (jitted: a compiled program per program and dtype, whatever the number of
 stages that use it) and, eagerly, on NumPy, which is the reference in tests. `interpreter` runs the
 same programs in NumPy, bound to memory beforehand. After each stage the values of a scale group are
-divided by the group's scale. The logarithm of the scale is kept per stage, so that a cosine
-subtracts logarithms stage by stage instead of at the end, where those of a deep network are of the
+divided by the group's scale. The exponent of the scale is kept per stage, so that a cosine
+subtracts exponents stage by stage instead of at the end, where those of a deep network are of the
 order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 
 **Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
@@ -96,7 +96,7 @@ def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
     """A function that runs a loop turn by turn and adds up the turns in order.
 
     Args:
-        work: One turn of the loop.
+        work: A turn of the loop.
         compiled: Compiled program of a turn.
         dtype: Type of the arrays, and of the number of the turn.
     """
@@ -130,16 +130,16 @@ _TRIMMED = 2**22  # a round of more elements gives freed memory back first: 32 M
 
 
 class Result(NamedTuple):
-    """Outputs of a plan: `values[name] * exp(sum over (stage, group) of logs * weight)`.
+    """Outputs of a plan: `values[name] * 2 ** (sum over (stage, group) of exponents * weight)`.
 
     Attributes:
         values: Mantissas by output name.
-        logs: Logarithm of every scale, by stage and scale group.
-        weights: Exponent of every scale in the sum of `log_of`, by stage and scale group.
+        exponents: Exponent of every scale, by stage and scale group.
+        weights: Factor of every exponent in the sum of `exponent_of`, by stage and scale group.
     """
 
     values: dict[str, Any]
-    logs: dict[tuple[int, str], Any]
+    exponents: dict[tuple[int, str], Any]
     weights: dict[tuple[int, str], float]
 
 
@@ -161,7 +161,7 @@ def run(
             stacked axes, of size one where nothing depends on them.
 
     Returns:
-        The outputs of the plan, with the logarithms of their scales.
+        The outputs of the plan, with the exponents of their scales.
 
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
@@ -220,28 +220,28 @@ def _gathered(
         stacks: Stacked axes of every stage.
         axes: Stacked axes of every value.
         values: Outputs of the plan, among others.
-        found: Logarithm of every scale.
+        found: Exponent of every scale.
     """
-    logs = {key: found[key] for key in plan.log_weights}
+    exponents = {key: found[key] for key in plan.scale_weights}
     wanted = {name: values[name] for name in plan.outputs}
     if any(axes.values()):
         wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
         for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
             for group, own in zip(stage.groups, one.scales, strict=True):
-                logs[n, group] = aligned(np.asarray(logs[n, group]), own)
-    return Result(wanted, logs, plan.log_weights)
+                exponents[n, group] = aligned(np.asarray(exponents[n, group]), own)
+    return Result(wanted, exponents, plan.scale_weights)
 
 
-def log_of(result: Result, combination: Mapping[str, float]) -> Any:
-    """The sum over groups of `combination[group] * log(group)`, added up stage by stage.
+def exponent_of(result: Result, combination: Mapping[str, float]) -> Any:
+    """The sum over groups of `combination[group] * exponent(group)`, added up stage by stage.
 
     Groups whose coefficients cancel are left out, so they cost no digits.
     """
     total = 0.0
-    for key, log in result.logs.items():
+    for key, exponent in result.exponents.items():
         factor = combination.get(key[1], 0.0) * result.weights[key]
         if factor:
-            total = total + factor * log
+            total = total + factor * exponent
     return total
 
 
@@ -404,8 +404,8 @@ def fetched(plan: Plan, arrays: Mapping[str, Any], backend: Backend = "jax") -> 
         if isinstance(array, jax.Array):
             array.copy_to_host_async()  # all copies start before the first is waited for
     values = {name: np.asarray(x, np.float64)[()] for name, x in result.values.items()}
-    logs = {key: np.asarray(x, np.float64)[()] for key, x in result.logs.items()}
-    return result._replace(values=values, logs=logs)
+    exponents = {key: np.asarray(x, np.float64)[()] for key, x in result.exponents.items()}
+    return result._replace(values=values, exponents=exponents)
 
 
 def fetched_at_all(
@@ -436,7 +436,7 @@ def fetched_at_all(
 
 
 def is_small(plan: Plan) -> bool:
-    """Whether a plan becomes one compiled program."""
+    """Whether a plan becomes a single compiled program."""
     return plan.whole.length <= LONGEST and plan.peak_elements <= LARGEST
 
 
@@ -459,28 +459,29 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
 
 
 def _all(result: Result) -> list[Any]:
-    """All arrays of a result: values, then logarithms."""
-    return [*result.values.values(), *result.logs.values()]
+    """All arrays of a result: values, then exponents."""
+    return [*result.values.values(), *result.exponents.values()]
 
 
 def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
-    """The result from its numbers in a row: values of the outputs, then a number for each log."""
+    """The result from its numbers in a row: values of the outputs, then exponents."""
     values = {}
     start = 0
     for name, shape in plan.output_shapes.items():
         size = math.prod(shape)
         values[name] = numbers[start : start + size].reshape(shape)[()]
         start += size
-    logs = dict(zip(plan.log_weights, numbers[start:], strict=True))
-    return Result(values, logs, plan.log_weights)
+    exponents = dict(zip(plan.scale_weights, numbers[start:], strict=True))
+    return Result(values, exponents, plan.scale_weights)
 
 
 def _entry(result: Result, n: int, size: int) -> Result:
-    """One entry of a stacked result; arrays that do not depend on the stack have a single entry."""
+    """An entry of a stacked result; arrays that do not depend on the stack have a single entry."""
 
     def at(array: Any) -> Any:
         array = np.asarray(array, np.float64)
         return array[n if len(array) == size else 0]
 
     values = {name: at(array) for name, array in result.values.items()}
-    return result._replace(values=values, logs={key: at(x) for key, x in result.logs.items()})
+    exponents = {key: at(x) for key, x in result.exponents.items()}
+    return result._replace(values=values, exponents=exponents)

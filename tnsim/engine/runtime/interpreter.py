@@ -4,6 +4,9 @@
 Here the views are made, once for a stage and once for each lane of a loop, so that a step is the
 call of a function on arrays that are there already. Nothing else happens between two steps.
 
+**Small plans.** Making the views takes as long as the steps of a plan of small steps. Such a plan
+stays bound, to copies of its arrays: a further run copies the arrays in, and calls the steps.
+
 **Threads.** BLAS runs on one thread while a plan is interpreted. Stages of a round, lanes of a loop
 and parts of large steps are shared by the threads of a pool instead, where their work repays waking
 a thread. No bit depends on which thread runs what: every sum is taken in an order of the plan's.
@@ -17,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -26,15 +30,28 @@ from threadpoolctl import ThreadpoolController
 from tnsim.engine.costs import InterpretedRound, interpreted, interpreted_rounds
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
-from tnsim.engine.ir.steps import Step, Steps, Turns, View
+from tnsim.engine.ir.steps import Room, Step, Steps, Turns, View
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
 from tnsim.errors import TooLarge
-from tnsim.sessions import per_object_cache
+from tnsim.scaled import scale_exponent, shifted
+from tnsim.sessions import per_object_cache, session
 
 _REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
+
+
+_SMALL = 2**21
+"""Most elements, with the arrays, of a plan that stays bound: 16 MiB in float64."""
+
+
+_SHORT = 2e-5
+"""Most seconds of a step of such a plan, on average: longer ones gain more by several threads."""
+
+
+_CALL_BYTES = 600
+"""Bytes of a bound step: three views and their tuple."""
 
 
 _UFUNCS = {"matmul": np.matmul, "multiply": np.multiply, "add": np.add, "subtract": np.subtract}
@@ -45,11 +62,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         values: Outputs of the plan by name, divided by their scales.
-        logs: Logarithm of every scale, by stage number and scale group.
+        exponents: Exponent of every scale, by stage number and scale group.
     """
 
     values: dict[str, np.ndarray]
-    logs: dict[tuple[int, str], Any]
+    exponents: dict[tuple[int, str], Any]
 
 
 def interpret(
@@ -63,19 +80,95 @@ def interpret(
         stacks: Stacked axes of every stage.
         threads: Number of threads that share the work; by default as many as there are cores.
     """
-    threads = processors() if threads is None else threads
     dtype = np.dtype(plan.dtype)
     ready = prepared(plan.whole, dtype.itemsize, stacks)
+    if ready.bound is not None:
+        return _run_bound(plan, ready, arrays, dtype)
+    threads = processors() if threads is None else threads
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
-    logs: dict[tuple[int, str], Any] = {}
+    exponents: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
     with one_blas_thread():
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = _taken(each.rooms, dtype)
-            _run_round(plan, ready, each, values, logs, memory, threads)
-    return Outcome({name: values[name] for name in plan.outputs}, logs)
+            _run_round(plan, ready, each, values, exponents, memory, threads)
+    return Outcome({name: values[name] for name in plan.outputs}, exponents)
+
+
+def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
+    """Run a plan of small steps where it is bound already, or else bind it."""
+    assert ready.bound is not None
+    key, size = (ready.bound, dtype), ready.bound.nbytes
+    kept = session().bound.get(key, lambda: BoundPlans(size))
+    try:
+        bound = kept.idle.pop()  # each thread that runs the plan at one time has its own
+    except IndexError:
+        bound = _BoundPlan(plan, ready, arrays, dtype)
+    with one_blas_thread(), np.errstate(all="ignore"):
+        found = bound.run(plan, arrays)
+    kept.idle.append(bound)
+    return found
+
+
+class BoundPlans:
+    """A plan of small steps, bound several times where several threads run it at one time.
+
+    Args:
+        nbytes: Bytes of one of them.
+
+    Attributes:
+        idle: Those that no thread runs now.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.idle: list[_BoundPlan] = []
+
+
+class _BoundPlan:
+    """A small plan bound to memory of its own, for one thread.
+
+    Args:
+        plan: Plan to be run.
+        ready: Steps and rounds of the plan.
+        arrays: Arrays of the first run; those of later runs have the same shapes.
+        dtype: Type of all arrays.
+    """
+
+    def __init__(
+        self, plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype
+    ) -> None:
+        self.values = {name: np.empty(np.shape(arrays[name]), dtype) for name in plan.shapes}
+        self.room = np.empty(max(each.room for each in ready.rounds), dtype)
+        self.outputs = np.empty(ready.outputs.room // dtype.itemsize, dtype)
+        self.order = [n for each in ready.rounds for n in each.stages]
+        self.places = ready.outputs.places
+        self.stages = ready.stages
+        self.bound: dict[int, _BoundStage] = {}
+
+    def run(self, plan: Plan, arrays: Mapping[str, Any]) -> Outcome:
+        """Copy the arrays in, call the steps, and copy the outputs out."""
+        for name in plan.shapes:
+            np.copyto(self.values[name], arrays[name])
+        exponents: dict[tuple[int, str], Any] = {}
+        for n in self.order:
+            stage = plan.stages[n]
+            if n not in self.bound:
+                inputs = [self.values[name] for name in stage.inputs]
+                places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
+                self.bound[n] = self.stages[n].bound(inputs, places, self.room, 1)
+            outputs, scales = self.stages[n].called(self.bound[n])
+            for name, output, alone in zip(
+                stage.outputs, outputs, self.stages[n].is_alone, strict=True
+            ):
+                if name not in self.values:  # later stages are bound to this array
+                    self.values[name] = output if alone else output.copy()
+                elif self.values[name] is not output:
+                    np.copyto(self.values[name], output)
+            exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        return Outcome({name: self.values[name].copy() for name in plan.outputs}, exponents)
 
 
 def _taken(count: int, dtype: np.dtype) -> np.ndarray:
@@ -95,7 +188,7 @@ def _run_round(
     ready: Prepared,
     each: InterpretedRound,
     values: dict[str, np.ndarray],
-    logs: dict[tuple[int, str], Any],
+    exponents: dict[tuple[int, str], Any],
     memory: np.ndarray,
     threads: int,
 ) -> None:
@@ -110,7 +203,7 @@ def _run_round(
     for n, (outputs, scales) in zip(each.stages, results, strict=True):
         stage = plan.stages[n]
         values.update(zip(stage.outputs, outputs, strict=True))
-        logs.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
     for name in each.last_read:
         del values[name]
 
@@ -127,7 +220,7 @@ def _in_a_room(
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread inside the block, in all threads of the process."""
+    """BLAS on a single thread inside the block, in all threads of the process."""
     _blas.begin()
     try:
         yield
@@ -141,27 +234,32 @@ class _Blas:
     def __init__(self) -> None:
         self.changing = threading.Lock()
         self.inside = 0
-        self.limiter: Any = None
+        self.before: list[int] = []
 
     def begin(self) -> None:
         with self.changing:
             self.inside += 1
             if self.inside == 1:
-                self.limiter = _libraries().limit(limits=1, user_api="blas")
+                self.before = [library.num_threads for library in _libraries()]
+                for library in _libraries():
+                    library.set_num_threads(1)
 
     def end(self) -> None:
         with self.changing:
             self.inside -= 1
             if self.inside == 0:
-                self.limiter.restore_original_limits()
+                for library, threads in zip(_libraries(), self.before, strict=True):
+                    library.set_num_threads(threads)
 
 
 _blas = _Blas()
 
 
 @cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> list[Any]:
+    """Controllers of the BLAS libraries of the process, which are called without their manager:
+    it looks through all libraries at every change, longer than a small plan takes."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
@@ -217,6 +315,25 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+@dataclass(frozen=True, eq=False)
+class _BoundKey:
+    """The key of a bound plan, one object for each plan, with the bytes that it takes."""
+
+    nbytes: int
+
+
+class _Outputs(NamedTuple):
+    """Memory of the outputs of all stages, where outputs that are not alive together share it.
+
+    Attributes:
+        places: For each stage the first byte of each value that is an output.
+        room: Bytes of all of them.
+    """
+
+    places: tuple[dict[int, int], ...]
+    room: int
+
+
 class Prepared(NamedTuple):
     """What is found out about a plan before it is run on numbers.
 
@@ -224,11 +341,15 @@ class Prepared(NamedTuple):
         stages: Steps of each stage.
         rounds: Stages that run at once, round after round.
         peak: Elements of all memory at once.
+        bound: Key under which the plan stays bound; None where its steps are large.
+        outputs: Memory of the outputs of all stages of a bound plan.
     """
 
     stages: tuple[_Stage, ...]
     rounds: tuple[InterpretedRound, ...]
     peak: int
+    bound: _BoundKey | None
+    outputs: _Outputs
 
 
 @per_object_cache
@@ -253,7 +374,39 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     distinct = tuple(made.values())
     rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
     stages = tuple(distinct[n] for n in numbers)
-    return Prepared(stages, rounds, max((each.elements for each in rounds), default=0))
+    peak = max((each.elements for each in rounds), default=0)
+    outputs = _placed(whole, rounds, stages, item)
+    read: dict[str, int] = {}
+    for stage, one in zip(whole.stages, stages, strict=True):
+        read.update(zip(stage.inputs, one.steps.sizes, strict=False))
+    elements = sum(read[name] for name in whole.names) + outputs.room // item
+    elements += max((each.room for each in rounds), default=0)
+    calls = sum(len(one.steps.steps) for one in stages)
+    seconds = sum(one.steps.usual_seconds for one in stages)
+    is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
+    bound = _BoundKey(elements * item + calls * _CALL_BYTES) if is_small else None
+    return Prepared(stages, rounds, peak, bound, outputs)
+
+
+def _placed(
+    whole: WholePlan, rounds: Sequence[InterpretedRound], stages: Sequence[_Stage], item: int
+) -> _Outputs:
+    """Places of the outputs of all stages, which are given back after their last reader."""
+    room = Room()
+    places: tuple[dict[int, int], ...] = tuple({} for _ in stages)
+    names: dict[str, tuple[int, int]] = {}
+    for each in rounds:
+        for n in each.stages:
+            steps = stages[n].steps
+            for value in stages[n].written:
+                places[n][value] = room.take(steps.sizes[value] * item)
+            for name, view in zip(whole.stages[n].outputs, steps.outputs, strict=True):
+                names[name] = n, view.value
+        for name in each.last_read:
+            n, value = names.pop(name)
+            if (n, value) not in names.values():
+                room.give(places[n][value], stages[n].steps.sizes[value] * item)
+    return _Outputs(places, room.top)
 
 
 class _Place(NamedTuple):
@@ -267,6 +420,13 @@ _Places = dict[int, _Place]
 _Call = tuple[Callable[..., Any], Sequence[Any]]
 
 
+class _BoundStage(NamedTuple):
+    """The calls of a stage, and the arrays that they write."""
+
+    calls: Sequence[_Call]
+    outputs: Sequence[np.ndarray]
+
+
 class _Stage(NamedTuple):
     """The program of a stage, for stacks where arrays are stacked, as steps."""
 
@@ -277,18 +437,37 @@ class _Stage(NamedTuple):
     def run(
         self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
     ) -> tuple[list[Any], list[Any]]:
-        """Outputs divided by their scales, and the logarithm of each scale."""
-        dtype = room.dtype
-        places = {n: _Place(array, 0) for n, array in enumerate(inputs)}
-        for view in self.steps.outputs:
-            size = self.steps.sizes[view.value]
-            places.setdefault(view.value, _Place(np.empty(size, dtype), 0))
+        """Outputs divided by their scales, and the exponent of each scale."""
+        outputs = {}
+        for value in self.written:
+            outputs[value] = _Place(np.empty(self.steps.sizes[value], room.dtype), 0)
+        return self.called(self.bound(inputs, outputs, room, threads))
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the values that are outputs, of which several may be one value."""
+        return tuple(dict.fromkeys(view.value for view in self.steps.outputs))
+
+    @property
+    def is_alone(self) -> tuple[bool, ...]:
+        """Whether each output is the only one of its value."""
+        numbers = [view.value for view in self.steps.outputs]
+        return tuple(numbers.count(number) == 1 for number in numbers)
+
+    def bound(
+        self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
+    ) -> _BoundStage:
+        """The calls of the steps on these inputs, and the outputs that they write."""
+        places = {n: _Place(array, 0) for n, array in enumerate(inputs)} | outputs
         run = _Run(self.steps, places, _Place(room, 0), threads)
         run.bind()
-        for function, arguments in run.calls:
+        return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs])
+
+    def called(self, bound: _BoundStage) -> tuple[list[Any], list[Any]]:
+        """Outputs of the steps divided by their scales, and the exponent of each scale."""
+        for function, arguments in bound.calls:
             function(*arguments)
-        outputs = [run.array(view) for view in self.steps.outputs]
-        return self._rescaled(outputs)
+        return self._rescaled(list(bound.outputs))
 
     def _rescaled(self, outputs: list[np.ndarray]) -> tuple[list[Any], list[Any]]:
         """The same as at the end of `lowering.run_program`, in the memory of the outputs.
@@ -302,38 +481,23 @@ class _Stage(NamedTuple):
         whole = outputs
         if depth:
             whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
-        scales = [_scale(whole[which], depth, power) for which, power in program.scales]
-        numbers = [view.value for view in self.steps.outputs]
+        exponents = [scale_exponent(whole[which], power, depth) for which, power in program.scales]
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
-                divisor = scales[slot] ** power
-                divisor = divisor.reshape(divisor.shape + (1,) * (whole[n].ndim - depth))
-                shape = np.broadcast_shapes(whole[n].shape, divisor.shape)
-                alone = numbers.count(numbers[n]) == 1 and shape == whole[n].shape
-                whole[n] = np.divide(whole[n], divisor, out=whole[n] if alone else None)
-        logs = [np.log(scale) for scale in scales]
+                by = -power * exponents[slot]
+                by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
+                shape = np.broadcast_shapes(whole[n].shape, by.shape)
+                alone = self.is_alone[n] and shape == whole[n].shape
+                whole[n] = shifted(whole[n], by, out=whole[n] if alone else None)
         if not depth:
-            return whole, logs
+            return whole, exponents
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
-        return given, [_without(x, axes) for x, axes in zip(logs, over.scales, strict=True)]
+        return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
     """An array without the stacked axes that it lacks, which have size one."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
-
-
-def _scale(value: np.ndarray, depth: int, power: int) -> Any:
-    """The scale of each entry of a stack, as `lowering` has it: 1 where all numbers are zero."""
-    axes = tuple(range(depth, value.ndim))
-    if value.dtype.kind == "c":
-        largest = np.abs(value).max(axis=axes)
-    else:  # without an array of absolute values
-        largest = np.maximum(value.max(axis=axes), -value.min(axis=axes))
-    scale = np.where(largest > 0, largest, np.ones_like(largest))[()]
-    if power == 1:
-        return scale
-    return np.sqrt(scale) if power == 2 else scale ** (1.0 / power)
 
 
 class _Run:

@@ -16,10 +16,11 @@ from autoray import do
 
 from tnsim.engine.ir.matmul_form import Labels, matrix_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
+from tnsim.scaled import scale_exponent, shifted
 
 
 def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """All outputs of a program, divided by their scales, and the logarithm of each scale."""
+    """All outputs of a program, divided by their scales, and the exponent of each scale."""
     values = list(inputs)
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     for n, op in enumerate(program.operations):
@@ -28,30 +29,15 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
             if last[a] == n and a not in program.outputs:
                 values[a] = None  # lets NumPy free the array; XLA needs no such help
     outputs = [values[n] for n in program.outputs]
-    scales = [_scale(outputs[which], power) for which, power in program.scales]
+    exponents = [scale_exponent(outputs[which], power) for which, power in program.scales]
     for n, powers in enumerate(program.powers):
         for slot, power in powers:
-            outputs[n] = outputs[n] / scales[slot] ** power
-    return outputs, [do("log", scale) for scale in scales]
-
-
-def _scale(value: Any, power: int) -> Any:
-    """The scale `max|value| ** (1 / power)`, 1 for a zero value.
-
-    Derivatives treat the scale as a constant: those of the divided value and of the logarithm would
-    cancel.
-    """
-    largest = do("max", do("abs", value))
-    if isinstance(largest, jax.Array):
-        largest = jax.lax.stop_gradient(largest)
-    largest = do("where", largest > 0, largest, do("ones_like", largest))
-    if power == 1:
-        return largest
-    return do("sqrt", largest) if power == 2 else largest ** (1.0 / power)
+            outputs[n] = shifted(outputs[n], -power * exponents[slot])
+    return outputs, exponents
 
 
 def _apply(op: Operation, args: list[Any]) -> Any:
-    """The value of one operation: a weighted sum, a loop, a reduction or a contraction."""
+    """The value of a single operation: a weighted sum, a loop, a reduction or a contraction."""
     if op.kind == "sum":
         total = None
         for weight, arg, labels in zip(op.weights, args, op.labels, strict=True):
@@ -107,7 +93,7 @@ def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
 
 
 def _part(x: Any, number: Any, block: int, axis: int) -> Any:
-    """A block of an array along an axis; with a block size of 0 one entry, without the axis.
+    """A block of an array along an axis; with a block size of 0 a single entry, without the axis.
 
     Numbers are within bounds, so JAX is told not to wrap negative ones: code that clips or wraps
     was a third of the time of compiling a loop.
@@ -130,7 +116,7 @@ def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
 
 
 def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
-    """One array: diagonals over repeated labels, then sums over labels not in the output."""
+    """A single array: diagonals over repeated labels, then sums over labels not in the output."""
     labels = list(labels)
     while len(set(labels)) < len(labels):
         label = next(x for x in labels if labels.count(x) > 1)

@@ -72,7 +72,7 @@ class Rates:
         small: Scalar multiplications a second in a batch of small matrix products.
         passing: Elements a second that are read or written.
         starting: Seconds that an operation takes besides its work.
-        compiling: Seconds of one core to compile an operation.
+        compiling: Seconds of a single core to compile an operation.
     """
 
     large: float
@@ -83,7 +83,7 @@ class Rates:
 
 
 class Seconds(NamedTuple):
-    """Estimated seconds of one call.
+    """Estimated seconds of a single call.
 
     Attributes:
         compiling: Seconds of compiling, before anything runs; of an interpreted plan, of analysis.
@@ -110,7 +110,7 @@ class Runs(NamedTuple):
     """A plan that would run.
 
     Attributes:
-        plan: Plan of one pair.
+        plan: Plan of a single pair.
         times: Number of pairs.
         side: Number of models a side that run together.
         over: Stacked axes of the arrays of a batch, by name; empty where pairs run one by one.
@@ -256,7 +256,7 @@ def compiling(lengths: list[int], rates: Rates) -> float:
 
 
 def running(program: Program, rates: Rates) -> float:
-    """Seconds of one run of a program."""
+    """Seconds of a single run of a program."""
     found = 0.0
     shapes = program.value_shapes
     outputs = shapes[len(program.shapes) :]
@@ -353,7 +353,7 @@ def _measure(dtype: str) -> Rates:
 
 
 def _measure_speeds(dtype: str) -> Speeds:
-    """The speeds of NumPy on one core, measured now."""
+    """The speeds of NumPy on a single core, measured now."""
     tiny, square = np.ones((4, 4), dtype), np.ones((_LARGE // 2, _LARGE // 2), dtype)
     batch, long = np.ones((_BATCH, _SMALL, _SMALL), dtype), np.ones(_PASSING, dtype)
     with one_blas_thread():

@@ -61,7 +61,7 @@ def canonical(
         The key, and the open labels in canonical order.
 
     Example:
-        A symmetric matrix times a vector has one key, whichever axis is summed:
+        A symmetric matrix times a vector has a single key, whichever axis is summed:
 
         >>> key, order = canonical([(7, (0, 1)), (8, (1,))], [0], lambda ref: 2)
         >>> other, _ = canonical([(8, (5,)), (7, (5, 3))], [3], lambda ref: 2)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
@@ -48,7 +49,7 @@ TRIALS = 8
 
 
 class Route(NamedTuple):
-    """A way to contract one product.
+    """A way to contract a single product.
 
     Args:
         path: Pairwise contractions.
@@ -84,6 +85,7 @@ class Cost(NamedTuple):
         return self.multiplications + WRITING * self.written
 
 
+@cache
 def version() -> str:
     """Names and versions of the search tools, part of the keys of cached plans."""
     names = ("cotengra", "cotengrust")
@@ -346,7 +348,7 @@ class LabelledProduct:
         return self.cost_of(self.steps(path), chunks)
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
-        """The cost of the steps of a path, or of one turn where `chunks` are looped over."""
+        """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
         inside = ~self._mask(chunks)
         known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0

@@ -95,6 +95,8 @@ def _reduced(
     operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
 ) -> list[tuple[Label, ...]]:
     """The labels of each operand that another operand or the output has, each label once."""
+    # A label that one operand alone has, and the output lacks, is summed before any product: a sum
+    # over n entries instead of n times as large a product.
     once: set[Label] = set(output)
     often: set[Label] = set()
     for labels in operands:
@@ -124,6 +126,7 @@ def _along(builder: Builder, uses: Sequence[Use], output: tuple[Label, ...], pat
     place = {label: n for n, label in enumerate(output)}
     for step, (one, two) in enumerate(path):
         pair = pool.pop(one), pool.pop(two)
+        # Labels that nothing else reads are summed in this contraction, at no multiplication more.
         needed = set(output).union(*(use.labels for use in pool.values()))
         kept = [label for label in pair[0].labels + pair[1].labels if label in needed]
         # Labels stand in the order of the result, so that products and sums need no transposes.
@@ -159,6 +162,8 @@ def _in_chunks(
         chunks=tuple(numbers[x] for x in chunks),
         body=body,
     )
+    # A body computes what depends on no chunk in every turn again, so the cost of a loop is that of
+    # all turns.
     turns = math.prod(sizes[label] for label in chunks)
     return Use(builder.computed(operation, turns * body.multiplications), output)
 
@@ -268,6 +273,8 @@ class RouteSearch:
         self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             prices = [self._price(candidate) for candidate in every]
+            # A search of effort e is worth while where it may save more than it takes: of a stage's
+            # price a share, and of a term its own time.
             least = max(share * sum(prices), worth)
             if effort == 1 and few:
                 least = 0.0
@@ -350,6 +357,8 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
         dear = []
         for number, term in enumerate(definition.terms):
             work = paths.greedy_work(*key(term))
+            # A greedy path bounds the least work from above: products within the limit along it are
+            # within the limit.
             if work > limit:
                 dear.append((-work, number))
         for _, number in sorted(dear)[:MOST_CHECKED]:
@@ -371,6 +380,8 @@ def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
             break
         of_sum = 0
         for other in terms:
+            # Of a sum every product is computed, so its dearest one bounds it from below; of the
+            # ways to write a term the cheapest does.
             of_sum = max(of_sum, _least(other, key, limit))
             if of_sum > limit:
                 break

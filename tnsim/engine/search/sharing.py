@@ -132,7 +132,7 @@ class Builder:
         return Use(value, tuple([names[number] for number in order]))
 
     def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
-        """The value of a product and the label of each axis; equal products are one value."""
+        """The value of a product and the label of each axis; equal products are a single value."""
         atoms = tuple(self._atoms_of(factors))
         # Networks of other arrays differ. In plans of attention nearly all do, so the canonical
         # form, which takes longer, is found only where a second network of the same arrays comes.
@@ -162,6 +162,8 @@ class Builder:
         operation = Operation("contract", args, labels, output)
         sizes = self.sizes(operation)
         shape = tuple([sizes[label] for label in output])
+        # A product of two arrays takes a multiplication for each combination of all labels; a
+        # diagonal or a sum of an array takes none.
         cost = math.prod(sizes.values()) if len(factors) == 2 else 0
         self.values.append(Value(shape, atoms, output, operation, cost))
         return len(self.values) - 1
@@ -198,7 +200,7 @@ class Builder:
         return Use(self.computed(Operation("sum", args, labels, axes, weights)), output)
 
     def computed(self, operation: Operation, cost: int = 0) -> int:
-        """The number of the value of a sum or loop; equal operations are one value."""
+        """The number of the value of a sum or loop; equal operations are a single value."""
         if operation not in self._known:
             sizes = self.sizes(operation)
             shape = tuple(sizes[label] for label in operation.output)
@@ -234,6 +236,7 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
         inputs: Number of first values that are the inputs of the program.
         scaling: Other fields of `Program`.
     """
+    # Values of abandoned attempts at a sum or a loop stay in the builder; no output reaches them.
     needed = [number for number in reachable(builder, outputs) if number >= inputs]
     numbers = {number: number for number in range(inputs)}
     for number in needed:
@@ -263,6 +266,7 @@ def _as_it_stands(builder: Builder, product: Operation) -> Operation:
         readings = [product]
         for first, second in builder.symmetries(arg):
             labels = list(product.labels[place])
+            # X[i, j] = X[j, i]: reading the exchanged axes gives the same numbers.
             labels[first], labels[second] = labels[second], labels[first]
             both = list(product.labels)
             both[place] = tuple(labels)
@@ -278,6 +282,8 @@ def price(builder: Builder, outputs: Iterable[int]) -> int:
         value = builder.values[number]
         size = math.prod(value.shape)
         total += value.cost
+        # Beyond the cache, an element written and read again takes as long as several
+        # multiplications.
         if value.operation and size > CACHED:
             total += WRITING * size
     return total
@@ -335,9 +341,13 @@ def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label,
             break
         inner = [WeightedValue(items[n].weight, factor.rest) for n, factor in shared.items()]
         first = next(iter(shared.values()))
+        # a b + a c = a (b + c): the sum of the rests is a sum like any other, and may have common
+        # factors itself.
         rest = total(builder, inner, first.rest.labels)
         product = builder.contract((rest, first.factor), first.output)
         others = [item for n, item in enumerate(items) if n not in shared]
+        # The product joins the other summands, with which it may share a factor in turn; every pass
+        # leaves fewer summands, so the loop ends.
         items = _merged([*others, WeightedValue(1.0, product)])
     if len(items) == 1 and items[0].weight == 1.0:
         return items[0].use

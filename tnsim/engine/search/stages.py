@@ -116,6 +116,8 @@ class Assembly:
             uses = [Use(values[o.name], o.indices) for o in term.operands]
             use = product(builder, uses, definition.indices, self.route)
             items.append(WeightedValue(term.weight, use))
+        # Products come first, so that equal ones are a single value when common factors are looked
+        # for.
         use = total(builder, items, definition.indices)
         number = builder.ordered(use, definition.indices).value
         if definition.exchangeable and number in builder.exchangeable:
@@ -135,6 +137,8 @@ class Assembly:
         body, once per turn. In the body the definition may loop over its next index.
         """
         axes = leading(definitions, definition)
+        # Definitions without an axis for the index are the same in every turn: they are read from
+        # outside, computed once.
         chain = [_without(d, axes) for d in definitions if d.name in axes]
         chain.append(
             dataclasses.replace(
@@ -152,6 +156,7 @@ class Assembly:
         body = program_of(inner, [inside[definition.name]], len(names))
 
         labels, of_size = loop_labels(shapes, [axes.get(name) for name in names])
+        # The index runs over the axis of any array that has it; all have the same size.
         turns = next(shape[axes[x]] for x, shape in zip(names, shapes, strict=True) if x in axes)
         shape = body.value_shapes[body.outputs[0]]
         operation = Operation(
@@ -168,6 +173,7 @@ class Assembly:
     def together(self, body: Program, turns: int) -> int:
         """The number of turns of an outermost loop that may run at once."""
         assert self.room is not None  # without room there are no loops
+        # Turns at once hold their intermediates side by side.
         return max(1, min(turns, MOST_TURNS, self.room // peak_elements(body)))
 
     def program(self) -> Program:
@@ -223,7 +229,7 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
 
 
 def _without(definition: Definition, axes: Axes) -> Definition:
-    """The definition at one value of an index, without the axes of that index."""
+    """The definition at a single value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
         operands = [Operand(o.name, _dropped(o.indices, axes.get(o.name))) for o in term.operands]
@@ -287,11 +293,13 @@ def build_program(
     best = assembled()
     terms = sum(len(definition.terms) for definition in stage.definitions)
     worth = GAINS if terms <= FEW else WORTH_SEARCHING
+    # An attempt takes milliseconds, which cheap stages never earn back.
     if terms <= SMALL_STAGE and best.price >= worth:
         best = _tuned(search, best, assembled)
     program = best.program()
     if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
         looped = assembled(room=TURNS_ROOM * large).program()
+        # A loop takes less memory unless all that is large has no axis for its index.
         program = min(program, looped, key=peak_elements)
     return tiled(program)
 
@@ -308,6 +316,8 @@ def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly
     """
     attempts = 0
     improved = True
+    # Coordinate descent: the route of one product at a time, the dearest first. A dearer route may
+    # be better where it shares contractions with other products.
     keys = sorted(best.keys, key=lambda key: search.best(key).price, reverse=True)
     while improved:
         improved = False

@@ -6,7 +6,7 @@ Reading order:
     joining_rules             the legs of two layers that a metric joins
     bra_ket                   states, the layers of a step, and their arrays as operands
     fold                      the problem step by step, and its scale groups
-    moments                   one step: means and covariances of the outputs of layers
+    moments                   a single step: means and covariances of the outputs of layers
     position_wise             legs, their moments, and layers that act position by position
     attention                 attention layers
     expansions                sums over positions, and moments of attention scores

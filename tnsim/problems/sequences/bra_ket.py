@@ -114,10 +114,10 @@ _READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 
 
 class BraKet:
-    """The layers of one step that meet in an inner product.
+    """The layers of a single step that meet in an inner product.
 
     In <A|A> the ket's arrays are the bra's arrays under a second name (see `ALIAS_SUFFIX`): the
-    stages of <A|A>, <A|B> and <B|B> then have equal structure and share one compiled program.
+    stages of <A|A>, <A|B> and <B|B> then have equal structure and share a single compiled program.
 
     Args:
         step: Layers, and the states below.
@@ -251,7 +251,7 @@ class BraKet:
         Args:
             slots: Slots above the states.
             positions: Names of the positions at which states are read, where the covariance is
-                full; otherwise there is one position, called `s`.
+                full; otherwise there is a single position, called `s`.
             ends: Names of the coordinates.
         """
         moment = self.state_moment(*slots)

@@ -8,10 +8,10 @@ is split by which positions coincide, over the partitions of {s, t, S, T}. These
 a pattern
 
 - it is known which legs can be joined, so that the expansion has few terms, and
-- a sum over *different* positions is left, one position for every class of the partition.
+- a sum over *different* positions is left, a position for every class of the partition.
 
 If the states are moreover distributed alike at all positions, a tuple of positions and its
-translates have equal values: RoPE depends on differences of positions only. Then one tuple of
+translates have equal values: RoPE depends on differences of positions only. Then a single tuple of
 each set of translates is evaluated, the tuple with lowest position 0, and it counts as often as it
 has translates.
 
@@ -84,7 +84,7 @@ class Pattern(NamedTuple):
         return any(BRA & set(members) and KET & set(members) for members in self.classes)
 
     def at(self, place: int) -> str:
-        """Name of the array AT of one class."""
+        """Name of the array AT of a single class."""
         return str(PositionLeaf(AT, *self, place))
 
     @property

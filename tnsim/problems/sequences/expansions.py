@@ -30,7 +30,7 @@ depends on the states below:
   an array that sums over keys.
 - States at different positions are independent: the sum falls into patterns of coinciding positions
   (see `coincidences`). Each pattern has an expansion of its own in which only legs at one position
-  are joined; its arrays have one index, `g`, over the tuples of positions of the pattern.
+  are joined; its arrays have a single index, `g`, over the tuples of positions of the pattern.
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ class Wick:
             return ((),)  # the empty product, 1
         first = min(scores)  # any score serves; always the same, so that expectations recur
         q, k = first
+        # Isserlis along a row: the leg q is joined in turn with k, with its mean, and with every
+        # leg that is left.
         rest = scores - {first}
 
         # (q . k) is the trace of q k^T, so these are the three summands of `matrix` for u = q and
@@ -154,7 +156,7 @@ class Wick:
         return self._answers[question]
 
     def _add_up(self, products: Iterable[Product]) -> Sum:
-        """The sum of products, with one array for each set of open indices.
+        """The sum of products, with an array for each set of open indices.
 
         Each array becomes a definition, unless it exists already.
         """
@@ -193,6 +195,7 @@ def _products(one: Sum, two: Sum) -> Iterator[Product]:
     """The products of two sums, multiplied out."""
     for first in one:
         for second in two:
+            # Operands of a product commute, so a product of sums is the sum over all pairs.
             yield (*first, *second)
 
 
@@ -202,7 +205,7 @@ def _renamed(value: Sum, new: dict[str, str]) -> Sum:
 
 
 class Frame(NamedTuple):
-    """One summand of a sum over positions.
+    """A summand of a sum over positions.
 
     Args:
         wick: Expectations of products of legs, at the positions of the frame.
@@ -341,6 +344,8 @@ class Expansions:
         masks = "".join(self._mask(slot, mixing) for slot in SLOTS)
         variables = "".join(positions.values())
         for pattern in patterns(variables, masks, known.relative, known.n_ctx):
+            # How often each tuple of distinct positions occurs for given outputs stands in the
+            # place of the masks.
             count = Operand(pattern.count, ("g", *pattern.outputs))
             yield self.frame(rule, (count,), pattern)
 

@@ -174,7 +174,7 @@ def fold_sequences(
         inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
         pairs: Inner products that are asked for.
-        slices: Whether there is one inner product for every output coordinate, (d_out,), or
+        slices: Whether there is an inner product for every output coordinate, (d_out,), or
             their sum, ().
 
     Returns:

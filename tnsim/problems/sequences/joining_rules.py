@@ -78,10 +78,10 @@ class MetricRules(NamedTuple):
     """The rules of a metric.
 
     Args:
-        within: Rule for one layer alone, for its mean.
+        within: Rule for a single layer alone, for its mean.
         across: Rule for a layer of the bra and a layer of the ket.
         stream: Rule for the residual stream of one side and the layer of the other.
-        gaussian: Whether the metric asks for expectations, and joins legs of one layer too.
+        gaussian: Whether the metric asks for expectations, and joins legs of a single layer too.
         symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
 

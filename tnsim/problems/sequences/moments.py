@@ -165,7 +165,7 @@ def inner_product(
         step: Last step.
         pair: Model in the bra and model in the ket.
         means: Means of the outputs of both models.
-        outputs: `("k",)` for one number per output coordinate, `()` for their sum.
+        outputs: `("k",)` for a number per output coordinate, `()` for their sum.
 
     Returns:
         Builder with the definitions that the terms read, and the terms of the inner product.

@@ -8,7 +8,7 @@ k, l    coordinate of an output, in the bra and in the ket
 i, j    coordinate of a state below
 u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
-y, z    summed inside one product of an expansion (see `expansions`)
+y, z    summed inside a single product of an expansion (see `expansions`)
 c, d    component of the bra's output and of the ket's (see `attribution`)
 o       common coordinate of both outputs in an attribution
 """

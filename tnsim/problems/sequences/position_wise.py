@@ -84,6 +84,8 @@ class Projections:
             products.append((names.leaf(slot, bias_of(leg.role), *rows), names.one(slot)))
         if not products:
             return None
+        # A bias alone is the same at every position; the mean of a leg depends on it where the mean
+        # below does, or where rows are rotated.
         by_position = below is not None and "s" in below.indices and "s" not in rows
         indices = ("s", *rows) if by_position else rows
         name = f"mean.{names.models[slot]}.{leg.role}"
@@ -208,12 +210,16 @@ def covariance(legs: Projections) -> list[Summand]:
             continue  # a summand of the product of the two means
         product = _product(legs, matching, {"bra": bra_hidden, "ket": ket_hidden})
         if product is not None:
+            # Under the tree metrics a matching stands for all with the same number of crossing
+            # pairs, each by its share.
             weight = rules.share(len(bra), matching.crossing)
             summands.append(Summand(weight, product))
     present = set().union(*(indices_of(summand.product) for summand in summands))
     positions = tuple(index for index in names.output_positions if index in present)
     indices = (*positions, bra_hidden, ket_hidden)
     terms = [summand.term(indices) for summand in summands]
+    # The sum over matchings is taken between hidden units, so that both output maps are applied
+    # once.
     hidden = legs.stage.define(f"hidden.{names.pair.group}", indices, terms, kept=False)
     return [Summand(1.0, (*bra_down, *ket_down, hidden))]
 

@@ -1,4 +1,4 @@
-"""One layer as named arrays, whatever its class.
+"""A single layer as named arrays, whatever its class.
 
 Read `kinds`, then `lifted`, `positional`, `layer_networks` and `packed`.
 """

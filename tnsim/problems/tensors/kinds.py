@@ -87,7 +87,7 @@ class LayerKind(NamedTuple):
         return self.rotary and any(role in score for score in SCORES)
 
     def multiplications(self, positions: int) -> int:
-        """Number of scalar multiplications of a forward pass on one sequence.
+        """Number of scalar multiplications of a forward pass on a single sequence.
 
         Example:
             >>> kind = LayerKind("Bilinear", ("LEFT", "RIGHT"), "DOWN", d_in=3, d_out=2, rank=8)

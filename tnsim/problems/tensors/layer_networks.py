@@ -1,6 +1,6 @@
-"""One layer as an unrolled network, and layers over flattened sequences.
+"""A single layer as an unrolled network, and layers over flattened sequences.
 
-*Networks.* A drawn network has one tensor per array, over named indices. Inputs and outputs are
+*Networks.* A drawn network has a tensor per array, over named indices. Inputs and outputs are
 lifted, `(1, x)`; sequences are flattened first, position-major, with one constant for all
 positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coordinates.
 
@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, is_traced, library
+from tnsim.models.arrays import Array, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, innermost
 from tnsim.models.protocol import Layer
@@ -40,12 +40,13 @@ from tnsim.names import DENSE, DOWN, MASK, OUT, OUTPUT, SKIP, VALUE, WEIGHT, bia
 from tnsim.problems.tensors.kinds import LayerKind, core_of, layer_kind
 from tnsim.problems.tensors.lifted import symmetric_arrays, symmetrised, unrolled_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
+from tnsim.scaled import library
 
 _HEAD_INDICES = {"Q1": "sax", "K1": "tax", "Q2": "say", "K2": "tay", VALUE: "tau"}
 
 
 class Node(NamedTuple):
-    """One tensor of a layer's network.
+    """A tensor of a layer's network.
 
     Args:
         role: Role of the array in the layer.
@@ -112,7 +113,7 @@ def local_nodes(layer: Layer, n_ctx: int | None) -> tuple[Node, ...]:
 def at_every_position(layer: Layer, n_ctx: int) -> Layer:
     """The layer on flattened sequences that applies the given layer at every position.
 
-    Its weights are block-diagonal, one block for each position.
+    Its weights are block-diagonal, a block for each position.
 
     Example:
         >>> import tnsim
@@ -135,7 +136,7 @@ def _repeated(array: Array, n_ctx: int) -> Array:
 
 
 def stacked(legs: Sequence[Node]) -> tuple[Float[np.ndarray, "*axes"], tuple[str, ...]]:
-    """The nodes of all input legs as one array, so that a symmetriser may permute them.
+    """The nodes of all input legs as a single array, so that a symmetriser may permute them.
 
     Every node is broadcast over the indices of all nodes.
 

@@ -11,7 +11,7 @@ over indices, so that a skip connection stays an index and never becomes an iden
                   1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
 Lifting adds the constant coordinate at position 0 of every leg and one hidden unit that computes
-it, so biases cost one row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
+it, so biases cost a single row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
 constant off the legs that the skip does not use. The lift is left out where no layer of either
 model has a constant.
 
@@ -31,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array, library
+from tnsim.models.arrays import Array
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
 from tnsim.problems.tensors.kinds import LayerKind, core_of
+from tnsim.scaled import library
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ _HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class LayerPart:
-    """One summand of a layer's tensor: `weight * prod(arrays)`.
+    """A summand of a layer's tensor: `weight * prod(arrays)`.
 
     Args:
         tensors: Role and indices of every array.
@@ -159,6 +160,7 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         last = scale * last
     if skips and bias is not None:
         bias = scale * bias
+    # c x + s (W x + b) is an affine map itself, (c + s W) x + s b, so a linear layer needs no skip.
     if skips and not rows:
         last = last + skip * xp.eye(core.d_in, dtype=last.dtype)
     if not rows:
@@ -189,7 +191,7 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     """The lifted arrays of a drawn network, with a skip spelled out as hidden units.
 
     A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for
-    every leg one unit per coordinate, which reads the coordinate on that leg and the constant on
+    every leg a unit per coordinate, which reads the coordinate on that leg and the constant on
     all others, with weight skip / n. Plans never read these arrays.
 
     Returns:
@@ -214,6 +216,8 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     for role in legs:
         units = [copy if other == role else one for other in legs]
         spelled[role] = xp.concatenate([roles[role], *units])
+    # Each of n ways to carry x on one leg, the constant on the others, has the weight skip / n, as
+    # in `_skip`.
     carried = [skip[0] / len(legs) * copy] * len(legs)
     return {DOWN: xp.concatenate([roles[DOWN], *carried], axis=1), **spelled}
 
@@ -239,6 +243,7 @@ def raised(model: Model) -> Model:
     weight = arrays(model.layers[-1], lifted=True)[WEIGHT]  # [[1, 0], [b, W]]
     dtype = weight.dtype
     d_out, d_in = weight.shape[0] - 1, weight.shape[1] - 1
+    # (W x + b) * 1 is the same function: the second leg has no weights and the bias 1.
     last = Bilinear(
         left=weight[1:, 1:],
         left_bias=weight[1:, 0],
@@ -284,6 +289,7 @@ def _with_constant_unit(xp: Any, weight: Any, bias: Any) -> Any:
     """The matrix [[b, W], [1, 0]]: biases in column 0, and a last unit for the constant."""
     if bias is None:
         bias = xp.zeros(weight.shape[0], weight.dtype)
+    # b + W x = [b, W] (1, x), row by row; the last row (1, 0) reads the constant.
     rows = xp.concatenate([bias[:, None], weight], axis=1)
     return xp.concatenate([rows, xp.eye(1, weight.shape[1] + 1, dtype=weight.dtype)])
 
@@ -301,6 +307,7 @@ def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]
     d_in, d_out = kind.d_in + lifted, kind.d_out + lifted
     if kind.dense or kind.order > 2:
         return {DENSE: (d_out, *(d_in,) * kind.order)}
+    # A sum and a difference of rows for each hidden unit, and for each coordinate of a skip.
     rank = 2 * (kind.rank + lifted)
     if kind.skips:
         rank += 2 * d_in
@@ -399,5 +406,6 @@ def _whole(roles: dict[str, Any]) -> Float[Array, "out *legs"]:
     operands: list[Any] = [roles[DOWN], [output, unit]]
     rows = [array for role, array in roles.items() if role != DOWN]
     for leg, array in zip(legs, rows, strict=True):
+        # T[o, i, j, ...] = sum_h D[o, h] L[h, i] R[h, j] ..., all legs at once.
         operands += [array, [unit, leg]]
     return library(roles).einsum(*operands, [output, *legs])

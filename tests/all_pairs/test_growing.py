@@ -1,0 +1,307 @@
+"""Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from oracles import bilinear
+from stored_runs import TINY, Stopping, contents
+
+import tnsim
+from tnsim.all_pairs import growing
+from tnsim.all_pairs import store as store_module
+
+
+@pytest.fixture
+def models(rng):
+    return [tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(10)]
+
+
+def computed(store):
+    """Every record that was begun, with the folder of its piece, once for each time."""
+    records = []
+    for log in sorted(store.rglob("computed.log")):
+        piece = log.parent.relative_to(store).as_posix()
+        records += [(piece, line.split(maxsplit=2)[2]) for line in log.read_text().splitlines()]
+    return records
+
+
+def same(found, wanted, rtol=1e-12):
+    """Whether two results have the same labels and, but for rounding, the same numbers."""
+    assert list(found.data_vars) == list(wanted.data_vars)
+    for name in found.data_vars:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=rtol, atol=rtol)
+    for name in ("a", "b", "name_a", "hash_a", "hash_b"):
+        assert (found[name].values == wanted[name].values).all()
+    return True
+
+
+def relu(rng):
+    first = tnsim.Linear(rng.normal(size=(4, 3)), rng.normal(size=4))
+    return tnsim.Model([first, tnsim.Elementwise("relu"), tnsim.Linear(rng.normal(size=(2, 4)))])
+
+
+INPUTS = np.random.default_rng(3).normal(size=(40, 3))
+
+
+@pytest.mark.parametrize(
+    "route, metric, options",
+    [
+        ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
+        ("recursion", tnsim.GaussianClosure(), {"slices": True}),
+        ("forward passes", tnsim.Empirical(INPUTS), {}),
+    ],
+)
+def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
+    """Five models, then six, then nine: old numbers bit for bit, all as one run would give them."""
+    store, known, before = tmp_path / "store.zarr", None, []
+    if route == "recursion":
+        models = [tnsim.Model([bilinear(rng, 3, 4, 3, True), *one.layers]) for one in models]
+    for count in (5, 6, 9):
+        found = tnsim.pairwise(models[:count], metric, store=store, **options)
+        assert same(found, tnsim.pairwise(models[:count], metric, **options))
+        assert tnsim.open_pairwise(store).identical(found)
+        assert (found.similarity == found.similarity.T.values).all()
+        assert store_module.attributes(store)["route"] == route
+        if known is not None:
+            old = {"a": slice(len(known.a)), "b": slice(len(known.b))}
+            for name in found.data_vars:
+                chosen = {dim: old[dim] for dim in old if dim in found[name].dims}
+                assert (found[name].isel(chosen).values == known[name].values).all()
+        now = computed(store)
+        assert len(now) == len(set(now)) and set(before) < set(now)
+        new = {piece for piece, _ in set(now) - set(before)}
+        step = (5, 6, 9).index(count)
+        assert new == ({f"grown/{step}/{name}" for name in ("within", "across")} if step else {"."})
+        known, before = found, now
+    # Norms of earlier models are copied, never computed again.
+    assert not [record for piece, record in before if "across" in piece and "norms" in record]
+    whole = tnsim.pairwise(models[:9], metric, store=store, **options)
+    assert whole.identical(known) and computed(store) == before
+
+
+def test_kernels_grow(rng, tmp_path):
+    models, store = [relu(rng) for _ in range(4)], tmp_path / "store.zarr"
+    first = tnsim.pairwise(models[:3], store=store)
+    found = tnsim.pairwise(models, store=store)
+    assert same(found, tnsim.pairwise(models), rtol=1e-11)
+    assert (found.similarity.values[:3, :3] == first.similarity.values).all()
+
+
+def test_one_model_after_another_takes_few_tiles(models, tmp_path):
+    """A new model against all earlier ones is one tile, as long as one tile holds them."""
+    store = tmp_path / "store.zarr"
+    for count in (4, 5, 6):
+        tnsim.pairwise(models[:count], store=store)
+    records = [record for piece, record in computed(store) if "grown/2" in piece]
+    assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
+
+
+def test_models_of_other_sizes_join(models, rng, tmp_path):
+    """The route of the first run is kept where it holds the new models."""
+    store = tmp_path / "store.zarr"
+    tnsim.pairwise(models[:3], store=store)
+    deep = tnsim.Model([bilinear(rng, 3, 5, 3, True), bilinear(rng, 3, 4, 2, True)])
+    wide = tnsim.Model([bilinear(rng, 3, 7, 2, False)])
+    found = tnsim.pairwise([*models[:3], deep, wide], store=store)
+    assert same(found, tnsim.pairwise([*models[:3], deep, wide]), rtol=1e-11)
+    piece = store_module.attributes(store / "grown/1/across")
+    assert piece["route"] == store_module.attributes(store)["route"]
+
+
+def test_rows_and_columns_grow(models, tmp_path):
+    store = tmp_path / "store.zarr"
+    for rows, columns in [(4, 2), (5, 2), (5, 4), (6, 5)]:
+        asked = models[:rows], {"other": models[4 : 4 + columns]}
+        found = tnsim.pairwise(asked[0], store=store, **asked[1])
+        assert same(found, tnsim.pairwise(asked[0], **asked[1]))
+        assert tnsim.open_pairwise(store).identical(found)
+
+
+def test_later_models_stand_anywhere(models, tmp_path):
+    """Between earlier models, before them, and with weights that are known."""
+    store = tmp_path / "store.zarr"
+    first = dict(zip([10, 20, 30], models, strict=False))
+    tnsim.pairwise(first, store=store)
+    later = {5: models[4], 10: models[0], 15: models[5], 20: models[1], 30: models[2]}
+    later[40] = models[1]
+    with pytest.warns(tnsim.DuplicateWarning):
+        found = tnsim.pairwise(later, store=store)
+        assert same(found, tnsim.pairwise(later))
+    assert tnsim.open_pairwise(store).identical(found)
+    assert found.a.values.tolist() == [5, 10, 15, 20, 30, 40]
+    with pytest.warns(tnsim.DuplicateWarning):  # nothing but a copy of a known model
+        again = tnsim.pairwise(later | {50: models[4]}, store=store)
+    assert tnsim.open_pairwise(store).identical(again) and again.attrs["duplicates"] == 2
+    with pytest.warns(tnsim.DuplicateWarning):
+        named = tnsim.pairwise(later | {50: models[4], "end": models[6]}, store=store)
+    assert named.a.values.tolist() == ["5", "10", "15", "20", "30", "40", "50", "end"]
+    assert tnsim.open_pairwise(store).identical(named)
+
+
+def test_labels_follow_the_names_of_all_files(models, tmp_path):
+    """A single file has its name for a label; files that differ by a number have their steps."""
+    paths = [tmp_path / f"step_{n}.safetensors" for n in (100, 200, 300)]
+    for count in (1, 2, 3):
+        tnsim.save(models[count], paths[count - 1])
+        found = tnsim.pairwise(paths[:count], store=tmp_path / "store.zarr")
+        assert same(found, tnsim.pairwise(paths[:count]))
+        assert tnsim.open_pairwise(tmp_path / "store.zarr").identical(found)
+    assert found.a.values.tolist() == [100, 200, 300]
+
+
+def test_a_run_of_earlier_models_reads_what_it_has(models, tmp_path):
+    store = tmp_path / "store.zarr"
+    first = tnsim.pairwise(models[:3], store=store)
+    second = tnsim.pairwise(models[:5], store=store)
+    tnsim.pairwise(models[:6], store=store)
+    before = computed(store)
+    assert tnsim.pairwise(models[:3], store=store).identical(first)
+    assert tnsim.pairwise(models[:5], store=store).identical(second)
+    assert computed(store) == before
+
+
+def test_other_models_are_refused(models, tmp_path):
+    store = tmp_path / "store.zarr"
+    tnsim.pairwise(models[:3], store=store)
+    tnsim.pairwise(models[:5], store=store)
+    for given, message in [
+        ([*models[:2], models[9], *models[3:6]], r"other weights for 2 \(side a, number 2\)"),
+        ([*models[:3], models[8], *models[4:6]], r"other weights for 3 \(side a, number 3\)"),
+        (models[:4], "5 models on side a, and 4 are given"),
+        (dict(zip("uvwxyz", models[1:7], strict=True)), r"a model 0 \(side a.*that is not given"),
+        (dict(zip([4, 3, 2, 1, 0], models[4::-1], strict=True)), "in another order"),
+    ]:
+        with pytest.raises(tnsim.StoreMismatch, match=f"holds another run: .*{message}"):
+            tnsim.pairwise(given, store=store)
+    with pytest.raises(tnsim.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+        tnsim.pairwise(models[:6], tnsim.Frobenius(), store=store)
+    with pytest.raises(tnsim.StoreMismatch, match="all pairs of one list"):
+        tnsim.pairwise(models[:6], other=models[:2], store=store)
+
+
+def test_a_growth_that_was_stopped_goes_on(models, tmp_path):
+    """After any number of tasks the old numbers are there; the end is that of a run left alone."""
+    options = {"budget": TINY}
+    metric = tnsim.GaussianClosure()
+    alone, store = tmp_path / "alone" / "store.zarr", tmp_path / "store.zarr"
+    for path in (alone, store):
+        first = tnsim.pairwise(models[:4], metric, store=path, **options)
+    whole = tnsim.pairwise(models[:9], metric, store=alone, **options)
+    stops = 0
+    for tasks in (0, 1, 2, 3, 4):
+        try:
+            tnsim.pairwise(models[:9], metric, store=store, executor=Stopping(tasks), **options)
+        except tnsim.ExecutorError:
+            stops += 1
+            with pytest.warns(tnsim.StoreWarning, match="not finished: .*grown/1/"):
+                shown = tnsim.open_pairwise(store)
+            assert (shown.similarity.values[:4, :4] == first.similarity.values).all()
+            known = ~np.isnan(shown.similarity.values)
+            assert (shown.similarity.values[known] == whole.similarity.values[known]).all()
+    assert stops >= 3
+    assert tnsim.pairwise(models[:9], metric, store=store, **options).identical(whole)
+    assert contents(store) == contents(alone)
+
+
+def test_two_processes_grow_one_store(models, tmp_path, monkeypatch):
+    """Another process adds other models just before: both end with all models, no pair twice."""
+    store, write, others = tmp_path / "store.zarr", store_module.write_list, []
+    tnsim.pairwise(models[:3], store=store)
+
+    def later(folder, content):
+        if not others:
+            others.append(None)
+            others.append(tnsim.pairwise(models[:4], store=store))
+        write(folder, content)
+
+    monkeypatch.setattr(store_module, "write_list", later)
+    found = tnsim.pairwise(models[:6], store=store)
+    assert same(found, tnsim.pairwise(models[:6])) and same(others[1], tnsim.pairwise(models[:4]))
+    assert [len(growth.added["a"]) for growth in growing.history(store).growths] == [1, 2]
+    assert len(computed(store)) == len(set(computed(store)))
+    assert not list(store.rglob("*.tmp"))
+
+
+def test_damage_to_a_grown_store(models, tmp_path):
+    """Every file flipped in its middle or lost: the same numbers again, or a refusal."""
+    store = tmp_path / "store.zarr"
+    tnsim.pairwise(models[:2], store=store)
+    whole = tnsim.pairwise(models[:4], store=store)
+    before = contents(store)
+    files = [name for name in before if name.startswith("grown/")]
+    assert len(files) > 20
+    refusals = 0
+    for name in files:
+        data = before[name]
+        for damaged in (data[: len(data) // 2] + b"\0\1" + data[len(data) // 2 + 2 :], None):
+            if damaged == data:
+                continue
+            (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
+            if not (damaged is None and name == "grown/1/zarr.json"):
+                with pytest.raises(tnsim.DamagedStore, match="damaged"):
+                    tnsim.open_pairwise(store)
+            try:
+                with pytest.warns(tnsim.StoreWarning, match="damaged.*computed again"):
+                    assert tnsim.pairwise(models[:4], store=store).identical(whole)
+            except tnsim.DamagedStore as error:
+                refusals += 1
+                assert "remove this folder and run again" in str(error)
+                assert "grown/1" in name
+                (store / name).write_bytes(data)
+            assert tnsim.open_pairwise(store).identical(whole)
+    assert refusals == 2  # the list of models, flipped and lost
+
+
+def test_a_store_without_its_attributes_grows(models, tmp_path):
+    store = tmp_path / "store.zarr"
+    tnsim.pairwise(models[:3], store=store)
+    wanted = tnsim.pairwise(models[:4], store=store)
+    (store / "zarr.json").unlink()
+    with pytest.warns(tnsim.StoreWarning, match="damaged: attributes"):
+        found = tnsim.pairwise(models[:5], store=store)
+    assert (found.similarity.values[:4, :4] == wanted.similarity.values).all()
+    assert same(found, tnsim.pairwise(models[:5]))
+
+
+GROW = """
+import os, sys, tnsim
+from tnsim.all_pairs import normalise
+import time
+write = normalise.log_abs
+normalise.log_abs = lambda x: (time.sleep(0.02), write(x))[1]
+series = tnsim.load(os.path.abspath("models"))
+for count in map(int, sys.argv[1:]):
+    tnsim.pairwise(series[:count], tnsim.GaussianClosure(), store="store.zarr", budget=tnsim.Budget(memory_bytes=20_000))
+"""
+
+
+@pytest.mark.slow
+def test_processes_at_a_growing_store(folder):
+    """Two processes grow one store at the same time, while a third reads."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    series, store = tnsim.load(folder / "models"), folder / "store.zarr"
+    tnsim.pairwise(series[:4], tnsim.GaussianClosure(), store=store, budget=TINY)
+    known = tnsim.open_pairwise(store).similarity.values
+    both = [
+        subprocess.Popen([sys.executable, "-c", GROW, *counts.split()], cwd=folder, env=environment)
+        for counts in ("5 7 10", "4 10")
+    ]
+    looked = 0
+    while any(process.poll() is None for process in both):
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            shown = tnsim.open_pairwise(store).similarity.values
+        assert (shown[:4, :4] == known).all()
+        looked += 1
+        time.sleep(0.05)
+    assert looked > 5 and 0 in [process.returncode for process in both]
+    found = tnsim.pairwise(series, tnsim.GaussianClosure(), store=store, budget=TINY)
+    assert same(found, tnsim.pairwise(series, tnsim.GaussianClosure(), budget=TINY))
+    counts = computed(store)
+    assert len(counts) <= 1.1 * len(set(counts)) + 1

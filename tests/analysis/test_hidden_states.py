@@ -1,0 +1,131 @@
+"""Layer against layer: states that hooks see, and measures between all parts of two networks."""
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from oracles import bilinear
+
+import tnsim
+
+torch = pytest.importorskip("torch", reason="hidden states are those of modules")
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """Blocks in a list, one activation called twice, a part in place and one that is never called."""
+
+    def __init__(self, width, blocks=2):
+        super().__init__()
+        self.embed = nn.Embedding(7, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5), nn.ReLU(inplace=True))
+            for _ in range(blocks)
+        )
+        self.act, self.head, self.unused = nn.Tanh(), nn.Linear(width, 3), nn.Linear(1, 1)
+
+    def forward(self, tokens):
+        x = self.act(self.embed(tokens))
+        for block in self.blocks:
+            x = x + block(x)
+        return {"loss": None, "logits": self.head(self.act(x))}
+
+
+@pytest.fixture
+def nets():
+    torch.manual_seed(0)
+    return Net(6).eval(), Net(9, 1).eval()
+
+
+@pytest.fixture
+def tokens(rng):
+    return rng.integers(0, 7, size=(40, 5))
+
+
+def linear_cka(x, y):
+    """Debiased CKA by kernels without diagonals, as Song et al. (2012) print the estimator."""
+
+    def hsic(k, o):
+        n, one = len(k), np.ones(len(k))
+        k, o = k - np.diag(np.diag(k)), o - np.diag(np.diag(o))
+        cross = np.trace(k @ o) + (one @ k @ one) * (one @ o @ one) / ((n - 1) * (n - 2))
+        return cross - 2 / (n - 2) * (one @ k @ o @ one)
+
+    k, o = (z.reshape(len(z), -1) @ z.reshape(len(z), -1).T for z in (x, y))
+    return hsic(k, o) / np.sqrt(hsic(k, k) * hsic(o, o))
+
+
+def test_states_are_those_of_the_forward_pass(nets, tokens):
+    net = nets[0]
+    with torch.no_grad():
+        states = {"embed": net.embed(torch.tensor(tokens))}
+        x = states["act"] = states["embed"].tanh()
+        for n, block in enumerate(net.blocks):
+            states[f"blocks.{n}.0"] = block[0](x)
+            states[f"blocks.{n}.2"] = states[f"blocks.{n}.0"].relu()
+            x = x + states[f"blocks.{n}.2"]
+        states["act (2)"] = x.tanh()
+        states["head"] = net.head(states["act (2)"])
+    found = tnsim.hidden_states(net, tokens)
+    assert list(found) == list(states)
+    for name, wanted in states.items():
+        assert_close(found[name], wanted.numpy(), rtol=1e-6, limited_by="float32 of the module")
+    assert list(tnsim.hidden_states(net, tokens, ["blocks.*.2", "head"])) == [
+        "blocks.0.2",
+        "blocks.1.2",
+        "head",
+    ]
+    assert not any(part._forward_hooks for part in net.modules())
+
+
+def test_every_part_against_every_part(nets, tokens):
+    found = tnsim.layer_similarity(*nets, tokens)
+    first, second = (tnsim.hidden_states(net, tokens) for net in nets)
+    assert found.dims == ("a", "b") and found.name == "cka" and found.attrs["debiased"] == 1
+    assert found.a.values.tolist() == list(first) and found.b.values.tolist() == list(second)
+    wanted = [[linear_cka(x, y) for y in second.values()] for x in first.values()]
+    assert_close(found.values, np.array(wanted), scale=1.0, rtol=1e-10)
+    own = tnsim.layer_similarity(nets[0], nets[0], tokens)
+    assert_close(np.diag(own), np.ones(len(first)), rtol=1e-12)
+    cosine = tnsim.baselines.output_cosine
+    heads = tnsim.layer_similarity(*nets, tokens, cosine, layers="head")
+    x, y = first["head"].ravel(), second["head"].ravel()
+    assert_close(heads.item(), x @ y / np.sqrt((x @ x) * (y @ y)), rtol=1e-12)
+
+
+def test_models_and_checkpoints(rng, tmp_path):
+    models = [
+        tnsim.Model([bilinear(rng, 3, 4, width, True), bilinear(rng, width, 4, 2, True)])
+        for width in (3, 5)
+    ]
+    for name, model in zip("ab", models, strict=True):
+        tnsim.save(model, tmp_path / f"{name}.safetensors")
+    x = rng.normal(size=(60, 3))
+    found = tnsim.layer_similarity(*models, x)
+    assert found.a.values.tolist() == ["layer 0", "layer 1"]
+    states = [[tnsim.Model(model.layers[:1])(x), model(x)] for model in models]
+    wanted = [[linear_cka(np.asarray(p), np.asarray(q)) for q in states[1]] for p in states[0]]
+    assert_close(found.values, np.array(wanted), scale=1.0, rtol=1e-10)
+    files = tnsim.layer_similarity(tmp_path / "a.safetensors", tmp_path / "b.safetensors", x)
+    assert files.identical(found)
+    drawn = tnsim.layer_similarity(*models, 50, seed=3)
+    again = tnsim.layer_similarity(*models, np.random.default_rng(3).normal(size=(50, 3)))
+    assert drawn.equals(again)
+
+
+def test_a_picture_and_what_is_refused(nets, tokens):
+    found = tnsim.layer_similarity(*nets, tokens)
+    axes = tnsim.figures.layer_by_layer(found, "two nets").axes[0]
+    assert axes.get_title() == "two nets"
+    assert [label.get_text() for label in axes.get_yticklabels()] == found.a.values.tolist()
+    with pytest.raises(tnsim.ModelError, match="no part is called nope; there are embed, act"):
+        tnsim.layer_similarity(*nets, tokens, layers="nope")
+    with pytest.raises(tnsim.ModelError, match="of shape"):
+        tnsim.layer_similarity(*nets, tokens, tnsim.baselines.output_cosine)
+    with pytest.raises(tnsim.ModelError, match="give inputs as an array"):
+        tnsim.layer_similarity(*nets, 100)
+    with pytest.raises(tnsim.ModelError, match="a module, a model or a file of one, found int"):
+        tnsim.hidden_states(3, tokens)
+    with pytest.raises(tnsim.ModelError, match="has no parts with outputs"):
+        tnsim.hidden_states(nn.Linear(2, 2), np.ones((5, 2)))
+    with pytest.raises(tnsim.ModelError, match="is in training mode"):
+        tnsim.hidden_states(Net(4), tokens)

@@ -1,0 +1,166 @@
+"""A network recorded while it trains: numbers, pictures, loggers and the loops of others."""
+
+import copy
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch", reason="monitors watch modules of PyTorch")
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """A bilinear layer with a readout."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.down = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.down(self.left(x) * self.right(x))
+
+
+def trained(net, steps, monitor):
+    """The states of a network at every step, which the monitor saw, and the numbers it gave."""
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
+    states, numbers = {}, {}
+    for step in range(steps):
+        states[step] = copy.deepcopy(net).eval()
+        numbers[step] = monitor(step, net)
+        optimiser.zero_grad()
+        net(x).square().mean().backward()
+        optimiser.step()
+    return states, numbers
+
+
+def test_numbers_are_similarities_of_the_states():
+    torch.manual_seed(0)
+    net, goal = Net(), Net()
+    monitor = tnsim.torch.Monitor(every=3, reference=goal)
+    states, numbers = trained(net, 10, monitor)
+    assert [step for step in numbers if numbers[step]] == [0, 3, 6, 9]
+    assert set(numbers[0]) == {"similarity/reference"}
+    for step in (3, 6, 9):
+        now = states[step]
+        for name, other in (("first", states[0]), ("previous", states[step - 3])):
+            assert_close(numbers[step][f"similarity/{name}"], tnsim.similarity(now, other))
+        assert_close(numbers[step]["similarity/reference"], tnsim.similarity(now, goal))
+    assert monitor.history[-1] == {"step": 9, **numbers[9]}
+    assert monitor.similarity.a.values.tolist() == [0, 3, 6, 9]
+    kept = [states[step] for step in (0, 3, 6, 9)]
+    assert_close(monitor.similarity.values, tnsim.pairwise(kept).similarity.values)
+    assert monitor(9, net) == {}  # a step that is recorded
+    assert all(parameter.requires_grad for parameter in net.parameters()) and net.training
+
+
+def test_any_network_on_inputs_and_a_full_matrix():
+    """Dropout is off in what is recorded; a full matrix loses every second of its models."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 2))
+    metric = tnsim.Empirical(np.random.default_rng(0).normal(size=(50, 3)))
+    monitor = tnsim.torch.Monitor(metric, every=1, matrix=4)
+    states, numbers = trained(net, 7, monitor)
+    assert monitor.similarity.a.values.tolist() == [0, 4, 6]
+    kept = [states[step] for step in (0, 4, 6)]
+    assert_close(
+        monitor.similarity.values, tnsim.pairwise(kept, metric).similarity.values, rtol=1e-9
+    )
+    assert_close(numbers[6]["similarity/first"], tnsim.similarity(kept[2], kept[0], metric))
+    assert net.training
+
+
+class Writer:
+    """A logger with the methods of a `SummaryWriter`."""
+
+    def __init__(self):
+        self.scalars, self.images = [], []
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, value, step))
+
+    def add_image(self, name, pixels, step, dataformats):
+        self.images.append((name, pixels.shape, pixels.dtype, step, dataformats))
+
+
+class Run:
+    """A logger with the method of a wandb run."""
+
+    def __init__(self):
+        self.rows = []
+
+    def log(self, numbers, step):
+        self.rows.append((numbers, step))
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = ModuleType("wandb")
+    module.Image = lambda pixels: ("image", pixels.shape)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_loggers_get_numbers_and_the_matrix(wandb):
+    torch.manual_seed(0)
+    writer, run, rows = Writer(), Run(), []
+    for log in (writer, run, lambda numbers, step: rows.append((numbers, step))):
+        torch.manual_seed(0)
+        _, numbers = trained(Net(), 2, tnsim.torch.Monitor(every=1, log=log))
+    assert rows == [({}, 0), (numbers[1], 1)] and set(numbers[1]) == {
+        "similarity/first",
+        "similarity/previous",
+    }
+    assert writer.scalars == [(name, value, 1) for name, value in numbers[1].items()]
+    name, shape, dtype, step, order = writer.images[1]
+    assert (name, shape[2], dtype, step, order) == ("similarity/matrix", 3, np.uint8, 1, "HWC")
+    shown, step = run.rows[1]
+    assert step == 1 and shown.pop("similarity/matrix")[0] == "image" and shown == numbers[1]
+    with pytest.raises(tnsim.ModelError, match="has the method add_scalar or log, found int"):
+        tnsim.torch.Monitor(log=3)
+    with pytest.raises(tnsim.ModelError, match="give at least 1 and 2"):
+        tnsim.torch.Monitor(every=0)
+
+
+def test_the_loops_of_others(monkeypatch, wandb):
+    """The adaptors are callbacks of the class that each loop asks for, made when they are asked for."""
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(tnsim.MissingExtra, match="run  pip install lightning"):
+        tnsim.torch.Monitor().lightning()
+    with pytest.raises(tnsim.MissingExtra, match="run  pip install transformers"):
+        tnsim.torch.Monitor().trainer()
+    for name, base in (("lightning.pytorch", "Callback"), ("transformers", "TrainerCallback")):
+        module = ModuleType(name)
+        setattr(module, base, type(base, (), {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    torch.manual_seed(0)
+    net, other = Net(), Net()
+    writer, logged = Writer(), []
+    logger = SimpleNamespace(
+        experiment=writer, log_metrics=lambda numbers, step: logged.append((numbers, step))
+    )
+    callback = tnsim.torch.Monitor(every=2, reference=other).lightning()
+    assert isinstance(callback, sys.modules["lightning.pytorch"].Callback)
+    trainer = SimpleNamespace(global_step=0, loggers=[logger])
+    callback.on_train_start(trainer, net)
+    trainer.global_step = 1
+    callback.on_train_batch_end(trainer, net, None, None, 0)
+    trainer.global_step = 2
+    callback.on_train_batch_end(trainer, net, None, None, 1)
+    assert [step for _, step in logged] == [0, 2] and len(writer.images) == 2
+    callback = tnsim.torch.Monitor(every=2).trainer()
+    assert isinstance(callback, sys.modules["transformers"].TrainerCallback)
+    state = SimpleNamespace(global_step=0, log_history=[])
+    callback.on_train_begin(None, state, None, model=net)
+    state.global_step = 2
+    callback.on_step_end(None, state, None, model=net)
+    assert [row["step"] for row in state.log_history] == [2]
+    assert state.log_history[0]["similarity/first"] == pytest.approx(1, abs=1e-12)

@@ -1,0 +1,207 @@
+"""Hidden states of networks, and where two networks differ: layer against layer.
+
+The hidden states of a module are the outputs of its parts, seen by hooks in one forward pass; those
+of a model are the outputs after each of its layers. States of every part are outputs of a function
+of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of any width,
+the others parts of one width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnsim.analysis.baselines import BATCH, Inputs, cka
+from tnsim.analysis.matrices import over_layers
+from tnsim.checkpoints.given import given_model
+from tnsim.errors import ModelError
+from tnsim.models.arrays import detached, host_array
+from tnsim.models.checks import Seed, seed_number
+from tnsim.models.functions import array_of, run_module
+from tnsim.models.model import Model
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def hidden_states(
+    model: Any, inputs: Any, layers: str | Sequence[str] = "*"
+) -> dict[str, np.ndarray]:
+    """Outputs of every part of a network on given inputs.
+
+    Args:
+        model: A module of PyTorch; a model, or the path of its file.
+        inputs: Inputs (n, ...), as the network reads them, or token ids.
+        layers: Patterns of the names of parts. Parts of a module have the names of
+            `named_modules`, layers of a model the names "layer 0", "layer 1" and so on.
+
+    Returns:
+        Arrays (n, ...) by name, in the order of the computation. Left out are parts that are never
+        called, that give no floats with a row for every input, and containers that hand on the
+        output of a part inside. The second call of a part is called "name (2)".
+
+    Raises:
+        ModelError: No part has such a name, or nothing has hidden states.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Linear(2.0 * np.eye(2)), tnsim.Linear(np.ones((1, 2)))])
+        >>> {name: states.shape for name, states in hidden_states(model, np.ones((3, 2))).items()}
+        {'layer 0': (3, 2), 'layer 1': (3, 1)}
+    """
+    x = np.asarray(inputs)
+    model = given_model(model, inputs=x)
+    if isinstance(model, Model):
+        every = _of_model(model, x)
+    elif hasattr(model, "named_modules"):
+        every = _of_module(model, x)
+    else:
+        raise ModelError(
+            "hidden states are those of a module, a model or a file of one, found "
+            f"{type(model).__name__}"
+        )
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    chosen = {}
+    for name, states in every.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            chosen[name] = states
+    if not chosen:
+        raise ModelError(
+            f"no part is called {', '.join(patterns)}; there are {', '.join(list(every)[:8])}"
+            + (" and more" if len(every) > 8 else "")
+        )
+    return chosen
+
+
+def layer_similarity(
+    a: Any,
+    b: Any,
+    inputs: Inputs,
+    measure: Callable[..., xr.DataArray] = cka,
+    *,
+    layers: str | Sequence[str] = "*",
+    seed: Seed = 0,
+    **settings: Any,
+) -> xr.DataArray:
+    """A measure between every part of one network and every part of another.
+
+    Args:
+        a, b: Modules of PyTorch, models, or paths of files.
+        inputs: An array of inputs as both networks read them, or a number n of standard normal
+            inputs where one of them is a model.
+        measure: A baseline, such as `tnsim.baselines.cka`.
+        layers: Patterns of the names of parts, as for `hidden_states`.
+        seed: Seed of drawn inputs.
+        settings: Settings of the measure, such as `debiased=False`.
+
+    Returns:
+        The measure over (a, b), labelled by the names of parts: float64, in the units of the
+        measure. `tnsim.figures.layer_by_layer` draws it.
+
+    Raises:
+        ModelError: The networks have no such parts, the measure needs parts of one width, or the
+            inputs do not fit.
+        MissingExtra: xarray is not installed.
+
+    Example:
+        >>> import torch, tnsim
+        >>> nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()) for _ in range(2)]
+        >>> found = layer_similarity(*nets, torch.randn(50, 3))
+        >>> found.dims, found.a.values.tolist()
+        (('a', 'b'), ['0', '1'])
+
+    Source:
+        Kornblith et al. 2019, "Similarity of neural network representations revisited", figures of
+        layers against layers.
+    """
+    first, second = a, b
+    if isinstance(inputs, (int, np.integer)):
+        first, second = given_model(a), given_model(b)
+        x = _drawn(first, int(inputs), seed)
+    else:
+        x = host_array(detached(inputs))
+    states = [hidden_states(one, x, layers) for one in (first, second)]
+    every = [*states[0].values(), *states[1].values()]
+    # A baseline runs functions on batches of inputs. These functions look rows up.
+    rows = np.arange(len(x), dtype=float)[:, None]
+    functions = [partial(_rows, one) for one in every]
+    found = measure(functions, rows, seed=seed, **settings)
+    count = len(states[0])
+    return over_layers(found, count, [list(one) for one in states])
+
+
+def _rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    return states[numbers[:, 0].astype(int)]
+
+
+def _drawn(model: Any, count: int, seed: Seed) -> np.ndarray:
+    """Standard normal inputs of a model."""
+    if not isinstance(model, Model):
+        raise ModelError("nothing says what inputs the networks read: give inputs as an array")
+    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
+    return np.random.default_rng(seed_number(seed)).normal(size=shape)
+
+
+def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Outputs after every layer of a model."""
+    found = {}
+    for n in range(len(model.layers)):
+        beginning = Model(model.layers[: n + 1], model.n_ctx)
+        batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
+        found[f"layer {n}"] = _flat(np.concatenate([np.asarray(one) for one in batches]))
+    return found
+
+
+def _of_module(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Outputs of all parts of a module, seen by hooks."""
+    batches: list[dict[str, Any]] = []
+    for at in range(0, len(x), BATCH):
+        batches.append(_seen(module, x[at : at + BATCH]))
+    return {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
+
+
+def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Outputs of all parts of a module on one batch, in the order of the computation."""
+    seen: dict[str, np.ndarray] = {}
+    known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
+    hooks = []
+
+    def keep(name: str, part: Any, inputs: Any, outputs: Any) -> None:
+        try:
+            array = array_of(outputs)
+        except ModelError:
+            return
+        states = host_array(detached(array))
+        if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
+            return
+        states = _flat(states)  # a copy, which operations in place leave alone
+        for other, its_name in known:
+            # A container hands on the output of a part, as dropout does that is off.
+            if other is array and np.array_equal(states, seen[its_name]):
+                return
+        calls = sum(one == name or one.startswith(f"{name} (") for one in seen)
+        label = f"{name} ({calls + 1})" if calls else name
+        known.append((array, label))
+        seen[label] = states
+
+    for name, part in module.named_modules():
+        if name:
+            hooks.append(part.register_forward_hook(partial(keep, name)))
+    try:
+        run_module(module, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ModelError("the module has no parts with outputs; compare it as a whole")
+    return seen
+
+
+def _flat(states: np.ndarray) -> np.ndarray:
+    """States with one axis of features, or with positions and features, float64."""
+    states = states.astype(np.float64)
+    return states if states.ndim <= 3 else states.reshape(len(states), -1)

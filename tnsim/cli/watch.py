@@ -1,0 +1,163 @@
+"""`tnsim watch`: all pairs of a run that still trains, computed as its checkpoints appear.
+
+A folder is looked at every few seconds. A file counts as written once its size and its time of
+change are the same at two looks and its contents have the length that its header states. Every new
+checkpoint grows the store of the results (`all_pairs.growing`), so that its pairs alone are
+computed, and the tables, pictures and page are written again.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from tnsim.cli.options import (
+    ContextOption,
+    DialectOption,
+    DtypeName,
+    DtypeOption,
+    FitOption,
+    InputsOption,
+    LeaveOutOption,
+    MetricName,
+    MetricOption,
+    NormInputsOption,
+    SlicesOption,
+    check_outputs,
+    metric_of,
+    reading_of,
+    say,
+    stoppable,
+)
+from tnsim.cli.pairwise import check_apart, lowest, outputs_of, series_of, write_results
+from tnsim.errors import CheckpointError, StoreMismatch
+
+Watched = Annotated[
+    list[str],
+    typer.Argument(help="Folder of a run, or patterns of its checkpoints, which may come later."),
+]
+
+
+class _Stamp(NamedTuple):
+    """Size and time of change of a file, which differ while the file is being written."""
+
+    size: int
+    changed: int
+
+
+def watch(
+    files: Watched,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the results.")],
+    every: Annotated[
+        float, typer.Option("--every", min=0.05, help="Seconds between two looks at the files.")
+    ] = 10.0,
+    until: Annotated[
+        int | None,
+        typer.Option("--until", min=1, help="End with this many checkpoints; default: never."),
+    ] = None,
+    metric: MetricOption = MetricName.gaussian,
+    slices: SlicesOption = False,
+    fit: FitOption = None,
+    inputs: InputsOption = None,
+    dialect: DialectOption = None,
+    n_ctx: ContextOption = None,
+    leave_out: LeaveOutOption = None,
+    norm_inputs: NormInputsOption = None,
+    dtype: DtypeOption = DtypeName.float64,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Also write heatmap.png, trajectory.png and mds.png.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Also write one HTML page, again after every checkpoint."),
+    ] = None,
+) -> None:
+    """Similarity of all pairs of a run that still trains, until Ctrl-C.
+
+    Computes the pairs of new checkpoints as these appear, and writes the results again.
+    """
+    import tnsim
+
+    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
+    chosen = metric_of(metric, fit, inputs)
+    check_apart(out, files)
+    check_outputs(outputs_of(out, False, plots, report))
+    store = out / "store.zarr"
+    look, computed, samples = _Look(files, reading), (), reading.norm_inputs
+    mismatched: tuple[Any, ...] | None = None
+    with stoppable(f"finished pairs are kept in {store}, watch again to go on"):
+        say(f"watching {', '.join(files)} every {every:g} s; Ctrl-C ends")
+        while True:
+            found = look.written()
+            if found and found != computed:
+                paths = [path for path, _ in found]
+                series = tnsim.Series(
+                    paths, reading.dialect, n_ctx, leave_out=reading.leave_out, norm_inputs=samples
+                )
+                try:
+                    result = tnsim.pairwise(
+                        series, chosen, slices=slices, dtype=dtype.value, store=store
+                    )
+                except StoreMismatch:
+                    # Another process may have grown the store by files that this look missed.
+                    if found == mismatched:
+                        raise
+                    mismatched = found
+                else:
+                    write_results(result, out, False, plots, report)
+                    new = len(found) - len(computed)
+                    say(f"models {len(found)}, {new} new; lowest {lowest(result)}")
+                    computed = found
+                    if until is not None and len(found) >= until:
+                        return
+            time.sleep(every)
+
+
+class _Look:
+    """Looks at files that may still be written, one after another."""
+
+    def __init__(self, files: list[str], reading: Any) -> None:
+        self._files, self._reading = files, reading
+        self._before: dict[Path, _Stamp] = {}
+        self._whole: dict[Path, _Stamp] = {}
+        self._told: dict[Path, _Stamp] = {}
+
+    def written(self) -> tuple[tuple[Path, _Stamp], ...]:
+        """The checkpoints that are written to their end, in order."""
+        try:
+            paths = series_of(self._files, self._reading).paths
+        except CheckpointError:  # nothing yet
+            return ()
+        stamps = {}
+        for path in paths:
+            try:
+                state = path.stat()
+            except OSError:  # gone since it was listed
+                continue
+            stamps[path] = _Stamp(state.st_size, state.st_mtime_ns)
+        before, self._before = self._before, stamps
+        return tuple(
+            (path, stamp) for path, stamp in stamps.items() if self._is_whole(path, stamp, before)
+        )
+
+    def _is_whole(self, path: Path, stamp: _Stamp, before: dict[Path, _Stamp]) -> bool:
+        """Whether a file is as it was at the look before, and has the length that it states."""
+        from tnsim.checkpoints.folders import located
+        from tnsim.checkpoints.formats import contents
+
+        if before.get(path) != stamp:
+            return False
+        if self._whole.get(path) == stamp:
+            return True
+        try:
+            contents(located(path))
+        except CheckpointError as error:
+            if self._told.get(path) != stamp:
+                say(f"waiting for {error}")
+                self._told[path] = stamp
+            return False
+        self._whole[path] = stamp
+        return True

@@ -1,0 +1,260 @@
+"""Similarity along a training run, recorded while the run trains.
+
+A `Monitor` is called with the step and the module. Every so many steps it keeps the function that
+the module computes then, and compares the function with the first, with the one recorded before
+and with a reference: three numbers for any logger, and a matrix of all pairs of those kept. Under a
+metric that compares weights, the function is a `Model` read from the module, which holds the
+weights alone; under `Empirical` it is a copy of the module, which runs on the metric's inputs.
+
+Loggers and training loops are told by their methods: nothing of wandb, TensorBoard, Lightning or
+Hugging Face is imported, except the base class that a training loop asks of its callbacks, where an
+adaptor is made for this loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnsim.all_pairs.run import pairwise
+from tnsim.analysis import figures, matrices
+from tnsim.checkpoints.given import given_model
+from tnsim.errors import DuplicateWarning, MissingExtra, ModelError
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.protocol import Metric
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+PREFIX = "similarity/"
+"""Beginning of the names under which loggers show the numbers."""
+
+
+class Monitor:
+    """Similarity of a network in training to its first, its previous and a reference state.
+
+    Args:
+        metric: Metric that weighs the inputs; `Empirical` for networks that are no polynomials.
+        reference: Model, module or path of a file to compare with; None for none.
+        every: Steps from one record to the next.
+        matrix: Most models in the matrix, at least 2; where it is full, every second of its models
+            is left out.
+        n_ctx: Length of the sequences on which models with attention are compared.
+        log: Logger: an object with `log(numbers, step=)` as a wandb run, with `add_scalar` as a
+            `SummaryWriter`, or a function of (numbers, step); None for none.
+
+    Attributes:
+        history: Numbers of every record, each with its step.
+
+    Raises:
+        ModelError: A setting is not positive, or the logger has no known method.
+
+    Example:
+        >>> import torch, tnsim
+        >>> net = torch.nn.Linear(2, 2)
+        >>> monitor = tnsim.torch.Monitor(every=10)
+        >>> for step in range(21):
+        ...     with torch.no_grad():
+        ...         net.weight[0, 0] += 0.1
+        ...     numbers = monitor(step, net)
+        >>> [row["step"] for row in monitor.history], sorted(numbers)
+        ([0, 10, 20], ['similarity/first', 'similarity/previous'])
+        >>> monitor.similarity.shape
+        (3, 3)
+    """
+
+    def __init__(
+        self,
+        metric: Metric = Gaussian(),
+        *,
+        reference: Any = None,
+        every: int = 100,
+        matrix: int = 32,
+        n_ctx: int | None = None,
+        log: Any = None,
+    ) -> None:
+        if every < 1 or matrix < 2:
+            raise ModelError(
+                f"a record every {every} steps and {matrix} models in the matrix: give at least 1 "
+                "and 2"
+            )
+        self.history: list[dict[str, float]] = []
+        self._metric, self._every, self._most, self._n_ctx = metric, every, matrix, n_ctx
+        self._inputs = metric.inputs if isinstance(metric, Empirical) else None
+        self._reference = None if reference is None else self._function(reference)
+        self._send = None if log is None else _sender(log)
+        self._first: Any = None
+        self._previous: Any = None
+        self._kept: list[tuple[int, Any]] = []
+        self._values = np.empty((0, 0))
+
+    def __call__(self, step: int, module: Any) -> dict[str, float]:
+        """Record the module where a record is due.
+
+        Args:
+            step: Number of the step; records are due at multiples of `every`.
+            module: Network in training; its weights and its mode stay as they are.
+
+        Returns:
+            Similarities by name, `similarity/first`, `similarity/previous` and
+            `similarity/reference` as far as there are any; nothing where no record is due.
+
+        Raises:
+            ModelError, UnsupportedLayer: The module cannot be compared under the metric.
+        """
+        if step % self._every or (self.history and self.history[-1]["step"] == step):
+            return {}
+        now = self._function(module)
+        named = {"first": self._first, "previous": self._previous, "reference": self._reference}
+        named = {name: other for name, other in named.items() if other is not None}
+        others = [*named.values(), *(model for _, model in self._kept), now]
+        distinct = list({id(other): other for other in others}.values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DuplicateWarning)  # a network that stands still
+            row = pairwise([now], self._metric, other=distinct).similarity.values[0]
+        by_object = {id(other): float(value) for other, value in zip(distinct, row, strict=True)}
+        numbers = {PREFIX + name: by_object[id(other)] for name, other in named.items()}
+        self._keep(step, now, [by_object[id(model)] for _, model in self._kept])
+        self._first = now if self._first is None else self._first
+        self._previous = now
+        self.history.append({"step": step, **numbers})
+        if self._send is not None:
+            self._send(numbers, step, self._pixels)
+        return numbers
+
+    @property
+    def similarity(self) -> xr.DataArray:
+        """All pairs of the models kept, float64 in [-1, 1], over (a, b), labelled by step."""
+        steps = [step for step, _ in self._kept]
+        about = {"metric": self._metric.name}
+        return matrices.labelled(self._values.copy(), steps, about, "similarity")
+
+    def figure(self) -> Figure:
+        """The matrix as a figure of matplotlib; nothing is shown."""
+        return figures.heatmap(self._values, [str(step) for step, _ in self._kept])
+
+    def lightning(self) -> Any:
+        """A callback for the `Trainer` of Lightning, which counts its optimiser steps.
+
+        Without a logger of its own the monitor writes to the loggers of the trainer.
+
+        Raises:
+            MissingExtra: Lightning is not installed.
+        """
+        base = _base(("lightning.pytorch", "pytorch_lightning"), "Callback")
+        monitor = self
+
+        def record(_: Any, trainer: Any, module: Any, *rest: Any) -> None:
+            numbers = monitor(trainer.global_step, module)
+            if numbers and monitor._send is None:
+                for logger in trainer.loggers:
+                    logger.log_metrics(numbers, step=trainer.global_step)
+                    _send_picture(logger.experiment, trainer.global_step, monitor._pixels)
+
+        hooks = {"on_train_start": record, "on_train_batch_end": record}
+        return type("SimilarityCallback", (base,), hooks)()
+
+    def trainer(self) -> Any:
+        """A callback for the `Trainer` of Hugging Face.
+
+        Numbers are added to the trainer's log history, and written by the logger of the monitor.
+
+        Raises:
+            MissingExtra: transformers is not installed.
+        """
+        base = _base(("transformers",), "TrainerCallback")
+        monitor = self
+
+        def record(
+            _: Any, args: Any, state: Any, control: Any, model: Any = None, **rest: Any
+        ) -> None:
+            if numbers := monitor(state.global_step, model):
+                state.log_history.append({**numbers, "step": state.global_step})
+
+        hooks = {"on_train_begin": record, "on_step_end": record}
+        return type("SimilarityCallback", (base,), hooks)()
+
+    def _function(self, module: Any) -> Any:
+        """The function of a module as it is now, which later steps of training leave alone."""
+        if self._inputs is None or not hasattr(module, "named_parameters"):
+            return given_model(module, self._n_ctx, self._inputs)
+        return copy.deepcopy(module).eval().requires_grad_(False)
+
+    def _keep(self, step: int, model: Any, row: list[float]) -> None:
+        """Add a model to the matrix; a full matrix loses every second of its models first."""
+        if len(self._kept) == self._most:
+            self._kept, row = self._kept[::2], row[::2]
+            self._values = self._values[::2, ::2]
+        count = len(self._kept)
+        values = np.ones((count + 1, count + 1))
+        values[:count, :count] = self._values
+        values[count, :count] = values[:count, count] = row
+        self._kept.append((step, model))
+        self._values = values
+
+    def _pixels(self) -> np.ndarray:
+        """The picture of the matrix, (height, width, 3), uint8."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        canvas = FigureCanvasAgg(self.figure())
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _base(modules: tuple[str, ...], name: str) -> type:
+    """The class that a training loop asks of its callbacks."""
+    import importlib
+
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+    raise MissingExtra(modules[0].split(".")[0], None, "a callback of its trainer")
+
+
+def _sender(log: Any) -> Callable[[Mapping[str, float], int, Callable[[], np.ndarray]], None]:
+    """The function that gives numbers and a picture to a logger."""
+    if hasattr(log, "add_scalar"):
+
+        def send(numbers: Mapping[str, float], step: int, pixels: Any) -> None:
+            for name, value in numbers.items():
+                log.add_scalar(name, value, step)
+            _send_picture(log, step, pixels)
+
+        return send
+    if hasattr(log, "log"):
+
+        def send(numbers: Mapping[str, float], step: int, pixels: Any) -> None:
+            log.log({**numbers, **_picture(log, pixels)}, step=step)
+
+        return send
+    if callable(log):
+        return lambda numbers, step, pixels: log(dict(numbers), step)
+    raise ModelError(
+        "log is a function of (numbers, step), or has the method add_scalar or log, found "
+        f"{type(log).__name__}"
+    )
+
+
+def _send_picture(log: Any, step: int, pixels: Callable[[], np.ndarray]) -> None:
+    """Give the matrix to a logger that takes pictures."""
+    if hasattr(log, "add_image"):
+        log.add_image(f"{PREFIX}matrix", pixels(), step, dataformats="HWC")
+    elif picture := _picture(log, pixels):
+        log.log(picture, step=step)
+
+
+def _picture(log: Any, pixels: Callable[[], np.ndarray]) -> dict[str, Any]:
+    """The matrix in the form that wandb takes; nothing for other loggers."""
+    wandb = sys.modules.get("wandb")
+    if wandb is None or not hasattr(log, "log"):
+        return {}
+    return {f"{PREFIX}matrix": wandb.Image(pixels())}
