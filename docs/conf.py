@@ -12,6 +12,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jupytext
 from sphinx.application import Sphinx
 
 import tnsim
@@ -26,6 +27,8 @@ ELSEWHERE = (  # .gitignore lists the copies
     "benchmarks/results/*.png",
     "notebooks/*.py",
 )
+DOWNLOADS = "notebooks/ipynb"
+"""Tutorials as notebooks without outputs, made of the scripts; .gitignore lists the folder."""
 PAPER = "https://arxiv.org/abs/2605.15183"
 os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of notebooks
 
@@ -36,7 +39,7 @@ version = release = tnsim.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 suppress_warnings = ["toc.no_title"]  # tables of benchmarks, which are linked where they are told
-exclude_patterns = ["_build", "*.py"]
+exclude_patterns = ["_build", "*.py", f"{DOWNLOADS}/*"]
 
 html_theme = "furo"
 html_title = f"tnsim {version}"
@@ -67,6 +70,7 @@ napoleon_use_ivar = True
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", _copy_pages)
     app.connect("source-read", _link_copies)
+    app.connect("source-read", _link_notebook)
     app.connect("autodoc-process-docstring", _link_names)
 
 
@@ -76,12 +80,24 @@ def _copy_pages(app: Sphinx, config: object) -> None:
             copy = HERE / page.relative_to(HERE.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(page, copy)  # with its time, so that what did not change is not run again
+    (HERE / DOWNLOADS).mkdir(exist_ok=True)
+    for script in (HERE / "notebooks").glob("*.py"):
+        notebook = jupytext.read(script, fmt="py:percent")
+        jupytext.write(notebook, HERE / DOWNLOADS / f"{script.stem}.ipynb")
 
 
 def _link_copies(app: Sphinx, docname: str, source: list[str]) -> None:
     """A link that leaves this folder, as it must on a page of the repository, goes to the copy."""
     out_of_docs = "../" * (docname.count("/") + 1)
     source[0] = source[0].replace(f"]({out_of_docs}", "](/")
+
+
+def _link_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Below its title, a tutorial links to itself as a notebook."""
+    folder, _, name = docname.rpartition("/")
+    if folder == "notebooks":
+        link = f"# [Download as a Jupyter notebook](ipynb/{name}.ipynb)"
+        source[0] = re.sub(r"^# # .*$", rf"\g<0>\n#\n{link}", source[0], count=1, flags=re.M)
 
 
 def _link_names(

@@ -113,9 +113,9 @@ figures.pairwise(run, "heatmap", ["similarity"])
 # The inner product is a sum over pairs of hidden units, so it can be read before it is summed.
 
 # %%
-shares = tnsim.attribution(a, b, by="unit")
+shares = tnsim.paths(a, b, by="unit")
 assert np.isclose(shares.values.sum(), tnsim.inner(a, b))
-units = shares.values[1:-1, 1:-1]
+units = shares.values[1:, 1:]
 largest = np.unravel_index(np.argsort(units, axis=None)[-3:], units.shape)
 [
     (shares.bra[1 + i], shares.ket[1 + j], units[i, j] / tnsim.inner(a, b))

@@ -11,9 +11,10 @@
 # # 6. Parts of a transformer
 #
 # What changed between two checkpoints of a Hugging Face transformer? As a whole it is no
-# polynomial, but the scores and the values of its heads are, and so they have exact similarities
-# from the weights alone. Here a tiny GPT-2 is trained on the spot in JAX, with softmax, layer norms
-# and GELU, and saved in Hugging Face's layout; a checkpoint from the hub is read the same way.
+# polynomial, but its parts have exact similarities from the weights alone: scores and values of
+# heads are polynomials, and an MLP block is a single layer of hidden units. Here a tiny GPT-2 is
+# trained on the spot in JAX, with softmax, layer norms and GELU, and saved in Hugging Face's
+# layout; a checkpoint from the hub is read the same way.
 
 # %%
 import json
@@ -166,7 +167,7 @@ for number in range(801):
 
 # %%
 run = tnsim.load(folder)
-parts = tnsim.parts(run, ["qk", "ov"])
+parts = tnsim.parts(run, ["qk", "ov", "mlp"])
 parts
 
 # %%
@@ -196,6 +197,18 @@ change = after.similarity.squeeze()
 most = str(change.part.values[change.values.argmin()])
 print(most, f"{float(change.min()):.2f}")
 result.sel(part=most).tnsim.plot("heatmap")
+
+# %% [markdown]
+# ## The units of an MLP block
+#
+# The inner product of two blocks is a sum over pairs of hidden units, GELU included, so it splits
+# into shares of single units, which sum to 1.
+
+# %%
+block = parts["layer 1 mlp"]
+units = tnsim.paths(block[4], block[8], by="unit", top=12)
+assert abs(units.share.sum() - 1) < 1e-9
+tnsim.figures.shares(units.bra, units.share, title="units of step 400 in step 800")
 
 # %% [markdown]
 # ## The head that each became

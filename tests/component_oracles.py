@@ -14,7 +14,13 @@ from sequence_oracles import attention
 
 import tnsim
 
-OUTPUTS = {"Attention": "o", "Bilinear": "down", "Multilinear": "down", "Linear": "weight"}
+OUTPUTS = {
+    "Attention": "o",
+    "Bilinear": "down",
+    "Multilinear": "down",
+    "Linear": "weight",
+    "Gated": "down",
+}
 
 
 def core_of(layer):

@@ -18,13 +18,13 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "sessions": "errors",
     "tables": "",
     "engine": "errors files scaled sessions tables",
-    "activations": "errors",
+    "activations": "errors scaled",
     "models": "activations errors scaled tables",
     "checkpoints": "activations errors files models tables",
     "analysis": "checkpoints errors files models names",
     "metrics": "errors models names scaled sessions",
     "problems": "activations engine errors metrics models names scaled sessions",
-    "compare": "checkpoints engine errors metrics models names problems scaled sessions tables",
+    "compare": "activations checkpoints engine errors metrics models names problems scaled sessions tables",
     "circuits": "activations checkpoints errors models tables",
     "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems scaled sessions tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems scaled tables",
@@ -58,6 +58,7 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/axes",
         "analysis/canvas",
         "analysis/figures",
+        "reproduce/activations",
         "reproduce/argmax",
         "reproduce/backdoor",
         "reproduce/differences",
@@ -80,6 +81,8 @@ CONFINED = {  # foreign package: the files that import it
     },
     "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
     "scipy": {
+        "activations/activation",
+        "activations/normal",
         "all_pairs/heads",
         "analysis/chords",
         "analysis/correlations",
@@ -106,10 +109,13 @@ CONFINED = {  # foreign package: the files that import it
     },
     "zarr": {"all_pairs/store"},
     "optax": {
+        "reproduce/activations",
         "reproduce/argmax",
         "reproduce/classifiers",
         "reproduce/grokking",
         "reproduce/language",
+        "reproduce/paths",
+        "reproduce/repetitions",
     },
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},
@@ -240,6 +246,7 @@ LAYERS_ARE_TOLD_APART_IN = ("models/", "problems/tensors/", "checkpoints/", "cir
 NAME_LAYERS = {
     "__init__",  # the public names
     "cli/bench",  # makes the random models that it times
+    "compare/surrogate",  # makes polynomial layers of layers with an activation
     "problems/state_sizes",
     "problems/tokens",
 }

@@ -133,3 +133,71 @@ def test_what_a_measure_of_functions_refuses(rng):
     ):
         with pytest.raises(tnsim.ModelError, match=message):
             attempt()
+
+
+def images_and_networks():
+    """Two ordinary convolutional networks in evaluation mode, and images as a data set has them."""
+    torch.manual_seed(0)
+    networks = [
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+        )
+        .double()
+        .eval()
+        for _ in range(2)
+    ]
+    return networks, torch.randn(20, 3, 8, 8, dtype=torch.float64)
+
+
+def outputs(network, images):
+    return network(images).detach().numpy()
+
+
+def test_images_under_empirical():
+    """Inputs (n, channels, height, width), of modules, functions and models of pixels."""
+    (a, b), images = images_and_networks()
+    u, v = outputs(a, images), outputs(b, images)
+    cosine = (u * v).sum() / np.sqrt((u * u).sum() * (v * v).sum())
+    inputs = tnsim.Empirical(images)
+    assert_close(tnsim.similarity(a, b, inputs), cosine, scale=1.0, rtol=1e-9)
+    result = tnsim.pairwise([a, b], inputs, progress=False)
+    assert_close(result.similarity.values[0, 1], cosine, scale=1.0, rtol=1e-9)
+    pixels = np.asarray(images, np.float64).reshape(20, -1)
+    readout = np.random.default_rng(0).normal(size=(5, 192))
+    w = pixels @ readout.T
+    expected = (u * w).sum() / np.sqrt((u * u).sum() * (w * w).sum())
+    model = tnsim.Model([tnsim.Linear(readout)])
+    assert_close(
+        tnsim.similarity(a, model, inputs), expected, scale=1.0, rtol=1e-9
+    )  # float32 images
+    kernels = [lambda x, n=n: np.asarray(x, np.float64)[:, :, n:, n:] ** 2 for n in (0, 0)]
+    assert_close(tnsim.similarity(*kernels, inputs), 1.0, scale=1.0, rtol=1e-9)  # feature maps
+    with pytest.raises(tnsim.ModelError, match=r"shape \(n, 192\), found \(n, 3, 8, 7\)"):
+        tnsim.similarity(model, model, tnsim.Empirical(images[..., :7]))
+    with pytest.raises(tnsim.ModelError, match=r"uint8.*pixels become floats by inputs / 255"):
+        tnsim.Empirical(np.zeros((2, 3, 8, 8), np.uint8))
+
+
+def test_images_under_every_baseline():
+    (a, b), images = images_and_networks()
+    u, v = outputs(a, images), outputs(b, images)
+    baselines = tnsim.baselines
+    same = (u.argmax(1) == v.argmax(1)).mean()
+    assert_close(baselines.agreement([a, b], images)[0, 1], same, scale=1.0, rtol=1e-12)
+    each = (u * v).sum(1) / np.sqrt((u * u).sum(1) * (v * v).sum(1))
+    assert_close(baselines.mean_cosine([a, b], images)[0, 1], each.mean(), scale=1.0, rtol=1e-9)
+    whole = (u * v).sum() / np.sqrt((u * u).sum() * (v * v).sum())
+    assert_close(baselines.output_cosine([a, b], images)[0, 1], whole, scale=1.0, rtol=1e-9)
+    for measure in (baselines.cka, baselines.js_divergence):
+        values = measure([a, b], images)
+        assert_close(measure([a, b], images.numpy()), values, scale=1.0, rtol=1e-9)
+    model = tnsim.Model([tnsim.Linear(np.eye(5, 192))])
+    pixels = images.numpy().reshape(20, 192)
+    for images_ in (images, pixels):
+        found = baselines.output_cosine([model, model], images_)
+        assert_close(found, np.ones((2, 2)), scale=1.0, rtol=1e-9)

@@ -99,8 +99,8 @@ def test_a_precision_is_what_numpy_takes(dtype, rng):
     assert tnsim.plan(a, b, dtype=dtype).dtype == "float32"
     assert tnsim.similarity(a, b, dtype=dtype) == tnsim.similarity(a, b, dtype="float32")
     assert tnsim.pairwise([a, b], dtype=dtype).attrs["dtype"] == "float32"
-    parts = tnsim.attribution(a, b, dtype=dtype)
-    assert parts.values.tolist() == tnsim.attribution(a, b, dtype="float32").values.tolist()
+    parts = tnsim.paths(a, b, dtype=dtype)
+    assert parts.values.tolist() == tnsim.paths(a, b, dtype="float32").values.tolist()
 
 
 def test_a_plan_answers_one_protocol_by_any_route(rng):
@@ -210,7 +210,7 @@ class Tags(html.parser.HTMLParser):
 
 def test_a_notebook_shows_small_tables(rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
-    parts = tnsim.attribution(a, b)
+    parts = tnsim.paths(a, b)
     nasty = "<script>alert(1)</script>&\udc80"
     shown = [
         (a, "Bilinear(3 -&gt; 2, rank 4)"),

@@ -287,7 +287,7 @@ VERBS = {
     "samples": lambda a, b: tnsim.similarity(a, b, tnsim.Empirical(np.eye(2))),
     "a function": lambda a, b: tnsim.similarity(a, abs, tnsim.Empirical(np.eye(2))),
     "check": lambda a, b: tnsim.check(a, b),
-    "attribution": lambda a, b: tnsim.attribution(a, b),
+    "paths": lambda a, b: tnsim.paths(a, b, by="unit"),
     "network": lambda a, b: tnsim.network(a),
     "networks": lambda a, b: list(tnsim.networks(a, b)),
     "pairwise": lambda a, b: tnsim.pairwise([a, b]),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         from_state_dict,
         load,
     )
+    from tnsim.checkpoints.module_calls import inputs_of
     from tnsim.checkpoints.modules import from_module
     from tnsim.checkpoints.native import save
     from tnsim.checkpoints.rules import (
@@ -42,13 +43,13 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Rule,
     )
     from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
-    from tnsim.compare.attribution import Attribution, attribution
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
     from tnsim.compare.planned import AnyPlan
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
+    from tnsim.compare.surrogate import polynomial
     from tnsim.engine.budget import Budget
     from tnsim.engine.plan import Plan
     from tnsim.errors import (
@@ -69,7 +70,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         UnsupportedLayer,
     )
     from tnsim.localise.change import Change, change
-    from tnsim.localise.edges import Edges
+    from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries, paths
     from tnsim.metrics.categorical import Categorical
     from tnsim.metrics.empirical import Empirical
@@ -117,6 +118,7 @@ _HOME = {
     "inner": "compare.similarity",
     "log_inner": "compare.similarity",
     "plan": "compare.similarity",
+    "polynomial": "compare.surrogate",
     "Number": "compare.numbers",
     "Numbers": "compare.numbers",
     "SignedLog": "compare.numbers",
@@ -133,14 +135,13 @@ _HOME = {
     "heads": "all_pairs.heads",
     "check": "compare.monte_carlo",
     "Check": "compare.monte_carlo",
-    "attribution": "compare.attribution",
-    "Attribution": "compare.attribution",
     "components": "models.components",
     "switched": "models.components",
     "paths": "localise.paths",
     "Paths": "localise.paths",
     "PathSeries": "localise.paths",
     "Edges": "localise.edges",
+    "EdgeSeries": "localise.edges",
     "change": "localise.change",
     "Change": "localise.change",
     "Plan": "engine.plan",
@@ -159,6 +160,7 @@ _HOME = {
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.load",
     "from_module": "checkpoints.modules",
+    "inputs_of": "checkpoints.module_calls",
     "Dialect": "checkpoints.dialects",
     "Rule": "checkpoints.rules",
     "LinearRule": "checkpoints.rules",
@@ -202,7 +204,6 @@ __all__ = [
     "AnyPlan",
     "Attention",
     "AttentionRule",
-    "Attribution",
     "Bilinear",
     "BilinearRule",
     "Budget",
@@ -215,6 +216,7 @@ __all__ = [
     "DamagedStore",
     "Dialect",
     "DuplicateWarning",
+    "EdgeSeries",
     "Edges",
     "Elementwise",
     "ElementwiseRule",
@@ -268,7 +270,6 @@ __all__ = [
     "TooLarge",
     "TreeSymmetric",
     "UnsupportedLayer",
-    "attribution",
     "baselines",
     "change",
     "check",
@@ -283,6 +284,7 @@ __all__ = [
     "heads",
     "hidden_states",
     "inner",
+    "inputs_of",
     "layer_similarity",
     "load",
     "log_inner",
@@ -294,6 +296,7 @@ __all__ = [
     "paths",
     "plan",
     "plan_pairwise",
+    "polynomial",
     "reading",
     "report",
     "save",

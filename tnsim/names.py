@@ -34,8 +34,8 @@ KERNEL = "KERNEL"
 TRACE, IDENTITY = "TRACE", "IDENTITY"
 SCORES = (("Q1", "K1"), ("Q2", "K2"))
 """Roles of the query and the key of each score of attention."""
-STREAM, CORE, HEADS, CONSTANT = "STREAM", "CORE", "HEADS", "CONSTANT"
-"""Parts of the output of a layer: residual stream, core, heads, bias."""
+STREAM = "STREAM"
+"""Role of the leg that reads the residual stream past a layer."""
 ONE, ONES, SAME_POSITION = "ONE", "ONES", "SAME_POSITION"
 """Leaves of sequences: the constant 1, a 1 for every position, the identity over positions."""
 AT, COUNT = "AT", "COUNT"
@@ -131,16 +131,6 @@ def side_of(leaf: str) -> Side | None:
         if dot and first == side:
             return side
     return None
-
-
-class Selector(NamedTuple):
-    """Name of the array that assigns a part of the output of a model to components."""
-
-    part: str
-    model: ModelName
-
-    def __str__(self) -> str:
-        return f"SELECT.{self.part}.{self.model}"
 
 
 class PositionLeaf(NamedTuple):

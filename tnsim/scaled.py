@@ -8,7 +8,7 @@ whole. Natural logarithms stand in results only, and as the weights of points.
 `Scaled` is the pair of any value (a model, a layer, states, outputs) and its exponent. A
 `ScaledSum` holds `mantissa * 2 ** exponent` for one inner product or a block of inner products,
 with the size of the terms. Mantissa and exponent have the shape of the pairs and, where products
-are wanted per output, one more axis at the end; `exponent` lacks this axis where all outputs of a
+are wanted per output, a further axis at the end; `exponent` lacks this axis where all outputs of a
 pair have one scale. The size is the sum of the absolute values of all terms, in the same scale. An
 inner product of two plain models is one term. Combinations add one term per pair of models, and
 models with a constant one per moment node, with the weight of the node. Cancellation is then read
@@ -43,7 +43,7 @@ class Scaled(NamedTuple, Generic[Value]):
     """The product `2 ** exponent * value`.
 
     Attributes:
-        value: A model, a layer, an array, or terms of a sum, with numbers near one.
+        value: A model, a layer, an array, or terms of a sum, with numbers near 1.
         exponent: Exponent of two: a single number, or an array that broadcasts against the value.
     """
 
@@ -186,7 +186,7 @@ def _in_scale(value: ScaledSum, exponent: Any) -> ScaledSum:
 
 
 def split(number: Any) -> Scaled[Any]:
-    """A number in scientific notation, with a mantissa near one.
+    """A number in scientific notation, with a mantissa near 1.
 
     Zero has an exponent below the exponent of any model.
 
@@ -288,11 +288,12 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
         >>> shifted(np.array([3.0]), np.float64(2.0)).tolist()
         [12.0]
     """
-    xp = library(array, by)
-    if xp is np and by.ndim == 0 and array.dtype.kind == "f":  # in a third of the time
+    on_host = not (isinstance(array, jax.Array) or isinstance(by, jax.Array))
+    is_real = on_host and isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    if is_real and by.ndim == 0:  # in a third of the time
         return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
     by = by.clip(-_VANISHES, _VANISHES).astype("int32")
-    if xp is np:
+    if on_host:
         if not by.any() and np.broadcast_shapes(np.shape(array), by.shape) == np.shape(array):
             return array
         if np.iscomplexobj(array):  # as two numbers that are shifted alike
@@ -324,14 +325,15 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
         >>> scale_exponent(np.array([[3.0, 1.0], [0.0, 0.0]]), depth=1).tolist()
         [2.0, 0.0]
     """
-    xp = library(value)
     axes = tuple(range(depth, value.ndim))
+    xp = jnp if isinstance(value, jax.Array) else np
     if value.dtype.kind == "c":
         largest = abs(value).max(axis=axes)
     else:  # without an array of absolute values
         largest = xp.maximum(value.max(axis=axes), -value.min(axis=axes))
     largest = jax.lax.stop_gradient(largest) if xp is jnp else largest
-    return xp.rint(xp.frexp(largest)[1] / power)  # the exponent of zero is zero
+    # 2^(e - 1) <= largest < 2^e, and e = 0 for zero. After a division by 2^e the rule gives 0.
+    return xp.rint(xp.frexp(largest)[1] / power)
 
 
 def _two_to(exponent: Any, dtype: Any) -> jax.Array:
@@ -339,4 +341,4 @@ def _two_to(exponent: Any, dtype: Any) -> jax.Array:
     about = jnp.finfo(dtype)
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant
-    return jax.lax.bitcast_convert_type(bits, dtype)
+    return jax.lax.bitcast_convert_type(bits, about.dtype)

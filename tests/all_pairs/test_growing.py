@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -51,14 +52,14 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
     "route, metric, options",
     [
         ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
-        ("recursion", tnsim.GaussianClosure(), {"slices": True}),
+        ("contractions", tnsim.GaussianClosure(), {"slices": True}),
         ("forward passes", tnsim.Empirical(INPUTS), {}),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
     """Five models, then six, then nine: old numbers bit for bit, all as one run would give them."""
     store, known, before = tmp_path / "store.zarr", None, []
-    if route == "recursion":
+    if route == "contractions":
         models = [tnsim.Model([bilinear(rng, 3, 4, 3, True), *one.layers]) for one in models]
     for count in (5, 6, 9):
         found = tnsim.pairwise(models[:count], metric, store=store, **options)
@@ -238,20 +239,22 @@ def test_damage_to_a_grown_store(models, tmp_path):
     for name in files:
         data = before[name]
         for damaged in (data[: len(data) // 2] + b"\0\1" + data[len(data) // 2 + 2 :], None):
-            if damaged == data:
-                continue
+            if damaged is None and "/finished/c" in name:
+                continue  # without the mark of its end a store has all of its numbers
             (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
             if not (damaged is None and name == "grown/1/zarr.json"):
                 with pytest.raises(tnsim.DamagedStore, match="damaged"):
                     tnsim.open_pairwise(store)
-            try:
-                with pytest.warns(tnsim.StoreWarning, match="damaged.*computed again"):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                try:
                     assert tnsim.pairwise(models[:4], store=store).identical(whole)
-            except tnsim.DamagedStore as error:
-                refusals += 1
-                assert "remove this folder and run again" in str(error)
-                assert "grown/1" in name
-                (store / name).write_bytes(data)
+                    assert "computed again" in str(told[0].message)
+                except tnsim.DamagedStore as error:
+                    refusals += 1
+                    assert name == "grown/1/zarr.json"
+                    assert "remove this folder and run again" in str(error)
+                    (store / name).write_bytes(data)
             assert tnsim.open_pairwise(store).identical(whole)
     assert refusals == 2  # the list of models, flipped and lost
 
@@ -292,8 +295,6 @@ def test_processes_at_a_growing_store(folder):
     ]
     looked = 0
     while any(process.poll() is None for process in both):
-        import warnings
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", tnsim.StoreWarning)
             shown = tnsim.open_pairwise(store).similarity.values

@@ -231,7 +231,7 @@ def test_results_of_guesses_say_so_and_are_not_exact(tmp_path, rng):
             tnsim.slices(a, b),
             tnsim.inner(a, b - a),
             tnsim.similarity(a, b, tnsim.Empirical(np.ones((2, 6)))),
-            tnsim.attribution(a, b, tnsim.GaussianClosure()),
+            tnsim.paths(a, b),
         ]
         run = tnsim.pairwise(tnsim.load(files, dialect), store=tmp_path / "run")
     about = [guess.partition(":")[0] for guess in a.origin.guesses]

@@ -1,5 +1,7 @@
 """`from_module`: modules made by PyTorch itself, compared with their own forward passes; what it refuses, by name."""
 
+import copy
+
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -487,3 +489,58 @@ def test_activations_are_told_by_their_values(name, tmp_path):
         np.testing.assert_array_equal(read(x), model(x))
         assert repr(read) == repr(model)
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
+
+
+class Stream(nn.Module):
+    """A transformer's stream with an MLP behind a norm, and a part that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.norm = nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+        self.spare = nn.Linear(4, 4)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        return x + self.mlp(input=self.norm(x))
+
+
+def test_states_that_enter_a_submodule(rng):
+    torch.manual_seed(0)
+    net = Stream().double()
+    tokens = rng.integers(7, size=(20, 5))
+    with torch.no_grad():
+        expected = net.norm(net.embed(torch.as_tensor(tokens))).double().numpy().reshape(100, 4)
+    for path in ("mlp", "mlp.0"):
+        states = tnsim.inputs_of(net, path, tokens)
+        assert_close(states, expected, scale=LARGEST)
+    with torch.no_grad():
+        hidden = net.mlp[:2](torch.as_tensor(states)).numpy()
+    assert_close(tnsim.inputs_of(net.mlp, "2", states), hidden, scale=LARGEST)
+    half = tnsim.inputs_of(copy.deepcopy(net).bfloat16(), "mlp", tokens)
+    assert half.dtype == np.float64
+    block = tnsim.from_module(net.mlp)
+    assert (block.d_in, len(tnsim.Gaussian.fit(states).mean)) == (4, 4)
+    assert not net.mlp._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("h.0.mlp", "there is no submodule 'h.0.mlp'; there are mlp"),
+        ("spare", "spare is not called"),
+        ("embed", "which are no states"),
+    ],
+)
+def test_submodules_without_states_are_named(path, words, rng):
+    with pytest.raises(tnsim.ModelError, match=words):
+        tnsim.inputs_of(Stream(), path, rng.integers(7, size=(2, 5)))
+
+
+def test_states_of_modules_that_drop_units_are_refused(rng):
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
+    with pytest.raises(tnsim.ModelError, match="training mode"):
+        tnsim.inputs_of(net, "1", rng.normal(size=(4, 3)))
+    with pytest.raises(tnsim.ModelError, match=r"taken from a torch\.nn\.Module"):
+        tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))

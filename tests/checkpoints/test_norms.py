@@ -106,7 +106,7 @@ def test_what_is_left_out_is_said_with_every_result(where, file, tmp_path):
         tnsim.log_inner(model, model - 0.5 * model)
     assert caught[0].filename == __file__
     with pytest.warns(tnsim.CaveatWarning):
-        assert tnsim.attribution(model, model).caveats == said
+        assert tnsim.paths(model, model).caveats == said
     tnsim.save(model, tmp_path / "own.safetensors")
     assert tnsim.load(tmp_path / "own.safetensors").origin.caveats == said
 

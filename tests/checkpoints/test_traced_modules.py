@@ -12,6 +12,7 @@ import tnsim
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 
 class Module(nn.Module):
@@ -230,3 +231,138 @@ def test_the_first_linear_layer_stays_a_layer_where_it_is_narrow():
     model = tnsim.from_module(module, inputs=torch.zeros(2, 50))
     assert [type(layer).__name__ for layer in model.layers] == ["Linear", "Bilinear"]
     assert np.size(model.layers[0].weight) == 150
+
+
+def quadratic(module, output):
+    """c, l and Q of an output c + l x + x Q x on images of 4 x 4 pixels, by derivatives."""
+
+    def value(x):
+        return module(x.reshape(1, 1, 4, 4))[0, output]
+
+    zero = torch.zeros(16, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(value, zero)
+    hessian = torch.autograd.functional.hessian(value, zero)
+    with torch.no_grad():
+        constant = value(zero).item()
+    return constant, slope.numpy(), hessian.numpy() / 2
+
+
+def moment(f, g):
+    """`E f(x) g(x)` of two quadratics under N(0, I), by Isserlis' theorem."""
+    (c, slope, q), (d, other, p) = f, g
+    quadratics = np.trace(q) * np.trace(p) + 2 * np.trace(q @ p)
+    return quadratics + slope @ other + c * d + c * np.trace(p) + d * np.trace(q)
+
+
+def test_bilinear_convolutions_compare_exactly():
+    """Normalised inputs, convolutions, batch norms and pooling, under the Gaussian of the pixels."""
+    torch.manual_seed(0)
+    modules = [Convolutional().double().eval() for _ in range(2)]
+    a, b = (tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4)) for module in modules)
+    f, g = ([quadratic(module, output) for output in range(5)] for module in modules)
+    cross, first, second = (sum(map(moment, *pair)) for pair in ((f, g), (f, f), (g, g)))
+    value = tnsim.similarity(a, b)
+    assert value.exact
+    assert_close(value, cross / np.sqrt(first * second), scale=1.0, rtol=1e-9)
+
+
+def coded(m, x, hidden):
+    return hidden((x - m.centre) @ m.encoder + m.shift) @ m.decoder + m.centre
+
+
+def threshold(m):
+    return 0.1 + m.height.abs()
+
+
+CODES = {"encoder": (4, 6), "decoder": (6, 4), "centre": (4,), "shift": (6,), "height": (6,)}
+ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parameters; what they are
+    "relu": (lambda m, u: functional.relu(u), "relu"),
+    "clamp": (lambda m, u: u.clamp(min=0), "relu"),
+    "maximum": (lambda m, u: torch.maximum(u, torch.zeros(())), "relu"),
+    "relu6": (lambda m, u: functional.relu6(u), "relu6"),
+    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "clamp(-0.5, 2.0)"),
+    "square of relu": (lambda m, u: functional.relu(2 * u) ** 2, "relu2"),
+    "gelu": (lambda m, u: functional.gelu(u), "gelu"),
+    "gelu by tanh": (lambda m, u: functional.gelu(u, approximate="tanh"), "gelu_tanh"),
+    "silu": (lambda m, u: functional.silu(u), "silu"),
+    "softplus": (lambda m, u: functional.softplus(u), "softplus"),
+    "leaky": (lambda m, u: functional.leaky_relu(u, 0.2), "leaky_relu(0.2)"),
+    "elu": (lambda m, u: functional.elu(u), "elu"),
+    "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
+    "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
+    "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
+    "jump at zero": (lambda m, u: (u > 0).float() * u, "relu"),
+    "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
+}
+
+
+QUICK = ("relu", "jump of relu", "glu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ACTIVATED],
+)
+def test_hidden_units_of_plain_parameters_have_their_activation(name):
+    hidden, activation = ACTIVATED[name]
+    module = Module(lambda m, x: coded(m, x, lambda u: hidden(m, u)), **CODES).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    (layer,) = model.layers
+    assert (type(layer), layer.activation.name, layer.rank) == (tnsim.Gated, activation, 6)
+    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
+def skipped(m, x):
+    return functional.relu(x @ m.encoder) @ m.decoder + x @ m.around
+
+
+def test_a_transcoder_with_a_linear_map_around(rng):
+    module = Module(skipped, encoder=(4, 6), decoder=(6, 3), around=(4, 3)).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    assert model.layers[0].rank == 6 + 2 * 4  # x = relu(x) - relu(-x)
+    x = rng.normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
+def test_a_convolutional_network_of_one_hidden_layer(rng):
+    layers = nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    module = nn.Sequential(*layers).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 6, 6))
+    convolution, layer = model.layers
+    assert (convolution.d_out, layer.activation.name, layer.rank) == (32, "relu", 32)
+    x = rng.normal(size=(5, 1, 6, 6))
+    with torch.no_grad():
+        assert_close(model(x.reshape(5, -1)), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+    deeper = nn.Sequential(*layers[:3], nn.Flatten(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 3))
+    found = tnsim.from_module(deeper, inputs=torch.zeros(2, 1, 6, 6))
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"use Empirical\(inputs\)"):
+        tnsim.similarity(found, found)
+
+
+def top(u):
+    values, places = u.topk(2)
+    return torch.zeros_like(u).scatter(-1, places, values)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "words"),
+    [
+        (top, r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
+        (lambda u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
+        (lambda u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
+        (lambda u: u * (u > -1), "computes step, and keeps other values"),
+    ],
+)
+def test_hidden_units_that_know_one_another_are_refused_by_name(hidden, words):
+    module = Module(lambda m, x: coded(m, x, hidden), **CODES)
+    with pytest.raises(tnsim.UnsupportedLayer, match=words):
+        tnsim.from_module(module, inputs=torch.zeros(3, 4))
+
+
+def test_pooling_by_the_largest_is_refused_by_name():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"max_pool2d.*the largest of several values"):
+        tnsim.from_module(module, inputs=torch.zeros(2, 1, 6, 6))

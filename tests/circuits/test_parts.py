@@ -408,3 +408,26 @@ def test_parts_rebuild_the_patterns_of_hugging_face(case, rng):
             pattern = np.nan_to_num(weights / np.nansum(weights, 1, keepdims=True))
             expected = seen.attentions[i][0, h].double().numpy()
             assert_close(pattern, expected, scale=1.0, rtol=1e-6, limited_by="float32")
+
+
+def test_mlps_go_by_the_paths_of_their_modules(tmp_path, rng):
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        config = cases.CONFIGS["gpt2"]
+        written(folder, cases.checkpoint(rng, config), config)
+    parts = tnsim.parts(folders[0])
+    for path in ("transformer.h.1.mlp", "h.1.mlp", "module.transformer.h.1.mlp"):
+        assert parts.place(path) == ("mlp", 1, None), path
+    x = rng.normal(size=12)
+    assert_close(parts["h.1.mlp"](x), parts["layer 1 mlp"](x), rtol=0)
+    assert parts.matching("h.*.mlp") == ["layer 0 mlp", "layer 1 mlp"]
+    assert parts.matching("layer 0 *") == [label for label in parts if label.startswith("layer 0")]
+    for unknown in ("h.2.mlp", "h.*.mlp", "1.mlp.c_fc", "mlp"):
+        assert unknown not in parts, unknown
+    series = tnsim.parts(tnsim.Series(folders))
+    assert len(series["h.0.mlp"]) == 2
+    opt = cases.CONFIGS["opt"]
+    assert tnsim.parts(module(cases.checkpoint(rng, opt), opt), "mlp").matching("*") == [
+        "layer 0 mlp",
+        "layer 1 mlp",
+    ]

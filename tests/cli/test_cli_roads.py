@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import command
 from oracles import bilinear
+from transformer_cases import CONFIGS, checkpoint, written
 
 import tnsim
 from tnsim.checkpoints.dialects import PRESETS
@@ -91,3 +92,26 @@ def test_what_is_done_is_logged(files):
     run = [sys.executable, "-c", code, str(files[0])]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert "tnsim.checkpoints.load read" in done.stderr
+
+
+def test_blocks_of_transformers_by_path(tmp_path, rng):
+    config = CONFIGS["gpt2 by layer"]
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        written(folder, checkpoint(rng, config), config)
+    names = [str(folder) for folder in folders]
+    said = command("similarity", *names, "--layers", "h.1.mlp").stdout
+    one, two = (tnsim.parts(name, "mlp")["layer 1 mlp"] for name in names)
+    assert f"layer 1 mlp\nsimilarity  {tnsim.similarity(one, two):.12g}\n" in said
+    states = tmp_path / "states.npy"
+    np.save(states, rng.normal(size=(50, 12)) + 1.0)
+    words = ("--layers", "h.*.mlp", "--fit", str(states), "--json")
+    found = json.loads(command("similarity", *names, *words).stdout)["layers"]
+    assert list(found) == ["layer 0 mlp", "layer 1 mlp"]
+    one, two = (tnsim.parts(name, "mlp", norm="leave")["h.1.mlp"] for name in names)
+    value = tnsim.similarity(one, two, tnsim.Gaussian.fit(np.load(states)))
+    assert found["layer 1 mlp"]["similarity"] == value
+    done = command("similarity", *names, "--layers", "h.7.mlp", check=False)
+    assert "no MLP block is called h.7.mlp" in done.stderr
+    done = command("similarity", *names, "--layers", "h.1.mlp", "--check", check=False)
+    assert "--check does not apply" in done.stderr

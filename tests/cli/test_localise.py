@@ -29,6 +29,20 @@ def test_paths_of_a_run_and_of_a_checkpoint(tmp_path):
     assert "others" not in command("paths", file, *TOKENS).stdout
 
 
+def test_edges_by_legs(tmp_path):
+    file, picture = DATA / "step_004000.safetensors", tmp_path / "edges.png"
+    options = ("--metric", "categorical", "--samples", 4, "--n-ctx", 4, "--legs")
+    text = command("paths", file, *options, "--plot", picture).stdout
+    assert "layer 1 > K of layer 2" in text and picture.stat().st_size > 5_000
+    found = json.loads(command("paths", file, *options, "--json").stdout)
+    edges = (
+        found["edges"]["step_004000"] if "step_004000" in found["edges"] else found["edges"]["4000"]
+    )
+    wanted = tnsim.paths(tnsim.load(file, n_ctx=4), metric=tnsim.Categorical(samples=4), legs=True)
+    assert list(edges) == list(wanted.edges)
+    assert_close([edge["cut"] for edge in edges.values()], wanted.cut, rtol=1e-9)
+
+
 def test_the_change_between_two_checkpoints(tmp_path):
     files = [DATA / f"step_{step:06}.safetensors" for step in (900, 4000)]
     picture = tmp_path / "change.png"
@@ -47,6 +61,7 @@ def test_the_change_between_two_checkpoints(tmp_path):
             ["paths", DATA, "--metric", "closure", "--n-ctx", 2],
             "GaussianClosure is no bilinear form",
         ),
+        (["paths", DATA, *TOKENS, "--legs", "--top", 2], "leave out --other, --within, --order"),
         (["paths", DATA, *TOKENS, "--within", "layer 9"], "no component 'layer 9', only layer 1"),
         (
             ["paths", DATA, "--samples", 4, "--n-ctx", 2],

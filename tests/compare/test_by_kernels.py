@@ -108,7 +108,7 @@ def test_polynomial_layers_of_any_order_beside_an_activation(rng):
     for layer in (cubic, gated(rng, "identity", hidden=4).layers[0]):
         model = tnsim.Model([layer])
         assert_right(model, mlp(rng, "relu"), metric)
-        shares = tnsim.attribution(model, mlp(rng, "relu"), metric, by="unit")
+        shares = tnsim.paths(model, mlp(rng, "relu"), metric, by="unit")
         assert len(shares.bra) == 4 + 2
 
 
@@ -162,22 +162,6 @@ def test_float32(rng):
     a, b = mlp(rng, "relu"), mlp(rng, "relu")
     low = tnsim.similarity(a, b, metric, dtype="float32")
     assert abs(low - tnsim.similarity(a, b, metric)) < 1e-5
-
-
-def test_attribution_by_unit_and_by_layer(rng):
-    metric = gaussian(rng)
-    a, b = mlp(rng, "relu"), mlp(rng, "relu")
-    inner = tnsim.inner(a, b, metric)
-    units = tnsim.attribution(a, b, metric, by="unit")
-    assert units.bra == ("stream", *(f"layer 1 unit {n}" for n in range(5)), "constant")
-    assert_close(units.values.sum(), inner, rtol=1e-13)
-    layers = tnsim.attribution(a, b, metric, by="layer")
-    assert layers.bra == ("stream", "layer 1", "constant")
-    assert_close(layers.values[1, 1], units.values[1:-1, 1:-1].sum(), rtol=1e-12)
-    first, activation, last = a.layers
-    kept = np.where(np.arange(5) == 2, last.weight, 0.0)
-    alone = tnsim.Model([first, activation, tnsim.Linear(kept)])
-    assert_close(units.values[3].sum(), tnsim.inner(alone, b, metric), scale=abs(inner), rtol=1e-13)
 
 
 def test_sums_of_models(rng):

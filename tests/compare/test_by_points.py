@@ -502,8 +502,6 @@ def test_refusals(rng):
     with pytest.raises(tnsim.ModelError, match="is the zero function"):
         tnsim.similarity(a, b, tnsim.Empirical(np.zeros((9, 3))))
     metric = tnsim.Empirical(np.ones((9, 3)))
-    with pytest.raises(tnsim.ModelError, match="attribution works layer by layer"):
-        tnsim.attribution(a, b, metric)
     with pytest.raises(tnsim.ModelError, match="joins no legs, so it has no networks"):
         tnsim.networks(a, b, metric)
 

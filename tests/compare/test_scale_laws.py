@@ -319,7 +319,7 @@ def test_out_of_range(rng):
         ):
             tnsim.inner(far, b)
         with pytest.raises(tnsim.TnsimError, match=r"beyond float64.*scale down the last layer"):
-            tnsim.attribution(far, b)
+            tnsim.paths(far, b)
         assert_close(tnsim.log_inner(far, b).log, log + 3 * k * np.log(2), scale=1.0, rtol=1e-11)
     assert_close(
         tnsim.inner(tnsim.Model([times(a.layers[0], 300)]), b),

@@ -1,4 +1,4 @@
-"""Execution: one lowering for NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
+"""Execution: one lowering for NumPy and JAX beside the interpreter, few programs, finite at depth 64, no global setting touched."""
 
 import itertools
 import math
@@ -20,8 +20,9 @@ from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS
 from tnsim.engine import budget
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.runtime import devices, execution
+from tnsim.engine.runtime import devices, execution, interpreter
 from tnsim.engine.runtime.lowering import run_program
+from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
 
@@ -54,8 +55,8 @@ METRICS = {
 }
 
 
-def both_backends(a, b, metric):
-    """One plan on NumPy and compiled: values and logarithms agree."""
+def all_tiers(a, b, metric, monkeypatch):
+    """One plan eagerly on NumPy, compiled, and interpreted by one thread and by several."""
     planned = tnsim.plan(a, b, metric, slices=True)
     leaves = leaves_of(planned, a, b, metric)
     reference = execution.run(planned, leaves, backend="numpy")
@@ -68,6 +69,17 @@ def both_backends(a, b, metric):
     assert compiled.exponents.keys() == reference.exponents.keys()
     for stage, log in reference.exponents.items():
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
+    bound = execution.run(planned, leaves, "interpreted")
+    monkeypatch.setattr(interpreter, "_SMALL", 0)  # plans do not stay bound
+    monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
+    stacks, _ = stacked_stages(planned, (), {})
+    for threads in (1, 3):
+        with using(Session()):
+            one = interpreter.interpret(planned, leaves, stacks, threads)
+        assert np.array_equal(one.values["AB"], bound.values["AB"])
+        assert one.exponents == bound.exponents
+    assert_close(bound.values["AB"], reference.values["AB"], scale=LARGEST, rtol=1e-12)
+    assert bound.exponents == reference.exponents
 
 
 # deep models take long to compile: one here, all of them among the slow tests
@@ -82,16 +94,16 @@ LAYERWISE = [
 
 
 @pytest.mark.parametrize("name, metric", LAYERWISE + WHOLE_TREES)
-def test_numpy_runs_the_same_plan(name, metric, rng):
+def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
-    both_backends(a, b, METRICS[metric])
+    all_tiers(a, b, METRICS[metric], monkeypatch)
 
 
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), tnsim.Categorical()], ids=lambda m: m.name
 )
-def test_numpy_runs_the_same_plan_of_sequences(metric):
-    both_backends(*sequence_cases.pair(sequence_cases.ONE_LAYER["plain"], 1), metric)
+def test_all_tiers_run_the_same_plan_of_sequences(metric, monkeypatch):
+    all_tiers(*sequence_cases.pair(sequence_cases.ONE_LAYER["plain"], 1), metric, monkeypatch)
 
 
 def test_wrong_arrays_are_refused(rng):

@@ -106,8 +106,22 @@ def test_edges_name_the_legs_that_no_gauge_mixes(rng):
     assert "layer 0 head 1" in found._repr_html_()
 
 
+def test_edges_of_a_run_are_those_of_its_checkpoints(rng):
+    models = {step: stack("mlp", rng) for step in ("0", "10")}
+    metric = tnsim.Empirical(rng.normal(size=(4, models["0"].d_in)))
+    run = tnsim.paths(models, metric=metric, legs=True)
+    assert run.labels == ("0", "10") and run.share.shape == run.cut.shape == (2, len(run.edges))
+    for row, cut, model in zip(run.share, run.cut, models.values(), strict=True):
+        alone = tnsim.paths(model, metric=metric, legs=True)
+        assert_close(row, alone.share, scale=LARGEST, rtol=1e-12)
+        assert_close(cut, alone.cut, scale=LARGEST, rtol=1e-12)
+    assert run.edges[0] in run._repr_html_()
+    with pytest.raises(tnsim.ModelError, match="checkpoint 1 has other edges than 0"):
+        tnsim.paths([models["0"], stack("nested", rng)], metric=metric, legs=True)
+
+
 def test_edges_are_those_of_one_model(rng):
     model = stack("mlp", rng)
     for options in ({"b": model}, {"order": 1}, {"within": ["layer 1"]}, {"top": 1}):
-        with pytest.raises(tnsim.ModelError, match="legs=True gives the edges of a single model"):
+        with pytest.raises(tnsim.ModelError, match="legs=True gives the edges of each model"):
             tnsim.paths(model, legs=True, **options)

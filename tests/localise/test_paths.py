@@ -6,6 +6,8 @@ from pathlib import Path
 import component_oracles as oracle
 import numpy as np
 import pytest
+from activated_cases import gated, gaussian
+from activated_cases import points as quadrature_of
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS
 from hypothesis import given, settings
@@ -60,6 +62,64 @@ def test_paths_are_inclusion_and_exclusion_over_all_subsets(name, by, rng):
     inner = tnsim.inner(a, b, tnsim.Empirical(x))
     assert_close(found.values.sum(), inner, scale=abs(wanted).max(), rtol=1e-12)
     assert_close(found.share.sum(), 1.0, rtol=1e-12)
+
+
+def block(rng, activation, skip=1.0):
+    return tnsim.Residual(gated(rng, activation, 3, 3, 3).layers[0], skip)
+
+
+ACTIVATED = {
+    "below a product": lambda rng: [block(rng, "gelu"), tnsim.Residual(bilinear(rng, 3, 2, 3))],
+    "above another": lambda rng: [block(rng, "gelu", 0.5), block(rng, "relu"), linear(rng, 3, 2)],
+    "without a skip": lambda rng: [
+        tnsim.Residual(linear(rng, 3, 3)),
+        *gated(rng, "silu", 2, 2, 3).layers,
+    ],
+}
+
+
+@pytest.mark.parametrize("by", ["layer", "unit"])
+@pytest.mark.parametrize("name", ACTIVATED)
+def test_paths_through_activations_at_any_depth(name, by, rng):
+    """Sets of components are told apart where outputs are no polynomial in switches as well."""
+    a, b = (tnsim.Model(ACTIVATED[name](rng)) for _ in range(2))
+    x = points(a, rng)
+    found = tnsim.paths(a, b, tnsim.Empirical(x), by=by)
+    (bra, bra_rest), (ket, ket_rest) = (
+        by_hand(model, x, by, labels) for model, labels in ((a, found.bra), (b, found.ket))
+    )
+    assert_close(found.values, bra @ ket.T / len(x), scale=LARGEST, rtol=1e-11)
+    assert max(bra_rest, ket_rest) < 1e-12
+
+
+@pytest.mark.parametrize("partner", ["gelu", "relu", "bilinear"])
+def test_units_beside_an_activation_are_pairs_of_the_kernel(partner, rng):
+    """Against nested quadrature, with a skip, biases, and linear layers around the units."""
+    a = tnsim.Model([linear(rng, 2, 3, True), block(rng, "gelu", 0.7), linear(rng, 3, 2, True)])
+    b = (
+        gated(rng, partner, 4)
+        if partner != "bilinear"
+        else tnsim.Model([bilinear(rng, 2, 4, 2, True)])
+    )
+    metric = gaussian(rng)
+    x, weights = quadrature_of([a, b], metric)
+    found = tnsim.paths(a, b, metric, by="unit")
+    bra, ket = (
+        by_hand(model, x, "unit", labels)[0].reshape(len(labels), len(x), -1)
+        for model, labels in ((a, found.bra), (b, found.ket))
+    )
+    wanted = np.einsum("n,ino,jno->ij", weights, bra, ket)
+    assert_close(found.values, wanted, scale=LARGEST, rtol=1e-10)
+    assert_close(found.values.sum(), tnsim.inner(a, b, metric), rtol=1e-12)
+    largest = tnsim.paths(a, b, metric, by="unit", top=1)
+    assert largest.bra[1] == "remainder"
+    kept = found.share[found.bra.index(largest.bra[0])]
+    assert abs(kept) == abs(found.share).max() and abs(largest.share[0] - kept) < 1e-12
+    one = tnsim.paths(a, metric=metric, by="unit", within=["layer 1 unit 1"])
+    whole = tnsim.paths(a, metric=metric, by="unit")
+    assert one.bra == ("embed", "embed > layer 1 unit 1")
+    assert_close(one.values[1, 1], whole.values[2, 2], rtol=1e-12)
+    assert_close(one.values.sum(), whole.values.sum(), rtol=1e-12)
 
 
 METRICS = {

@@ -9,6 +9,7 @@ from activated_cases import gated, mlp
 from closeness import assert_close
 
 import tnsim
+from tnsim.activations.activation import jump_relu
 from tnsim.models.forward import forward, scaled_layers
 
 
@@ -43,6 +44,32 @@ def test_a_gate_without_activation_is_bilinear(rng):
         tnsim.Gated(gate, None, down, "relu", up_bias=np.ones(4))
     with pytest.raises(tnsim.ModelError, match="Gated up has shape"):
         tnsim.Gated(gate, up[:3], down, "relu")
+
+
+def test_thresholds_of_their_own(rng):
+    """A layer of JumpReLU units is the sum of its units, each with its threshold as a kink."""
+    gate, down, thresholds = (
+        rng.normal(size=(4, 2)),
+        rng.normal(size=(3, 4)),
+        rng.uniform(0.1, 2, 4),
+    )
+    bias = 0.1 * rng.normal(size=4)
+    gate /= np.linalg.norm(gate, axis=1, keepdims=True)
+    layer = tnsim.Gated.jump_relu(gate, down, thresholds, bias)
+    x = 3 * rng.normal(size=(50, 2))
+    u = x @ gate.T + bias
+    np.testing.assert_allclose(layer(x), np.where(u > thresholds, u, 0) @ down.T, rtol=1e-14)
+    units = [
+        tnsim.Model(
+            [tnsim.Gated(gate[[n]], None, down[:, [n]], jump_relu(thresholds[n]), bias[[n]])]
+        )
+        for n in range(4)
+    ]
+    total = sum(tnsim.inner(a, b) for a in units for b in units)
+    whole = tnsim.Model([layer])
+    assert_close(tnsim.inner(whole, whole), total, rtol=1e-13)
+    with pytest.raises(tnsim.ModelError, match="positive numbers, one for every unit"):
+        tnsim.Gated.jump_relu(gate, down, -thresholds)
 
 
 def test_forward_passes_keep_digits_at_any_size(rng):

@@ -102,7 +102,7 @@ def test_sequences_apply_it_position_by_position(name, rng):
             continue
         expected = positions * tnsim.inner(a, b, metric)
         assert_close(tnsim.inner(*many, metric), expected, rtol=1e-11)
-    parts = tnsim.attribution(a, b, tnsim.Gaussian())
+    parts = tnsim.paths(a, b)
     assert_close(parts.values.sum(), tnsim.inner(a, b), rtol=1e-10)
 
 

@@ -1,4 +1,4 @@
-"""Attention crossed with derivatives, attribution, units, `vmap`, `pairwise` and differences.
+"""Attention crossed with derivatives, units, `vmap`, `pairwise` and differences.
 
 Plans run on NumPy, forward and backward: `eager` gives JAX the derivative of a plan's operations, which PyTorch
 finds by running them one by one, so nothing is compiled.
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from closeness import LARGEST, assert_close
+from closeness import assert_close
 from oracles import (
     bilinear,
     dense_product,
@@ -323,81 +323,7 @@ def test_gradients_of_three_legs(metric, rng, eager):
     )
 
 
-# --------------------------------------------------------------------- components, units, batches
-
-
-def components(model, by):
-    """The parts of the output as functions of the state before the last nonlinear layer."""
-    number = max(n for n, order in enumerate(model.orders) if order > 1)
-    layer, tail = model.layers[number], model.layers[number + 1 :]
-    skip, scale, core = 0.0, 1.0, layer
-    if isinstance(layer, tnsim.Residual):
-        skip, scale, core = layer.skip, layer.scale, layer.layer
-
-    def behind(y):
-        for one in tail:
-            y = y @ one.weight.T
-        return y
-
-    def constants(h):
-        y = np.zeros((*h.shape[:-1], core.d_out))
-        y = y if core.o_bias is None else y + scale * core.o_bias
-        for one in tail:
-            y = one(y)
-        return y
-
-    def only(heads):
-        seen = np.repeat(np.isin(np.arange(core.n_heads), heads), core.d_value)
-        alone = type(core)(**vars(core) | {"o": core.o * seen, "o_bias": None})
-        return lambda h: behind(scale * alone(h))
-
-    heads = range(core.n_heads)
-    cores = [only([head]) for head in heads] if by == "head" else [only(heads)]
-    return number, [lambda h: behind(skip * h), *cores, constants]
-
-
-def states(a, b, metric, number):
-    """Two states before a layer at nodes of a quadrature, and its weights.
-
-    Exact behind linear layers, else over the joint Gaussian that the closure takes both for.
-    """
-    mean, cov = sequence_moments(metric, N, a.d_in)
-    before = a.layers[:number], b.layers[:number]
-    if all(layer.order == 1 for layer in before[0]):
-        points, weights = quadrature(6, mean, cov)
-        found = []
-        for layers in before:
-            state = points.reshape(len(points), N, -1)
-            for layer in layers:
-                state = layer(state)
-            found.append(state)
-        return *found, weights
-    mean, cov = np.concatenate([mean, mean]), np.block([[cov, cov], [cov, cov]])
-    for pair_of_layers in zip(*before, strict=True):
-        points, weights = quadrature(pair_of_layers[0].order + 1, mean, cov)
-        halves = zip(pair_of_layers, np.split(points, 2, axis=1), strict=True)
-        out = np.hstack([f(x.reshape(len(x), N, -1)).reshape(len(x), -1) for f, x in halves])
-        mean = weights @ out
-        cov = (weights[:, None] * out).T @ out - np.outer(mean, mean)
-    points, weights = quadrature(6, mean, cov)
-    return *(x.reshape(len(x), N, -1) for x in np.split(points, 2, axis=1)), weights
-
-
-@pytest.mark.parametrize("by", [slow("layer"), "head"])
-@pytest.mark.parametrize(
-    "case", [*ONE, "attention over bilinear", slow("attention over attention")]
-)
-def test_contributions_are_those_of_the_components(case, by, rng):
-    """Entry by entry against quadrature: biases, skips, heads, no rotation, no mask, two layers."""
-    a, b = pair((ONE | TWO)[case], rng)
-    metric = over_positions(rng, tnsim.GaussianClosure, a.d_in)
-    (number, bra), (_, ket) = (components(model, by) for model in (a, b))
-    x, y, weights = states(a, b, metric, number)
-    products = [
-        [np.einsum("p,psk,psk->", weights, f(x), g(y), optimize=True) for g in ket] for f in bra
-    ]
-    found = tnsim.attribution(a, b, metric, by=by)
-    assert_close(found.values, products, scale=LARGEST, rtol=1e-11)
+# --------------------------------------------------------------------- units, batches
 
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")

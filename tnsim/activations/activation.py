@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import pairwise, zip_longest
 from math import comb, inf, pi, sqrt
 from typing import Any, Protocol
 
@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.normal import Real, cumulative, gated_moments, smallest
+from tnsim.activations.normal import Real, cumulative, density, gated_moments, smallest
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 
 class Part(Protocol):
@@ -35,7 +36,9 @@ class Part(Protocol):
         """Interval outside of which the part is below rounding."""
         ...
 
-    def __call__(self, u: Real) -> Real: ...
+    def __call__(self, u: Real, order: int = 0) -> Real:
+        """The part, or a derivative of it, almost everywhere: at a kink no density stands."""
+        ...
 
 
 class ClosedPart(Part, Protocol):
@@ -51,7 +54,9 @@ class ClosedPart(Part, Protocol):
         """Length over which it does; 0 is a kink, infinity an entire function."""
         ...
 
-    def mean(self, mean: Real, deviation: Real) -> Real: ...
+    def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
+        """The mean of the part or of a derivative of it, densities at kinks included."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,44 @@ class Gate:
     def strip(self) -> float:
         return 3.0 * self.width
 
-    def __call__(self, u: Real) -> Real:
+    def __call__(self, u: Real, order: int = 0) -> Real:
         u = u - self.knot
+        opened, at_threshold = self.derivative(order)
+        value = _horner(opened, u)
         if self.width == inf:
-            return _horner(self.weights, u)
-        opened = cumulative(u / self.width) if self.width else jnp.where(u > 0, 1.0, 0.0)
-        return _horner(self.weights, u) * opened
+            return value
+        if not self.width:
+            return library(u).where(u > 0, value, 0.0)
+        value = value * cumulative(u / self.width)
+        if not at_threshold:
+            return value
+        return value + _horner(at_threshold, u) * density(u / self.width) / self.width
 
-    def mean(self, mean: Real, deviation: Real) -> Real:
-        moments = gated_moments(mean - self.knot, deviation, self.width, len(self.weights) - 1)
-        terms = (w * x for w, x in zip(self.weights, moments, strict=True) if w)
-        return sum(terms, jnp.zeros_like(moments[0]))
+    def derivative(self, order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Weights of (u - knot)^p behind the gate, and of those at the density of its threshold.
+
+        d/du of u^p Phi(u / kappa) is p u^(p-1) Phi(u / kappa) + u^p delta(u), where delta is the
+        density of the threshold, of deviation kappa, and its derivative -u / kappa^2 delta(u). A
+        kink has u^p delta(u) = 0 for p > 0.
+        """
+        gate, delta = list(self.weights), []
+        for _ in range(order):
+            through = gate if self.width else gate[:1]
+            lower = [p * w for p, w in enumerate(delta)][1:]
+            raised = [0.0, *(-w / self.width**2 for w in delta)] if delta and self.width else []
+            delta = [sum(x) for x in zip_longest(through, lower, raised, fillvalue=0.0)]
+            if self.width == inf or not any(delta):
+                delta = []
+            gate = [p * w for p, w in enumerate(gate)][1:] or [0.0]
+        return tuple(gate), tuple(delta)
+
+    def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
+        opened, at_threshold = self.derivative(order)
+        most = max(len(opened), len(at_threshold)) - 1
+        gates, densities = gated_moments(mean - self.knot, deviation, self.width, most)
+        terms = [w * x for w, x in zip(opened, gates, strict=False) if w]
+        terms += [w * x for w, x in zip(at_threshold, densities, strict=False) if w]
+        return sum(terms, 0 * gates[0])
 
 
 @dataclass(frozen=True)
@@ -96,17 +128,22 @@ class Tail:
     strip = 8.5
     support = (-40.0, 0.0)
 
-    def __call__(self, u: Real) -> Real:
-        return self.weight * jnp.where(u > 0, 0.0, jnp.exp(jnp.minimum(u, 0.0)))
+    def __call__(self, u: Real, order: int = 0) -> Real:
+        xp = library(u)
+        return self.weight * xp.where(u > 0, 0.0, xp.exp(xp.minimum(u, 0.0)))
 
-    def mean(self, mean: Real, deviation: Real) -> Real:
+    def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
+        if order:  # a derivative is the tail itself less a density where it jumps
+            jump = Gate(0.0, 0.0, (self.weight,)).mean(mean, deviation, order)
+            return self.mean(mean, deviation, order - 1) - jump
         # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s),
         # where R(x) = exp(x^2/2) Phi(-x) is a scaled error function, so no large exponents meet
-        safe = jnp.maximum(deviation, smallest(jnp.result_type(mean)))
+        xp = library(mean, deviation)
+        safe = xp.maximum(deviation, smallest(xp.result_type(mean)))
         x = mean / safe + deviation
-        inside = jnp.exp(jnp.minimum(mean + deviation**2 / 2, 50.0)) * cumulative(-x)
-        outside = jnp.exp(-0.5 * jnp.square(jnp.clip(mean / safe, -40, 40))) * _scaled_tail(x)
-        return self.weight * jnp.where(x > 1, outside, inside)
+        inside = xp.exp(xp.minimum(mean + deviation**2 / 2, 50.0)) * cumulative(-x)
+        outside = xp.exp(-0.5 * xp.square(xp.clip(mean / safe, -40, 40))) * _scaled_tail(x)
+        return self.weight * xp.where(x > 1, outside, inside)
 
 
 @dataclass(frozen=True)
@@ -118,18 +155,19 @@ class Wave:
     strip = 3.0
     support = (-inf, inf)
 
-    def __call__(self, u: Real) -> Real:
-        return jnp.sin(u)
+    def __call__(self, u: Real, order: int = 0) -> Real:
+        xp = library(u)
+        return (-1) ** (order // 2) * (xp.cos(u) if order % 2 else xp.sin(u))
 
-    def mean(self, mean: Real, deviation: Real) -> Real:
-        return jnp.exp(-0.5 * deviation**2) * jnp.sin(mean)
+    def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
+        return library(mean, deviation).exp(-0.5 * deviation**2) * self(mean, order)
 
 
 @dataclass(frozen=True)
 class Remainder:
     """function(u) less gates that share its asymptotes: analytic, and nothing beyond `reach`."""
 
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
     strip: float
     less: tuple[Gate, ...] = ()
     reach: float = inf
@@ -138,7 +176,18 @@ class Remainder:
     def support(self) -> tuple[float, float]:
         return -self.reach, self.reach
 
-    def __call__(self, u: Real) -> Real:
+    def __call__(self, u: Real, order: int = 0) -> Real:
+        if isinstance(u, jax.Array):
+            return _derivative_in_jax(self._values, order)(u)
+        if self.reach == inf:
+            return _numbers(self.function, u, order)
+        inside = np.clip(u, -self.reach, self.reach)
+        values = _numbers(self.function, inside, order)
+        for gate in self.less:
+            values = values - gate(inside, order)
+        return np.where(inside == u, values, 0.0)
+
+    def _values(self, u: Real) -> Real:
         return self.function(u) - sum(gate(u) for gate in self.less)
 
 
@@ -223,8 +272,7 @@ class Activation:
         x = np.asarray(x)
         if self.function is None:
             return self._values(x, np)
-        with jax.enable_x64(True):
-            return np.asarray(self.function(jnp.asarray(x)), x.dtype)
+        return np.asarray(_numbers(self.function, x), x.dtype)
 
     def _values(self, x: Any, xp: Any) -> Any:
         if self.function is not None:
@@ -245,7 +293,7 @@ def activation(name: str | Activation) -> Activation:
         name: A key of `ACTIVATIONS`, or an activation of one's own.
 
     Raises:
-        ModelError: No activation has this name.
+        ModelError: No activation has this name, or it mixes units, as TopK and softmax do.
 
     Example:
         >>> activation("relu")(np.array([-1.0, 2.0])).tolist()
@@ -255,11 +303,20 @@ def activation(name: str | Activation) -> Activation:
         return name
     if isinstance(name, str) and name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if isinstance(name, str) and name.lower().replace("_", "") in _TOGETHER:
+        raise ModelError(
+            f"{name} reads all hidden units at once: whether a unit counts depends on the others, "
+            "so that no pair of units has a kernel of its own; compare on inputs by "
+            "tnsim.Empirical(inputs), or give 'relu' or jump_relu(threshold) units, which are exact"
+        )
     raise ModelError(
         f"no activation is called {name!r}; there are {', '.join(sorted(ACTIVATIONS))}, "
         "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
         "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
+
+
+_TOGETHER = ("topk", "batchtopk", "softmax", "logsoftmax", "softmin", "maxout")
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -275,6 +332,8 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 
 def jump_relu(threshold: float) -> Activation:
     """u for u > threshold, zero up to there: a kink and a step, as sparse autoencoders have them.
+
+    Thresholds of their own for every unit are `Gated.jump_relu`.
 
     Example:
         >>> jump_relu(0.5)(np.array([0.4, 0.6])).tolist()
@@ -305,8 +364,10 @@ def elu(alpha: float = 1.0) -> Activation:
         [0.0, 2.0]
     """
 
+    @_in_numpy
     def function(u: Any) -> Any:
-        return jnp.where(u > 0, u, alpha * jnp.expm1(jnp.minimum(u, 0.0)))
+        xp = library(u)
+        return xp.where(u > 0, u, alpha * xp.expm1(xp.minimum(u, 0.0)))
 
     # alpha (exp(u) - 1) 1(u < 0) + u_+  =  -alpha + (alpha 1 + u)(u > 0) + alpha exp(u) 1(u < 0)
     return Activation(
@@ -341,6 +402,11 @@ def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> t
 
 def _scaled_tail(x: Real) -> Real:
     """exp(x^2 / 2) Phi(-x) for x > 1, by the continued fraction of Laplace behind erfcx."""
+    xp = library(x)
+    if xp is np:
+        from scipy.special import erfcx
+
+        return 0.5 * erfcx(np.maximum(x, 1.0) * sqrt(0.5))
     x = jnp.maximum(x, 1.0)
     # int_0^inf exp(-x y - y^2 / 2) dy / sqrt(2 pi), in y = 9 z / (x + z ...): Gauss-Legendre panels
     total = jnp.zeros_like(x)
@@ -372,20 +438,134 @@ def _analytic(
     return Activation(function, name=name, parts=(*gates, Remainder(function, strip, gates, reach)))
 
 
+def _derivative_in_jax(function: Callable[[Any], Any], order: int) -> Callable[[Any], Any]:
+    """A derivative of a function of JAX arrays, elementwise."""
+    if not order:
+        return function
+    lower = _derivative_in_jax(function, order - 1)
+    return lambda u: jax.jvp(lower, (u,), (jnp.ones_like(u),))[1]
+
+
+def _numbers(function: Callable[..., Any], u: np.ndarray, order: int = 0) -> np.ndarray:
+    """A function or a derivative of it at numbers, without a compiler where it is a known one.
+
+    An own function of JAX is compiled for rows of few lengths, filled up with zeros.
+    """
+    if hasattr(function, "in_numpy") and (not order or function.in_numpy):  # see `_in_numpy`
+        return function(u, order) if function.in_numpy else function(u)
+    flat = np.ravel(u)
+    size = 256
+    while size < flat.size:
+        size *= 8
+    size = min(size, 2**17)
+    found = []
+    with jax.enable_x64(True):
+        for start in range(0, max(1, flat.size), size):
+            row = np.zeros(size, flat.dtype)
+            some = flat[start : start + size]
+            row[: len(some)] = some
+            found.append(np.asarray(_compiled(function, order)(row))[: len(some)])
+    return np.concatenate(found).reshape(np.shape(u))
+
+
+@cache
+def _compiled(function: Callable[..., Any], order: int) -> Callable[[Any], Any]:
+    return jax.jit(_derivative_in_jax(function, order))
+
+
+def _in_numpy(function: Any = None, *, derivatives: bool = False) -> Any:
+    """Mark a function that takes arrays of NumPy, and perhaps the order of a derivative."""
+    if function is None:
+        return partial(_in_numpy, derivatives=derivatives)
+    function.in_numpy = derivatives
+    return function
+
+
+def _logistic(u: Any, order: int = 0) -> Any:
+    """1 / (1 + exp(-u)) or a derivative of it.
+
+    With s = sigmoid(u) and r = sigmoid(-u) the first derivative is s r, and (s r)' = s r (r - s),
+    (r - s)' = -2 s r, so that derivatives keep their relative digits in both tails.
+    """
+
+    def sigmoid(u: Any) -> Any:
+        return jax.nn.sigmoid(u) if isinstance(u, jax.Array) else 1 / (1 + np.exp(-u))
+
+    if not order:
+        return sigmoid(u)
+    terms = {(1, 0): 1.0}  # powers of s r and of r - s
+    for _ in range(order - 1):
+        following: dict[tuple[int, int], float] = {}
+        for (p, q), weight in terms.items():
+            following[p, q + 1] = following.get((p, q + 1), 0.0) + p * weight
+            if q:
+                following[p + 1, q - 1] = following.get((p + 1, q - 1), 0.0) - 2 * q * weight
+        terms = following
+    s, r = sigmoid(u), sigmoid(-u)
+    return sum(weight * (s * r) ** p * (r - s) ** q for (p, q), weight in terms.items())
+
+
+@_in_numpy(derivatives=True)
+def _sigmoid(u: Any, order: int = 0) -> Any:
+    return _logistic(u, order)
+
+
+@_in_numpy(derivatives=True)
+def _tanh(u: Any, order: int = 0) -> Any:
+    return 2 ** (order + 1) * _logistic(2 * u, order) if order else library(u).tanh(u)
+
+
+@_in_numpy(derivatives=True)
+def _silu(u: Any, order: int = 0) -> Any:
+    value = u * _logistic(u, order)
+    return value + order * _logistic(u, order - 1) if order else value
+
+
+@_in_numpy(derivatives=True)
+def _softplus(u: Any, order: int = 0) -> Any:
+    return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
+
+
+@_in_numpy
 def _gelu(u: Any) -> Any:
     return u * cumulative(u)
 
 
-def _gelu_tanh(u: Any) -> Any:
-    return u * jax.nn.sigmoid(2 * sqrt(2 / pi) * (u + 0.044715 * u**3))
+@_in_numpy
+def _erf(u: Any) -> Any:
+    if isinstance(u, jax.Array):
+        return jax.lax.erf(u)
+    from scipy.special import erf
+
+    return erf(u)
 
 
-def _silu(u: Any) -> Any:
-    return u * jax.nn.sigmoid(u)
+@_in_numpy
+def _sin(u: Any) -> Any:
+    return library(u).sin(u)
 
 
-def _softplus(u: Any) -> Any:
-    return jnp.logaddexp(u, 0.0)
+@_in_numpy(derivatives=True)
+def _gelu_tanh(u: Any, order: int = 0) -> Any:
+    """u sigmoid(w(u)), w = 2 sqrt(2 / pi) (u + 0.044715 u^3); derivatives by the rule of Leibniz.
+
+    Derivatives of sigmoid(w(u)) are sums of (derivative p of sigmoid at w) times polynomials in u.
+    """
+    wave = np.polynomial.Polynomial(2 * sqrt(2 / pi) * np.array([0.0, 1.0, 0.0, 0.044715]))
+    inner = _horner(tuple(wave.coef.tolist()), u)
+    chains = [{0: np.polynomial.Polynomial([1.0])}]
+    for _ in range(order):
+        following: dict[int, Any] = {}
+        for p, factor in chains[-1].items():
+            following[p + 1] = following.get(p + 1, 0.0) + factor * wave.deriv()
+            following[p] = following.get(p, 0.0) + factor.deriv()
+        chains.append(following)
+
+    def gate(order: int) -> Any:
+        terms = chains[order].items()
+        return sum(_horner(tuple(x.coef.tolist()), u) * _logistic(inner, p) for p, x in terms)
+
+    return u * gate(order) + order * gate(order - 1) if order else u * _logistic(inner)
 
 
 def _kinked(name: str, kinks: tuple[float, ...], *pieces: tuple[float, ...]) -> Activation:
@@ -408,14 +588,14 @@ ACTIVATIONS: dict[str, Activation] = {
         _kinked("step", (0.0,), (0.0,), (1.0,)),
         Activation(_gelu, name="gelu", parts=(Gate(0.0, 1.0, (0.0, 1.0)),)),
         Activation(
-            jax.lax.erf,
+            _erf,
             name="erf",
             parts=(Gate(0.0, inf, (-1.0,)), Gate(0.0, sqrt(0.5), (2.0,))),
         ),
-        Activation(jnp.sin, name="sin", parts=(Wave(),)),
+        Activation(_sin, name="sin", parts=(Wave(),)),
         _analytic("gelu_tanh", _gelu_tanh, 2.0, 9.0, Gate(0.0, 1.0, (0.0, 1.0))),
-        _analytic("tanh", jnp.tanh, pi / 2, 20.0, Gate(0.0, inf, (-1.0,)), Gate(0.0, 0.85, (2.0,))),
-        _analytic("sigmoid", jax.nn.sigmoid, pi, 40.0, Gate(0.0, 1.7, (1.0,))),
+        _analytic("tanh", _tanh, pi / 2, 20.0, Gate(0.0, inf, (-1.0,)), Gate(0.0, 0.85, (2.0,))),
+        _analytic("sigmoid", _sigmoid, pi, 40.0, Gate(0.0, 1.7, (1.0,))),
         _analytic("silu", _silu, pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
         _analytic("softplus", _softplus, pi, 40.0, Gate(0.0, 1.7, (0.0, 1.0))),
     )

@@ -7,7 +7,6 @@ coefficients d_k of g, E f(u) g(v) = sum_k c_k d_k rho^k (Mehler).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from math import comb, factorial, inf, log, pi, sqrt
 from typing import Any
@@ -15,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, Part, Remainder
-from tnsim.activations.normal import Real, cumulative, density, smallest
+from tnsim.activations.activation import Activation, Gate, Part, Remainder, Wave
+from tnsim.activations.normal import Real, cumulative, density, repeat, smallest
+from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 NODES, WEIGHTS = (
     0.5 * (np.asarray(x) + y)
@@ -35,12 +36,13 @@ def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, R
     Ends move with mean and deviation where a part ends. An infinite end stays: the slope of its
     quotient is infinite, and times the zero slope of `clip` no number.
     """
-    safe = jnp.maximum(deviation, smallest(mean.dtype))
+    xp = library(mean, deviation)
+    safe = xp.maximum(deviation, smallest(mean.dtype))
 
     def place(end: float) -> Real:
         if abs(end) == inf:
-            return jnp.full_like(mean + deviation, reach if end > 0 else -reach)
-        return jnp.clip((end - mean) / safe, -reach, reach)
+            return xp.full_like(mean + deviation, reach if end > 0 else -reach)
+        return xp.clip((end - mean) / safe, -reach, reach)
 
     low, high = part.support
     return place(low), place(high)
@@ -52,14 +54,15 @@ def trapezoidal_step(distance: Real, order: int = 0) -> Real:
     The error of a sum of step h is exp(-2 pi y / h + y^2 / 2) for any y up to the distance, with
     the Gaussian's growth off the axis; Hermite polynomials of order k add exp(y sqrt k) each.
     """
-    digits = 1.0 - log(jnp.finfo(jnp.result_type(distance)).eps)
-    y = jnp.minimum(distance, sqrt(2 * digits))
+    xp = library(distance)
+    digits = 1.0 - log(xp.finfo(xp.result_type(distance)).eps)
+    y = xp.minimum(distance, sqrt(2 * digits))
     return 2 * pi * y / (digits + y**2 / 2 + 2 * y * sqrt(order))
 
 
 def polynomial_coefficients(
     polynomial: tuple[float, ...], mean: Real, deviation: Real
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Coefficients of a polynomial: finitely many, exact.
 
     z^j = sum_i j! / (2^i i! (j - 2i)!) he_(j - 2i).
@@ -70,7 +73,7 @@ def polynomial_coefficients(
         * deviation**j
         for j in range(degree + 1)
     ]
-    zero = jnp.zeros_like(mean)
+    zero = 0 * (mean + deviation)
     rows = []
     for k in range(degree + 1):
         terms = (
@@ -79,25 +82,28 @@ def polynomial_coefficients(
             for j in range(k, degree + 1, 2)
         )
         rows.append(sum(terms, zero))
-    return jnp.stack(rows)
+    return library(zero).stack(rows)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
 def part_coefficients(
     part: Part, mean: Real, deviation: Real, order: int
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Coefficients 0 .. order of one part at every unit."""
     if isinstance(part, Gate) and part.width == inf:
         exact = polynomial_coefficients(part.weights, mean - part.knot, deviation)[: order + 1]
-        return jnp.zeros((order + 1, *mean.shape), mean.dtype).at[: len(exact)].set(exact)
+        xp = library(exact)
+        beyond = xp.zeros((order + 1 - len(exact), *mean.shape), mean.dtype)
+        return xp.concatenate([exact, beyond])
     if isinstance(part, Gate):
         return _gate_coefficients(part, mean, deviation, order)
+    if isinstance(part, Wave):
+        return _wave_coefficients(mean, deviation, order)
     return _summed_coefficients(part, mean, deviation, order)
 
 
 def coefficients(
     f: Activation, mean: Real, deviation: Real, order: int
-) -> Float[Array, "orders units"]:
+) -> Float[Any, "orders units"]:
     """Hermite coefficients 0 .. order of an activation at every unit.
 
     Args:
@@ -115,65 +121,100 @@ def coefficients(
         >>> float(coefficients(relu, jnp.zeros(1), jnp.ones(1), 1)[1, 0])
         0.5
     """
-    zero = jnp.zeros((order + 1, *mean.shape), mean.dtype)
-    return sum((part_coefficients(part, mean, deviation, order) for part in f.parts), zero)
+    first, *others = (part_coefficients(part, mean, deviation, order) for part in f.parts)
+    return sum(others, first)
 
 
-def average(f: Activation, mean: Real, deviation: Real) -> Real:
+def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
     """E f(m + s z) of every unit, differentiable to any order in reverse mode as well.
 
     Args:
         f: The activation.
         mean: Means of the units' inputs.
         deviation: Standard deviations of the units' inputs.
+        order: How often f is differentiated.
 
     Returns:
         Array in the shape of the means.
     """
-    total = jnp.zeros_like(mean)
+    total = 0 * mean
     for part in f.parts:
-        if isinstance(part, Remainder):
-            total = total + _remainder_average(part, 0, mean, deviation)
+        if not isinstance(part, Remainder):
+            total = total + part.mean(mean, deviation, order)
+        elif isinstance(total, jax.Array):
+            total = total + _traced_average(part, order, mean, deviation)
         else:
-            total = total + part.mean(mean, deviation)
+            total = total + _remainder_average(part, order, mean, deviation)
     return total
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: Real) -> Real:
     """E of a derivative of a remainder, by a trapezoidal sum."""
-    function = derivative_of(part, derivative)
+    xp = library(mean, deviation)
     low, high = span(part, mean, deviation, REACH)
-    step = trapezoidal_step(part.strip / jnp.maximum(deviation, smallest(mean.dtype)), 2)
-    count = jnp.max(jnp.ceil((high - low) / step)).astype(int) + 1
+    step = trapezoidal_step(part.strip / xp.maximum(deviation, smallest(mean.dtype)), 2)
+    count = nodes_of(part, (high - low) / step)
 
     def body(i: Real, total: Real) -> Real:
         z = low + i * step
-        return total + jnp.where(z > high, 0.0, density(z) * step * function(mean + deviation * z))
+        values = density(z) * step * part(mean + deviation * z, derivative)
+        return total + xp.where(z > high, 0.0, values)
 
-    return jax.lax.fori_loop(0, count, body, jnp.zeros_like(mean))
+    return repeat(count, body, 0 * mean)
 
 
-@_remainder_average.defjvp
-def _remainder_average_jvp(part, derivative, primals, tangents):
+def nodes_of(part: Any, lengths: Real, most: int = 100_000) -> Any:
+    """Number of nodes of sums of some lengths in steps; refused where no sum would end.
+
+    Args:
+        part: Part of an activation, for the message.
+        lengths: Lengths of the sums in steps.
+        most: Most nodes of a sum of numbers.
+
+    Raises:
+        ModelError: A sum of numbers, not of traces, has more nodes.
+    """
+    xp = library(lengths)
+    count = xp.max(xp.ceil(lengths), initial=0.0)
+    if xp is np and not count <= most:
+        raise ModelError(
+            f"inputs of {_words(part)} vary over so many of its waves that an integral takes "
+            f"{count:.1g} nodes: divide its weights or the covariance by {count / most:.0g} or "
+            "more, or use Empirical(inputs)"
+        )
+    return count.astype(int) + 1
+
+
+def _words(part: Any) -> str:
+    function = getattr(part, "function", None)
+    return "sin" if function is None else f"the activation {function.__name__.strip('_')}"
+
+
+_traced_average = jax.custom_jvp(_remainder_average, nondiff_argnums=(0, 1))
+
+
+@_traced_average.defjvp
+def _traced_average_jvp(part, derivative, primals, tangents):
     """d/dm E f = E f' and, by the heat equation, d/ds E f = s E f''."""
     mean, deviation = primals
-    by_mean = _remainder_average(part, derivative + 1, mean, deviation)
-    by_deviation = deviation * _remainder_average(part, derivative + 2, mean, deviation)
-    value = _remainder_average(part, derivative, mean, deviation)
+    by_mean = _traced_average(part, derivative + 1, mean, deviation)
+    by_deviation = deviation * _traced_average(part, derivative + 2, mean, deviation)
+    value = _traced_average(part, derivative, mean, deviation)
     return value, by_mean * tangents[0] + by_deviation * tangents[1]
 
 
-def derivative_of(function: Callable[[Real], Real], order: int) -> Callable[[Real], Real]:
-    """The derivative of a function of one number, elementwise."""
-    if not order:
-        return function
-    lower = derivative_of(function, order - 1)
-    return lambda u: jax.jvp(lower, (u,), (jnp.ones_like(u),))[1]
-
-
-def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Array, "orders ..."]:
+def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Any, "orders ..."]:
     """first h_k(z) for k = 0 .. order, in a loop, so that small factors meet large polynomials."""
+
+    if not isinstance(first, jax.Array):
+        found = np.empty((order + 1, *np.shape(first)), dtype)
+        found[0] = first
+        for k in range(order):
+            np.multiply(z, found[k], out=found[k + 1])
+            if k:
+                found[k + 1] -= sqrt(k) * found[k - 1]
+            found[k + 1] /= sqrt(k + 1)
+        return found
 
     def following(carry: tuple[Real, Real], k: Real) -> tuple[tuple[Real, Real], Real]:
         before, now = carry
@@ -195,33 +236,46 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
     A kink's powers follow from c_k[u_+^p] = s p c_(k-1)[u_+^(p-1)] / sqrt k, those of a smooth gate
     from z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1).
     """
-    dtype = mean.dtype
+    xp, dtype = library(mean, deviation), mean.dtype
     most = len(gate.weights) - 1
     extra = order + (most if gate.width else 0)
     u = mean - gate.knot
-    total = jnp.maximum(jnp.hypot(deviation, gate.width), smallest(dtype))
-    h = jnp.clip(u / total, -40, 40)
-    k = jnp.arange(1, extra + 1, dtype=dtype)[:, None]
+    total = xp.maximum(xp.hypot(deviation, gate.width), smallest(dtype))
+    h = xp.clip(u / total, -40, 40)
+    k = xp.arange(1, extra + 1, dtype=dtype)[:, None]
     rows = _hermite_rows(density(h), -h, max(extra - 1, 0), dtype)[:extra]
     share = deviation / total
-    rows = rows * share**k / jnp.sqrt(k)
-    rows = jnp.concatenate([cumulative(u / total)[None], rows])
+    rows = rows * share**k / xp.sqrt(k)
+    rows = xp.concatenate([cumulative(u / total)[None], rows])
     result = gate.weights[0] * rows
     average = [rows[0]]
     for p in range(1, most + 1):
         if gate.width:
-            up = jnp.sqrt(k) * rows[1:]
-            down = jnp.sqrt(k[: len(rows) - 1]) * rows[:-1]
-            raised = u * rows + deviation * jnp.concatenate([up, jnp.zeros_like(rows[:1])])
-            rows = raised.at[1:].add(deviation * down)
+            up = xp.sqrt(k) * rows[1:]
+            down = xp.sqrt(k[: len(rows) - 1]) * rows[:-1]
+            none = xp.zeros_like(rows[:1])
+            beside = xp.concatenate([up, none]) + xp.concatenate([none, down])
+            rows = u * rows + deviation * beside
         else:
             if p == 1:
                 average.append(u * average[0] + deviation * density(u / total))
             else:
                 average.append(u * average[-1] + deviation**2 * (p - 1) * average[-2])
-            rows = jnp.concatenate([average[-1][None], deviation * p * rows[:-1] / jnp.sqrt(k)])
+            rows = xp.concatenate([average[-1][None], deviation * p * rows[:-1] / xp.sqrt(k)])
         result = result + gate.weights[p] * rows
     return result[: order + 1]
+
+
+def _wave_coefficients(mean: Real, deviation: Real, order: int) -> Real:
+    """c_k[sin] = exp(-s^2 / 2) s^k sin(m + k pi / 2) / sqrt(k!)."""
+    xp = library(mean, deviation)
+    # the exponential stands first, so that no power overflows
+    k = xp.arange(1, order + 1, dtype=mean.dtype)[:, None]
+    factors = [xp.exp(-0.5 * xp.square(deviation))[None], deviation / xp.sqrt(k)]
+    sizes = xp.cumprod(xp.concatenate(factors), 0)
+    waves = xp.sin(mean), xp.cos(mean)
+    signs = xp.stack([(-1) ** (n // 2) * waves[n % 2] for n in range(order + 1)])
+    return sizes * signs
 
 
 def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) -> Real:
@@ -230,27 +284,27 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     Trapezoidal sums; a part that ends at a kink takes Gauss-Legendre panels from there instead,
     short beside the waves of h_k, which have 2 sqrt(k) radians to the unit.
     """
-    dtype = mean.dtype
+    xp, dtype = library(mean, deviation), mean.dtype
     low, high = span(part, mean, deviation, REACH)
-    distance = part.strip / jnp.maximum(deviation, smallest(dtype))
+    distance = part.strip / xp.maximum(deviation, smallest(dtype))
     kinked = part.support[1] == 0.0
     step = (
-        jnp.minimum(4 / sqrt(order + 4), 2 * distance)
+        xp.minimum(4 / sqrt(order + 4), 2 * distance)
         if kinked
         else trapezoidal_step(distance, order)
     )
-    count = jnp.max(jnp.ceil((high - low) / step)).astype(int) + 1
+    count = nodes_of(part, (high - low) / step)
     offsets, weights = (NODES, WEIGHTS) if kinked else (np.arange(8), np.ones(8))
-    offsets, weights = (jnp.asarray(x, dtype)[:, None] for x in (offsets, weights))
+    offsets, weights = (xp.asarray(x, dtype)[:, None] for x in (offsets, weights))
     turns = count if kinked else count // 8 + 1
 
     def body(i: Real, total: Real) -> Real:
         z = high - ((i if kinked else 8 * i) + offsets) * step
         first = weights * density(z) * step * part(mean + deviation * z)
-        rows = _hermite_rows(jnp.where(z < low, 0.0, first), z, order, dtype)
-        return total + jnp.sum(rows, 1)
+        rows = _hermite_rows(xp.where(z < low, 0.0, first), z, order, dtype)
+        return total + xp.sum(rows, 1)
 
-    return jax.lax.fori_loop(0, turns, body, jnp.zeros((order + 1, *mean.shape), dtype))
+    return repeat(turns, body, xp.zeros((order + 1, *mean.shape), dtype))
 
 
 def norms(
@@ -270,31 +324,59 @@ def norms(
     Returns:
         An array in the shape of the means for every integrand.
     """
-    safe = jnp.maximum(deviation, smallest(mean.dtype))
-    kinks = sorted({x.knot for x in f.parts if not isinstance(x, Remainder) and x.width == 0})
-    strip = min((x.strip for x in f.parts if x.strip > 0), default=inf)
-    ends = [jnp.clip((x - mean) / safe, -REACH, REACH) for x in (-inf, *kinks, inf)]
-    count = len(integrands(*[jnp.zeros_like(mean)] * 3))
-    totals = [jnp.zeros_like(mean)] * count
-    nodes, weights = (jnp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
+    xp = library(mean, deviation)
+    safe = xp.maximum(deviation, smallest(mean.dtype))
+    places = (-inf, *_landmarks(f), inf)
+    ends = [xp.clip((x - mean) / safe, -REACH, REACH) for x in places]
+    nodes, weights = (xp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
+    lows, lengths, turns = [], [], []
+    for (left, right), (low, high) in zip(pairwise(places), pairwise(ends), strict=True):
+        strips = [part.strip for part in f.parts if _alive(part, left, right)]
+        longest = xp.minimum(2.0, 2 * min(strips, default=inf) / safe)
+        turns.append(nodes_of(f.parts[-1], (high - low) / longest) - 1)
+        lows.append(low)
+        lengths.append((high - low) / xp.maximum(turns[-1], 1))
 
-    def values(u: Real) -> Real:
-        return sum((part(u) for part in f.parts), jnp.zeros_like(u))
+    def panels(n: Any, totals: list[Real]) -> list[Real]:
+        low, length, count = (xp.stack(x)[n] for x in (lows, lengths, turns))
 
-    for low, high in pairwise(ends):
-        turns = jnp.max(jnp.ceil((high - low) / jnp.minimum(2.0, 2 * strip / safe))).astype(int)
-        length = (high - low) / jnp.maximum(turns, 1)
-
-        def body(i: Any, totals: list[Real], low: Real = low, length: Real = length) -> list[Real]:
+        def panel(i: Any, totals: list[Real]) -> list[Real]:
             z = low + (i + nodes) * length
-            value, slope = jax.jvp(
-                values, (mean + deviation * z,), (jnp.broadcast_to(deviation, z.shape),)
-            )
+            value, slope = (sum(part(mean + deviation * z, n) for part in f.parts) for n in (0, 1))
             weight = weights * density(z) * length
-            return [
-                x + jnp.sum(weight * y, 0)
-                for x, y in zip(totals, integrands(value, slope, z), strict=True)
-            ]
+            terms = integrands(value, deviation * slope, z)
+            return [x + xp.sum(weight * y, 0) for x, y in zip(totals, terms, strict=True)]
 
-        totals = jax.lax.fori_loop(0, turns, body, totals)
-    return totals
+        return repeat(count, panel, totals)
+
+    totals = [0 * mean] * len(integrands(*[0 * mean] * 3))
+    return repeat(xp.asarray(len(lows)), panels, totals)
+
+
+def energies(f: Activation, mean: Real, deviation: Real) -> Real:
+    """E f(u)^2 of every unit."""
+    if len(f.parts) == 1 and isinstance(f.parts[0], Wave):
+        # E sin(u)^2 = (1 - exp(-2 s^2) cos 2m) / 2, with its digits for small s and m
+        xp = library(mean, deviation)
+        damped = 2 * xp.square(deviation)
+        return xp.square(xp.sin(mean)) - 0.5 * xp.expm1(-damped) * xp.cos(2 * mean)
+    return norms(f, mean, deviation, lambda value, slope, z: [value**2])[0]
+
+
+def _landmarks(f: Activation) -> list[float]:
+    """Places between which an activation is a polynomial or has a strip: kinks, ends of changes."""
+    places = set()
+    for part in f.parts:
+        places |= set(part.support)
+        if not isinstance(part, Remainder) and part.width < inf:
+            places |= {part.knot - REACH * part.width, part.knot + REACH * part.width}
+    return sorted(x for x in places if abs(x) < inf)
+
+
+def _alive(part: Part, left: float, right: float) -> bool:
+    """Whether a part limits panels between two landmarks, where it is no polynomial."""
+    if isinstance(part, Gate):
+        middle = 0.5 * (left + right)
+        return 0 < part.width < inf and abs(middle - part.knot) < REACH * part.width
+    low, high = part.support
+    return part.strip > 0 and low < right and left < high

@@ -22,26 +22,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, Gate, Tail, activation
-from tnsim.activations.coefficients import average, norms
+from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
-    ORDER,
+    Expanded,
     Kernel,
     Side,
+    Together,
     Units,
+    between,
     correlations,
     directions,
     gross_size,
-    hermite,
+    highest_order,
+    in_turn,
     left_over,
-    matrix,
+    product_of_rows,
     times_z,
+    with_side,
 )
 from tnsim.activations.normal import Real
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 
 class GatedUnits(NamedTuple):
@@ -86,25 +91,28 @@ def gated_kernel(
             "units of both layers have rows in the coordinates of one input, found "
             f"{sorted(ranks)} coordinates"
         )
-    if all(isinstance(x, np.ndarray) for x in every):
-        with jax.enable_x64(True):
-            both = jax.tree.map(jnp.asarray, (units, other_units))
-            return gated_kernel(f, g, *both).to_numpy()
-    left, unit, e = _split(units)
-    right, other_unit, other_e = _split(other_units)
-    product = partial(jnp.matmul, precision="highest")
-    cross = (
-        correlations(unit, other_unit),
-        product(e, other_unit.T),
-        product(unit, other_e.T),
-        product(e, other_e.T),
-    )
-    return matrix(_GatedPairing(f, g), left, right, cross, unit, other_unit)
+    return gated_kernel_of(gated_expanded(f, units), gated_expanded(g, other_units))
+
+
+def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
+    """Gated units with their coefficients, as `expanded` makes plain ones.
+
+    Raises:
+        ModelError: The activation jumps, or is unknown.
+    """
+    f = _continuous(f)
+    parameters, unit, e = _split(units)
+    return with_side(_GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
+
+
+def gated_kernel_of(first: Expanded, second: Expanded, together: Together = in_turn) -> Kernel:
+    """The kernel of two layers of gated units, as `kernel_of` makes it of plain ones."""
+    return between(_GatedPairing(first.f, second.f), first, second, together)
 
 
 def gated_moments(
     f: str | Activation, units: GatedUnits
-) -> tuple[Real | np.ndarray, Float[Array | np.ndarray, "m rank"]]:
+) -> tuple[Real | np.ndarray, Float[Any, "m rank"]]:
     """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
     By Stein's lemma the row is E f'(u) w times the row of u plus E f(u) times the row of w, and
@@ -125,20 +133,11 @@ def gated_moments(
         (2.0, 2.0)
     """
     f = activation(f)
-    if all(isinstance(x, np.ndarray) for x in (*units.gate, *units.up)):
-        with jax.enable_x64(True):
-            value, row = gated_moments(f, jax.tree.map(jnp.asarray, units))
-            return np.asarray(value), np.asarray(row)
     (mean, deviation, shift, slope, _), unit, e = _split(units)
-    ones = jnp.ones_like(mean)
-
-    def expected(mean: Real) -> Real:
-        """E f(u) w as the derivative of E f by a shift of u along w (Stein's lemma)."""
-        value, by_mean = jax.jvp(lambda m: average(f, m, deviation), (mean,), (ones,))
-        return shift * value + slope * deviation * by_mean
-
-    value, by_mean = jax.jvp(expected, (mean,), (ones,))
-    first = average(f, mean, deviation)
+    with np.errstate(all="ignore"):
+        first, second, third = (average(f, mean, deviation, order) for order in range(3))
+    value = shift * first + slope * deviation * second
+    by_mean = shift * second + slope * deviation * third
     along = deviation * by_mean + slope * first
     return value, along[:, None] * unit + first[:, None] * e
 
@@ -157,8 +156,10 @@ def _continuous(f: str | Activation) -> Activation:
 
 def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
     """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
+    if all(not isinstance(x, jax.Array) for x in (*units.gate, *units.up)):
+        units = GatedUnits(*(Units(*(np.asarray(x, float) for x in y)) for y in units))
     deviation, unit = directions(units.gate.rows)
-    slope = jnp.sum(units.up.rows * unit, 1)
+    slope = library(unit, units.up.rows).sum(units.up.rows * unit, 1)
     e = units.up.rows - slope[:, None] * unit
     return (units.gate.mean, deviation, units.up.mean, slope, directions(e)[0]), unit, e
 
@@ -170,13 +171,19 @@ class _GatedPairing:
     f: Activation
     g: Activation
 
-    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        return _side(self.f, left, slopes), _side(self.g, right, slopes)
+    terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
 
-    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
-        (c, p, q, d), (c1, p1, q1, d1) = left, right
+    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
         _, g12, g21, eps = cross
-        return p * p1 + g12 * (c * q1) + g21 * (q * c1) + eps * (c * c1) + (g12 * g21) * (d * d1)
+        return 1.0, g12, g21, eps, g12 * g21
+
+    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+        unit, e, other_unit, other_e = left.unit, left.across, right.unit, right.across
+        products = ((e, other_unit), (unit, other_e), (e, other_e))
+        return correlations(unit, other_unit), *(product_of_rows(*both) for both in products)
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+        return _side(f, parameters, slopes)
 
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
@@ -203,14 +210,17 @@ class _GatedPairing:
 def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     """Fields c, p, q, d, and their slopes by the parameters."""
     mean, deviation, shift, slope, spread = parameters
-    order = ORDER + 4
+    highest = highest_order(f, mean)
+    order = highest + 4
 
     def fields(mean: Real, deviation: Real, shift: Real, slope: Real, _: Real) -> Real:
-        c, by_mean = hermite(f, mean, deviation, order)
-        d = deviation * by_mean
+        c = coefficients(f, mean, deviation, order)
         p = shift * c + slope * times_z(c)
-        q = shift * d + slope * (times_z(d) + c)
-        return jnp.stack([c, p, q, d])[:, : ORDER + 1]
+        # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
+        xp = library(c)
+        k = xp.sqrt(xp.arange(1, order + 1, dtype=c.dtype))[:, None]
+        fields = c[:-1], p[:-1], k * p[1:], k * c[1:]
+        return xp.stack([x[: highest + 1] for x in fields])
 
     kinds = [fields(*parameters)]
     if slopes:
@@ -222,15 +232,14 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         factor = shift + slope * z
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
-    def size_of(part: Activation, energies: list[Real] | None = None) -> Real:
-        plain, whole, *_ = energies or norms(part, mean, deviation, squares)
-        return jnp.sqrt(whole + spread**2 * plain)
-
-    energies = norms(f, mean, deviation, squares)
+    xp = library(mean)
+    found = norms(f, mean, deviation, squares)
     rest = [
         left_over(f, c, energy, int(i == 1))
-        for i, (c, energy) in enumerate(zip(kinds[0], energies, strict=True))
+        for i, (c, energy) in enumerate(zip(kinds[0], found, strict=True))
     ]
-    size = size_of(f, energies)
-    gross = gross_size(f, size, size_of)
-    return Side(parameters, jnp.stack(kinds), jnp.stack(rest), size, gross)
+    plain, whole, *_ = found
+    size = xp.sqrt(whole + spread**2 * plain)
+    factors = abs(shift) + abs(slope) + spread
+    gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
+    return Side(parameters, xp.stack(kinds), xp.stack(rest), size, gross)

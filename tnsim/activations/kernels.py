@@ -3,16 +3,20 @@
 Most pairs take Mehler's series sum_k c_k d_k rho^k up to an order at which the rest is certified to
 be small; pairs of high correlation, such as a unit and its copy, are computed alone.
 
+Numbers on the host take NumPy (`numbers_of`): tiles of pairs that stay in a core's cache, nothing
+to compile. Traces and accelerators take one compiled program (`matrix`), which has gradients.
+
 Sources: Cho & Saul, Kernel methods for deep learning (2009); Tsuchida et al., arXiv:1711.09090 and
 arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2601.22307.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -21,17 +25,32 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
-from tnsim.activations.coefficients import average, coefficients, norms
-from tnsim.activations.normal import Real
+from tnsim.activations.coefficients import average, coefficients, energies
+from tnsim.activations.normal import Real, held
 from tnsim.activations.pairs import pair_values
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 ORDER = 64
-"""Highest order of the series; pairs that need more are computed alone."""
+"""Highest order of the series of all pairs; pairs that need more are computed alone."""
+_LONG = 256
+"""Highest order of the series of single pairs in NumPy, a hundred times cheaper than integrals."""
+_ROUNDING = 32  # units in the last place of gross sizes, in which values are off
 _TURN = 8  # orders between two looks at what is left
-_BLOCK = 2**18  # pairs of a block
+_BLOCK = 2**18  # pairs of a block of a compiled program
 _CHUNK = 1024  # pairs alone at once
 _GROUP = 64
+_TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
+_SAMPLE = 2**15  # pairs that choose the order of the series of a block
+
+Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""The results of independent tasks, in order."""
+
+
+def in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of tasks that run one after another."""
+    with np.errstate(all="ignore"):
+        return [task() for task in tasks]
 
 
 class Units(NamedTuple):
@@ -46,39 +65,37 @@ class Units(NamedTuple):
             zero rows.
     """
 
-    mean: Float[Array, "units"]
-    rows: Float[Array, "units rank"]
+    mean: Float[Any, "units"]
+    rows: Float[Any, "units rank"]
 
 
 @dataclass(frozen=True)
 class Kernel:
     """A matrix of E f(u_i) g(v_j) with the certified bound of what its series leave out.
 
-    Where kinks of an activation cancel, as those of hardtanh do at large inputs, the bound covers
-    rounding as well.
-
     Args:
         values: The matrix, shape (units of f, units of g).
         sizes: sqrt(E f(u_i)^2), shape (units of f,).
         other_sizes: sqrt(E g(v_j)^2), shape (units of g,).
-        share: Number such that entry (i, j) is off by no more than share * sizes[i] *
-            other_sizes[j], beside rounding.
+        share: Number such that entry (i, j) is off by no more than share * gross[i] *
+            other_gross[j], beside rounding.
+        gross: Sizes relative to which values are rounded, shape (units of f,), see `gross_size`.
+            Series end where they are that exact, as pairs computed alone are no better.
+        other_gross: The same of g, shape (units of g,).
     """
 
-    values: Float[Array | np.ndarray, "m n"]
-    sizes: Float[Array | np.ndarray, "m"]
-    other_sizes: Float[Array | np.ndarray, "n"]
-    share: Float[Array | np.ndarray, ""]
+    values: Float[Any, "m n"]
+    sizes: Float[Any, "m"]
+    other_sizes: Float[Any, "n"]
+    share: Float[Any, ""]
+    gross: Float[Any, "m"]
+    other_gross: Float[Any, "n"]
 
     @property
-    def bound(self) -> Float[Array | np.ndarray, "m n"]:
-        """Bound of the error of truncation and of cancelling kinks, entry by entry."""
-        return self.share * self.sizes[:, None] * self.other_sizes
-
-    def to_numpy(self) -> Kernel:
-        """The same arrays in NumPy, so that none lose digits outside of `jax.enable_x64`."""
-        arrays = self.values, self.sizes, self.other_sizes, self.share
-        return Kernel(*map(np.asarray, arrays))
+    def bound(self) -> Float[Any, "m n"]:
+        """Bound of the errors of truncation and of rounding, entry by entry."""
+        rounding = _ROUNDING * float(np.finfo(self.values.dtype).eps)
+        return (self.share + rounding) * self.gross[:, None] * self.other_gross
 
 
 def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: Units) -> Kernel:
@@ -102,22 +119,12 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
         >>> np.asarray(kernel("relu", "relu", units, units).values).round(4).tolist()
         [[0.5, 0.1592], [0.1592, 0.5]]
     """
-    f, g = activation(f), activation(g)
     if units.rows.shape[1] != other_units.rows.shape[1]:
         raise ModelError(
             "units of both layers have rows in the coordinates of one input, found "
             f"{units.rows.shape[1]} and {other_units.rows.shape[1]} coordinates"
         )
-    if all(isinstance(x, np.ndarray) for x in (*units, *other_units)):
-        with jax.enable_x64(True):
-            found = kernel(f, g, *(Units(*map(jnp.asarray, x)) for x in (units, other_units)))
-            return found.to_numpy()
-    deviation, unit = directions(units.rows)
-    other_deviation, other_unit = directions(other_units.rows)
-    rho = correlations(unit, other_unit)
-    pairing = Plain(f, g)
-    left, right = (units.mean, deviation), (other_units.mean, other_deviation)
-    return matrix(pairing, left, right, (rho,), unit, other_unit)
+    return kernel_of(expanded(f, units), expanded(g, other_units))
 
 
 def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray, Real | np.ndarray]:
@@ -140,30 +147,39 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
         (13.0, 6.0)
     """
     f = activation(f)
-    if all(isinstance(x, np.ndarray) for x in units):
-        with jax.enable_x64(True):
-            mean, slope = first_moments(f, Units(*map(jnp.asarray, units)))
-            return np.asarray(mean), np.asarray(slope)
     deviation, _ = directions(units.rows)
-    return jax.jvp(
-        lambda mean: average(f, mean, deviation), (units.mean,), (jnp.ones_like(units.mean),)
-    )
+    with np.errstate(all="ignore"):
+        mean, slope = (average(f, units.mean, deviation, order) for order in (0, 1))
+    return mean, slope
 
 
-def directions(rows: Float[Array, "units rank"]) -> tuple[Real, Real]:
+def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     """Lengths of rows and rows of length 1, with gradients; rows of length 0 stay as they are."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(rows), axis=1, initial=0.0))
-    scale = jnp.where(largest > 0, largest, 1.0)[:, None]
+    xp = library(rows)
+    largest = held(xp.max(abs(rows), axis=1, initial=0.0))
+    scale = xp.where(largest > 0, largest, 1.0)[:, None]
     rows = rows / scale
-    square = jnp.sum(jnp.square(rows), 1)
-    length = jnp.sqrt(jnp.where(square > 0, square, 1.0))
-    return jnp.where(square > 0, length, 0.0) * scale[:, 0], rows / length[:, None]
+    square = xp.sum(xp.square(rows), 1)
+    length = xp.sqrt(xp.where(square > 0, square, 1.0))
+    return xp.where(square > 0, length, 0.0) * scale[:, 0], rows / length[:, None]
+
+
+def product_of_rows(rows: Real, others: Real) -> Real:
+    """Products of rows with rows, in full precision on every device."""
+    if library(rows, others) is np:
+        return rows @ others.T
+    return _compiled_product(rows, others)
 
 
 @jax.jit
-def correlations(unit: Float[Array, "m rank"], other_unit: Float[Array, "n rank"]) -> Real:
+def _compiled_product(rows: Real, others: Real) -> Real:
+    return jnp.matmul(rows, others.T, precision="highest")
+
+
+def correlations(unit: Float[Any, "m rank"], other_unit: Float[Any, "n rank"]) -> Real:
     """Products of rows of length 1, never beyond 1 by rounding."""
-    return jnp.clip(jnp.matmul(unit, other_unit.T, precision="highest"), -1.0, 1.0)
+    found = product_of_rows(unit, other_unit)
+    return found.clip(-1.0, 1.0, out=found) if isinstance(found, np.ndarray) else found.clip(-1, 1)
 
 
 class Side(NamedTuple):
@@ -173,26 +189,65 @@ class Side(NamedTuple):
     tables: Real  # (kinds, fields, orders, units): of the value, and of slopes by each parameter
     rest: Real  # (fields, turns, units): norms of what is left after 8, 16, ... orders
     size: Real  # sqrt(E (f w)^2)
-    gross: Real  # the same of the parts of f, added up: relative to this values are rounded
+    gross: Real  # relative to this values are rounded, see `gross_size`
+
+    def part(self, units: Any) -> Side:
+        """Some of the units."""
+        parameters = tuple(x[units] for x in self.parameters)
+        return Side(parameters, *(x[..., units] for x in self[1:]))
 
 
 class Pairing(Protocol):
-    """Units of two kinds, and how their kernel is made of Hermite coefficients."""
+    """What stands at the pairs of units of two kinds of layers."""
 
     f: Activation
     g: Activation
 
-    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        """Coefficients and norms of both layers' units."""
+    @property
+    def terms(self) -> tuple[tuple[int, int], ...]:
+        """Fields of the left and of the right unit that meet in a series, see `weights`."""
         ...
 
-    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
-        """The sum over pairs of fields that stands at one order of the series."""
+    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
+        """What stands before the series of each pair of fields, made of the cross matrices."""
+        ...
+
+    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+        """Matrices over pairs: correlations, and what the pairing has besides."""
+        ...
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+        """Coefficients and norms of the units of one layer."""
         ...
 
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
         """The kernel of single pairs without a series."""
         ...
+
+
+class Expanded(NamedTuple):
+    """Units with all that kernels take of one layer, so that a layer is prepared once.
+
+    Args:
+        f: Activation.
+        parameters: Mean, deviation, and what a pairing has besides, an array over units each.
+        unit: Rows of length 1.
+        across: Rows that cross with the rows of another layer; None for plain units.
+        side: Coefficients and norms, for numbers on the host; a trace makes them itself.
+    """
+
+    f: Activation
+    parameters: tuple[Real, ...]
+    unit: Real
+    across: Real | None
+    side: Side | None
+
+    def part(self, start: int, stop: int) -> Expanded:
+        """Some of the units."""
+        across = None if self.across is None else self.across[start:stop]
+        parameters = tuple(x[start:stop] for x in self.parameters)
+        side = None if self.side is None else self.side.part(slice(start, stop))
+        return Expanded(self.f, parameters, self.unit[start:stop], across, side)
 
 
 @dataclass(frozen=True)
@@ -201,59 +256,113 @@ class Plain:
 
     f: Activation
     g: Activation
+    terms = ((0, 0),)
 
-    def sides(self, left: Any, right: Any, slopes: bool) -> tuple[Side, Side]:
-        (m, s), (n, t) = left, right
-        return _side(self.f, m, s, slopes), _side(self.g, n, t, slopes)
+    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
+        return (1.0,)
 
-    def form(self, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
-        return left[0] * right[0]
+    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+        return (correlations(left.unit, right.unit),)
+
+    def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
+        mean, deviation = parameters
+        return _side(f, mean, deviation, slopes)
 
     def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
         (m, s), (n, t) = left, right
         return pair_values(self.f, self.g, m, s, n, t, rho, gap)
 
 
+def expanded(f: str | Activation, units: Units) -> Expanded:
+    """Units with their coefficients; a kernel of many layers prepares each of them once.
+
+    Args:
+        f: Activation, or its name.
+        units: Inputs of the units.
+    """
+    f = activation(f)
+    units = Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+    deviation, unit = directions(units.rows)
+    parameters = units.mean, deviation
+    return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None))
+
+
+def with_side(pairing: Any, units: Expanded) -> Expanded:
+    """The units with their coefficients where they are numbers on the host."""
+    if library(*units.parameters) is jnp:
+        return units
+    with np.errstate(all="ignore"):
+        return units._replace(side=pairing.side(units.f, units.parameters, False))
+
+
+def kernel_of(first: Expanded, second: Expanded, together: Together = in_turn) -> Kernel:
+    """The kernel of two layers of plain units.
+
+    Args:
+        first: Units of the rows.
+        second: Units of the columns.
+        together: Function that runs independent tasks, in threads or in turn.
+    """
+    return between(Plain(first.f, second.f), first, second, together)
+
+
+def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
+    """The kernel of all pairs of units, in NumPy for numbers and in JAX for traces."""
+    cross = pairing.cross(first, second)
+    if first.side is None or second.side is None:
+        sides = first.parameters, second.parameters
+        return matrix(pairing, *sides, cross, first.unit, second.unit)
+    return numbers_of(pairing, first, second, cross, together)
+
+
 def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
-    c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-    kinds = [c[:-1]]
     if slopes:
-        kinds += [c_slope[:-1], times_z(c_slope)[:-1]]
+        c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+        kinds = [c[:-1], c_slope[:-1], times_z(c_slope)[:-1]]
+    else:
+        kinds = [coefficients(f, mean, deviation, highest_order(f, mean))]
+    (c, *_), xp = kinds, library(mean)
 
-    def energy_of(part: Activation) -> Real:
-        return norms(part, mean, deviation, lambda value, slope, z: [value**2])[0]
-
-    energy = energy_of(f)
-    size = jnp.sqrt(energy)
+    energy = energies(f, mean, deviation)
+    size = xp.sqrt(energy)
     return Side(
         (mean, deviation),
-        jnp.stack(kinds)[:, None],
-        left_over(f, c[:-1], energy)[None],
+        xp.stack(kinds)[:, None],
+        left_over(f, c, energy)[None],
         size,
-        gross_size(f, size, lambda part: jnp.sqrt(energy_of(part))),
+        gross_size(f, mean, deviation, size),
     )
 
 
-def cancels(f: Activation) -> bool:
-    """Whether parts are larger than the activation: hardtanh is u - u far out, bounded by 1."""
-    return sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
+def highest_order(f: Activation, mean: Real) -> int:
+    """The highest order that coefficients of an activation are made for."""
+    integrates = any(isinstance(x, Remainder) for x in f.parts)
+    return _LONG if integrates and library(mean) is np else ORDER
 
 
-def gross_size(f: Activation, size: Real, size_of: Callable[[Activation], Real]) -> Real:
-    """Sizes of the parts added up where several kinks cancel, else the size.
+def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
+    """Sizes relative to which kernels are rounded: no less than half of what gates measure.
 
-    A kernel is a sum over pairs of parts, of which each is at most the product of their sizes
-    (Cauchy-Schwarz) and is rounded to a few eps of that. At s = t = 48 hardtanh has gross sizes of
-    70 beside a size of 1, so that eps = 2.2e-16 becomes 1e-12; 24 digits show 2.5e-13.
+    A closed form is a sum of moments of gates, such as m Phi(m / s) + s phi(m / s), and is rounded
+    like |m| + s, however small the sum is: a ReLU at m = -10 s has a size of 1e-11 s. Where several
+    kinks cancel, as u - u does in hardtanh far out, all of them count: at s = t = 48 and a size of
+    1 values are off by 2.5e-13, as 24 digits show.
 
     Args:
         f: Activation.
-        size: Sizes of the whole.
-        size_of: Function of a part to its sizes.
+        mean: Means of the units' inputs.
+        deviation: Standard deviations of the units' inputs.
+        size: Sizes of the units.
     """
-    if not cancels(f):
-        return size
-    return sum((size_of(Activation(parts=(part,))) for part in f.parts), jnp.zeros_like(size))
+    total = 0 * size
+    for part in f.parts:
+        if isinstance(part, Gate):
+            width = 0.0 if part.width == inf else part.width
+            reach = abs(mean - part.knot) + deviation + width
+            powers = (abs(w) * reach**p for p, w in enumerate(part.weights) if w)
+            total = total + sum(powers, 0 * size)
+    several = sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
+    return library(size).maximum(size, total if several else 0.5 * total)
 
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
@@ -264,9 +373,10 @@ def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Rea
 
 def times_z(c: Real) -> Real:
     """Coefficients of z f: z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); the last order is short."""
-    k = jnp.arange(1, len(c), dtype=c.dtype)[:, None]
-    shifted = jnp.zeros_like(c).at[1:].set(jnp.sqrt(k) * c[:-1])
-    return shifted.at[:-1].add(jnp.sqrt(k) * c[1:])
+    xp = library(c)
+    k = xp.sqrt(xp.arange(1, len(c), dtype=c.dtype))[:, None]
+    none = xp.zeros_like(c[:1])
+    return xp.concatenate([none, k * c[:-1]]) + xp.concatenate([k * c[1:], none])
 
 
 def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
@@ -281,15 +391,180 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
         energy: E f^2 of every unit.
         degree: Degree by which a factor raises that of f.
     """
-    known = jnp.cumsum(jnp.square(c), 0)
+    xp = library(c, energy)
+    known = xp.cumsum(xp.square(c), 0)
     if f.is_polynomial:  # its series ends, and leaves nothing behind
         sizes = [len(part.weights) for part in f.parts if isinstance(part, Gate)]  # all of them
         most = max(sizes) - 1 + degree
-        left = jnp.maximum(known[-1] - known, 0) * (jnp.arange(len(c)) < most)[:, None]
+        left = xp.maximum(known[-1] - known, 0) * (xp.arange(len(c)) < most)[:, None]
     else:
-        rounding = 4 * float(jnp.finfo(c.dtype).eps)
-        left = jnp.maximum(energy - known, 0) + rounding * jnp.maximum(energy, known[-1])
-    return jnp.sqrt(left[_TURN::_TURN])
+        rounding = 4 * float(xp.finfo(c.dtype).eps)
+        left = xp.maximum(energy - known, 0) + rounding * xp.maximum(energy, known[-1])
+    return xp.sqrt(left[_TURN::_TURN])
+
+
+def numbers_of(
+    pairing: Any,
+    first: Expanded,
+    second: Expanded,
+    cross: tuple[np.ndarray, ...],
+    together: Together,
+) -> Kernel:
+    """The kernel of all pairs of units in NumPy, by tiles: the series, then marked pairs alone.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        first: Units of the rows.
+        second: Units of the columns.
+        cross: Matrices over pairs.
+        together: Function that runs independent tasks.
+    """
+    left: Any = first.side
+    right: Any = second.side
+    rows, columns = cross[0].shape
+    values = np.empty((rows, columns))
+    order = _order_of(pairing, left, right, cross)
+    height = max(1, min(rows, 32))
+    width = max(1, _TILE // height)
+    tiles = [
+        (slice(i, i + height), slice(j, j + width))
+        for i in range(0, rows, height)
+        for j in range(0, columns, width)
+    ]
+    runs = np.array_split(np.arange(len(tiles)), min(len(tiles), 64))
+
+    def run(places: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
+        return [_tile(pairing, left, right, cross, order, values, *tiles[n]) for n in places]
+
+    found = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
+    share = max((x[2] for x in found), default=0.0)
+    at = tuple(np.concatenate([x[n] for x in found]) if found else np.zeros(0, int) for n in (0, 1))
+
+    share = [share]
+    if min(x.tables.shape[2] for x in (left, right)) > _LONG:
+        places = np.arange(0, len(at[0]), _CHUNK)
+        parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
+        told = partial(_by_long_series, pairing, left, right, cross, values)
+        found = together([partial(told, *x) for x in parts])
+        at = tuple(np.concatenate([x[n] for x in found] or [at[n]]) for n in (0, 1))
+        share += [x[2] for x in found]
+
+    def alone(start: int) -> None:
+        i, j = (x[start : start + _CHUNK] for x in at)
+        rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
+        sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
+        values[i, j] = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+
+    together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
+    sizes = (left.size, right.size), (left.gross, right.gross)
+    return Kernel(values, *sizes[0], np.asarray(max(share)), *sizes[1])
+
+
+def _by_long_series(
+    pairing: Any,
+    left: Side,
+    right: Side,
+    cross: tuple[np.ndarray, ...],
+    values: np.ndarray,
+    i: np.ndarray,
+    j: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Single pairs by the longest series into `values`; the pairs left over, and others' share."""
+    left, right, cross = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
+    own, other = (_quotient(x.rest[:, -1], x.gross) for x in (left, right))
+    tails = _form(pairing, own, other, tuple(map(np.abs, cross)))
+    tails = tails * _powers(np.abs(cross[0]), _LONG + 1)
+    left_over = tails > _TOLERANCE
+    total: Any = None
+    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        c, d = left.tables[0, a], right.tables[0, b]
+        series = c[_LONG] * d[_LONG]
+        for k in range(_LONG - 1, -1, -1):
+            series = series * cross[0] + c[k] * d[k]
+        total = series if isinstance(weight, float) else total + weight * series
+    values[i, j] = total
+    return i[left_over], j[left_over], float(tails[~left_over].max(initial=0.0))
+
+
+def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """x / size, zero where the size is."""
+    return np.divide(
+        x, size, out=np.zeros(np.broadcast_shapes(x.shape, size.shape)), where=size > 0
+    )
+
+
+def _tails(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], turn: int) -> Any:
+    """What is left of the series after a turn, relative to gross sizes, without powers of rho."""
+    own, other = (_quotient(x.rest[:, turn], x.gross) for x in (left, right))
+    return _form(pairing, own[:, :, None], other[:, None, :], tuple(map(np.abs, cross)))
+
+
+def _order_of(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...]) -> int:
+    """The order of the series at which series and pairs alone cost least, by a sample of pairs."""
+    rows, columns = cross[0].shape
+    if not rows * columns:
+        return _TURN
+    for f, side in ((pairing.f, left), (pairing.g, right)):
+        if f.is_polynomial:  # a finite sum
+            ended = ~side.rest.any((0, 2))
+            return _TURN * (1 + int(np.argmax(ended))) if ended.any() else ORDER
+    share = max(1.0, np.sqrt(rows * columns / _SAMPLE))
+    i, j = (np.arange(0, n, share).astype(int) for n in (rows, columns))
+    some = tuple(x[np.ix_(i, j)] for x in cross)
+    left, right = left.part(i), right.part(j)
+    dear = _cost(pairing.f, pairing.g)
+    power = np.abs(some[0])
+    steps, costs = _powers(power, _TURN), []
+    power = steps * power
+    for turn in range(ORDER // _TURN):
+        marked = _tails(pairing, left, right, some, turn) * power > _TOLERANCE
+        costs.append(_TURN * (turn + 1) + dear * np.count_nonzero(marked) / marked.size)
+        power = power * steps
+    return _TURN * (1 + int(np.argmin(costs)))
+
+
+_TOLERANCE = 4 * float(np.finfo(np.float64).eps)
+
+
+def _powers(x: np.ndarray, exponent: int) -> np.ndarray:
+    """A positive power of an array, by squares."""
+    if exponent == 1:
+        return x
+    half = _powers(x * x, exponent // 2)
+    return half * x if exponent % 2 else half
+
+
+def _tile(
+    pairing: Any,
+    left: Side,
+    right: Side,
+    cross: tuple[np.ndarray, ...],
+    order: int,
+    values: np.ndarray,
+    i: slice,
+    j: slice,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The series of a tile into `values`; the pairs that are left over, and the share of others."""
+    cross = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
+    rho, total, product = cross[0], 0.0, np.empty(cross[0].shape)
+    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        c, d = left.tables[0, a, :, i, None], right.tables[0, b, :, None, j]
+        series = c[order] * d[order]
+        for k in range(order - 1, -1, -1):  # Horner's rule
+            series *= rho
+            np.multiply(c[k], d[k], out=product)
+            series += product
+        total = series if isinstance(weight, float) else total + weight * series
+    values[i, j] = total
+    if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
+        none = np.zeros(0, int)
+        return none, none, 0.0
+    tails = _tails(pairing, left.part(i), right.part(j), cross, order // _TURN - 1)
+    tails = tails * _powers(np.abs(rho), order + 1)
+    marked = tails > _TOLERANCE
+    rows, columns = np.nonzero(marked)
+    tails[marked] = 0.0
+    return rows + i.start, columns + j.start, float(tails.max(initial=0.0))
 
 
 def matrix(
@@ -297,8 +572,8 @@ def matrix(
     left: tuple[Real, ...],
     right: tuple[Real, ...],
     cross: tuple[Real, ...],
-    unit: Float[Array, "m rank"],
-    other_unit: Float[Array, "n rank"],
+    unit: Float[Any, "m rank"],
+    other_unit: Float[Any, "n rank"],
 ) -> Kernel:
     """The kernel of all pairs of units, differentiable in all but the last two arguments.
 
@@ -335,7 +610,8 @@ def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     rows, columns = cross[0].shape
     count = -(-rows // max(1, min(rows, _BLOCK // max(columns, 1))))
     block = -(-rows // count)
-    first, second = pairing.sides(left, right, slopes)
+    first = pairing.side(pairing.f, left, slopes)
+    second = pairing.side(pairing.g, right, slopes)
 
     def split(x: Real, axis: int) -> Real:
         width = [(0, 0)] * x.ndim
@@ -347,7 +623,8 @@ def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     arguments = sides, tuple(split(x, 0) for x in cross), split(unit, 0)
     values, share = jax.lax.map(partial(_block, pairing, slopes, other_unit, second), arguments)
     values = tuple(x.reshape(count * block, columns)[:rows] for x in values)
-    return values, first.size, second.size, jnp.max(share, initial=0.0)
+    share = jnp.max(share, initial=0.0)
+    return values, first.size, second.size, share, first.gross, second.gross
 
 
 def _block(pairing, slopes, other_unit, second, argument):
@@ -355,12 +632,12 @@ def _block(pairing, slopes, other_unit, second, argument):
     first, cross, unit = argument
     rho, *others = cross
     tolerance = 4 * float(jnp.finfo(rho.dtype).eps)
-    scale = first.size[:, None] * second.size
+    scale = first.gross[:, None] * second.gross
     dear = _cost(pairing.f, pairing.g)
     parameters = len(first.parameters)
 
     def form(left: Real, right: Real) -> Real:
-        return pairing.form(left[:, :, None], right[:, None, :], cross)
+        return _form(pairing, left[:, :, None], right[:, None, :], cross)
 
     def term(k: Any, power: Real, before: Real) -> Real:
         """Order k of the series and of its slopes, given rho^k and rho^(k-1)."""
@@ -375,7 +652,7 @@ def _block(pairing, slopes, other_unit, second, argument):
             for i in range(len(others)):
                 tangents = tuple(jnp.full_like(rho, i == j) for j in range(len(others)))
                 moved = jax.jvp(
-                    lambda *x: pairing.form(left[0][:, :, None], right[0][:, None], (rho, *x)),
+                    lambda *x: _form(pairing, left[0][:, :, None], right[0][:, None], (rho, *x)),
                     tuple(others),
                     tangents,
                 )[1]
@@ -392,7 +669,7 @@ def _block(pairing, slopes, other_unit, second, argument):
             jax.lax.dynamic_index_in_dim(x.rest, turn, 1, keepdims=False) for x in (first, second)
         )
         sizes = tuple(jnp.abs(x) for x in cross)
-        tail = jnp.abs(before * rho) * pairing.form(left[:, :, None], right[:, None, :], sizes)
+        tail = jnp.abs(before * rho) * _form(pairing, left[:, :, None], right[:, None, :], sizes)
         return turn + 1, before, total, tail, jnp.sum(tail > tolerance * scale)
 
     def repays(state: tuple[Any, Real, Real, Real, Any]) -> Real:
@@ -405,9 +682,6 @@ def _block(pairing, slopes, other_unit, second, argument):
     marked = tail > tolerance * scale
     share = tail / jnp.where(scale > 0, scale, 1.0)
     share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
-    if cancels(pairing.f) or cancels(pairing.g):
-        rounding = tolerance * first.gross[:, None] * second.gross
-        share += jnp.max(rounding / jnp.where(scale > 0, scale, 1.0), initial=0.0)
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         return tuple(total), share
     chunk = min(_CHUNK, rho.size)
@@ -430,6 +704,16 @@ def _block(pairing, slopes, other_unit, second, argument):
     return tuple(total), share
 
 
+def _form(pairing: Any, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
+    """The sum over pairs of fields that stands at one order of the series."""
+    total: Any = None
+    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        product = left[a] * right[b]
+        product = product if isinstance(weight, float) else weight * product  # a float is 1
+        total = product if total is None else total + product
+    return total
+
+
 def _cost(f: Activation, g: Activation) -> float:
     """What a pair alone costs, in orders of the series for a pair."""
     cost = 0.0
@@ -438,7 +722,7 @@ def _cost(f: Activation, g: Activation) -> float:
             sum(isinstance(x, Gate) for x in (a, b)),
             sum(isinstance(x, Remainder) for x in (a, b)),
         )
-        cost += 400 if kinds[0] == 2 else 20_000 if kinds[1] == 2 else 4_000
+        cost += 400 if kinds[0] == 2 else 2_000 if kinds[1] == 2 else 4_000
     return cost
 
 
@@ -455,24 +739,28 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
     return jnp.where(found, group * _GROUP + within, 0), found
 
 
-def _gaps(rho: Real, unit: Real, other_unit: Real, i: Array, j: Array) -> tuple[Real, Real]:
+def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real, Real]:
     """Correlations and 1 - |rho|, the latter as |e -+ e'|^2 / 2 of unit rows where they are close.
 
     1 - rho^2 computed from rho near 1 keeps 1e-16 absolute, so the angle 1e-8. The distance of two
     rows keeps all digits, and is zero for equal rows.
     """
-    gap = 1 - jnp.abs(rho)
-    sign = jnp.where(rho < 0, -1.0, 1.0)
+    xp = library(rho)
+    gap = 1 - abs(rho)
+    sign = xp.where(rho < 0, -1.0, 1.0)
 
     def distances() -> Real:
         difference = unit[i] - sign[:, None] * other_unit[j]
-        return 0.5 * jnp.sum(jnp.square(difference), 1)
+        return 0.5 * xp.sum(xp.square(difference), 1)
 
     close = gap < 0.01
-    exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
-    close &= jnp.any(unit[i] != 0, 1) & jnp.any(other_unit[j] != 0, 1)
-    gap = jnp.where(close, exact, gap)
-    return jnp.where(close, sign * (1 - gap), rho), gap
+    if xp is np:
+        exact = distances() if close.any() else gap
+    else:
+        exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
+    close &= xp.any(unit[i] != 0, 1) & xp.any(other_unit[j] != 0, 1)
+    gap = xp.where(close, exact, gap)
+    return xp.where(close, sign * (1 - gap), rho), gap
 
 
 def _direct(pairing, left, right, rho, gap, others, slopes):

@@ -1,7 +1,9 @@
 """One and two normal variables: distribution functions and moments cut off at a threshold.
 
-All formulas are elementwise in JAX, for float64 and float32, and keep their digits where the two
-variables are nearly or exactly one (correlation close to 1 or -1).
+All formulas are elementwise, for arrays of NumPy and of JAX, float64 and float32, and keep their
+digits where the two variables are nearly or exactly one (correlation close to 1 or -1). NumPy
+serves numbers on the host, where compiling a formula takes longer than its arithmetic; JAX serves
+traces and accelerators.
 
 Sources: Owen, Tables for computing bivariate normal probabilities, Ann. Math. Stat. 27 (1956);
 Genz, Numerical computation of rectangular bivariate and trivariate normal and t probabilities,
@@ -11,15 +13,17 @@ moments through probit and ReLU gates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-Real = Float[Array, "..."]
+from tnsim.scaled import library
+
+Real = Float[Any, "..."]
 _OWEN = tuple(
     (0.5 * (x + y)).tolist()
     for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)
@@ -37,23 +41,47 @@ def smallest(dtype: np.dtype) -> float:
     return float(np.finfo(dtype).tiny) ** (1 / 3)
 
 
+def held(x: Real) -> Real:
+    """The numbers of an array without their derivatives."""
+    return jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x
+
+
+def repeat(count: Any, body: Callable[[Any, Any], Any], state: Any) -> Any:
+    """The state after `body(0, state)`, `body(1, state)`, ...: a loop of JAX for a count of JAX.
+
+    Example:
+        >>> repeat(3, lambda i, total: total + i, 0)
+        3
+    """
+    if isinstance(count, jax.Array):
+        return jax.lax.fori_loop(0, count, body, state)
+    for i in range(int(count)):
+        state = body(i, state)
+    return state
+
+
 def density(x: Real) -> Real:
     """The standard normal density; zero, without overflow on the way, far out.
 
     Example:
-        >>> round(float(density(jnp.zeros(()))), 6)
+        >>> round(float(density(np.zeros(()))), 6)
         0.398942
     """
-    return jnp.exp(-0.5 * jnp.square(jnp.clip(x, -40.0, 40.0))) / sqrt(2 * pi)
+    xp = library(x)
+    return xp.exp(-0.5 * xp.square(xp.clip(x, -40.0, 40.0))) / sqrt(2 * pi)
 
 
 def cumulative(x: Real) -> Real:
     """The standard normal distribution function, with its relative digits in the lower tail.
 
     Example:
-        >>> float(cumulative(jnp.zeros(())))
+        >>> float(cumulative(np.zeros(())))
         0.5
     """
+    if not isinstance(x, jax.Array):
+        from scipy.special import erfc  # here, as its import takes a while
+
+        return 0.5 * erfc(x * -sqrt(0.5))
     return 0.5 * jax.lax.erfc(x * -sqrt(0.5))
 
 
@@ -72,24 +100,25 @@ def owens_t(h: Real, a: Real) -> Real:
         Values in the broadcast shape, absolute error 2e-16 in float64.
 
     Example:
-        >>> abs(float(owens_t(jnp.zeros(()), jnp.ones(()))) - 0.125) < 1e-7
+        >>> abs(float(owens_t(np.zeros(()), np.ones(()))) - 0.125) < 1e-7
         True
     """
-    h, size = jnp.abs(h), jnp.minimum(jnp.abs(a), 1 / smallest(jnp.result_type(h, a)) ** 2)
+    xp = library(h, a)
+    h, size = xp.abs(h), xp.minimum(xp.abs(a), 1 / smallest(xp.result_type(h, a)) ** 2)
     large = size > 1
-    product = jnp.minimum(h * jnp.where(large, size, 1.0), 40.0)
-    h = jnp.minimum(h, 40.0)
-    first = jnp.where(large, product, h)
-    upper = jnp.where(large, 1 / jnp.where(large, size, 1.0), size)
-    exponent = -0.5 * jnp.square(first)
-    total = jnp.zeros(jnp.broadcast_shapes(jnp.shape(h), jnp.shape(a)), exponent.dtype)
+    product = xp.minimum(h * xp.where(large, size, 1.0), 40.0)
+    h = xp.minimum(h, 40.0)
+    first = xp.where(large, product, h)
+    upper = xp.where(large, 1 / xp.where(large, size, 1.0), size)
+    exponent = -0.5 * xp.square(first)
+    total = xp.zeros(xp.broadcast_shapes(xp.shape(h), xp.shape(a)), exponent.dtype)
     for node, weight in zip(*_OWEN, strict=True):
-        q = 1 + jnp.square(node * upper)
-        total = total + weight * jnp.exp(exponent * q) / q
+        q = 1 + xp.square(node * upper)
+        total = total + weight * xp.exp(exponent * q) / q
     total = total * upper / (2 * pi)
     above, beyond = cumulative(-h), cumulative(-product)
     reflected = 0.5 * (above + beyond) - above * beyond - total
-    return jnp.sign(a) * jnp.where(large, reflected, total)
+    return xp.sign(a) * xp.where(large, reflected, total)
 
 
 def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, Real]:
@@ -112,20 +141,23 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
     Returns:
         The probability, (k - r h) / bar, (h - r k) / bar, and bar.
     """
-    tiny = smallest(jnp.result_type(h))
-    h, k = (jnp.where(jnp.abs(x) < tiny, tiny, x) for x in (h, k))
-    bar = jnp.maximum(jnp.sqrt(gap * (2 - gap)), tiny)
-    near = jnp.where(r < 0, -1.0, 1.0)
+    xp = library(h, k, r, gap)
+    tiny = smallest(xp.result_type(h))
+    h, k = (xp.where(xp.abs(x) < tiny, tiny, x) for x in (h, k))
+    bar = xp.maximum(xp.sqrt(gap * (2 - gap)), tiny)
+    near = xp.where(r < 0, -1.0, 1.0)
     k_given_h = near * ((near * k - h) + gap * h) / bar
     h_given_k = near * ((near * h - k) + gap * k) / bar
     both = owens_t(h, k_given_h / h) + owens_t(k, h_given_k / k)
-    opposite = jnp.where((h < 0) != (k < 0), 0.5, 0.0)
+    opposite = xp.where((h < 0) != (k < 0), 0.5, 0.0)
     probability = 0.5 * (cumulative(h) + cumulative(k)) - both - opposite
-    return jnp.maximum(probability, 0.0), k_given_h, h_given_k, bar
+    return xp.maximum(probability, 0.0), k_given_h, h_given_k, bar
 
 
-def gated_moments(mean: Real, deviation: Real, width: float, most: int) -> list[Real]:
-    """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2).
+def gated_moments(
+    mean: Real, deviation: Real, width: float, most: int
+) -> tuple[list[Real], list[Real]]:
+    """E u^p Phi(u / width) for p = 0 .. most and u ~ N(mean, deviation^2), and E u^p delta(u + e).
 
     Width 0 stands for a kink, infinite width for no gate at all. With noise e of deviation `width`,
     Phi(u / width) = P(u + e > 0), and Stein's lemma raises the power:
@@ -136,20 +168,21 @@ def gated_moments(mean: Real, deviation: Real, width: float, most: int) -> list[
     where S^2 = deviation^2 + width^2.
 
     Returns:
-        A list of most + 1 arrays in the shape of mean and deviation.
+        Two lists of most + 1 arrays in the shape of mean and deviation.
     """
+    xp = library(mean, deviation)
     if width == inf:
-        moments, at = [jnp.ones_like(mean + deviation)], [jnp.zeros_like(mean + deviation)]
+        moments, at = [xp.ones_like(mean + deviation)], [xp.zeros_like(mean + deviation)]
         inner_mean = inner_variance = at[0]
     else:
-        total = jnp.maximum(jnp.hypot(deviation, width), smallest(jnp.result_type(mean)))
+        total = xp.maximum(xp.hypot(deviation, width), smallest(xp.result_type(mean)))
         h = mean / total
         moments, at = [cumulative(h)], [density(h) / total]
         inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
     for p in range(most):
         moments.append(_raised(moments, p, mean, deviation**2) + deviation**2 * at[p])
         at.append(_raised(at, p, inner_mean, inner_variance))
-    return moments
+    return moments, at
 
 
 def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
@@ -205,14 +238,15 @@ def gate_tables(
     Returns:
         The tables; those with a density have one more power where its width is not 0.
     """
+    xp = library(*mean, *deviation, rho, gap)
     (m, n), (s, t), (kappa, lam) = mean, deviation, width
-    m, n, s, t, rho, gap = jnp.broadcast_arrays(m, n, s, t, rho, gap)
-    c, zero = rho * s * t, jnp.zeros_like(rho)
+    m, n, s, t, rho, gap = xp.broadcast_arrays(m, n, s, t, rho, gap)
+    c, zero = rho * s * t, xp.zeros_like(rho)
     open_u, open_v = kappa == inf, lam == inf
     noise_u, noise_v = (0.0 if x == inf else x for x in width)
     tiny = smallest(rho.dtype)
-    total_s = jnp.maximum(jnp.hypot(s, noise_u), tiny)
-    total_t = jnp.maximum(jnp.hypot(t, noise_v), tiny)
+    total_s = xp.maximum(xp.hypot(s, noise_u), tiny)
+    total_t = xp.maximum(xp.hypot(t, noise_v), tiny)
     h, k = m / total_s, n / total_t
     at_u = zero if open_u else density(h) / total_s
     at_v = zero if open_v else density(k) / total_t
@@ -223,20 +257,20 @@ def gate_tables(
         share_s, share_t = s / total_s, t / total_t
         # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares
         noise = (noise_u / total_s) ** 2 * share_t**2 + (noise_v / total_t) ** 2
-        r_gap = gap + jnp.abs(rho) * noise / (1 + share_s * share_t)
+        r_gap = gap + xp.abs(rho) * noise / (1 + share_s * share_t)
         probability, k_given_h, h_given_k, bar = thresholds(h, k, rho * share_s * share_t, r_gap)
         joint = at_u * density(k_given_h) / total_t  # Z[0][0] bar
         at_u, at_v = at_u * cumulative(k_given_h), at_v * cumulative(h_given_k)
 
     def kept(width: float, total: Real) -> Real:
         """1 - rho^2 s^2 / S^2."""
-        return gap * (2 - gap) + jnp.square(rho * width / total)
+        return gap * (2 - gap) + xp.square(rho * width / total)
 
     # given U = V = 0
     powers = (most[0] + 1 if noise_u else 0), (most[1] + 1 if noise_v else 0)
     z = [[joint / bar]]
-    determinant = jnp.square(total_s * total_t * bar)
-    safe = jnp.where(determinant > 0, determinant, 1.0)
+    determinant = xp.square(total_s * total_t * bar)
+    safe = xp.where(determinant > 0, determinant, 1.0)
     m2 = noise_u**2 * (total_t**2 * m - c * n) / safe
     n2 = noise_v**2 * (total_s**2 * n - c * m) / safe
     s2 = noise_u**2 * s**2 * total_t**2 * kept(noise_v, total_t) / safe

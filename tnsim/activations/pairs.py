@@ -17,10 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder
-from tnsim.activations.coefficients import NODES, WEIGHTS, derivative_of, span, trapezoidal_step
-from tnsim.activations.normal import Real, density, gate_tables, smallest
+from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
+from tnsim.activations.coefficients import NODES, WEIGHTS, nodes_of, span, trapezoidal_step
+from tnsim.activations.normal import Real, density, gate_tables, held, repeat, smallest
+from tnsim.scaled import library
 
+_NODES = 10_000
+"""Most nodes of either sum of a double integral."""
 _REACH = 9.0
 """Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""
 
@@ -56,22 +59,48 @@ def pair_values(
     law = m, s, n, t, rho, gap
     flipped = n, t, m, s, rho, gap
     i, j = derivatives
-    total = jnp.zeros_like(rho)
+    total = 0 * rho
     for left, right in product(_by_width(f), _by_width(g)):
-        if derivatives == (0, 0):
+        if derivatives == (0, 0) and isinstance(rho, jax.Array):
             total = total + _gates(left, right, *law)
         else:
             total = total + _differentiated_gates(left, right, law, derivatives)
     for a, b in product(f.parts, g.parts):
         if isinstance(a, Gate) and isinstance(b, Gate):
             continue
+        if isinstance(a, Wave) and isinstance(b, Wave):
+            total = total + _waves(i, j, *law)
+            continue
         if not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
             total = total + _one_integral(b, j, a, i, *flipped)
         elif not isinstance(b, Remainder):
             total = total + _one_integral(a, i, b, j, *law)
+        elif isinstance(rho, jax.Array):
+            total = total + _traced_integrals(a, b, i, j, *law)
         else:
-            total = total + _two_integrals(a, b, i, j, *law)
+            total = total + _two_integrals_by_scale(a, b, i, j, *law)
     return total
+
+
+def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
+    """E sin(u) sin(v) = (E cos(u - v) - E cos(u + v)) / 2, with derivatives as shifts of the phase.
+
+    The variances of u -+ v are (s -+ rho t)^2 + t^2 (1 - rho^2), without cancellation for equal
+    units.
+    """
+    xp = library(rho)
+    sign = xp.where(rho < 0, -1.0, 1.0)
+    near = xp.square(s - t) + 2 * s * t * gap  # of u - sign v
+    far = xp.square(s + t) - 2 * s * t * gap
+
+    def wave(mean: Real, variance: Real, order: int) -> Real:
+        """A derivative of cos(mean), damped by the variance."""
+        value = xp.sin(mean) if order % 2 else xp.cos(mean)
+        return (-1) ** ((order + 1) // 2) * value * xp.exp(-0.5 * variance)
+
+    difference = wave(m - n, xp.where(sign > 0, near, far), i + j)
+    together = wave(m + n, xp.where(sign > 0, far, near), i + j)
+    return 0.5 * ((-1) ** j * difference - together)
 
 
 def _by_width(f: Activation) -> list[tuple[Gate, ...]]:
@@ -115,6 +144,7 @@ def _differentiated_gates(
     mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
     """
     m, s, n, t, rho, gap = law
+    xp = library(rho)
     (knots, terms), (others, other_terms) = (
         _terms(gates, order) for gates, order in zip((left, right), derivatives, strict=True)
     )
@@ -127,9 +157,9 @@ def _differentiated_gates(
 
     def at(table: list[list[Real]], p: int, q: int) -> Real:
         inside = 0 <= p < len(table) and 0 <= q < len(table[p])
-        return table[p][q] if inside else jnp.zeros_like(table[0][0])
+        return table[p][q] if inside else 0 * table[0][0]
 
-    total = jnp.maximum(jnp.hypot(s, 0.0 if width[0] == inf else width[0]), smallest(rho.dtype))
+    total = xp.maximum(xp.hypot(s, 0.0 if width[0] == inf else width[0]), smallest(rho.dtype))
     share = 0.0 if width[0] == inf else (width[0] / total) ** 2
 
     def value(kind: int, other: int, p: int, q: int) -> Real:
@@ -143,42 +173,23 @@ def _differentiated_gates(
         by_u = p * at(table, p - 1, q)
         return -m * s / total**2 * at(table, p, q) + share * (s * by_u + rho * t * by_v)
 
-    result = jnp.zeros_like(rho)
+    result = 0 * rho
     for (kind, p), weights in terms.items():
         for (other, q), other_weights in other_terms.items():
             weight = weights[:, None, None] * other_weights[:, None]
-            result = result + jnp.sum(weight * value(kind, other, p, q), (0, 1))
+            result = result + xp.sum(weight * value(kind, other, p, q), (0, 1))
     return result
 
 
 def _terms(
     gates: tuple[Gate, ...], derivatives: int
 ) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
-    """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1).
-
-    d/du of u^p 1(U > 0) is p u^(p-1) 1(U > 0) + u^p delta(U), and of delta(U) with noise kappa it
-    is -u / kappa^2 delta(U). A kink has u^p delta(u) = 0 for p > 0; no caller asks for delta'.
-    """
-    width = gates[0].width
-    terms = {}
+    """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1)."""
+    terms: dict[tuple[int, int], np.ndarray] = {}
     for row, gate in enumerate(gates):
-        for p, weight in enumerate(gate.weights):
-            terms.setdefault((0, p), np.zeros(len(gates)))[row] = weight
-    for _ in range(derivatives):
-        following: dict[tuple[int, int], np.ndarray] = {}
-
-        def add(key: tuple[int, int], weights: np.ndarray, into: Any = following) -> None:
-            if weights.any():
-                into[key] = into.get(key, 0) + weights
-
-        for (kind, p), weights in terms.items():
-            if p:
-                add((kind, p - 1), p * weights)
-            if kind == 1:
-                add((1, p + 1), -weights / width**2)
-            elif width != inf and (width or p == 0):
-                add((1, p), weights)
-        terms = following
+        for kind, weights in enumerate(gate.derivative(derivatives)):
+            for p, weight in enumerate(weights):
+                terms.setdefault((kind, p), np.zeros(len(gates)))[row] = weight
     return np.array([x.knot for x in gates]), {k: w for k, w in terms.items() if w.any()}
 
 
@@ -203,37 +214,37 @@ def _one_integral(
     the transition decays, 2.8^-40 = 1e-18. W is 16 eps at least, so that an edge within the reach
     of 9, whose neighbours are 8 eps away, moves with every panel, and 40 panels reach any end.
     """
-    dtype = rho.dtype
-    tiny, eps = smallest(dtype), float(jnp.finfo(dtype).eps)
-    nodes, weights = (jnp.asarray(x, dtype) for x in (NODES, WEIGHTS))
-    function = derivative_of(part, derivative)
+    xp, dtype = library(rho), rho.dtype
+    tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
+    nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
     low, high = span(part, m, s, _REACH)
-    longest = jnp.minimum(2.0, 2 * part.strip / jnp.maximum(s, tiny))
-    slope, left_over = t * rho, t * jnp.sqrt(gap * (2 - gap))
-    steep = jnp.maximum(jnp.abs(slope), tiny)
+    longest = xp.minimum(2.0, 2 * part.strip / xp.maximum(s, tiny))
+    slope, left_over = t * rho, t * xp.sqrt(gap * (2 - gap))
+    steep = xp.maximum(xp.abs(slope), tiny)
     if closed.width == inf:
-        longest = jnp.minimum(longest, 2 * closed.strip / steep)
-        centre, width = 0.5 * (low + high), jnp.full_like(rho, 2 * _REACH)
+        longest = xp.minimum(longest, 2 * closed.strip / steep)
+        centre, width = 0.5 * (low + high), xp.full_like(rho, 2 * _REACH)
     else:
-        signed = jnp.where(slope < 0, -steep, steep)
-        centre = jnp.clip((closed.knot - n) / signed, -1e6, 1e6)
-        width = jnp.maximum(jnp.hypot(left_over, closed.width) / steep, 16 * eps)
-    centre, width, longest = (jax.lax.stop_gradient(x) for x in (centre, width, longest))
-    start = jnp.clip(centre, low, high)
+        signed = xp.where(slope < 0, -steep, steep)
+        centre = xp.clip((closed.knot - n) / signed, -1e6, 1e6)
+        width = xp.maximum(xp.hypot(left_over, closed.width) / steep, 16 * eps)
+    centre, width, longest = (held(x) for x in (centre, width, longest))
+    if xp is np:
+        nodes_of(part, (high - low) / longest)
+    start = xp.clip(centre, low, high)
 
     def conditional(mean: Real, deviation: Real) -> Real:
-        if not other_derivative:
-            return closed.mean(mean, deviation)
-        deviation = jnp.maximum(deviation, eps) + 0 * mean
-        return derivative_of(lambda x: closed.mean(x, deviation), other_derivative)(mean)
+        if other_derivative:
+            deviation = xp.maximum(deviation, eps)
+        return closed.mean(mean, deviation + 0 * mean, other_derivative)
 
     def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
-        length = jnp.minimum(longest, 2 * jnp.maximum(width, jnp.abs(edge - centre)))
-        length = jnp.minimum(length, sign * (end - edge))
+        length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edge - centre)))
+        length = xp.minimum(length, sign * (end - edge))
         z = edge[:, None] + sign * length[:, None] * nodes
         inner = conditional(n[:, None] + slope[:, None] * z, left_over[:, None])
-        values = density(z) * function(m[:, None] + s[:, None] * z) * inner
-        return edge + sign * length, length * jnp.sum(weights * values, 1)
+        values = density(z) * part(m[:, None] + s[:, None] * z, derivative) * inner
+        return edge + sign * length, length * xp.sum(weights * values, 1)
 
     def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
         left, right, total = state
@@ -242,58 +253,81 @@ def _one_integral(
         return left, right, total + first + second
 
     def unfinished(state: tuple[Real, Real, Real]) -> Real:
-        return jnp.any((state[0] > low) | (state[1] < high))
+        return xp.any((state[0] > low) | (state[1] < high))
 
-    return jax.lax.while_loop(unfinished, body, (start, start, jnp.zeros_like(rho)))[2]
+    state = start, start, 0 * rho
+    if xp is np:
+        while unfinished(state):
+            state = body(state)
+        return state[2]
+    return jax.lax.while_loop(unfinished, body, state)[2]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
     """Trapezoidal sums over u = m + s x and, given x, over v = n + t (rho x + sqrt(1 - rho^2) y).
 
     As a function of x the inner sum is analytic within strip_b / |t rho|, the outer factor within
     strip_a / s, so every direction has a step of its own and either sum ends with its remainder.
     """
-    dtype = rho.dtype
+    xp, dtype = library(rho), rho.dtype
     tiny = smallest(dtype)
-    first_function, second_function = derivative_of(a, i), derivative_of(b, j)
     low, high = span(a, m, s, _REACH)
-    slope, spread = t * rho, t * jnp.sqrt(gap * (2 - gap))
+    slope, spread = t * rho, t * xp.sqrt(gap * (2 - gap))
     step = trapezoidal_step(
-        jnp.minimum(a.strip / jnp.maximum(s, tiny), b.strip / jnp.maximum(jnp.abs(slope), tiny))
+        xp.minimum(a.strip / xp.maximum(s, tiny), b.strip / xp.maximum(xp.abs(slope), tiny))
     )
-    inner_step = trapezoidal_step(b.strip / jnp.maximum(spread, tiny))
-    low, high, step, inner_step = (jax.lax.stop_gradient(x) for x in (low, high, step, inner_step))
-    together = jnp.arange(8, dtype=dtype)
+    inner_step = trapezoidal_step(b.strip / xp.maximum(spread, tiny))
+    low, high, step, inner_step = (held(x) for x in (low, high, step, inner_step))
+    # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
+    rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
+    ahead, together = xp.arange(rows, dtype=dtype), xp.arange(columns, dtype=dtype)
 
-    def outer(i: Any, total: Real) -> Real:
-        x = low + i * step
-        mean = n + slope * x
-        first, last = span(b, mean, spread, _REACH)
-        count = jnp.max(jnp.ceil((last - first) / inner_step)).astype(int) // 8 + 1
+    def outer(turn: Any, total: Real) -> Real:
+        x = low[:, None] + (rows * turn + ahead) * step[:, None]
+        mean = n[:, None] + slope[:, None] * x
+        first, last = span(b, mean, spread[:, None], _REACH)
+        count = (nodes_of(b, (last - first) / inner_step[:, None], _NODES) - 1) // columns + 1
 
-        def inner(j: Any, part: Real) -> Real:
-            y = first[:, None] + (8 * j + together) * inner_step[:, None]
-            values = density(y) * second_function(mean[:, None] + spread[:, None] * y)
-            return part + jnp.sum(jnp.where(y > last[:, None], 0.0, values), 1)
+        def inner(turn: Any, part: Real) -> Real:
+            y = first[..., None] + (columns * turn + together) * inner_step[:, None, None]
+            values = density(y) * b(mean[..., None] + spread[:, None, None] * y, j)
+            return part + xp.sum(xp.where(y > last[..., None], 0.0, values), 2)
 
-        integral = jax.lax.fori_loop(0, count, inner, jnp.zeros_like(rho))
-        weight = jnp.where(x > high, 0.0, density(x) * first_function(m + s * x))
-        return total + weight * integral
+        integral = repeat(count, inner, 0 * mean)
+        weight = density(x) * a(m[:, None] + s[:, None] * x, i)
+        return total + xp.sum(xp.where(x > high[:, None], 0.0, weight) * integral, 1)
 
-    count = jnp.max(jnp.ceil((high - low) / step)).astype(int) + 1
-    total = jax.lax.fori_loop(0, count, outer, jnp.zeros_like(rho))
-    return total * step * inner_step
+    count = (nodes_of(a, (high - low) / step, _NODES) - 1) // rows + 1
+    return repeat(count, outer, 0 * rho) * step * inner_step
 
 
-@_two_integrals.defjvp
+def _two_integrals_by_scale(a, b, i, j, m, s, n, t, rho, gap):
+    """The same with the variable of larger scale outside.
+
+    Given the wider variable, the narrower one moves little. The other way round the inner sum would
+    turn within 1 / |t rho|, and the outer one need as many nodes.
+    """
+    wide = s >= t
+    total = 0 * rho
+    for chosen, flip in ((wide, False), (~wide, True)):
+        if chosen.any():
+            u, v = (m[chosen], s[chosen]), (n[chosen], t[chosen])
+            both = (b, a, j, i, *v, *u) if flip else (a, b, i, j, *u, *v)
+            total[chosen] = _two_integrals(*both, rho[chosen], gap[chosen])
+    return total
+
+
+_traced_integrals = jax.custom_jvp(_two_integrals, nondiff_argnums=(0, 1, 2, 3))
+
+
+@_traced_integrals.defjvp
 def _two_integrals_jvp(a, b, i, j, primals, tangents):
     """Price's theorem: dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = s E f'' g + rho t E f' g'."""
     _, s, _, t, rho, _ = primals
     m1, s1, n1, t1, rho1, _ = tangents
 
     def value(x: int, y: int) -> Real:
-        return _two_integrals(a, b, i + x, j + y, *primals)
+        return _traced_integrals(a, b, i + x, j + y, *primals)
 
     mixed = value(1, 1)
     slope = m1 * value(1, 0) + n1 * value(0, 1) + rho1 * s * t * mixed

@@ -170,7 +170,7 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
 def stack(
     name: Side, models: Sequence[Model], count: int, pairs: Pairs, setting: PairSetting
 ) -> Stack:
-    """The stack of some models on one side, with the values of their own shares.
+    """The stack of some models on a single side, with the values of their own shares.
 
     Args:
         name: Side on which the models stand.

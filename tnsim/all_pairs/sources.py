@@ -163,7 +163,7 @@ class Entry:
         degree: Largest degree of a part.
         nonlinear: Number of nonlinear layers of the deepest part.
         terms: Number of models that the source adds up. It may exceed the number of parts, as a
-            small difference of two models is one part.
+            small difference of two models is a single part.
         caveats: Differences between the model and the networks that were read.
         guessed: Whether an assumption made while reading is not confirmed.
     """

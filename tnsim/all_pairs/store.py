@@ -168,7 +168,7 @@ class Layout:
         return slice(n * self.tile, (n + 1) * self.tile)
 
     def norms(self, side: str) -> list[Record]:
-        """The records of the squared norms of one side, block by block."""
+        """The records of the squared norms of a single side, block by block."""
         names = self.norm_arrays(side)
         records = []
         for n in range(self._blocks(self.sides[side])):
@@ -363,7 +363,7 @@ def _differs(name: str, theirs: Any, ours: Any) -> str:
 
 
 def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The difference between stored and given models of one side, in words."""
+    """The difference between stored and given models of a single side, in words."""
     stored, given = theirs[f"hash_{side}"], ours[f"hash_{side}"]
     if stored is None:
         return "all pairs of one list"

@@ -2,6 +2,6 @@
 
 Reading order: `matrices` (the result of a pairwise run, one of its matrices or a plain array, as a
 checked matrix); `phases`, `chords` and `correlations`, which `reading` puts together; `measures`
-and `baselines` (other measures of the same models); `axes` and `figures` (matplotlib); `report` (a
-page to read a run by).
+and `baselines` (other measures of the same models), with `hidden_states` (of their layers); `axes`,
+`canvas` and `figures` (matplotlib); `report` (a page to read a run by).
 """

@@ -17,6 +17,7 @@ hidden units changes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -31,7 +32,7 @@ from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, seed_number
-from tnsim.models.forward import check_inputs, is_tokens, plain_forward
+from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
@@ -176,7 +177,7 @@ def _inputs(
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
         return _drawn(int(inputs), model, seed_number(seed))
-    x = host_array(inputs)
+    x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
@@ -185,7 +186,7 @@ def _inputs(
     fits = x.ndim >= 2 and x.size > 0
     if model is not None:
         d_in = model.d_in
-        fits = fits and x.shape[-1] == d_in
+        fits = fits and d_in in (x.shape[-1], math.prod(x.shape[1:]))
     if not fits:
         raise ModelError(
             f"inputs must be a number, or an array of shape (n, {d_in}); found shape {x.shape}"
@@ -232,6 +233,8 @@ def _batches(
 def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
     """The outputs of a model; token ids are read without making one-hot vectors of them."""
     if not is_tokens(batch):
+        if batch.shape[-1] != model.d_in:
+            batch = as_read(model, batch)  # images, which are vectors to a model
         return model(batch)
     total: Any = 0
     for coefficient, part in terms(model):

@@ -1,6 +1,6 @@
 """Figures of networks, of contributions and of pairwise runs, with matplotlib.
 
-`draw` shows a network, `contributions` an attribution, `heatmap` any matrix of similarities, and
+`draw` shows a network, `contributions` a matrix of paths, `heatmap` any matrix of similarities, and
 `depth` the cost of deep models. `pairwise` draws one of seven pictures of a result, with curves
 above heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of
 the same models against each other.

@@ -21,7 +21,7 @@ from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, seed_number
-from tnsim.models.functions import array_of, run_module
+from tnsim.models.functions import array_of, input_rows, run_module
 from tnsim.models.model import Model
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def hidden_states(
         >>> {name: states.shape for name, states in hidden_states(model, np.ones((3, 2))).items()}
         {'layer 0': (3, 2), 'layer 1': (3, 1)}
     """
-    x = np.asarray(inputs)
+    x = host_array(detached(input_rows(inputs)))
     model = given_model(model, inputs=x)
     if isinstance(model, Model):
         every = _of_model(model, x)
@@ -120,10 +120,12 @@ def layer_similarity(
     """
     first, second = a, b
     if isinstance(inputs, (int, np.integer)):
+        if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
+            raise ModelError("nothing says what inputs modules read: give inputs as an array")
         first, second = given_model(a), given_model(b)
         x = _drawn(first, int(inputs), seed)
     else:
-        x = host_array(detached(inputs))
+        x = host_array(detached(input_rows(inputs)))
     states = [hidden_states(one, x, layers) for one in (first, second)]
     every = [*states[0].values(), *states[1].values()]
     # A baseline runs functions on batches of inputs. These functions look rows up.
@@ -141,7 +143,9 @@ def _rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def _drawn(model: Any, count: int, seed: Seed) -> np.ndarray:
     """Standard normal inputs of a model."""
     if not isinstance(model, Model):
-        raise ModelError("nothing says what inputs the networks read: give inputs as an array")
+        raise ModelError(
+            f"layers of a module, a model or a file are compared, found {type(model).__name__}"
+        )
     shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
     return np.random.default_rng(seed_number(seed)).normal(size=shape)
 

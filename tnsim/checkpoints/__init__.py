@@ -8,7 +8,7 @@ The modules in their reading order:
     configurations            small text files beside checkpoints
     rules, dialects           layouts of foreign state dicts, and presets of dialects
     state_dict                a dialect applied to named arrays, with nothing dropped in silence
-    named_arrays, layer_rules one rule of a dialect becomes one layer
+    named_arrays, layer_rules a single rule of a dialect becomes a single layer
     norms                     norms as constants, folded into polynomial layers
     native                    tnsim's own format, both ways
     modules, module_calls, module_rules   PyTorch modules become models and dialects

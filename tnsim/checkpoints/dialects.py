@@ -100,7 +100,7 @@ class Dialect:
         """The dialect as text, without fields that have their default values.
 
         Returns:
-            One JSON object, indented.
+            A JSON object, indented.
 
         Example:
             >>> '"weight": "w"' in Dialect("mine", (LinearRule(weight="w"),)).to_json()

@@ -27,7 +27,7 @@ OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
 
 
 def is_cache(folder: Path) -> bool:
-    """Whether a folder is the folder of one repository in a hub cache.
+    """Whether a folder is the folder of a single repository in a hub cache.
 
     Args:
         folder: Any path.
@@ -235,7 +235,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _of_revision(snapshot: Path) -> Path:
-    """The one checkpoint of a revision, anywhere in the folder of the revision."""
+    """The single checkpoint of a revision, anywhere in the folder of the revision."""
     if (file := model_file(snapshot)) is not None:
         return file
     files = sorted(path for path in snapshot.rglob("*") if path.suffix in SUFFIXES)

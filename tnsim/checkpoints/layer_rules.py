@@ -1,4 +1,4 @@
-"""Conversion of one rule of a dialect, with its named arrays, into one layer.
+"""Conversion of a single rule of a dialect, with its named arrays, into a single layer.
 
 Every convention is turned into that of `tnsim.models` here: halves are split, rows of heads are
 reordered, signs and scales are moved into the weights.

@@ -378,7 +378,7 @@ def _part(part: str) -> tuple[int, int, str]:
 
 
 def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The one number that tells the names apart, or the names."""
+    """The single number that tells the names apart, or the names."""
     stems = [path.stem for path in paths]
     numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
     if numbers is not None:
@@ -630,7 +630,7 @@ def confirm(
 def _forward_difference(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
 ) -> ForwardDifference:
-    """Both differences on normal inputs of one size."""
+    """Both differences on normal inputs of equal size."""
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)

@@ -3,6 +3,7 @@
 Every submodule is watched while the module runs once, so it does not matter how the forward pass is
 written: only the arguments and the result of each submodule count. Inputs that the module takes are
 found by trial, and the layers that were recognised are compared with the module on random batches.
+`inputs_of` gives the states that enter a submodule, as a public function.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import numpy as np
 
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
-from tnsim.models.functions import array_of
+from tnsim.models.arrays import detached, host_array
+from tnsim.models.functions import array_of, run_module
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
 TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
+BATCH = 16  # inputs that run at once where states are collected
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,65 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
         for handle in handles:
             handle.remove()
     return found, array(result)
+
+
+def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
+    """The states that enter a submodule while a module runs on inputs.
+
+    For the distribution of what a block reads: `Gaussian.fit(states)`, `Empirical(states)`.
+
+    Args:
+        module: An `nn.Module` in evaluation mode. It is not changed.
+        path: Name of the submodule, such as "transformer.h.5.mlp".
+        inputs: Argument of the module, a row for each input: token ids (n, positions), or vectors.
+
+    Returns:
+        The first argument of the submodule in every call, (states, width), float64: a state for
+        each position of each input.
+
+    Raises:
+        ModelError: There is no such submodule, it is not called, or its argument has no
+            coordinates.
+        MissingExtra: PyTorch is not installed.
+
+    Example:
+        >>> import torch, tnsim
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4))
+        >>> states = inputs_of(net, "1", np.array([[0, 1], [2, 3]]))
+        >>> states.shape, tnsim.Gaussian.fit(states).mean.shape
+        ((4, 3), (3,))
+    """
+    torch = require_torch()
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"states are taken from a torch.nn.Module, found {type(module).__name__}")
+    known = dict(module.named_modules())
+    if path not in known:
+        names = [name for name in known if name.rpartition(".")[2] == str(path).rpartition(".")[2]]
+        near = names or [name for name in known if name]
+        shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
+        raise ModelError(f"there is no submodule {path!r}; there are {shown}")
+    rows = host_array(detached(inputs))
+    found: list[np.ndarray] = []
+
+    def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
+        given = array((*arguments, *named.values())[0])
+        if given.dtype.kind != "f" or given.ndim < 2:
+            raise ModelError(
+                f"{path} reads an array of {given.dtype} and shape {given.shape}, which are no "
+                "states: name the submodule that reads vectors"
+            )
+        found.append(given.reshape(-1, given.shape[-1]))
+
+    handle = known[path].register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        for start in range(0, len(rows), BATCH):
+            run_module(module, rows[start : start + BATCH])
+    finally:
+        handle.remove()
+    if not found:
+        raise ModelError(f"{path} is not called when the module runs on these inputs")
+    return np.concatenate(found)
 
 
 def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -87,7 +87,7 @@ def from_module(
     Args:
         module: An `nn.Module` in evaluation mode. It is not changed.
         layers: Declarations of your own classes that are not recognised: a `Rule` with names as in
-            the class, or a function from an instance to one layer of tnsim or several.
+            the class, or a function from an instance to a single layer of tnsim or several.
         n_ctx: Length of the sequences on which a model with attention is compared.
         inputs: An example of the module's argument; by default random vectors, or token numbers
             where the module begins with an embedding.
@@ -245,12 +245,21 @@ def recognised(
             found = _watched(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
             vectors = inputs is None and n_ctx is None and example.ndim == 2
-            found = None
+            found, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
-                found = _traced(module, own, example)
+                try:
+                    found = _traced(module, own, example)
+                except (UnsupportedLayer, ModelError) as why:
+                    log.debug("%s: %s", type(module).__name__, why)
+                    # Calls of layers say more than operations, where there are any.
+                    known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
+                    telling = " computes " in str(why) and (inputs is not None or not known)
+                    reason = str(why) if telling else ""
             if found is None and vectors:
                 found = _watched_on_sequences(module, double, own, declared, example)
+            if found is None and reason:
+                raise UnsupportedLayer(f"{reason}. {ON_INPUTS}") from refused
             if found is None:
                 raise refused
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
@@ -283,7 +292,7 @@ def _watched(
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
-def _traced(module: Any, own: Any, example: Any) -> Recognised | None:
+def _traced(module: Any, own: Any, example: Any) -> Recognised:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
@@ -292,16 +301,15 @@ def _traced(module: Any, own: Any, example: Any) -> Recognised | None:
         example: Inputs that the module takes.
 
     Returns:
-        The layers; None where operations tell no more.
+        The layers.
+
+    Raises:
+        UnsupportedLayer, ModelError: Operations tell no more.
     """
     from tnsim.checkpoints.traced_modules import traced_layers
 
-    try:
-        layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
-        error = forward_error(own, layers, example)
-    except (UnsupportedLayer, ModelError) as reason:
-        log.debug("%s: %s", type(module).__name__, reason)
-        return None
+    layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
+    error = forward_error(own, layers, example)
     return Recognised(module, None, layers, NamedArrays({}, None), example, error)
 
 

@@ -200,7 +200,7 @@ class AttentionRule(StackedRule):
     """An attention layer with two scores, in terms of names of keys.
 
     Attributes:
-        q1, k1, q2, k2, v, o: Keys of the projections; two roles may name one array.
+        q1, k1, q2, k2, v, o: Keys of the projections; two roles may name the same array.
         q1_bias, k1_bias, q2_bias, k2_bias, v_bias, o_bias: Keys of their biases.
         fused: Key of an array that stacks all projections but o on axis 0; `fused_bias` is the key
             of their stacked biases, and `fused_order` is "q-k-v", where both scores share q and k,

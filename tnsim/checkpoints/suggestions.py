@@ -160,7 +160,7 @@ def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dic
 
 
 def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Rules in order of the layers; several rules of one block are written out block by block.
+    """Rules in order of the layers; several rules of a single block are written out block by block.
 
     A repeated rule is a run of equal layers, so attention and MLP in turn are written out.
 

@@ -13,6 +13,11 @@ single value, this value is the next state, and the layer that leads to it is
 which is a `Linear`, a `Bilinear` or a `Multilinear`, with a `Residual` around it where S is a
 multiple of the identity. Any other S is carried by hidden units of its own, `(S z) * 1`.
 
+An activation of a value, entry by entry, makes hidden units too: `h = f(W_1 z + b_1)`, or with a
+product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer. There S is carried
+by units with f(x) - f(-x) = c x, which ReLU and GELU have, in two of them for each coordinate. A
+step that multiplies its own argument, as in JumpReLU, is an activation of one argument.
+
 Reading order: `traced_layers` goes through the operations by a `_Trace`, which keeps the affine
 values (`_Value`); `_Stack` holds the state, the hidden units on top of it and the layers.
 """
@@ -25,10 +30,19 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 
+from tnsim.activations.activation import (
+    Activation,
+    activation,
+    elu,
+    jump_relu,
+    leaky_relu,
+)
 from tnsim.errors import UnsupportedLayer
+from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
 
@@ -51,6 +65,12 @@ AFFINE = frozenset(f"{AXES} {SUMS} {PRODUCTS}".split())
 
 FIRST_ALONE = ("_native_batch_norm_legit_no_training", "convolution", "div", "gather", "index")
 """Operations that are affine in their first argument alone."""
+
+PLAIN = ("abs", "erf", "hardswish", "relu", "sigmoid", "silu", "sin", "softplus", "tanh")
+"""Operations that are activations of the same name, without settings."""
+
+WHOLE = ("elu", "hardswish", "leaky_relu", "relu6", "silu", "softplus")
+"""Activations that an export would write as several operations."""
 
 LARGEST = 2**27
 """Most entries of a map from a state to a value, 1 GiB in float64."""
@@ -87,12 +107,14 @@ class _Draft:
         down: Matrix D.
         bias: Vector c.
         skip: Number s; None for no residual connection.
+        function: Activation of the first factor; None for a product.
     """
 
     factors: list[tuple[torch.Tensor, torch.Tensor]]
     down: torch.Tensor
     bias: torch.Tensor
     skip: float | None = None
+    function: Activation | None = None
 
 
 def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
@@ -106,8 +128,8 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
 
     Raises:
-        UnsupportedLayer: The module cannot be traced, an operation is no polynomial, or a layer
-            would be too large a matrix.
+        UnsupportedLayer: The module cannot be traced, an operation is neither polynomial nor an
+            activation, or a layer would be too large a matrix.
 
     Example:
         >>> class Product(torch.nn.Module):
@@ -159,7 +181,8 @@ class _Trace:
         for before in node.all_input_nodes:
             self.uses[before].discard(node)
         live = self._live()
-        if list(live) == [(node, None)] and self.stack.ends_layer(live[node, None]):
+        alone = list(live) == [(node, None)] and self.stack.ends_layer(live[node, None])
+        if alone and not _is_squared(node):  # relu(x)^2 is one activation
             self._settle(live)
 
     def layers(self, output: torch.fx.Node) -> list[Any]:
@@ -194,14 +217,20 @@ class _Trace:
             whole, place = node.args
             return self.values[whole][place]
         varying = [one for one in node.all_input_nodes if isinstance(self.values[one], _Value)]
+        if name.startswith("_assert"):
+            return None
         if not varying:
             return self._applied(node, self.values)
         if name == "pow" and _is_power(node):
             return self._power(node)
         places = [n for n, one in enumerate(node.args) if _reads(one, varying)]
+        if places == [0] and (found := self._function(node, name)) is not None:
+            return self._activated(node, *found)
         chooses = name == "where" and places[0] == 0
+        if chooses and places == [0, 1] and not self._has_entries(node.args[2]):
+            return self._multiplied(node, places)  # where(u > t, u, 0)
         if name not in AFFINE or (name in FIRST_ALONE and places != [0]) or chooses:
-            raise UnsupportedLayer(f"{_place(node)} computes {name}, which is no polynomial")
+            raise UnsupportedLayer(f"{_place(node)} computes {name}, {_reason(name)}")
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in PRODUCTS.split() and len(factors) > 1:
             return self._multiplied(node, factors)
@@ -244,7 +273,7 @@ class _Trace:
         name = _name(node)
         if len(places) == 2:
             first, second = self._factors([node.args[n] for n in places])
-            if name == "mul":
+            if name in ("mul", "where"):
                 return self._hidden(first, second)
             if name in ("mm", "bmm", "mv", "dot", "matmul"):
                 # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
@@ -261,8 +290,42 @@ class _Trace:
             f"{_place(node)} multiplies {len(places)} values by {name}, which is not read"
         )
 
+    def _has_entries(self, argument: Any) -> bool:
+        """Whether an argument that does not depend on the input is not zero everywhere."""
+        known = self.values[argument] if isinstance(argument, torch.fx.Node) else argument
+        return bool(torch.as_tensor(known).any())
+
+    def _function(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
+        """The activation that an operation is, and what it takes off its argument first."""
+        if name == "gt":
+            threshold = node.args[1]
+            if isinstance(threshold, torch.fx.Node):
+                threshold = self.values[threshold]
+            return activation("step"), threshold
+        given = (self.values[x] if isinstance(x, torch.fx.Node) else x for x in node.args[1:])
+        settings = [
+            float(x) if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in given
+        ]
+        function = _activation_of(name, settings, node.kwargs)
+        return None if function is None else (function, 0.0)
+
+    def _activated(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
+        """An activation of a value, of every entry alone."""
+        (argument, *_) = node.args
+        if not set(self.values[argument].slopes) <= {0}:
+            self._settle(self._live())
+        value: _Value = self.values[argument]
+        constant = value.constant - shift
+        shape = constant.shape
+        expand = torch.vmap(lambda x: x.expand(shape))
+        slopes = {source: expand(slope) for source, slope in value.slopes.items()}
+        _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
+        return self.stack.activated(_Value(constant, slopes), function)
+
     def _power(self, node: torch.fx.Node) -> _Value:
         """A whole power of a value, as a product of equal factors."""
+        if node.args[1] == 2 and (squared := self.stack.squared(self.values[node.args[0]])):
+            return squared
         (base,) = self._factors([node.args[0]])
         result = base
         for _ in range(int(node.args[1]) - 1):  # pyright: ignore
@@ -271,7 +334,8 @@ class _Trace:
 
     def _factors(self, nodes: list[Any]) -> list[_Value]:
         """Values that hidden units can be made of, after a new layer where they are no such."""
-        if not all(self.stack.multiplies(self.values[one]) for one in nodes):
+        values = [self.values[one] for one in nodes]
+        if not (all(map(self.stack.multiplies, values)) and self.stack.gates(values)):
             self._settle(self._live())
         return [self.values[one] for one in nodes]
 
@@ -290,6 +354,7 @@ class _Stack:
         drafts: The layers.
         width: Coordinates of the state.
         units: Factors of each block of hidden units, pairs (W, b) of shapes (n, width) and (n,).
+        functions: Activations of the first factors of blocks, where they have one.
     """
 
     def __init__(self, example: torch.Tensor) -> None:
@@ -297,6 +362,7 @@ class _Stack:
         self.drafts: list[_Draft] = []
         self.width: int = example.numel()
         self.units: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.functions: dict[int, Activation] = {}
 
     def size(self, source: int) -> int:
         """Number of coordinates of the state (source 0) or of a block of hidden units."""
@@ -319,11 +385,106 @@ class _Stack:
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
+        if self._function(one) is None and self._function(two) is None:
+            return self._block([*self._factors(one), *self._factors(two)], one.shape)
+        first, second = (one, two) if self._function(one) is not None else (two, one)
+        if self._function(second) is not None and self._name(second) == "step":
+            first, second = second, first
+        function = self._function(first)
+        assert function is not None  # as `gates` says
+        size, ((weight, bias),) = self._unit(first)
+        if function.name != "step":
+            up, shift = self._factors(second)[0]
+            factors = [(weight, bias), (size[:, None] * up, size * shift)]
+            return self._block(factors, one.shape, function)
+        # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
+        height, thresholds = self._heights(first, second)
+        if not bool((thresholds > 0).any()):
+            found = self._block([(weight, bias)], one.shape, activation("relu"))
+        else:
+            factors = [(weight / thresholds[:, None], bias / thresholds + 1)]
+            height = height * thresholds
+            found = self._block(factors, one.shape, jump_relu(1.0))
+        ((block, slope),) = found.slopes.items()
+        return _Value(found.constant, {block: slope * (size * height).reshape(one.shape)})
+
+    def activated(self, value: _Value, function: Activation) -> _Value:
+        """An activation of every entry of a value that is affine in the state."""
+        return self._block(self._factors(value), value.shape, function)
+
+    def squared(self, value: _Value) -> _Value | None:
+        """The square of multiples of rectified units, hidden units as well; else None."""
+        if self._name(value) != "relu" or not self.multiplies(value):
+            return None
+        size, factors = self._unit(value)
+        if len(factors) > 1:
+            return None
+        found = self._block(factors, value.shape, activation("relu2"))
+        ((block, slope),) = found.slopes.items()
+        return _Value(found.constant, {block: slope * (size**2).reshape(value.shape)})
+
+    def gates(self, values: Sequence[_Value]) -> bool:
+        """Whether the product of values is hidden units, should activations be among them.
+
+        An activation multiplies an affine function of the state, or a step what it is a step of.
+        """
+        found = [value for value in values if self._function(value) is not None]
+        if not found:
+            return True
+        if len(values) != 2 or any(len(self._unit(value)[1]) > 1 for value in found):
+            return False
+        if not any(self._name(value) == "step" for value in found):
+            return len(found) == 1
+        first, second = values if self._name(values[0]) == "step" else values[::-1]
+        if self._name(second) not in ("", "relu"):
+            return False
+        known = self._heights(first, second)
+        if known is None or bool((known[1] < 0).any()):
+            return False
+        return bool((known[1] > 0).all()) or not bool(known[1].any())
+
+    def _heights(self, step: _Value, other: _Value) -> Any:
+        """Numbers k and t with other = k (u + t) where a step is 1(u > 0); None without such."""
+        _, ((weight, bias),) = self._unit(step)
+        if self._function(other) is None:
+            size, (up, shift) = torch.ones_like(bias), self._factors(other)[0]
+        else:
+            size, ((up, shift),) = self._unit(other)
+        count = len(bias)
+        if len(shift) != count or not bool((weight == up).all()):
+            return None
+        return size, shift - bias
+
+    def _function(self, value: _Value) -> Activation | None:
+        """The activation of the hidden units that a value is made of."""
+        found = [self.functions[block] for block in value.slopes if block in self.functions]
+        return found[0] if found else None
+
+    def _name(self, value: _Value) -> str:
+        function = self._function(value)
+        return "" if function is None else function.name
+
+    def _unit(self, value: _Value) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The numbers by which entries are multiples of hidden units, and the factors of these."""
+        ((block, slope),) = value.slopes.items()
+        units = slope.flatten(1).abs().argmax(0)
+        size = slope.flatten(1).gather(0, units[None])[0]
+        return size, [(w[units], b[units]) for w, b in self.units[block]]
+
+    def _block(
+        self,
+        factors: list[tuple[torch.Tensor, torch.Tensor]],
+        shape: tuple[int, ...],
+        function: Activation | None = None,
+    ) -> _Value:
+        """A new block of hidden units, one for each entry of a value."""
         block = 1 + max(self.units, default=0)
-        self.units[block] = [*self._factors(one), *self._factors(two)]
-        count = math.prod(one.shape)
-        slope = self._eye(count).reshape(count, *one.shape)
-        return _Value(self.like.new_zeros(one.shape), {block: slope})
+        self.units[block] = factors
+        if function is not None:
+            self.functions[block] = function
+        count = math.prod(shape)
+        slope = self._eye(count).reshape(count, *shape)
+        return _Value(self.like.new_zeros(shape), {block: slope})
 
     def _factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The factors of every entry of a value that `multiplies`.
@@ -335,10 +496,7 @@ class _Stack:
             if 0 not in value.slopes:
                 return [(self.like.new_zeros(len(flat), self.width), flat)]
             return [(value.slopes[0].flatten(1).T, flat)]
-        ((block, slope),) = value.slopes.items()
-        units = slope.flatten(1).abs().argmax(0)
-        factor = slope.flatten(1).gather(0, units[None])[0]
-        (weight, bias), *others = [(w[units], b[units]) for w, b in self.units[block]]
+        factor, ((weight, bias), *others) = self._unit(value)
         return [(factor[:, None] * weight, factor * bias), *others]
 
     def ends_layer(self, value: _Value) -> bool:
@@ -365,6 +523,11 @@ class _Stack:
             self._append(value)
             return {name: self.state(value.shape)}
         sources = sorted({source for value in values.values() for source in value.slopes})
+        if function := next((self.functions[n] for n in sources if n in self.functions), None):
+            raise UnsupportedLayer(
+                f"the forward pass computes {function.name}, and keeps other values beside it over "
+                "a nonlinear layer"
+            )
         sizes = [self.size(source) for source in sources]
         slopes = dict(zip(sources, self._eye(sum(sizes)).split(sizes), strict=True))
         moved = {}
@@ -395,11 +558,15 @@ class _Stack:
         if blocks:
             down = torch.cat([value.slopes[block].flatten(1) for block in blocks]).T
             units = [self.units[block] for block in blocks]
-            self.drafts.append(self._product(units, matrix, down, bias))
+            functions = [self.functions.get(block) for block in blocks]
+            if any(functions):
+                self.drafts.append(self._activation_layer(units, functions, matrix, down, bias))
+            else:
+                self.drafts.append(self._product(units, matrix, down, bias))
         else:
             self._append_linear(matrix, bias)
         self.width = len(bias)
-        self.units = {}
+        self.units, self.functions = {}, {}
 
     def _product(
         self,
@@ -424,13 +591,50 @@ class _Stack:
             factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
         return _Draft(factors, down, bias, skip)
 
+    def _activation_layer(
+        self,
+        units: list[list[tuple[torch.Tensor, torch.Tensor]]],
+        functions: list[Activation | None],
+        matrix: torch.Tensor,
+        down: torch.Tensor,
+        bias: torch.Tensor,
+    ) -> _Draft:
+        """The layer `S z + D (units of all blocks) + c` of blocks with one activation."""
+        function = functions[0]
+        if function is None or any(one != function for one in functions):
+            names = sorted({"a product" if one is None else one.name for one in functions})
+            raise UnsupportedLayer(
+                f"one layer computes {' and '.join(names)}, and has room for one activation"
+            )
+        skip = _multiple_of_identity(matrix)
+        if skip is None and (matrix.requires_grad or bool(matrix.any())):
+            slope = _odd_slope(function)
+            if slope is None or any(len(block) > 1 for block in units):
+                raise UnsupportedLayer(
+                    f"one layer computes {function.name} beside a linear map of its input that is "
+                    "no multiple of the identity"
+                )
+            # f(x) - f(-x) = slope * x
+            eye, zero = self._eye(self.width), self.like.new_zeros(self.width)
+            units = [*units, [(eye, zero)], [(-eye, zero)]]
+            down = torch.cat([down, matrix / slope, -matrix / slope], 1)
+        factors = []
+        for leg in range(max(map(len, units))):
+            ones = [(torch.zeros_like(w), torch.ones_like(b)) for (w, b), *_ in units]
+            own = [
+                block[leg] if leg < len(block) else one
+                for block, one in zip(units, ones, strict=True)
+            ]
+            factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
+        return _Draft(factors, down, bias, skip, function)
+
     def _append_linear(self, matrix: torch.Tensor, bias: torch.Tensor) -> None:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
         if self.drafts and self.drafts[-1].skip is None:
             last = self.drafts[-1]
             if len(matrix) * last.down.shape[1] <= last.down.numel() + matrix.numel():
                 merged, shifted = matrix @ last.down, bias + matrix @ last.bias
-                self.drafts[-1] = _Draft(last.factors, merged, shifted)
+                self.drafts[-1] = _Draft(last.factors, merged, shifted, None, last.function)
                 return
         self.drafts.append(_Draft([], matrix, bias))
 
@@ -457,7 +661,11 @@ def _exported(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
-            program = torch.export.export(module, (example,)).run_decompositions()
+            program = torch.export.export(module, (example,))
+            smaller = torch.export.default_decompositions()
+            for name in WHOLE:
+                smaller.pop(getattr(torch.ops.aten, name).default, None)
+            program = program.run_decompositions(smaller)
     except Exception as error:  # whatever the forward pass or the export raises
         said = str(error).strip().partition("\n")[0]
         raise UnsupportedLayer(f"the forward pass cannot be traced: {said[:200]}") from error
@@ -482,6 +690,67 @@ def _affine_value(constant: Any, origin: Any, slopes: dict[int, Any]) -> _Value:
     return _Value(constant, {source: slope - origin for source, slope in slopes.items()})
 
 
+def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) -> Activation | None:
+    """The activation that an operation of PyTorch is; None for other operations.
+
+    Args:
+        name: Name of the operation.
+        settings: Arguments behind the input.
+        named: Arguments by name.
+    """
+    if name in PLAIN and not settings and not named:
+        return activation(name)
+    if name in ("maximum", "minimum"):
+        (end,) = settings
+        if not isinstance(end, (int, float)):
+            return None
+        return _clamp(end, None) if name == "maximum" else _clamp(None, end)
+    if name == "gelu":
+        return activation("gelu_tanh" if named.get("approximate") == "tanh" else "gelu")
+    if name == "leaky_relu":
+        return leaky_relu(float(settings[0]) if settings else 0.01)
+    if name == "elu" and all(one == 1 for one in settings[1:]):
+        return elu(float(settings[0]) if settings else 1.0)
+    if name == "relu6":
+        return activation("relu6")
+    if name in ("clamp", "hardtanh"):
+        ends = (-1.0, 1.0) if name == "hardtanh" else (None, None)
+        ends = (*settings, *ends[len(settings) :])
+        low, high = named.get("min", ends[0]), named.get("max", ends[1])
+        if all(one is None or isinstance(one, (int, float)) for one in (low, high)):
+            return _clamp(low, high)
+    return None
+
+
+def _clamp(low: float | None, high: float | None) -> Activation:
+    """The activation that keeps its argument between two ends, None for no end."""
+    known = {(0, None): "relu", (0, 6): "relu6", (-1, 1): "hardtanh"}
+    if (low, high) in known:
+        return activation(known[low, high])
+    kinks = tuple(float(one) for one in (low, high) if one is not None)
+    left = () if low is None else ((float(low),),)
+    right = () if high is None else ((float(high),),)
+    return Activation(kinks=kinks, pieces=(*left, (0.0, 1.0), *right), name=f"clamp({low}, {high})")
+
+
+def _odd_slope(function: Activation) -> float | None:
+    """The number c with f(x) - f(-x) = c x, as for ReLU and GELU; None where there is none."""
+    x = np.array([0.3, 1.0, 2.7, 9.0])
+    slopes = (function(x) - function(-x)) / x
+    return float(slopes[1]) if np.ptp(slopes) <= 1e-13 and slopes[1] else None
+
+
+def _reason(name: str) -> str:
+    """The reason why an operation makes no layer."""
+    if name in ("topk", "sort", "kthvalue", "median", "argsort"):
+        return "which compares hidden units with one another, and no pair of units knows the rest"
+    if name in ("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "rsqrt"):
+        return "which divides by a sum over hidden units"
+    if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
+        return "the largest of several values"
+    return "which is neither polynomial nor a known activation"
+
+
 def _each(value: _Value, function: Callable[[Any], Any]) -> _Value:
     """A linear operation on an affine value."""
     slopes = {source: torch.vmap(function)(slope) for source, slope in value.slopes.items()}
@@ -499,6 +768,11 @@ def _name(node: torch.fx.Node) -> str:
     """The name of an operation without its overload, as `add` for `aten.add.Tensor`."""
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
     return str(name).partition(".")[0]
+
+
+def _is_squared(node: torch.fx.Node) -> bool:
+    """Whether squares alone read a value."""
+    return all(_name(user) == "pow" and user.args[1] == 2 for user in node.users)
 
 
 def _is_power(node: torch.fx.Node) -> bool:
@@ -546,8 +820,11 @@ def _layer_of(draft: _Draft) -> Any:
         return Linear(down, bias)
     rows: list[Any] = [w for w, _ in draft.factors]
     biases: list[Any] = [_unless_zero(b) for _, b in draft.factors]
-    if len(rows) == 2:
-        layer: Any = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
+    if draft.function is not None:
+        (gate, up), (gate_bias, up_bias) = ((*both, None)[:2] for both in (rows, biases))
+        layer: Any = Gated(gate, up, down, draft.function, gate_bias, up_bias, bias)
+    elif len(rows) == 2:
+        layer = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
     else:
         layer = Multilinear(rows, down, biases, bias)
     return layer if draft.skip is None else Residual(layer, skip=draft.skip)
@@ -562,7 +839,9 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
     """
     down = draft.down
     arrays = [down, *(array for factor in draft.factors for array in factor)]
-    if len(draft.factors) != 2 or any(array.requires_grad for array in arrays):
+    if draft.function is not None or len(draft.factors) != 2:
+        return draft
+    if any(array.requires_grad for array in arrays):
         return draft
     first, second = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors)
     best = (first, second, down)

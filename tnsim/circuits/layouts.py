@@ -85,6 +85,11 @@ class Layout:
         if self.gate:
             yield self.gate
 
+    @property
+    def mlp(self) -> str:
+        """Name of the module of the MLP in a layer; empty where its maps stand in the layer."""
+        return self.up.rpartition(".")[0]
+
     def at(self, i: int, module: str) -> str:
         """The name of a module of layer i, behind the prefix of all names."""
         return self.layer.format(i=i) + module

@@ -61,6 +61,10 @@ class OwnParts:
             return self._model([Linear(*value), Linear(output)], said)
         return self._qk(core, name.head, view)
 
+    def paths(self) -> dict[str, PartName]:
+        """Parts by the names of their modules, which a model has not."""
+        return {}
+
     def circuits(self, kind: str, view: View) -> Circuits:
         """The maps of all heads on both sides of each circuit, of OV circuits only.
 

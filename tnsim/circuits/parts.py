@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Parts(Mapping[str, Model]):
         """The place of a part.
 
         Args:
-            label: Name of the part.
+            label: Name of the part, or the path of its module, such as "h.5.mlp".
 
         Returns:
             The place.
@@ -87,9 +88,35 @@ class Parts(Mapping[str, Model]):
         Raises:
             UnknownPart: Where there is no such part.
         """
-        if label not in self._by_label:
+        if label in self._by_label:
+            return self._by_label[label]
+        found = self.matching(label) if isinstance(label, str) else []
+        if len(found) != 1:
             raise unknown_part(label, self)
-        return self._by_label[label]
+        return self._by_label[found[0]]
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names of the parts that a pattern means.
+
+        Args:
+            pattern: Name of a part, or the path of a module with or without what stands before its
+                first words; `*` stands for anything, as in "h.*.mlp".
+
+        Returns:
+            Names in order, none where nothing matches.
+        """
+        paths = {str(name): path for path, name in self.anatomy.paths().items()}
+
+        def matches(label: str) -> bool:
+            path = paths.get(label, label)
+            known = f".{path}"
+            return (
+                fnmatch.fnmatchcase(label, pattern)
+                or fnmatch.fnmatchcase(known, f"*.{pattern}")
+                or fnmatch.fnmatchcase(f".{pattern}", f"*{known}")
+            )
+
+        return [label for label in self._by_label if matches(label)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_label)
@@ -227,13 +254,12 @@ class SeriesParts(Mapping[str, PartSeries]):
         file = series.paths[0]
         anatomy = opened(file, series.reading)
         with naming(file):
-            self.names: tuple[PartName, ...] = Parts(anatomy, kinds, view).names
+            self._first = Parts(anatomy, kinds, view)
+        self.names: tuple[PartName, ...] = self._first.names
         self._by_label = {str(name): name for name in self.names}
 
     def __getitem__(self, label: str) -> PartSeries:
-        if label not in self._by_label:
-            raise unknown_part(label, self)
-        return PartSeries(self.series, self._by_label[label], self.view)
+        return PartSeries(self.series, self._first.place(label), self.view)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_label)
@@ -300,7 +326,8 @@ def parts(
             into them; "leave" where parts read the output of the norm.
 
     Returns:
-        A mapping from names, such as `layer 0 head 3 qk`, to models with float64 weights. Layers
+        A mapping from names, such as `layer 0 head 3 qk`, to models with float64 weights; an MLP
+        also has the path of its module as a name, such as `transformer.h.0.mlp`. Layers
         have their numbers in the file; those of a `Model` their numbers in the model. For a series
         the mapping leads to `PartSeries`, and the whole is what `pairwise` takes.
 

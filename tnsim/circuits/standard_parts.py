@@ -103,6 +103,11 @@ class StandardParts:
             return self._mlp(name.layer, view)
         return {"qk": self._qk, "ov": self._ov}[name.kind](name.layer, name.head, view)
 
+    def paths(self) -> dict[str, PartName]:
+        """Parts by the names of their modules: MLPs, as "transformer.h.5.mlp"."""
+        named = {self.transformer.mlp_path(i): i for i in range(self.transformer.layers)}
+        return {path: PartName("mlp", i) for path, i in named.items() if path}
+
     def circuits(self, kind: str, view: View) -> Circuits:
         """The maps of all heads on both sides of each circuit.
 

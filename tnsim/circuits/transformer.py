@@ -321,6 +321,10 @@ class Transformer:
         """The norm before the MLP of layer i."""
         return self._norm(self._roots[0] + self.layout.at(i, self.layout.mlp_norm))
 
+    def mlp_path(self, i: int) -> str:
+        """Name of the module of an MLP, as the tensors are named; empty where it has none."""
+        return self._roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
+
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
         return self._norm(self._roots[0] + self.layout.final_norm)

@@ -43,7 +43,7 @@ from tnsim.cli.options import (
     reading_of,
     say,
 )
-from tnsim.errors import TnsimError, printable
+from tnsim.errors import ModelError, TnsimError, printable
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Reading
@@ -88,7 +88,7 @@ def options(
 
 
 def _model(file: Path, reading: Reading) -> Model:
-    """The one model of a name; a folder of several models is refused."""
+    """The single model of a name; a folder of several models is refused."""
     from tnsim.checkpoints.load import read
 
     return read(file, *reading).model
@@ -109,12 +109,32 @@ def similarity(
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            help="Compare MLP blocks of transformers by the paths of their modules, such as "
+            "'h.5.mlp' or 'h.*.mlp', gain and bias of the norm folded into the first map. With "
+            "--fit the states are those that enter the module, behind its norm.",
+        ),
+    ] = None,
     dtype: DtypeOption = DtypeName.float64,
     as_json: JsonOption = False,
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
 
+    if layers is not None:
+        unread = {"--dialect": dialect, "--n-ctx": n_ctx, "--norm-inputs": norm_inputs}
+        given = [name for name, value in unread.items() if value is not None]
+        given += ["--leave-out"] if leave_out else []
+        if given or check:
+            raise ModelError(
+                f"--layers reads blocks of transformers in known layouts, to which "
+                f"{', '.join(given or ['--check'])} does not apply: leave it out"
+            )
+        _similarity_of_blocks(a, b, layers, metric_of(metric, fit), fit, slices, dtype, as_json)
+        return
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
     chosen = metric_of(metric, fit, inputs)
@@ -132,6 +152,43 @@ def similarity(
         print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": _tier(planned)})
     else:
         _say_similarity(value, by_output, sampled)
+
+
+def _similarity_of_blocks(
+    a: Path,
+    b: Path,
+    pattern: str,
+    metric: Any,
+    fit: Path | None,
+    slices: bool,
+    dtype: DtypeName,
+    as_json: bool,
+) -> None:
+    """Cosines of the MLP blocks of two transformers that a pattern names, one after another."""
+    import tnsim
+
+    norm = "fold" if fit is None else "leave"
+    one, two = (tnsim.parts(str(file), "mlp", norm=norm) for file in (a, b))
+    labels = one.matching(pattern)
+    if not labels:
+        raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
+    found: dict[str, Any] = {}
+    for n, label in enumerate(labels):
+        first, second = one[label], two[label]
+        by_output: list[float] | None = None
+        with compiling_shown():
+            value = tnsim.similarity(first, second, metric, dtype=dtype.value)
+            if slices:
+                by_output = tnsim.slices(first, second, metric, dtype=dtype.value).tolist()
+        found[label] = _as_data(value, dtype, by_output, None)
+        if not as_json:
+            if n == 0:
+                _, _, block = str(first.origin.assumptions[0]).partition("reads ")
+                say(f"reads       {block.rpartition(' before ')[0].rstrip(',')}")
+            say(label)
+            _say_similarity(value, by_output, None)
+    if as_json:
+        print_json({"a": str(a), "b": str(b), "layers": found})
 
 
 def _as_data(

@@ -52,7 +52,7 @@ TIMES = ("first_milliseconds", "milliseconds", "hand_milliseconds", "ratio")
 
 
 def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -> Model:
-    """A model of bilinear layers of one size; its activations stay of order one.
+    """A model of bilinear layers of equal size; its activations stay of order 1.
 
     Args:
         width: Inputs and outputs of every layer.
@@ -80,7 +80,7 @@ def random_stack(width: int, rank: int, depth: int, dtype: str, seed: int = 0) -
 
 
 def gram_step_multiplications(width: int, rank: int) -> int:
-    """Scalar multiplications of one step of the paper's recursion, bra and ket of one size.
+    """Scalar multiplications of a single step of the paper's recursion, bra and ket of equal size.
 
     Args:
         width: Inputs and outputs of the layer.

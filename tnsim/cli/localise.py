@@ -34,6 +34,7 @@ from tnsim.files import PNG
 
 if TYPE_CHECKING:
     from tnsim.localise.change import Change
+    from tnsim.localise.edges import EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries
 
 _SHOWN = 20
@@ -110,6 +111,10 @@ def paths(
     top: Annotated[
         int | None, typer.Option("--top", help="Number of paths that are told apart.")
     ] = None,
+    legs: Annotated[
+        bool,
+        typer.Option("--legs", help="Edges by Q, K, V and in: which part reads which, and cuts."),
+    ] = False,
     samples: SamplesOption = None,
     fit: FitOption = None,
     dialect: DialectOption = None,
@@ -137,6 +142,16 @@ def paths(
     partner = None if other is None else _model(other, reading)
     chosen = _metric(metric, fit, samples)
     options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
+    if legs:
+        if other is not None or within or order is not None or top is not None:
+            raise ModelError("--legs gives edges: leave out --other, --within, --order and --top")
+        with compiling_shown():
+            edges = tnsim.paths(series, metric=chosen, by=by.value, legs=True, dtype=dtype.value)
+        _say_edges(edges, as_json)
+        if plot is not None:
+            last = f"{edges.labels[-1]}"
+            save_picture(figures.edges(edges.edges, edges.cut[-1], title=last), plot)
+        return
     with compiling_shown():
         if len(series) == 1:
             one = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype.value)
@@ -172,6 +187,26 @@ def _say_paths(found: Paths, as_json: bool) -> None:
         return
     say(f"metric      {found.metric} ({_guarantee(found)})")
     _say_shares(found.bra, found.share.tolist())
+
+
+def _say_edges(run: EdgeSeries, as_json: bool) -> None:
+    """The edges of each checkpoint; as text those that matter most."""
+    if as_json:
+        found = {
+            str(label): {
+                edge: {"share": float(share), "cut": float(cut)}
+                for edge, share, cut in zip(run.edges, one.share, one.cut, strict=True)
+            }
+            for label, one in zip(run.labels, run.each, strict=True)
+        }
+        first = run.each[0]
+        print_json({"metric": first.metric, "exact": first.exact, "edges": found})
+        return
+    for label, one in zip(run.labels, run.each, strict=True):
+        say(f"{label}, {one.metric} ({guarantee(one.exact, one.caveats)})")
+        say(f"{'share':>9}{'cut':>10}   edge")
+        for n in sorted(range(len(one.cut)), key=lambda n: -one.cut[n])[:_SHOWN]:
+            say(f"{one.share[n]:>+9.4f}{one.cut[n]:>10.4f}   {one.edges[n]}")
 
 
 def _guarantee(found: Paths | Change) -> str:

@@ -247,7 +247,7 @@ def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = N
 
 
 def samples_in(file: Path) -> np.ndarray:
-    """The one array in a NumPy file.
+    """The single array in a NumPy file.
 
     Args:
         file: Path of a .npy file, or of a .npz file with a single array inside.

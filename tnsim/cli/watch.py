@@ -147,13 +147,15 @@ class _Look:
         """Whether a file is as it was at the look before, and has the length that it states."""
         from tnsim.checkpoints.folders import located
         from tnsim.checkpoints.formats import contents
+        from tnsim.checkpoints.guard import naming
 
         if before.get(path) != stamp:
             return False
         if self._whole.get(path) == stamp:
             return True
         try:
-            contents(located(path))
+            with naming(path):
+                contents(located(path))
         except CheckpointError as error:
             if self._told.get(path) != stamp:
                 say(f"waiting for {error}")

@@ -166,7 +166,7 @@ def check_affordable(plan: KernelPlan, budget: Budget) -> None:
 
 
 def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
-    """The inner products of two sums of models of one nonlinear layer each.
+    """The inner products of two sums of models of a single nonlinear layer each.
 
     Args:
         first, second: Models or sums of models.

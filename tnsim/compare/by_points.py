@@ -3,7 +3,7 @@
 These metrics are answered at points instead of by a plan:
 
     Empirical, Product    always
-    Categorical           beyond one attention layer, and where samples are asked for
+    Categorical           beyond a single attention layer, and where samples are asked for
     Gaussian              of several nonlinear layers, where Gauss-Hermite nodes are fewer
                           multiplications than diagrams
 

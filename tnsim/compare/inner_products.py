@@ -93,7 +93,7 @@ def _scaled_sum(model: AnyModel, known: dict[int, Scaled[Model]]) -> _Terms:
 
 
 def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
-    """The products of two sums of one model each, with their coefficients."""
+    """The products of two sums of a single model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.value, ket.value
     plain = _of_models(m, n, request, traced)
     if traced and not request.squared_norms:  # nothing can be refused later

@@ -38,7 +38,7 @@ class Check(NamedTuple):
         similarity: Closed form, a `Number`.
         estimate: True cosine as estimated from samples.
         standard_error: Standard error of the estimate.
-        deviation: Difference of closed form and estimate in standard errors: of order one where
+        deviation: Difference of closed form and estimate in standard errors: of order 1 where
             the closed form is the true value.
         samples: Number of inputs that were drawn.
         seed: Number from which `check` draws the same inputs again.

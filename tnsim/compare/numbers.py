@@ -299,7 +299,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         NaN where the product of two models has no digit left.
     """
     product = products.values["AB"]
-    log = log_abs(product._replace(exponent=product.exponent + products.exponent))
+    log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)

@@ -32,7 +32,7 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, ModelError, ResultError
 from tnsim.localise.grams import Setting, check_bilinear
-from tnsim.localise.slopes import Family, exact_nodes, gram_of_parts, nodes, slope
+from tnsim.localise.slopes import Family, exact_nodes, gram_of_parts, integral, nodes, slope
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
@@ -40,6 +40,7 @@ from tnsim.models.components import (
     Component,
     basis_of_embedding,
     check_exchangeable,
+    check_polynomial,
     components_of,
     exchanged,
     in_basis,
@@ -231,6 +232,7 @@ def change(
     check_bilinear(metric)
     one, two = comparables(a, b, metric, n_ctx)
     parts = components_of([one, two], by, linear=ends)
+    check_polynomial(one, two)
     a, b = check_exchangeable(one, two, by)
     if align is not None:
         b = in_basis(b, _basis(a, b, align))
@@ -294,11 +296,8 @@ def _measure(a: Model, b: Model, of: str, setting: Setting) -> float:
 def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
     """The inner products `<delta_c, b - a>`, by groups of draws."""
     difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
-    family, total = pair.family, 0.0
-    for t, weight in zip(*exact_nodes(family.degree), strict=True):
-        found = slope(family, t, difference, pair.setting, pair.points)
-        total = total + weight * found.by_switch
-    return np.asarray(total)
+    at = exact_nodes(pair.family.degree)
+    return integral(pair.family, at, difference, pair.setting, pair.points)
 
 
 def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups components"]:

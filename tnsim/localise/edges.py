@@ -13,6 +13,7 @@ Shares sum to the part of the model that needs some edge.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,16 @@ from jaxtyping import Float
 from tnsim.compare.similarity import inner
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
-from tnsim.localise.slopes import Family, exact_nodes, slope
-from tnsim.models.components import EMBED, Component, Edge, components_of, edges_of, wired
+from tnsim.localise.slopes import Family, exact_nodes, integral
+from tnsim.models.components import (
+    EMBED,
+    Component,
+    Edge,
+    check_polynomial,
+    components_of,
+    edges_of,
+    wired,
+)
 from tnsim.models.layers import innermost
 from tnsim.models.model import Model, caveats
 from tnsim.problems import forward
@@ -60,6 +69,61 @@ class Edges:
         return html_table(f"Edges, {self.metric}", rows, ("edge", "share", "cut"))
 
 
+@dataclass(frozen=True, eq=False)
+class EdgeSeries:
+    """The edges of every checkpoint of a run.
+
+    Attributes:
+        labels: Labels of the checkpoints.
+        each: `Edges` of every checkpoint.
+        edges: Labels of the edges, equal for all checkpoints.
+    """
+
+    labels: tuple[Any, ...]
+    each: tuple[Edges, ...]
+    edges: tuple[str, ...]
+
+    @property
+    def share(self) -> Float[np.ndarray, "checkpoints edges"]:
+        """Signed shares of the squared norm of each checkpoint."""
+        return np.stack([one.share for one in self.each])
+
+    @property
+    def cut(self) -> Float[np.ndarray, "checkpoints edges"]:
+        """Squared distances to the model without the edge, in units of the squared norm."""
+        return np.stack([one.cut for one in self.each])
+
+    def _repr_html_(self) -> str:
+        cut = self.cut
+        order = np.argsort(-cut.max(axis=0), kind="stable")[:24]
+        rows = [
+            (label, *(f"{value:.3g}" for value in row[order]))
+            for label, row in zip(self.labels, cut, strict=True)
+        ]
+        return html_table("Effects of cutting edges", rows, ("", *(self.edges[n] for n in order)))
+
+
+def edges_of_run(labels: tuple[Any, ...], each: Sequence[Edges]) -> EdgeSeries:
+    """The edges of checkpoints as one table.
+
+    Raises:
+        ModelError: The checkpoints have different components.
+
+    Example:
+        >>> one = Edges(("embed > in of layer 0",), np.ones(1), np.ones(1), 0.0, "gaussian", True)
+        >>> edges_of_run((0, 1), [one, one]).share.tolist()
+        [[1.0], [1.0]]
+    """
+    first = each[0].edges
+    for label, one in zip(labels, each, strict=True):
+        if one.edges != first:
+            raise ModelError(
+                f"checkpoint {label} has other edges than {labels[0]}, {len(one.edges)} and "
+                f"{len(first)}; give checkpoints of equal layers"
+            )
+    return EdgeSeries(labels, tuple(each), first)
+
+
 @dataclass(frozen=True)
 class _Wiring:
     """The function from a model and gates to the model with these gates."""
@@ -81,6 +145,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
 
     Raises:
         ModelError: The model is the zero function.
+        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> import tnsim
@@ -94,6 +159,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         ([0.25, 0.0625, 0.0625], 0.25)
     """
     parts = components_of([model], by)
+    check_polynomial(model)
     edges = edges_of(model, parts)
     if not edges:
         raise ModelError("the model has no edges: no component reads anything")
@@ -108,10 +174,7 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         raise ModelError("the model is the zero function, of which no edge has a share")
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
-    share = np.zeros(len(edges))
-    for t, weight in zip(*at, strict=True):
-        found = slope(family, t, model, setting, points)
-        share += weight * found.by_switch.sum(axis=0) / norm
+    share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([float(_squared(whole - other, setting)) for other in cuts])
     else:

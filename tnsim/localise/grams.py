@@ -21,7 +21,6 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, check_comparison
 from tnsim.engine.budget import Budget
-from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.protocol import Metric
@@ -44,10 +43,6 @@ class Setting:
     metric: Metric
     dtype: str
     budget: Budget
-
-    def rounding(self, *models: Model) -> float:
-        """Relative error of one contribution to an inner product of models."""
-        return Arithmetic(max(model.degree for model in models), self.dtype).rounding
 
     def exact(self, *models: Model) -> bool:
         """Whether the metric's definition is met exactly, by models that are not guessed."""
@@ -146,7 +141,8 @@ def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns
     top = float(exponents.max())
     if math.isinf(top):
         return Scaled(np.zeros(products.mantissa.shape), 0.0)
-    return Scaled(products.mantissa * np.exp2(np.minimum(products.exponent - top, 0.0)), top)
+    factors = np.exp2(np.minimum(products.exponent - top, 0.0))
+    return Scaled(np.asarray(products.mantissa * factors), top)
 
 
 def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:

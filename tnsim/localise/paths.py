@@ -7,7 +7,8 @@ f_m sums all trees that use component c exactly m_c times. The *path* of a set S
 
 The sum of all paths is the model. Trees themselves are not unique, as the two factors of a hidden
 unit may be exchanged, and neither is their sum by left and right leg. Paths depend on the functions
-of the components alone. Inner products of paths are a matrix that sums to the inner product of the
+of the components alone. Where an activation reads components, f is no polynomial, and the second
+form is the definition. Inner products of paths are a matrix that sums to the inner product of the
 models, because an inner product is bilinear.
 
 The outputs are affine in the switches of the last layer that has any, if all layers above it are
@@ -35,8 +36,9 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
-from tnsim.localise.edges import Edges, edges_between
-from tnsim.localise.grams import Gram, Setting, gram
+from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
+from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
+from tnsim.localise.hidden_units import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers
@@ -44,11 +46,13 @@ from tnsim.models.components import (
     Component,
     chosen,
     components_of,
+    core_with_output,
     switched_layer,
 )
-from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model, caveats
 from tnsim.models.origin import warn_of_caveats
+from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import html_table
 
@@ -210,6 +214,20 @@ def paths(
 
 @overload
 def paths(
+    a: Series | Sequence[Model] | Mapping[str, Model],
+    b: None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str = "layer",
+    legs: Literal[True],
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> EdgeSeries: ...
+
+
+@overload
+def paths(
     a: Model,
     b: Model | None = None,
     metric: Metric = Gaussian(),
@@ -255,7 +273,7 @@ def paths(
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Paths | PathSeries | Edges:
+) -> Paths | PathSeries | Edges | EdgeSeries:
     """Split `inner(a, b, metric)` by the components that signals go through in both models.
 
     Args:
@@ -266,12 +284,13 @@ def paths(
             tokens, as `Categorical(samples=...)`: under normal inputs the terms of highest degree
             are all there is.
         by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
-        within: Labels of the components that are told apart; others are always on.
+        within: Labels of the components that are told apart, or of layers for all of their
+            components; others are always on.
         order: Largest number of components in a path; longer paths are in the `remainder`.
         top: Number of paths of the largest shares that are told apart, in each model; others are in
             the `remainder`.
-        legs: Whether the answer is the edges of a single model, component by component and by class
-            of legs: Q, K and V of attention, or `in` for all legs of another layer.
+        legs: Whether the answer is the edges of each model, component by component and by class of
+            legs: Q, K and V of attention, or `in` for all legs of another layer.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -281,12 +300,13 @@ def paths(
         `Paths`, float64 of shape (paths of a, paths of b) in units of squared outputs, which sums
         to the inner product; for checkpoints a `PathSeries`. Labels such as
         `embed > layer 1 head 0 > layer 2 head 3` name the components of a path; `+` stands between
-        components of one layer. With `legs`, `Edges`.
+        components of one layer. With `legs`, `Edges`, for checkpoints an `EdgeSeries`.
 
     Raises:
         ModelError: A label is unknown, the metric is no bilinear form of the model, or `inner`
             would raise it.
-        UnsupportedLayer: A layer has an activation.
+        UnsupportedLayer: A layer has an activation, and `legs` is asked of it or the metric has no
+            closed form for the model.
         TooLarge: The question needs more than 1,024 switched models, or is beyond the budget.
         TnsimError: An inner product is beyond float64.
 
@@ -312,13 +332,20 @@ def paths(
     if not isinstance(a, Series | Mapping | list | tuple):
         a, b = _models(a, b, metric, n_ctx)
     if legs:
-        if not isinstance(a, Model) or b is not None or question[1:] != (None, None, None):
+        if b is not None or question[1:] != (None, None, None):
             raise ModelError(
-                "legs=True gives the edges of a single model: leave out b, within, order and top"
+                "legs=True gives the edges of each model by itself: leave out b, within, order, top"
             )
-        found_edges = edges_between(a, by, setting)
-        warn_of_caveats(found_edges.caveats, stacklevel=2)
-        return found_edges
+        if isinstance(a, Model):
+            of_one = edges_between(a, by, setting)
+            warn_of_caveats(of_one.caveats, stacklevel=2)
+            return of_one
+        labels, models = _checkpoints(a)
+        of_run = [
+            edges_between(_models(model, None, metric, n_ctx)[0], by, setting) for model in models
+        ]
+        warn_of_caveats(tuple(dict.fromkeys(x for one in of_run for x in one.caveats)), 2)
+        return edges_of_run(labels, of_run)
     if not isinstance(a, Series | Mapping | list | tuple):
         found = _compared(a, b, setting, question)
         warn_of_caveats(found.caveats, stacklevel=2)
@@ -389,22 +416,29 @@ class _Side:
 
 def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) -> Paths:
     """The paths of one model with those of another, or with its own."""
-    bra = _side(a, question)
-    ket = bra if b is None or b is a else _side(b, question)
-    inner = gram(bra.models, None if ket is bra else ket.models, setting)
-    mantissas = bra.signs @ inner.values @ ket.signs.T
-    both = (a,) if b is None else (a, b)
-    _report(bra, ket, inner, mantissas, Arithmetic(max(m.degree for m in both), setting.dtype))
-    left_out = None
-    if inner.left_out is not None:
-        left_out = bra.signs @ inner.left_out @ ket.signs.T
-    rows, columns = np.eye(len(bra.labels)), np.eye(len(ket.labels))
-    bra_labels, ket_labels = bra.labels, ket.labels
+    both = (a,) if b is None or b is a else (a, b)
+    check_numbers(*both)
+    parts = [components_of([model], question.by) for model in both]
+    check_bilinear(setting.metric)
+    if reads_units(both, parts, setting.metric):
+        mantissas, exponent, bra_labels, ket_labels = _by_units(both, parts, setting, question)
+        left_out = None
+    else:
+        bra = _side(a, parts[0], question)
+        ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
+        inner = gram(bra.models, None if ket is bra else ket.models, setting)
+        mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
+        _report(bra, ket, inner, mantissas, Arithmetic(max(m.growth for m in both), setting.dtype))
+        left_out = None
+        if inner.left_out is not None:
+            left_out = bra.signs @ inner.left_out @ ket.signs.T
+        bra_labels, ket_labels = bra.labels, ket.labels
+    rows, columns = np.eye(len(bra_labels)), np.eye(len(ket_labels))
     if question.top is not None:
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
         ket_labels, columns = _merged(ket_labels, mantissas.sum(axis=0), question.top)
         mantissas = rows @ mantissas @ columns.T
-    values = power(mantissas, np.float64(inner.exponent))
+    values = power(mantissas, np.float64(exponent))
     if beyond_float(values, mantissas):
         raise TnsimError(
             f"inner products of paths under {setting.metric.name} are beyond float64 for these "
@@ -417,6 +451,36 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         error = np.sqrt((len(shares) - 1) / len(shares) * spread)
     exact, said = setting.exact(*both), caveats(*both)
     return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
+
+
+def _by_units(
+    models: Sequence[Model],
+    parts: Sequence[tuple[Component, ...]],
+    setting: Setting,
+    question: _Question,
+) -> tuple[np.ndarray, float, tuple[str, ...], tuple[str, ...]]:
+    """Inner products of the paths through single units, their exponent of two, and the labels."""
+    found = products_of_units(models[0], models[-1], (parts[0], parts[-1]), setting)
+    sides = []
+    for own in parts:
+        told = own
+        if question.within is not None:
+            told = tuple(own[n] for n in chosen(own, question.within))
+        labels = [START, *(_label([part], 1) for part in told)]
+        rows = [0 if part not in told else 1 + told.index(part) for part in own]
+        if question.order == 0:
+            labels, rows = [START, REST], [min(row, 1) for row in rows]
+        matrix = np.zeros((len(labels), 1 + len(own)))
+        matrix[[0, *rows], range(1 + len(own))] = 1.0
+        sides.append((matrix, tuple(labels)))
+    (first, bra), (second, ket) = sides[0], sides[-1]
+    values = first @ found.values @ second.T
+    total = abs(values.sum())
+    if total:
+        arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
+        error = float(arithmetic.rounding * abs(found.values).sum() / total)
+        precision.report(error, "a share of a path", arithmetic, stacklevel=4)
+    return values, found.exponent, bra, ket
 
 
 def _report(
@@ -444,12 +508,10 @@ def _merged(
     return (*(labels[n] for n in kept), REST), matrix
 
 
-def _side(model: Model, question: _Question) -> _Side:
+def _side(model: Model, parts: tuple[Component, ...], question: _Question) -> _Side:
     """The switched models of a model, and how paths are made of them."""
-    check_numbers(model)
-    parts = components_of([model], question.by)
     if question.within is not None:
-        parts = tuple(parts[n] for n in sorted(set(chosen(parts, question.within))))
+        parts = tuple(parts[n] for n in chosen(parts, question.within))
     sets = _sets(model, parts, question)
     open_paths = supports(model, parts, set(sets))
     # A switched model is zero unless a path lies within its set.
@@ -552,7 +614,7 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
     """
     reach = {0}
     for n, layer in enumerate(model.layers):
-        core = innermost(layer)
+        core = core_with_output(layer)
         rows, output = affine_maps(core)
         below = set(reach) if residual_rule(layer)[0] != 0 else set()
         products = {0} if rows else reach
@@ -560,6 +622,8 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
             legs = reach if np.any(getattr(core, name)) else set()
             if _is_there(getattr(core, bias_name(name))):
                 legs = legs | {0}
+            if name == rows[0] and activation_of(core) is not None:
+                legs = _unions(legs, within)
             products = {x | y for x in products for y in legs} & within
         weight, bias = np.asarray(getattr(core, output)), getattr(core, bias_name(output))
         own = [(1 << k, part) for k, part in enumerate(parts) if part.layer == n]
@@ -579,6 +643,14 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
             below.add(bias_bit)
         reach = below & within
     return reach
+
+
+def _unions(sets: Iterable[int], within: set[int]) -> set[int]:
+    """All unions of some sets, the empty one included, through which a function of a sum goes."""
+    found = {0}
+    for one in sets:
+        found |= {one | other for other in found} & within
+    return found
 
 
 def _is_there(bias: Any) -> bool:

@@ -128,17 +128,69 @@ def slope(
         if points is None:
             found = [_program(_planned, 0, 6)(family.build, *args, setting.metric, setting.dtype)]
         else:
-            found = []
-            for batches in _batches(family, models, points, setting):
-                parts = [_program(_at_points, 0)(family.build, *args, batch) for batch in batches]
-                found.append(jax.tree.map(lambda *same: sum(same), *parts))
+            found = _by_groups(_at_points, args, family, models, points, setting)
         value, by_switch = (np.asarray(x, np.float64) for x in _stacked(found))
-    if not (np.isfinite(value).all() and np.isfinite(by_switch).all()):
+    _check_finite(setting, value, by_switch)
+    return Slope(value, by_switch)
+
+
+def integral(
+    family: Family,
+    at: Nodes,
+    target: Model | Combination,
+    setting: Setting,
+    points: Points | None,
+) -> Float[np.ndarray, "groups players"]:
+    """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
+
+    At points T runs once for all nodes, and one program goes through them.
+
+    Args:
+        family: Models with switches.
+        at: Nodes, and their weights.
+        target: Model or sum of models T.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+
+    Raises:
+        TnsimError: A value is beyond the range of floats.
+    """
+    if points is None:
+        slopes = (slope(family, t, target, setting, None).by_switch for t in at.points)
+        return np.sum([w * one for w, one in zip(at.weights, slopes, strict=True)], axis=0)
+    coefficients, models = zip(*terms(target), strict=True)
+    numbers = np.asarray(coefficients, np.float64)
+    with execution.precision():
+        args = (family.weights, (*at, np.ones(family.players)), numbers, models)
+        args = _placed(args, setting.dtype)
+        found = _by_groups(_integral_at_points, args, family, models, points, setting)
+        by_switch = np.asarray(_stacked(found), np.float64)
+    _check_finite(setting, by_switch)
+    return by_switch
+
+
+def _by_groups(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    family: Family,
+    models: Sequence[Model],
+    points: Points,
+    setting: Setting,
+) -> list[Any]:
+    """Values of a function of batches, summed over every group of draws."""
+    found = []
+    for batches in _batches(family, models, points, setting):
+        parts = [_program(function, 0)(family.build, *args, batch) for batch in batches]
+        found.append(jax.tree.map(lambda *same: sum(same), *parts))
+    return found
+
+
+def _check_finite(setting: Setting, *values: np.ndarray) -> None:
+    if not all(np.isfinite(value).all() for value in values):
         raise TnsimError(
             f"inner products under {setting.metric.name} are beyond float64 for these weights; "
             "scale down the last layer of both models, which changes no share"
         )
-    return Slope(value, by_switch)
 
 
 @cache
@@ -191,6 +243,23 @@ def _at_points(
         return (_vector((build(weights, s),), jnp.ones(1), batch) * target).sum()
 
     return jax.value_and_grad(product)(s)
+
+
+def _integral_at_points(
+    build: Build, weights: Any, at: Any, coefficients: Any, models: Any, batch: WeightedPoints
+) -> Any:
+    """The derivatives at all nodes, weighted and summed, over some points."""
+    target = _vector(tuple(models), coefficients, batch)
+    where, node_weights, ones = at
+
+    def product(s: Any) -> Any:
+        return (_vector((build(weights, s),), jnp.ones(1), batch) * target).sum()
+
+    def one(node: Any) -> Any:
+        t, weight = node
+        return weight * jax.grad(product)(t * ones)
+
+    return jax.lax.map(one, (where, node_weights)).sum(axis=0)
 
 
 def _vector(models: Sequence[Model], coefficients: Any, batch: WeightedPoints) -> Any:

@@ -20,6 +20,7 @@ from tnsim.metrics.points import Points, Reading, WeightedPoints, check_draws, d
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.arrays import Array, host_array, is_traced, pytree
 from tnsim.models.checks import Seed, seed_number
+from tnsim.models.functions import input_rows
 
 
 class StoredInputs:
@@ -69,7 +70,8 @@ def rows_of(inputs: Any) -> Any:
     """Open inputs as an array, or as an object with a shape, a dtype and readable rows.
 
     Args:
-        inputs: An array or tensor, or the path of a `.npy` or `.safetensors` file.
+        inputs: An array or tensor, a loader of batches, a mapping as tokenizers give, or the path
+            of a `.npy` or `.safetensors` file.
 
     Returns:
         A NumPy array (memory-mapped for a `.npy` file), or `StoredInputs`.
@@ -82,8 +84,7 @@ def rows_of(inputs: Any) -> Any:
         (1, 2)
     """
     if not isinstance(inputs, str | os.PathLike):
-        _check_unlabelled(inputs)
-        return host_array(inputs)
+        return host_array(input_rows(inputs))
     path = Path(inputs)
     if path.suffix not in (".npy", ".safetensors"):
         raise ModelError(f"inputs are read from .npy and .safetensors files, found {path}")
@@ -92,16 +93,6 @@ def rows_of(inputs: Any) -> Any:
     if path.suffix == ".safetensors":
         return _opened(path, StoredInputs)
     return _opened(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-def _check_unlabelled(inputs: Any) -> None:
-    """Refuse inputs with labels: a tuple of arrays, or a list of such tuples."""
-    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
-    if isinstance(first, tuple) and any(len(getattr(one, "shape", ())) > 0 for one in first):
-        raise ModelError(
-            f"inputs are one array, found a tuple of {len(first)} arrays, as of inputs with labels "
-            "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"
-        )
 
 
 def _opened(path: Path, reader: Any) -> Any:
@@ -123,9 +114,10 @@ class Empirical:
     error as an estimate for the distribution that the inputs were drawn from.
 
     Args:
-        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), or token ids, integers
-            (n, n_ctx): an array of NumPy, JAX or PyTorch, or the path of a `.npy` or
-            `.safetensors` file, of which only the rows of a batch are in memory.
+        inputs: Vectors (n, d), sequences of vectors (n, n_ctx, d), token ids, integers (n, n_ctx),
+            or floats of any other shape (n, ...) such as images, which models read as vectors: an
+            array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors` file, of which
+            only the rows of a batch are in memory.
         weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
 
     Raises:
@@ -157,11 +149,12 @@ class Empirical:
             )
         inputs = rows_of(self.inputs)
         tokens = inputs.dtype.kind in "iu"
-        wanted = (2,) if tokens else (2, 3)
-        if inputs.dtype.kind not in "iuf" or inputs.ndim not in wanted or 0 in inputs.shape:
+        fits = inputs.ndim == 2 or (inputs.ndim > 2 and not tokens)
+        if inputs.dtype.kind not in "iuf" or not fits or 0 in inputs.shape:
+            pixels = "; pixels become floats by inputs / 255" if tokens and inputs.ndim > 2 else ""
             raise ModelError(
-                "inputs are floats (n, d) or (n, n_ctx, d), or integers (n, n_ctx), token ids; "
-                f"found {inputs.dtype} of shape {tuple(inputs.shape)}"
+                "inputs are floats (n, d), (n, n_ctx, d) or (n, ...), or integers (n, n_ctx), "
+                f"token ids; found {inputs.dtype} of shape {tuple(inputs.shape)}{pixels}"
             )
         object.__setattr__(self, "inputs", inputs)
         if self.weights is not None:

@@ -19,7 +19,7 @@ the joinings of one layer of the bra over one layer of the ket: one joining for 
 weight and with the sides to symmetrise before the joining may stand for its orbit (see `pairings`).
 
 A joining as a network is written in `tensor_networks`, as part of a plan in `problems`. `Gaussian`
-beyond one nonlinear layer and `Symmetric` join the legs of whole trees instead (see `orbits`).
+beyond a single nonlinear layer and `Symmetric` join the legs of whole trees instead (see `orbits`).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class GaussianClosure(GaussianMoments):
     The value is equal to `Gaussian` for one nonlinear layer and an approximation beyond. The cost
     is linear in depth.
 
-    Two models of different depth have to be aligned, and beyond one nonlinear layer the value
+    Two models of different depth have to be aligned, and beyond a single nonlinear layer the value
     depends on the alignment: layers are matched from the input up, first nonlinear layer with first
     nonlinear layer, and linear layers need no partner. The state of a model without further layers
     is carried along unchanged. Padding a model with identities keeps the value only if the
@@ -202,7 +202,7 @@ class GaussianClosure(GaussianMoments):
         25.000
 
     Source:
-        Paper, appendix A.3, applied to one layer at a time.
+        Paper, appendix A.3, applied to a single layer at a time.
     """
 
     name = "closure"

@@ -106,7 +106,7 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
 
 
 class _Multigraphs:
-    """Partial joinings of two trees as vectors of multiplicities, one entry per possible edge.
+    """Partial joinings of two trees as vectors of multiplicities, an entry per possible edge.
 
     A vector's bytes serve as its key. Multiplicities are at most half the legs, so int8 holds them.
     """

@@ -32,7 +32,7 @@ from tnsim.sessions import session_cache
 
 
 class Leg(NamedTuple):
-    """Input leg `index` of the layer on one side, "A" for the bra and "B" for the ket."""
+    """Input leg `index` of the layer on a single side, "A" for the bra and "B" for the ket."""
 
     side: Side
     index: int

@@ -48,7 +48,7 @@ class Reading(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Shape of a single input."""
         return (self.d_in,) if self.n_ctx is None else (self.n_ctx, self.d_in)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, activation
+from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, affine, matrix, pytree, set_arrays, vector
 
@@ -43,6 +43,10 @@ class Elementwise:
 
     activation: Activation = dataclasses.field(metadata={"static": True})
     width: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    if TYPE_CHECKING:  # a name becomes an activation, so that it is asked for and never held
+
+        def __init__(self, activation: Activation | str, width: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         width = self.width
@@ -117,6 +121,61 @@ class Gated:
     gate_bias: Float[Array, " rank"] | None = None
     up_bias: Float[Array, " rank"] | None = None
     down_bias: Float[Array, " out"] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            gate: Any,
+            up: Any,
+            down: Any,
+            activation: Activation | str,
+            gate_bias: Any = None,
+            up_bias: Any = None,
+            down_bias: Any = None,
+        ) -> None: ...
+
+    @classmethod
+    def jump_relu(
+        cls, gate: Any, down: Any, thresholds: Any, gate_bias: Any = None, down_bias: Any = None
+    ) -> Gated:
+        """A layer of JumpReLU units with thresholds of their own, as sparse autoencoders have them.
+
+        A unit is u for u > threshold and 0 up to there, which is the threshold times the unit of
+        threshold 1 at u / threshold. Thresholds therefore go into the weights on either side.
+
+        Args:
+            gate: Matrix of the encoder, (rank, d_in).
+            down: Matrix of the decoder, (d_out, rank).
+            thresholds: Positive thresholds of the units, (rank,).
+            gate_bias: Vector (rank,) or None.
+            down_bias: Vector (d_out,) or None.
+
+        Returns:
+            A layer without a second factor, `up` None, exact under `Gaussian`.
+
+        Raises:
+            ModelError: Shapes do not fit, or a threshold is not positive; thresholds of zero are
+                the activation "relu".
+
+        Example:
+            >>> import numpy as np
+            >>> layer = Gated.jump_relu([[1.0], [1.0]], [[1.0, 1.0]], [0.5, 2.0])
+            >>> layer(np.array([[1.0], [3.0]])).ravel().tolist()
+            [1.0, 6.0]
+        """
+        gate = matrix(gate, "Gated gate", (None, None))
+        down = matrix(down, "Gated down", (None, len(gate)), ", the rank of gate")
+        sizes = vector(thresholds, "Gated thresholds", len(gate))
+        if sizes is None or not bool((sizes > 0).all()):
+            raise ModelError(
+                "thresholds of JumpReLU are positive numbers, one for every unit, found "
+                f"{thresholds!r}; a threshold of 0 is the activation 'relu'"
+            )
+        bias = vector(gate_bias, "Gated gate_bias", len(gate))
+        bias = None if bias is None else bias / sizes
+        scaled = gate / sizes[:, None], None, down * sizes
+        return cls(*scaled, jump_relu(1.0), bias, None, down_bias)
 
     def __post_init__(self) -> None:
         gate = matrix(self.gate, "Gated gate", (None, None))

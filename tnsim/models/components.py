@@ -9,6 +9,10 @@ the outputs of a model are a polynomial in the switches z. A switch multiplies c
 matrix of a layer, so a switched model has the shapes of the model for every z. Linear layers
 without a skip have no component: everything passes through them.
 
+An activation that reads a component makes them another function of z, in which sets of components
+that are on or off can still be told apart. An elementwise layer is written as the gated layer
+`I f(I x)`, whose output matrix a switch multiplies.
+
 Between two models a component *function* is interpolated, `(1 - s_c) F_c^a + s_c F_c^b`: hidden
 units or heads of both models stand side by side, with their output weights times `1 - s_c` and
 `s_c`. Unlike a straight line in weights this depends on the functions alone: an exchange of hidden
@@ -27,12 +31,14 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, as_array
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.layers import (
     Linear,
     Residual,
+    activation_of,
     affine_maps,
     bias_name,
     innermost,
@@ -73,7 +79,7 @@ def components(model: Model, by: str = "layer") -> tuple[str, ...]:
     """The names of the components of a model, from the input up.
 
     Args:
-        model: Any polynomial model.
+        model: Any model.
         by: `"layer"` for layers; `"head"` for the heads of attention, and other layers whole;
             `"unit"` for hidden units, and the heads of attention. Heads and units have the output
             bias of their layer beside them, as a component `layer 1 bias`.
@@ -83,7 +89,6 @@ def components(model: Model, by: str = "layer") -> tuple[str, ...]:
 
     Raises:
         ModelError: The model has no component, or no heads to tell apart.
-        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> import numpy as np, tnsim
@@ -107,7 +112,6 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
 
     Raises:
         ModelError: There is no component, or there are no heads to tell apart.
-        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> line = Model([Linear([[1.0]])])
@@ -122,12 +126,6 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
                 f"components are those of a tnsim Model, found {type(model).__name__}; take the "
                 "models of a combination one by one"
             )
-        if not model.is_polynomial:
-            raise UnsupportedLayer(
-                "components are switched in polynomials alone, and the model has an activation: "
-                "compare whole models under tnsim.Empirical(inputs), or split one "
-                "hidden layer by tnsim.attribution(a, b, by='unit')"
-            )
     if by == "head" and not models[0].attends:
         raise ModelError(
             "by='head' needs an attention layer, and the model has none; use by='layer' or "
@@ -137,12 +135,12 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
     for n, layer in enumerate(models[0].layers):
         if isinstance(layer, Linear) and not linear:
             continue
-        name, parts = _division(innermost(layer), by)
+        name, parts = _division(core_with_output(layer), by)
         if name is None:
             found.append(Component(f"layer {n}", n, 0, 1, True))
             continue
         found += [Component(f"layer {n} {name} {k}", n, k, parts, False) for k in range(parts)]
-        if any(_output_bias(innermost(model.layers[n])) is not None for model in models):
+        if any(_output_bias(core_with_output(model.layers[n])) is not None for model in models):
             found.append(Component(f"layer {n} bias", n, None, parts, True))
     if not found:
         raise ModelError(
@@ -162,6 +160,39 @@ def _division(core: Layer, by: str) -> tuple[str | None, int]:
     return None, 1
 
 
+def core_with_output(layer: Layer) -> Any:
+    """The layer inside residuals, an elementwise one as the equal gated layer `I f(I x)`.
+
+    Example:
+        >>> core_with_output(Residual(Elementwise("relu", 1))).down
+        array([[1.]])
+    """
+    core = innermost(layer)
+    if isinstance(core, Elementwise):
+        return Gated(np.eye(core.d_in), None, np.eye(core.d_in), core.activation)
+    return core
+
+
+def check_polynomial(*models: Model) -> None:
+    """Refuse models with an activation where outputs must be polynomials in switches.
+
+    Raises:
+        UnsupportedLayer: A layer has an activation.
+
+    Example:
+        >>> check_polynomial(Model([Linear([[1.0]])]))
+    """
+    for model in models:
+        for n, layer in enumerate(model.layers):
+            function = activation_of(layer)
+            if function is not None:
+                raise UnsupportedLayer(
+                    f"layer {n} has the activation {function.name}, behind which outputs are no "
+                    "polynomial in switches: split each model by tnsim.paths, or compare block by "
+                    "block, tnsim.pairwise(tnsim.parts(checkpoints, ('mlp',)))"
+                )
+
+
 def _output_bias(core: Layer) -> Any:
     return getattr(core, bias_name(affine_maps(core)[1]))
 
@@ -173,12 +204,13 @@ def switched(
 ) -> Model:
     """The model with every component multiplied by a number.
 
-    The outputs are a polynomial in z. All z give models of one shape, so a plan serves them all,
-    and z may be traced by JAX or be an axis of `jax.vmap`.
+    The outputs are a polynomial in z unless an activation reads a component. All z give models of
+    equal shape, so a plan serves them all, and z may be traced by JAX or be an axis of `jax.vmap`.
 
     Args:
-        model: Any polynomial model.
-        z: A number for each of `components(model, by)`, or numbers by label, 1 for the others.
+        model: Any model.
+        z: A number for each of `components(model, by)`, or numbers by label, 1 for the others; the
+            label of a layer stands for all of its components.
         by: Granularity, as for `components`.
 
     Returns:
@@ -187,7 +219,6 @@ def switched(
 
     Raises:
         ModelError: A label is unknown, or there is another number of switches than components.
-        UnsupportedLayer: A layer has an activation.
 
     Example:
         >>> import numpy as np, tnsim
@@ -215,8 +246,8 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
     """
     if isinstance(z, Mapping):
         numbers = np.ones(len(parts))
-        for place, value in zip(chosen(parts, z), z.values(), strict=True):
-            numbers[place] = value
+        for label, value in z.items():
+            numbers[chosen(parts, [label])] = value
         return numbers
     array = z if isinstance(z, jax.Array) else as_array(z, "the switches z", 1)
     if array.shape != (len(parts),):
@@ -237,12 +268,16 @@ def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
         >>> heads = [Component(f"layer 1 head {k}", 1, k, 2, False) for k in range(2)]
         >>> chosen(heads, ["layer 1 head 1"])
         [1]
+        >>> chosen(heads, ["layer 1"])
+        [0, 1]
     """
-    names = {part.label: n for n, part in enumerate(parts)}
+    found: set[int] = set()
     for label in labels:
-        if label not in names:
+        own = [n for n, part in enumerate(parts) if label in (part.label, f"layer {part.layer}")]
+        if not own:
             raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
-    return [names[label] for label in labels]
+        found.update(own)
+    return sorted(found)
 
 
 def listed(parts: Sequence[Component]) -> str:
@@ -293,7 +328,7 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
     """
     if not isinstance(z, Tracer) and np.all(z == 1):
         return layer
-    core = innermost(layer)
+    core = core_with_output(layer)
     _, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
     values = {output: weight * _factors(own, z, weight.shape[1])}

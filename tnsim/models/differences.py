@@ -15,7 +15,7 @@ the arrays of b. The difference of the two layers telescopes over these arrays:
     B_i(u) = B_i v + unit B_i d.
 
 Every product is again a product of affine rows of (v, d), so the layer of pairs is a layer of the
-same kind, with one more group of hidden units (heads) for each row: 3 times the rank of a bilinear
+same kind, with a further group of hidden units (heads) for each row: 3 times the rank of a bilinear
 layer, 6 times the heads of attention, and twice the width. Nothing is left out, no large numbers
 are subtracted, and `unit` makes all entries of similar size. The identity holds leg by leg, for
 tensors and not for functions only, so the value of every metric stays the same.

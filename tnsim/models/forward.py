@@ -11,7 +11,7 @@ beginning, level after level. A query of level s sees the keys of its own beginn
 t <= s, and `reshape` finds these keys: level s seen from level t has the axes (beginnings at t,
 continuations of each).
 
-*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near one and an exponent e
+*Range.* A state h is stored as `h = 2^e h'` with the largest entry of h' near 1 and an exponent e
 for every input, and the weights of every layer are scaled in the same way (see `scaling`). Over h',
 with the constant `c = 2^-e` in the place of 1, a layer of order n is homogeneous,
 
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -167,6 +168,8 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
             share = shifted(lower.astype(state.dtype) * 0 + 1, 3 * lower)
             weights = scores * share / layer.d_head**2
             seen = weights[..., None] * values[t][:, None]
+            # Beginnings in order: the continuations of each stand together, so the two axes flatten
+            # into the level's own.
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
     z = library(state).concatenate(outputs)
@@ -203,7 +206,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
         model: Any model.
         slices: Whether each output has an exponent of its own.
         inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
-            None for units of one.
+            None for units of 1.
 
     Example:
         >>> first, _ = scaled_layers(Model([Linear([[1e200]]), Linear([[1.0]])]))
@@ -242,6 +245,7 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     xp = library(inputs)
     read = jax.lax.stop_gradient(inputs) if xp is not np else inputs
     axes = tuple(range(inputs.ndim - 1))
+    # Absolute values of all inputs would be a second array of their size.
     largest = xp.maximum(read.max(axis=axes), -read.min(axis=axes))
     sizes = xp.log2(xp.where(largest > 0, largest, 1.0))
     sizes = sizes.max() if isinstance(model.layers[0], Residual) else sizes
@@ -320,7 +324,7 @@ def after(
     """The states behind the layer `2 ** unit * layer`.
 
     Args:
-        layer: Layer with weights near one.
+        layer: Layer with weights near 1.
         unit: Exponent of the layer.
         state: States below the layer.
         demands: Demands of the layers behind, from `ahead`.
@@ -437,6 +441,31 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
         )
 
 
+def as_read(model: Any, inputs: Any) -> Any:
+    """Inputs in the shape that a model reads, which is a vector for images.
+
+    Args:
+        model: Model or combination of models.
+        inputs: Floats (n, ...) or token ids.
+
+    Returns:
+        The inputs; floats of another shape with as many numbers as a model of vectors reads are
+        (n, d_in).
+
+    Raises:
+        ModelError: The model reads inputs of another shape.
+
+    Example:
+        >>> as_read(Model([Linear(np.ones((1, 12)))]), np.ones((5, 3, 2, 2))).shape
+        (5, 12)
+    """
+    is_array = not is_tokens(inputs) and inputs.ndim > 2
+    if is_array and model.n_ctx is None and math.prod(inputs.shape[1:]) == model.d_in:
+        inputs = inputs.reshape(len(inputs), model.d_in)
+    check_inputs(model, inputs)
+    return inputs
+
+
 def _many(shape: tuple[int, ...]) -> str:
     """The shape of a batch of inputs in words, with n for the number of inputs."""
     return f"({', '.join(('n', *map(str, shape)))})"
@@ -447,7 +476,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
 
     Linear layers at the start are multiplied out. The first other layer reads its state through the
     rows of its factors, and reads the whole state where it has a skip. Only the span counts, so the
-    rows come from the model in scientific notation, near one for weights of any size.
+    rows come from the model in scientific notation, near 1 for weights of any size.
 
     Args:
         model: Any model.
@@ -470,6 +499,8 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     if min(model.d_in, len(_stacked_factors(reading[-1]))) > most:
         return None
     matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
+    # Rows of the reading layer times the linear layers before it span the same directions as the
+    # composed map reads.
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
 
 
@@ -522,7 +553,7 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
 
 
 def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
-    """The same state with its largest entry near one, for every input.
+    """The same state with its largest entry near 1, for every input.
 
     Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so
     large that the constant stays a float. The state of a beginning has no smaller exponent than the
@@ -533,6 +564,8 @@ def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) ->
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
     _, shift = split(top)
+    # A state of zeros keeps an exponent near the bottom of the range, so that nothing becomes
+    # infinite when it meets others.
     shift = larger(shift, smallest)
     if demands.constant:
         # A layer multiplies up to n copies of the constant 2^-e: the product must be a float.

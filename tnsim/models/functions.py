@@ -63,11 +63,13 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     else:
         outputs = function(inputs)
     outputs = host_array(detached(array_of(outputs)))
-    if outputs.ndim not in (2, 3) or len(outputs) != len(inputs):
+    if outputs.ndim < 2 or len(outputs) != len(inputs):
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
             f"{outputs.shape} for {len(inputs)} inputs"
         )
+    if outputs.ndim > 3:  # feature maps, every pixel of which is an output
+        outputs = outputs.reshape(len(outputs), -1)
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs
@@ -118,6 +120,74 @@ def array_of(outputs: Any) -> Any:
             f"choose one, as by lambda x: net(x)[{next(iter(arrays))!r}]"
         )
     raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
+
+
+INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
+"""Names of the inputs in batches of Hugging Face and of others, of which the first counts."""
+
+
+def input_rows(inputs: Any) -> Any:
+    """The inputs in what data comes as, in front of every reader of arrays.
+
+    Args:
+        inputs: An array, which is returned as it is; a loader of batches, which are put together; a
+            mapping with an entry of a name in `INPUTS`, or with a single entry, as tokenizers give.
+
+    Returns:
+        An array, a tensor or a list of rows.
+
+    Raises:
+        ModelError: Inputs stand beside labels, as in tuples (x, y), or beside a mask with zeros,
+            which no comparison reads; or a mapping does not say which entry is the input.
+
+    Example:
+        >>> input_rows({"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3))}).shape
+        (2, 3)
+    """
+    if hasattr(inputs, "dataset") and hasattr(inputs, "collate_fn"):
+        return np.concatenate([host_array(detached(_of_batch(batch))) for batch in inputs])
+    if hasattr(inputs, "keys") and not hasattr(inputs, "shape"):
+        return _of_mapping(inputs)
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
+        raise _labelled(first)
+    return inputs
+
+
+def _of_batch(batch: Any) -> Any:
+    """The inputs in a batch of a loader."""
+    if isinstance(batch, (tuple, list)):
+        if len(batch) != 1:
+            raise _labelled(batch)
+        return batch[0]
+    return _of_mapping(batch) if hasattr(batch, "keys") else batch
+
+
+def _of_mapping(batch: Any) -> Any:
+    """The inputs among named arrays."""
+    found = dict(batch)
+    mask = found.pop("attention_mask", None)
+    if mask is not None and not host_array(detached(mask)).all():
+        raise ModelError(
+            "some inputs are padded: their attention_mask has zeros, which no comparison reads; "
+            "give inputs of one length, without a mask"
+        )
+    for name in INPUTS:
+        if name in found:
+            return found[name]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise ModelError(
+        f"inputs are one array, found {', '.join(map(str, found)) or 'none'}: give the inputs "
+        "alone, or name them inputs"
+    )
+
+
+def _labelled(arrays: Any) -> ModelError:
+    return ModelError(
+        f"inputs are one array, found a tuple of {len(arrays)} arrays, as of inputs with labels "
+        "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"
+    )
 
 
 def run_module(module: Any, inputs: Any) -> Any:

@@ -127,7 +127,7 @@ class Multilinear:
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         maps = zip(self.legs, self.leg_biases, strict=True)
-        hidden = math.prod(affine(x, leg, bias) for leg, bias in maps)
+        hidden: Any = math.prod(affine(x, leg, bias) for leg, bias in maps)
         return affine(hidden, self.down, self.down_bias)
 
     def __repr__(self) -> str:

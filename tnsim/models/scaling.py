@@ -1,6 +1,6 @@
-"""Models in scientific notation: weights and states near one, times a power of two.
+"""Models in scientific notation: weights and states near 1, times a power of two.
 
-An inner product of two attention layers multiplies the weights of ten legs, so weights far from one
+An inner product of two attention layers multiplies the weights of ten legs, so weights far from 1
 leave the range of floats long before the function does. Every bond therefore gets a unit: with
 `h = 2^u h'` for the state below a layer, `2^p` and `2^q` for the products of its legs with that
 state, and `2^v` for its output,
@@ -89,7 +89,7 @@ class States(Protocol):
 def scaled(
     model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
 ) -> Scaled[Model]:
-    """A model with weights or states near one, and the power of two that its output lacks.
+    """A model with weights or states near 1, and the power of two that its output lacks.
 
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced. A layer with an
@@ -138,6 +138,8 @@ def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> S
             layer, unit, states = _measured(layer, unit, shared, states)
         unit, surplus = _kept_exact(unit)
         # A layer with an activation stands alone, so nothing was taken off below it.
+        # f(2^s h) = 2^(n s) f(h) for a layer of order n: what was taken off below grows by the
+        # order.
         beyond = surplus if math.isinf(layer.order) else layer.order * beyond + surplus
         layers.append(layer)
     if slices and unit.ndim == 0:
@@ -225,6 +227,7 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
 
 def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
     """Units of the rows of a leg: from weights alone, or from values if states are measured."""
+    # Units of weights first, then of values read through weights near 1: of_rows sees no overflow.
     unit = _rows(layer, name, below)
     if states is None:
         return unit
@@ -249,6 +252,7 @@ def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Laye
 def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
     """Units of the products that the output matrix reads: a value times both scores of a head."""
     queries_and_keys = ("q1", "k1", "q2", "k2")
+    # Rows of a head share a unit, so every d_head-th entry names it once per head.
     scores = _total(legs[name][:: layer.d_head] for name in queries_and_keys)
     return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
@@ -262,6 +266,7 @@ def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict
     """Units of the rows of queries, keys and values; rotations mix the rows of a head."""
     legs = {"v": _leg(layer, "v", below, states)}
     for name in ("q1", "k1", "q2", "k2"):
+        # A single unit for each head, since a rotation adds multiples of its rows to one another.
         by_head = _leg(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
         legs[name] = by_head.max(axis=1).repeat(layer.d_head)
     return legs
@@ -275,6 +280,7 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
     else:
         exponents = (exponents_of(weight) + below).max(axis=1)
     if bias is not None:
+        # The constant that the bias reads has the exponent 0 in every unit.
         exponents = larger(exponents, exponents_of(bias))
     return _stepped(exponents)
 

@@ -1,4 +1,4 @@
-"""Layers of two models matched from the input up, in steps of one layer of each model.
+"""Layers of two models matched from the input up, in steps of a single layer of each model.
 
 Where one model has a linear layer more, the other waits: an identity stands in for its layer.
 """
@@ -39,13 +39,13 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     Args:
         bra: Layers of a single model.
         ket: Layers of the other.
-        metric: Metric, which may compare trees of one shape only.
+        metric: Metric, which may compare trees of equal shape only.
 
     Returns:
         Steps in order; every layer is in a single step.
 
     Raises:
-        ModelError: The metric compares trees of one shape, and these differ.
+        ModelError: The metric compares trees of equal shape, and these differ.
 
     Example:
         >>> import numpy as np, tnsim
@@ -74,13 +74,13 @@ def orders_that_meet(
     Args:
         bra: Layers of a single model.
         ket: Layers of the other.
-        metric: Metric, which may compare trees of one shape only.
+        metric: Metric, which may compare trees of equal shape only.
 
     Returns:
         Pairs (order of the bra's layer, order of the ket's), 1 for a model that waits.
 
     Raises:
-        ModelError: The metric compares trees of one shape, and these differ.
+        ModelError: The metric compares trees of equal shape, and these differ.
 
     Example:
         >>> import tnsim

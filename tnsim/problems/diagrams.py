@@ -160,6 +160,7 @@ def groups(kinds: Sequence[LayerKind]) -> Groups:
         if kind.order > 1:
             nonlinear.append(NonlinearLayer(number, ()))
         elif nonlinear:
+            # A linear layer behind a nonlinear layer is multiplied into its output matrix.
             layer = nonlinear.pop()
             nonlinear.append(NonlinearLayer(layer.number, (*layer.linear_after, number)))
         else:
@@ -250,7 +251,7 @@ class TreeOperands:
         return (output, *factors)
 
     def edge(self, pair: Pair, ends: tuple[str, str], merged: Merge) -> tuple[Operand, ...]:
-        """The second moment between two legs, which become one index where it is no array.
+        """The second moment between two legs, which become a single index where it is no array.
 
         Args:
             pair: Models of the two legs.
@@ -368,6 +369,7 @@ def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
             children = range(copy * order, (copy + 1) * order)
             legs = tuple(_bond(slot, level - 1, child) for child in children)
             yield _Node(level, _bond(slot, level, copy), legs)
+        # A layer of order n reads n copies of the tree below.
         copies *= order
 
 
@@ -453,6 +455,7 @@ def first_layer(
         looped = (number, number) in edges
         if looped and tree.bunch == 2:  # the loop takes both legs
             operands.append(Operand(node_mean(side), (bond,)))
+        # A linear model is one leg: its bond is the input index itself.
         elif tree.orders:
             free_legs[number] = _legs_of(bond, tree.bunch)
             operands += parts.node(side, 0, bond, free_legs[number], dense)
@@ -555,6 +558,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     """
     roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     if not slices and not any(root in looped for root in roots):
+        # K = D_A^T D_B holds the sum over outputs, computed once for all diagrams.
         return [Operand(units_at_outputs(pair), tuple(roots))]
     operands = []
     for side, root in zip(pair, roots, strict=True):

@@ -226,7 +226,7 @@ _LARGEST_DENSE = 2**24
 class WholeTree:
     """All legs of both trees joined at once, exactly.
 
-    The family of `Symmetric`, and of `Gaussian` beyond one nonlinear layer. Small models of
+    The family of `Symmetric`, and of `Gaussian` beyond a single nonlinear layer. Small models of
     sequences are flattened into models of vectors. `base.Family` documents the methods.
 
     Args:

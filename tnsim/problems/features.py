@@ -251,6 +251,7 @@ def compared(
     if common is None:
         return None
     number = {id(model): n for n, model in enumerate(models)}
+    # Both combinations as rows over the distinct models, each with features made once.
     weights = np.zeros((2, len(models)))
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
@@ -324,6 +325,8 @@ def norms(block: FeatureBlock, slices: bool) -> ScaledSum:
     it costs a difference of products.
     """
     eps = float(np.finfo(block.values.dtype).eps)
+    # Times eps this is the first-order error eps N S plus the second-order term (eps S)^2, which
+    # stays where N cancels to zero.
     size = (block.lengths + eps * block.sizes) * block.sizes
     squares = ScaledSum(block.lengths**2, 2 * block.exponent, size)
     return squares if slices else total(squares, slices=True)
@@ -388,6 +391,7 @@ def _of_models(
         weights = [space.weights(models[n]) for n in members]
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
         values, exponent = _features(spread(stack), inputs, space)
+        # Models come back in groups of equal layers; `back` restores the order of the caller.
         order += members
         if len(values) > len(members):  # repeated to fill the devices
             values = values[: len(members)]

@@ -36,7 +36,7 @@ from tnsim.models.forward import (
     State,
     after,
     ahead,
-    check_inputs,
+    as_read,
     entered,
     forward,
     in_own_units,
@@ -130,7 +130,7 @@ class Needs(NamedTuple):
     """Bytes of arrays that forward passes take.
 
     Args:
-        beside: Bytes for any batch: scaled weights, masks of attention, draws of one seed.
+        beside: Bytes for any batch: scaled weights, masks of attention, draws of a single seed.
         each: Bytes for every point of a batch.
     """
 
@@ -192,7 +192,7 @@ def sums(
         budget: Budget that bounds the memory of a batch.
 
     Returns:
-        `Sums` of one group, or of several where the points are draws.
+        `Sums` of a single group, or of several where the points are draws.
 
     Raises:
         ModelError: Inputs or outputs of models and functions do not fit each other.
@@ -203,6 +203,7 @@ def sums(
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
     largest = max(stop - start for start, stop in groups(points))
+    # Every group is cut into batches of one size, so that compiled passes have one shape.
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
@@ -212,6 +213,8 @@ def sums(
         for start, stop in groups(points):
             share, batches = 0.0, []
             for batch in in_batches(points, start, stop, size):
+                # Points that fill the last batch have weight 0, and add nothing here or to
+                # products.
                 share += float(np.exp(batch.log_weights).sum())
                 vectors = passes.at(batch)
                 _check_shapes(vectors, batch)
@@ -264,8 +267,7 @@ class _Passes:
 
     def at(self, batch: WeightedPoints) -> dict[int, Vector]:
         """The vectors of all functions on a batch."""
-        for model in self.models.values():
-            check_inputs(model, batch.inputs)
+        read = {key: as_read(model, batch.inputs) for key, model in self.models.items()}
         # sqrt(w) = 2^(log2(w) / 2): weights of points are given by natural logarithms
         halves = batch.log_weights / (2 * LOG_2)
         counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
@@ -273,7 +275,7 @@ class _Passes:
         for key, function in self.functions.items():
             found[key] = self._of_function(function, batch, halves)
         for keys in self._alike(list(self.models), 0, 1):
-            inputs: Any = batch.inputs
+            inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
                 inputs, unit = in_own_units(self.models[keys[0]], inputs)
@@ -455,7 +457,7 @@ def groups(points: Points) -> list[tuple[int, int]]:
 
 
 def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[WeightedPoints]:
-    """The points from start to stop in batches of one size, the last filled with weight 0."""
+    """The points from start to stop in batches of equal size, the last filled with weight 0."""
     for first in range(start, stop, size):
         last = min(first + size, stop)
         inputs, log_weights = points.block(first, last)
@@ -488,6 +490,7 @@ def batch_size(
         most = min(most, _FUNCTION_BATCH)
     if points.continuations:
         return points.aligned(most)
+    # Even batches: as few as memory allows, and none that is nearly empty.
     return math.ceil(apart / math.ceil(apart / most))
 
 
@@ -533,6 +536,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
             read = max(read, points.block(0, 1).inputs.nbytes)
             continue
         layers, positions = kinds(part), part.n_ctx or 1
+        # Beginnings are shared by sequences, so a sequence has less than a state per position.
         states = outputs(1, positions, points) / points.count
         read = max(read, 8 * positions * (1 if points.tokens else part.d_in))
         # Values of every part three times: as computed, times their coefficient, and in one stack.

@@ -17,7 +17,8 @@ are closed forms or series with a certified remainder (`tnsim.activations`). Aga
 partner only the mean and the first Hermite coefficients of a function count, so with x0 = E A and
 J = E A z^T the other terms are x0 . x0' + <J, J'>.
 
-The rows of K are made in blocks, so no more than a block of K is in memory.
+The rows of K are made in blocks, so no more than a block of K is in memory. Numbers on the host
+take NumPy, with nothing to compile; traces and accelerators take JAX.
 
 Source:
     Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
@@ -29,7 +30,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,22 +41,24 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation
 from tnsim.activations.activation import power as power_of
-from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
-from tnsim.activations.kernels import Kernel, Units, first_moments, kernel
+from tnsim.activations.gated import GatedUnits, gated_expanded, gated_kernel_of, gated_moments
+from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_moments, kernel_of
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.interpreter import shared
+from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, pytree
+from tnsim.models.arrays import Array, add, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
 
-_BLOCK = 2**22
-"""Most entries of a block of the kernel, 32 MiB, beside a few arrays of its size in flight."""
+_BLOCK = 2**21
+"""Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
@@ -107,21 +110,22 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     return True
 
 
-def check_has_units(models: Iterable[Model], metric: Metric) -> None:
-    """Refuse models or a metric that have no hidden units to tell apart.
+def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
+    """Whether inner products are sums over pairs of hidden units, for polynomial models as well.
 
     Raises:
-        ModelError: The metric is no Gaussian one, or a model has no nonlinear layer.
-        UnsupportedLayer: A model has several nonlinear layers, or attention.
+        UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> tells_units_apart([Model([tnsim.Bilinear(*[np.eye(2)] * 3)])], Gaussian())
+        True
     """
-    if type(metric) not in (Gaussian, GaussianClosure):
-        raise ModelError(
-            f"hidden units are told apart under Gaussian(mean, cov), found {type(metric).__name__}"
-        )
-    for model in models:
-        _check_depth(kinds(model), type(metric).__name__)
-        if max(model.orders) == 1:
-            raise ModelError("hidden units are told apart, but a model is linear")
+    models = list(models)
+    if answers(models, metric):
+        return True
+    alone = all(nonlinear(kinds(model)) == 1 and not model.attends for model in models)
+    return type(metric) is Gaussian and alone
 
 
 def _check_depth(layers: Kinds, metric: str) -> None:
@@ -354,7 +358,7 @@ def _arrays(units: HiddenUnits) -> list[np.ndarray]:
 def _units_difference(
     a: HiddenUnits, b: HiddenUnits, unit: float
 ) -> list[tuple[float, HiddenUnits]]:
-    """The function b - a as `unit` times functions of weights near one."""
+    """The function b - a as `unit` times functions of weights near 1."""
     weight, bias, down, *_ = _arrays(a)
     changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     to_weight, to_bias, to_down, to_linear, to_constant = changes
@@ -415,15 +419,17 @@ class Prepared:
         hidden: Mean and slopes of D h.
         beside: Mean and slopes of S x + c.
         copies: Number of powers that together are a single hidden unit of the layer.
+        expanded: Coefficients of the hidden units; None where there are none.
     """
 
     activation: Activation | None = field(metadata={"static": True})
     gate: Units | None
     up: Units | None
-    down: Float[jax.Array, "out units"] | None
+    down: Float[Any, "out units"] | None
     hidden: Moments
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
+    expanded: Any = None
 
     @property
     def units(self) -> int:
@@ -440,13 +446,13 @@ class Inner(NamedTuple):
         bound: Certified bound of the remainders of all series.
     """
 
-    value: Float[jax.Array, "*out"]
-    size: Float[jax.Array, "*out"]
-    bound: Float[jax.Array, "*out"]
+    value: Float[Any, "*out"]
+    size: Float[Any, "*out"]
+    bound: Float[Any, "*out"]
 
 
 def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
-    """A model under x = mean + L z, in arrays of JAX.
+    """A model under x = mean + L z, in arrays of NumPy, or of JAX in a trace or on an accelerator.
 
     Args:
         units: Hidden units of the model.
@@ -455,6 +461,8 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
         d_in: Number of coordinates of the input.
         dtype: Type of the arrays.
     """
+    on_host = not is_traced((units[1:], mean, root)) and jax.default_backend() == "cpu"
+    xp = np if on_host else jnp
 
     def normal(affine: Affine) -> Units:
         weight = np.eye(d_in) if affine.weight is None else affine.weight
@@ -462,8 +470,8 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
         rows = weight
         if root is not None:
             rows = weight * root if root.ndim == 1 else weight @ root
-        means = jnp.zeros(len(rows)) if means is None else means
-        return Units(jnp.asarray(means, dtype), jnp.asarray(rows, dtype))
+        means = np.zeros(len(rows)) if means is None else means
+        return Units(xp.asarray(means, dtype), xp.asarray(rows, dtype))
 
     if units.linear is not None:
         beside = Moments(*normal(Affine(units.linear, units.constant)))
@@ -471,14 +479,19 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
         rows = units.gate.weight if units.down is None else units.down
         out = d_in if rows is None else len(rows)
         constant = np.zeros(out) if units.constant is None else units.constant
-        beside = Moments(jnp.asarray(constant, dtype), jnp.zeros((out, d_in), dtype))
+        beside = Moments(xp.asarray(constant, dtype), xp.zeros((out, d_in), dtype))
     if units.activation is None:
-        return Prepared(None, None, None, None, Moments(*map(jnp.zeros_like, beside)), beside)
+        return Prepared(None, None, None, None, Moments(*map(xp.zeros_like, beside)), beside)
     gate = normal(units.gate)
     up = None if units.up is None else normal(units.up)
-    down = None if units.down is None else jnp.asarray(units.down, dtype)
+    down = None if units.down is None else xp.asarray(units.down, dtype)
     hidden = Moments(*(_product(down, one) for one in moments(units.activation, gate, up)))
-    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies)
+    known = (
+        expanded(units.activation, gate)
+        if up is None
+        else gated_expanded(units.activation, GatedUnits(gate, up))
+    )
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known)
 
 
 def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
@@ -505,15 +518,16 @@ def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
     value: Any = 0.0
     for one, two in ((a.hidden, b.beside), (a.beside, b.hidden), (a.beside, b.beside)):
         value = value + _linear_product(one, two)
-    lengths = [jnp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
-    bound = jnp.zeros_like(value)
+    xp = library(a.beside, b.beside)
+    lengths = [xp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
+    bound = xp.zeros_like(value)
     if a.units and b.units:
         pairs = _over_pairs(a, b)
         value, bound = value + pairs.value, pairs.bound
         lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
     if slices:
         return Inner(value, lengths[0] * lengths[1], bound)
-    size = jnp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
+    size = xp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
     return Inner(value.sum(), size, bound.sum())
 
 
@@ -528,8 +542,9 @@ class _Pairs(NamedTuple):
     Args:
         value: Sums `D K D'`.
         bound: Certified bounds of their errors of truncation.
-        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models. Errors of pairs of units that
-            are independent of one another add up to rounding times the product of the two.
+        lengths: Roots of `sum_i D[o, i]^2 E h_i^2` of both models, where sizes of units are those
+            relative to which kernels are rounded. Errors of pairs of units that are independent of
+            one another add up to rounding times the product of the two.
     """
 
     value: Any
@@ -541,26 +556,29 @@ def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
     rows, columns = _down(a), _down(b)
     value: Any = 0.0
     share: Any = 0.0
-    sizes, others = [], None
-    for start, stop in blocks_of(a.units, b.units):
-        block = pair_kernel(a, b, start, stop)
+    gross, other_gross = [], None
+    xp = library(a.beside, b.beside)
+    for block in kernel_blocks(a, b):
+        start = sum(map(len, gross))
+        stop = start + len(block.gross)
         value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
-        share = jnp.maximum(share, block.share)
-        sizes.append(block.sizes)
-        others = block.other_sizes
-    own = rows * jnp.concatenate(sizes), columns * others
-    bound = share * abs(own[0]).sum(axis=1) * abs(own[1]).sum(axis=1)
-    lengths = jnp.sqrt((own[0] ** 2).sum(axis=1)), jnp.sqrt((own[1] ** 2).sum(axis=1))
+        share = xp.maximum(share, block.share)
+        gross.append(block.gross)
+        other_gross = block.other_gross
+    own, other = rows * xp.concatenate(gross), columns * other_gross
+    bound = share * abs(own).sum(axis=1) * abs(other).sum(axis=1)
+    lengths = [(x**2).sum(axis=1) for x in (own, other)]
+    lengths = tuple(map(xp.sqrt, lengths))
     return _Pairs(value, bound, lengths)
 
 
 def _down(model: Prepared) -> Any:
     if model.down is not None:
         return model.down
-    return jnp.eye(model.units, dtype=model.beside.mean.dtype)
+    return np.eye(model.units, dtype=model.beside.mean.dtype)
 
 
-def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
+def whole_kernel(a: Prepared, b: Prepared) -> Float[Any, "legs others"]:
     """The kernel with the constant and the input beside the hidden units.
 
     Rows and columns are `(h, 1, z)`, so that the inner product of two models is the sum of
@@ -569,23 +587,24 @@ def whole_kernel(a: Prepared, b: Prepared) -> Float[jax.Array, "legs others"]:
     legs = []
     for model in (a, b):
         latent, dtype = model.beside.slopes.shape[1], model.beside.mean.dtype
-        known = Moments(jnp.zeros(0, dtype), jnp.zeros((0, latent), dtype))
+        known = Moments(np.zeros(0, dtype), np.zeros((0, latent), dtype))
         if model.activation is not None and model.gate is not None:
             known = moments(model.activation, model.gate, model.up)
-        legs.append(jnp.column_stack([known.mean, known.slopes]))
+        legs.append(library(known).column_stack([known.mean, known.slopes]))
     first, second = legs
-    pairs = jnp.zeros((len(first), len(second)), first.dtype)
+    xp = library(first, second)
+    pairs = np.zeros((len(first), len(second)), first.dtype)
     if pairs.size:
-        blocks = blocks_of(*pairs.shape)
-        pairs = jnp.concatenate([pair_kernel(a, b, *block).values for block in blocks])
-    beside = jnp.eye(first.shape[1], dtype=first.dtype)
-    return jnp.block([[pairs, first], [second.T, beside]])
+        pairs = xp.concatenate([block.values for block in kernel_blocks(a, b)])
+    beside = np.eye(first.shape[1], dtype=first.dtype)
+    return xp.block([[pairs, first], [second.T, beside]])
 
 
-def readout(model: Prepared) -> Float[jax.Array, "out legs"]:
+def readout(model: Prepared) -> Float[Any, "out legs"]:
     """The matrix that reads the outputs off `(h, 1, z)`, see `whole_kernel`."""
     beside = [model.beside.mean[:, None], model.beside.slopes]
-    return jnp.concatenate([_down(model), *beside] if model.units else beside, axis=1)
+    xp = library(model.beside)
+    return xp.concatenate([_down(model), *beside] if model.units else beside, axis=1)
 
 
 def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
@@ -599,27 +618,28 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(n * units // count for n in range(count + 1)))
 
 
-def pair_kernel(a: Prepared, b: Prepared, start: int, stop: int) -> Kernel:
-    """The kernel of some hidden units of one model and all of another, with a certified bound."""
-    assert a.activation is not None and b.activation is not None
-    assert a.gate is not None and b.gate is not None
-    gate = _rows(a.gate, start, stop)
-    if a.up is None and b.up is None:
-        return kernel(a.activation, b.activation, gate, b.gate)
-    up = None if a.up is None else _rows(a.up, start, stop)
-    first, second = GatedUnits(gate, _factors(up, gate)), GatedUnits(b.gate, _factors(b.up, b.gate))
-    return gated_kernel(a.activation, b.activation, first, second)
+def kernel_blocks(a: Prepared, b: Prepared) -> Iterator[Kernel]:
+    """The kernel of all hidden units of two models in blocks of rows, with certified bounds."""
+    first, second, between = a.expanded, b.expanded, kernel_of
+    if a.up is not None or b.up is not None:
+        first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
+    for start, stop in blocks_of(a.units, b.units):
+        yield between(first.part(start, stop), second, _at_once)
 
 
-def _factors(up: Units | None, gate: Units) -> Units:
-    """The factors of gates, which are 1 where there are none."""
-    if up is not None:
-        return up
-    return Units(jnp.ones_like(gate.mean), jnp.zeros_like(gate.rows))
+def _at_once(tasks: Sequence[Any]) -> list[Any]:
+    """The results of tasks, in threads."""
+    return shared(tasks, processors())
 
 
-def _rows(units: Units, start: int, stop: int) -> Units:
-    return Units(units.mean[start:stop], units.rows[start:stop])
+def _as_gated(model: Prepared) -> Expanded:
+    """The hidden units as gated ones, of factors 1 where there are none."""
+    if model.up is not None:
+        return model.expanded
+    assert model.activation is not None and model.gate is not None
+    mean, rows = model.gate
+    factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
+    return gated_expanded(model.activation, GatedUnits(model.gate, factors))
 
 
 @pytree
@@ -670,7 +690,7 @@ def units_under(
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
-    """The function with outputs near one, and the exponent of two that they lack."""
+    """The function with outputs near 1, and the exponent of two that they lack."""
     arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
     arrays = {name: array for name, array in arrays.items() if array is not None}
     if "down" not in arrays and units.activation is not None:
@@ -703,7 +723,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
     size = size + bound / Arithmetic(1, dtype).rounding
-    return ScaledSum(value, jnp.zeros(()), size)
+    return ScaledSum(value, np.zeros(()), size)
 
 
 def on_host(value: ScaledSum) -> ScaledSum:

@@ -175,7 +175,7 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """The terms of moments and means above one step.
+    """The terms of moments and means above a single step.
 
     Args:
         comparison: Arguments that all steps share.
@@ -188,7 +188,7 @@ class LayerTerms:
     below: States
 
     def moment(self, pair: Pair, outputs: tuple[str, str]) -> Iterator[Term]:
-        """The moment of a pair after the step; its trace where both outputs are one index."""
+        """The moment of a pair after the step; its trace where both outputs are a single index."""
         orders = [self.comparison.order(model, self.number) for model in pair]
         centred = self.below.centred[pair.bra] and self.below.centred[pair.ket]
         joinings = self.comparison.metric.joinings(orders[0], orders[1], centred)
@@ -317,7 +317,7 @@ def fold_layers(
         at position 0, with the value 0.
 
     Raises:
-        ModelError: The metric compares trees of one shape, and these differ.
+        ModelError: The metric compares trees of equal shape, and these differ.
 
     Example:
         >>> import tnsim

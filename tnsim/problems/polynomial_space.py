@@ -208,7 +208,7 @@ def _piece(
 ) -> Any:
     """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
 
-    Without shared coordinates `down` is multiplied into one factor, and the sum over k is one
+    Without shared coordinates `down` is multiplied into a single factor, and the sum over k is one
     matrix product; with them `down` comes last, since many entries of each k are summed before.
     """
     first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
@@ -403,7 +403,7 @@ class PolynomialSpace(NamedTuple):
         return [arrays(layer, self.lifted) for layer in model.layers]
 
     def inputs(self, metric: Metric, dtype: str) -> Series:
-        """The input, lifted or not, as polynomials of degree one in the space's coordinates."""
+        """The input, lifted or not, as polynomials of degree 1 in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
         if self.gaussian:
             mean, root = _affine(metric, self.d_in)

@@ -143,7 +143,7 @@ def follow_states(models: Iterable[Model]) -> bool:
 def common_units(models: Collection[Model], metric: Metric) -> Units:
     """The units that the models of a single comparison share.
 
-    Coordinates of the inputs are as far from one as the covariance and the mean of the metric say,
+    Coordinates of the inputs are as far from 1 as the covariance and the mean of the metric say,
     and a plan may contract weights before moments. Inputs therefore have units too, near their
     deviations or means. The residual stream of a first layer leaves them a single unit.
 
@@ -428,7 +428,7 @@ class _JoinedLegs:
         return read @ others.T
 
     def _pair_of(self, rows: LegRows, others: LegRows) -> Any:
-        """The moments `<rows[r] others[r]>` of two legs of one side."""
+        """The moments `<rows[r] others[r]>` of two legs of a single side."""
         if isinstance(rows, str) and not isinstance(others, str):
             rows, others = others, rows
         second = self.states.second

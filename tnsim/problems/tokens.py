@@ -112,6 +112,7 @@ def distances(kinds: Iterable[TokenKind], n_ctx: int) -> Int[np.ndarray, " dista
         >>> distances([causal], n_ctx=3)
         array([0, 1, 2])
     """
+    # Without a mask keys also stand behind the output, at distances below 0.
     causal = all(kind.causal for kind in kinds)
     return np.arange(0 if causal else 1 - n_ctx, n_ctx)
 
@@ -138,6 +139,8 @@ def token_weights(
                [2.]])
     """
     at = distances(kinds, n_ctx)
+    # The key of an output at position s, a distance D before it, is at s - D. D = 0 is the output's
+    # own token, which `HERE` marks.
     key = np.arange(n_ctx)[:, None] - at[None, :]
     seen = (key >= 0) & (key < n_ctx) & (at != 0)
     if token_kind(model).causal:
@@ -215,6 +218,7 @@ def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
         matrix, shift = _affine_map(layer)
         weight = matrix @ weight
         if bias is not None:
+            # The bias so far passes through the next layer, as the state does.
             shift = add(matrix @ bias, shift)
         bias = shift
     if bias is None:
@@ -372,6 +376,8 @@ def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
     if kind.attends:
         output = Operand(model_leaf(side, OUTPUT), ("k", *heads))
         means = _head_means(side, kind, heads)
+        # Tokens are independent, so the mean over the token y at any other key is a sum with its
+        # probability.
         over_keys = (Operand(TOKENS, ("y",)), *_attended(side, kind, "y", heads))
         yield Definition(means.name, means.indices, (Term(1.0, over_keys),), kept=False)
         own_token = (
@@ -436,6 +442,7 @@ def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], slices: bool)
         bias = Operand(model_leaf(side, bias_of(WEIGHT)), ("k",))
         biases.append(bias if kind.tail_bias else None)
 
+    # sum_s E <W f + b, V g + c> = tr(W M V^T) + c . W E sum_s f + b . V E sum_s g + n b . c
     moment = Operand(_before_tails_name(pair), tuple(ends))
     terms = [Term(1.0, (moment, *tails[0], *tails[1]))]
     for side, end, tail, bias in zip(pair, ends, tails, reversed(biases), strict=True):

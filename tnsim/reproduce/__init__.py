@@ -6,9 +6,10 @@ The modules in their reading order:
     run, steps      the folder of a single run, and the sequence of its steps
     claims, records claims with verdicts, and their JSON
     page            claims as a table for a terminal, and all runs as a Markdown page
-    invariance, grokking, forgetting, differences, backdoor, argmax, language, induction
-                    the experiments
+    invariance, grokking, forgetting, differences, backdoor, argmax, language, induction, paths,
+    activations     the experiments
     classifiers, images   networks and data of the experiments on images
+    repetitions     the training of induction
     phases          phases of matrices compared with phases of behaviour
 
 The module of an experiment has its parts in this order:

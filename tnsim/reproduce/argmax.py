@@ -302,7 +302,7 @@ def accuracy(weights: Weights, inputs: Float[Array, "batch 4"]) -> Float[Array, 
 
 
 def model_of(weights: Weights, seed: int) -> tnsim.Model:
-    """The network of one seed among the seeds that are trained side by side."""
+    """The network of a single seed among the seeds that are trained side by side."""
     left, right, down = (np.asarray(weights[name][seed]) for name in ("left", "right", "down"))
     return tnsim.Model([tnsim.Bilinear(left, right, down)])
 

@@ -171,7 +171,7 @@ def train(run: ExperimentRun[BackdoorSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with one program for all of them.
+    """Trains classifiers of one setting, with a single program for all of them.
 
     Args:
         run: The run whose checkpoints are written.
@@ -269,7 +269,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Compared:
-    """The checkpoints of one seed, twice: with the attack and with the control at their end.
+    """The checkpoints of a single seed, twice: with the attack and with the control at their end.
 
     Args:
         attack: Matrices over steps: `similarity`, `symmetric` and `fitted`, slices of the target

@@ -94,7 +94,7 @@ def step(
     rate: Float[Array, ""] | float,
     weight_decay: float,
 ) -> State:
-    """The state after one step of AdamW."""
+    """The state after a single step of AdamW."""
     params, remembered = state
     grads = jax.grad(loss)(params, x, y)
     updates, remembered = _adamw(weight_decay).update(grads, remembered, params)

@@ -28,6 +28,8 @@ NAMES = (
     "argmax",
     "language",
     "induction",
+    "paths",
+    "activations",
 )
 """Names of the experiments in the order of the paper."""
 NEEDED = {  # module: the package that brings it

@@ -107,7 +107,7 @@ def train(run: ExperimentRun[ForgettingSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with one program for all stages and seeds.
+    """Trains classifiers of one setting, with a single program for all stages and seeds.
 
     Args:
         run: The run whose checkpoints are written.
@@ -231,7 +231,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Compared:
-    """The checkpoints of one seed.
+    """The checkpoints of a single seed.
 
     Args:
         stages: Matrices of all stages in order: `WHOLE`, `slices`, `weight_slices`, `slice_9` and

@@ -482,7 +482,7 @@ def losses(
 
     Args:
         model: A language model.
-        ids: Sequences of one length.
+        ids: Sequences of equal length.
 
     Returns:
         Losses in nats, float64, for each token from the second on.

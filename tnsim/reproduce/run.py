@@ -4,6 +4,7 @@ FOLDER/setting.json                 the setting of the run; a run at another set
 FOLDER/seconds.json                 the time that each step took
 FOLDER/checkpoints/SERIES/*         checkpoints of `train`, and log.json of a complete series
 FOLDER/stores/NAME.zarr             similarities that `measure` has computed
+FOLDER/measured/NAME.json           other values that it has computed
 FOLDER/claims.json, *.png, *.html   claims, figures and pages
 """
 

@@ -400,7 +400,7 @@ def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
 
 
 def _outputs(models: dict[Side, Model]) -> dict[str, str]:
-    """New names of the output bonds, which make the outputs of both models one index."""
+    """New names of the output bonds, which make the outputs of both models a single index."""
     return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
 
 

@@ -68,7 +68,7 @@ _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim
 def in_units(array: Array) -> Scaled[Array]:
     """An array divided by its unit, a power of two, and the exponent of the unit.
 
-    Networks of random arrays divided by their units have values near one. A bond of size n between
+    Networks of random arrays divided by their units have values near 1. A bond of size n between
     two random arrays multiplies a network by sqrt(n), so each of its ends counts n**(1/4).
     Derivatives treat units as constants, since unit and exponent cancel.
 

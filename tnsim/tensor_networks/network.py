@@ -4,7 +4,7 @@ The tree is unrolled: layer i of a model with orders n_i appears in n_{i+1} ... 
 share the same arrays. Inputs are lifted, `x~ = (1, x)`, on legs `in0`, `in1`, ... of size d_in + 1;
 the output `out` has size d_out. A sequence is flattened, position-major: legs have size
 1 + n_ctx * d_in, the output n_ctx * d_out. Hidden ranks, positions and heads are hyperindices
-(several tensors share one index), so contract with `output_inds`. Tags follow `names`, and the
+(several tensors share a single index), so contract with `output_inds`. Tags follow `names`, and the
 network of a single layer comes from `problems.tensors.layer_networks`. Arrays are float64, whatever
 the dtype of the weights.
 """

@@ -43,7 +43,7 @@ from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_comparable
-from tnsim.models.forward import check_inputs
+from tnsim.models.forward import as_read
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
@@ -88,7 +88,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
         )
     sample = points.block(0, points.count)
     for model in models:
-        check_inputs(model, sample.inputs)
+        as_read(model, sample.inputs)
     return sample
 
 

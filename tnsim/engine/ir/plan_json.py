@@ -291,7 +291,7 @@ def _check_sum(operation: Operation, values: Sequence[Shape]) -> None:
 def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
     """Raise `ValueError` unless the body fits the loop.
 
-    The body reads the arguments at one value, or in one block, of the labels looped over.
+    The body reads the arguments at a single value, or in a single block, of the labels looped over.
     """
     body, chunks = operation.body, operation.chunks
     if body is None or operation.weights or not chunks:
@@ -318,7 +318,7 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
 
 
 def _in_a_turn(axes: Sequence[tuple[int, int]], loop: Operation) -> Shape:
-    """The shape of an argument in one turn of a loop, from its labels and sizes in the loop."""
+    """The shape of an argument in a turn of a loop, from its labels and sizes in the loop."""
     if loop.block_size:
         return tuple(loop.block_size if label in loop.chunks else size for label, size in axes)
     return tuple(size for label, size in axes if label not in loop.chunks)

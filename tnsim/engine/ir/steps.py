@@ -1,6 +1,6 @@
-"""A program as steps on views of one stretch of memory: the form in which NumPy interprets it.
+"""A program as steps on views of a single stretch of memory: the form in which NumPy interprets it.
 
-A step is one call of NumPy: a batch of matrix products, a product or a sum entry by entry, a sum
+A step is a call of NumPy: a batch of matrix products, a product or a sum entry by entry, a sum
 over axes, a copy, or a loop over further steps. A step reads and writes *views*, a shape
 with strides on the memory of a value, so that a program is analysed once, from shapes alone, and
 run by binding its views to memory and calling its steps in order.

@@ -153,6 +153,7 @@ def analysed(
     found = AnalysedStage(number, stage, program, tuple(values), undivided)
     divided = []
     for own, powers in zip(undivided, found.powers, strict=True):
+        # x / s depends on the arrays of x and of s.
         divided.append(own | union(found.scale(slot) for slot, _ in powers))
     return found._replace(outputs=tuple(divided))
 
@@ -173,11 +174,14 @@ def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pai
     everyone = union(values)
     first = len(program.shapes)
     for owner in everyone:
+        # Cutting gives every share a program to compile; it pays where the work saved over all
+        # pairs takes longer.
         alone = [n for n in range(first, len(values)) if values[n] == {owner}]
         work = sum(program.costs[n - first] for n in alone)
         is_cut = len(alone) < len(program.operations)
         if is_cut and pairs * work < COMPILING * program.length:
             for n in alone:
+                # Work of all owners belongs to the crossing share.
                 values[n] = everyone
 
 
@@ -383,6 +387,8 @@ class _Draft:
         """
         read = [arg for op in self.operations.values() for arg in op.args]
         found: dict[Value, None] = dict.fromkeys((*read, *outputs))
+        # Whatever no operation of the portion computes comes from another share, or from the arrays
+        # of the plan.
         inputs = tuple(value for value in found if value not in self.operations)
         numbers = {value: n for n, value in enumerate((*inputs, *self.operations))}
         operations = []

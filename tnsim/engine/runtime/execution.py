@@ -14,7 +14,7 @@ order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 
 **Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
 compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
-have few operations in total, they become one compiled program, whose numbers come back as one
+have few operations in total, they become a single compiled program, whose numbers come back as one
 array. Longer plans run stage by stage, so that equal stages share a compiled program and each stage
 frees the arrays it has used.
 """
@@ -58,7 +58,7 @@ Backend = Literal["jax", "interpreted", "traced", "numpy"]
 
 @dataclass(frozen=True)
 class Iteration:
-    """One turn of a program that is one loop, as the work of a compiled program.
+    """A turn of a program that is one loop, as the work of a compiled program.
 
     The inputs are those of the program and the number of the turn, in the dtype of the arrays.
 
@@ -158,7 +158,7 @@ def run(
             caller's, or "numpy" for the eager reference.
         over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
             the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
-            stacked axes, of size one where nothing depends on them.
+            stacked axes, of size 1 where nothing depends on them.
 
     Returns:
         The outputs of the plan, with the exponents of their scales.
@@ -415,7 +415,7 @@ def fetched_at_all(
 
     Args:
         plan: Plan to run.
-        arrays: Name -> array as for `fetched`; stacked arrays have one more axis in front.
+        arrays: Name -> array as for `fetched`; stacked arrays have a further axis in front.
         stacks: Names of the stacked arrays, stacks of equal length.
         backend: Way to run the plan, as for `run`.
 

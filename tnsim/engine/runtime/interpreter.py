@@ -119,7 +119,7 @@ class BoundPlans:
         nbytes: Bytes of one of them.
 
     Attributes:
-        idle: Those that no thread runs now.
+        idle: Bound plans that no thread runs now.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -496,7 +496,7 @@ class _Stage(NamedTuple):
 
 
 def _without(array: np.ndarray, axes: tuple[bool, ...]) -> np.ndarray:
-    """An array without the stacked axes that it lacks, which have size one."""
+    """An array without the stacked axes that it lacks, which have size 1."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
 

@@ -2,7 +2,7 @@
 
 **Compiled.** Four things are measured, once per machine, device and precision, and stored in the
 cache folder: the rate of a large matrix product, the rate of a batch of small ones, the rate at
-which arrays pass through memory, and the cost of one more operation, compiling and running. Rates
+which arrays pass through memory, and the cost of a further operation, compiling and running. Rates
 of matrix products of sizes in between are interpolated. A measurement takes a fifth of a second.
 
 **Interpreted.** The speeds of NumPy on one core are measured likewise (`speeds`), and the seconds
@@ -160,6 +160,7 @@ def tier_of_all(several: Sequence[Runs]) -> Tier:
 
 def _faster(several: Sequence[Runs]) -> Tier:
     """The tier that is expected to end first."""
+    # Usual speeds need no measurement: most similarities end before one would.
     usual = sum(_interpreted(one, USUAL[ITEM_BYTES[one.plan.dtype]]).total for one in several)
     if usual < _NEVER_COMPILED:
         return "interpret"
@@ -233,6 +234,8 @@ def _compiled(
         once = 0.0 if is_one else _STAGING * len(plan.stages)
         for each in plan.rounds:
             alone = [programs[plan.stages[n].program] for n in each.stages]
+            # A round ends neither before its longest stage nor before all cores have done their
+            # share.
             once += max(max(alone), sum(alone) / cores())
         with precision():
             wanted = [work_of(program, None, plan.dtype) for program in plan.programs]
@@ -250,6 +253,8 @@ def _compiled(
 
 def compiling(lengths: list[int], rates: Rates) -> float:
     """Seconds to compile programs of the given lengths, several at a time, each on one core."""
+    # Compiling is linear in the number of operations for programs of the lengths that `splitting`
+    # leaves.
     work = [rates.compiling * length for length in lengths]
     cores = max(1.0, _THREADS * processors())
     return max(sum(work) / cores, max(work, default=0.0))
@@ -267,6 +272,7 @@ def running(program: Program, rates: Rates) -> float:
             at_once = min(op.concurrency, cores())
             found += n_iterations(op, sizes) * running(op.body, rates) / at_once
             continue
+        # Every argument is read and the result written once.
         moved = math.prod(given) + sum(math.prod(shapes[a]) for a in op.args)
         found += moved / rates.passing
         if op.kind == "contract" and len(op.args) == 2:
@@ -318,6 +324,8 @@ def _rate(op: Operation, sizes: dict[int, int], rates: Rates) -> float:
     least = min(sides)
     if least == 1:
         return rates.passing
+    # Below that size a product is bound by the loads of its operands, which its smallest side
+    # shares among multiplications.
     if least <= _SMALL:
         return max(rates.passing, rates.small * least / _SMALL)
     share = min(1.0, math.log(least / _SMALL) / math.log(_LARGE / 2 / _SMALL))
@@ -346,6 +354,7 @@ def _measure(dtype: str) -> Rates:
     return Rates(
         large=_LARGE**3 / large,
         small=_BATCH * _SMALL**3 / small,
+        # x * y reads two arrays and writes one.
         passing=3 * _PASSING / passing,
         starting=chain / _CHAIN,
         compiling=_VARIED * compiled / _CHAIN,
@@ -363,6 +372,8 @@ def _measure_speeds(dtype: str) -> Speeds:
         passing = _least(lambda: np.multiply(long, long, long))
     multiplying = (_LARGE // 2) ** 3 / large
     work = matmul_seconds(1, _SMALL, _SMALL, _SMALL, Speeds(0.0, 0.0, multiplying, 1.0))
+    # Beside its arithmetic a product of a batch takes a fixed time; the floor keeps noise from
+    # making it zero or negative.
     product = max(small - work, small / 8)
     return Speeds(4 * call, product, multiplying, _PASSING / passing)
 

@@ -174,7 +174,7 @@ def looped(run: Run, over: Stacked) -> Run:
 
 
 def aligned(array: Any, axes: Axes) -> Any:
-    """The array with an axis of size one for every stacked axis that it lacks."""
+    """The array with an axis of size 1 for every stacked axis that it lacks."""
     sizes = iter(array.shape)
     leading = [next(sizes) if is_stacked else 1 for is_stacked in axes]
     return array.reshape([*leading, *sizes])

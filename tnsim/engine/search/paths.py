@@ -221,6 +221,8 @@ class _NormalForm(NamedTuple):
 
     def restored(self, route: Route) -> Route:
         """The route for the product as it was written."""
+        # A path names intermediates by the numbers behind the operands, in order of steps, whatever
+        # the order of the operands is.
         numbers = (*self.operands, *range(len(self.operands), 2 * len(self.operands)))
         path = tuple([(numbers[one], numbers[two]) for one, two in route.path])
         return route._replace(path=path, chunks=tuple(self.labels[x] for x in route.chunks))
@@ -262,6 +264,7 @@ def _normal_form(
             count = len(set(colours.values()))
         return colours
 
+    # No exchange maps a label to a label of another size, nor an open label to a summed one.
     first = {label: 2 * size + (label in output) for label, size in items}
     colours = refined(first)
     while len(set(colours.values())) < len(colours):
@@ -269,6 +272,8 @@ def _normal_form(
         for label in sorted(colours):
             members.setdefault(colours[label], []).append(label)
         alike = min(colour for colour, labels in members.items() if len(labels) > 1)
+        # Doubled colours leave room below each: the label that is singled out takes the place under
+        # its class.
         doubled = {label: 2 * colour for label, colour in colours.items()}
         doubled[members[alike][0]] -= 1
         colours = refined(doubled)
@@ -344,7 +349,7 @@ class LabelledProduct:
         return tuple(found)
 
     def cost(self, path: Path, chunks: Labels = ()) -> Cost:
-        """The cost of the product along a path, or of one turn where `chunks` are looped over."""
+        """The cost of the product along a path, or of a turn where `chunks` are looped over."""
         return self.cost_of(self.steps(path), chunks)
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:

@@ -11,5 +11,4 @@ Reading order:
     attention                 attention layers
     expansions                sums over positions, and moments of attention scores
     coincidences              patterns of coinciding positions
-    attribution               an inner product by components of the outputs
 """

@@ -60,13 +60,12 @@ def mean(names: BraKet, heads: Operand | None) -> list[Summand]:
     return [Summand(1.0, (output, heads))]
 
 
-def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> list[Summand]:
+def covariance(expansions: Expansions, head_means: HeadMeans) -> list[Summand]:
     """The covariance of the outputs of two layers, at `k` and `l`.
 
     Args:
         expansions: Expansions of the two layers.
         head_means: Means of the heads of both models.
-        by_head: Whether the heads `a` and `b` stay open indices instead of being summed.
     """
     names, stage = expansions.legs.names, expansions.legs.stage
     outputs = []
@@ -79,14 +78,11 @@ def covariance(expansions: Expansions, head_means: HeadMeans, by_head: bool) -> 
         indices = (*positions, "a", "b", FIRST, SECOND)
         terms = [summand.term(indices) for summand in covariances]
         product = (*outputs, stage.define(name, indices, terms, kept=False))
-        if not by_head:
-            # Where memory is short, a plan loops over the pairs of heads: `over`.
-            core = (*positions, *OUTPUT_END.values())
-            total = [Term(1.0, product)]
-            product = (
-                stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b")),
-            )
-        summands.append(Summand(1.0, product, same))
+        # Where memory is short, a plan loops over the pairs of heads: `over`.
+        core = (*positions, *OUTPUT_END.values())
+        total = [Term(1.0, product)]
+        array = stage.define(f"core.{name}", core, total, kept=False, loop_indices=("a", "b"))
+        summands.append(Summand(1.0, (array,), same))
     return summands
 
 
@@ -99,7 +95,7 @@ def _head_covariances(expansions: Expansions, head_means: HeadMeans) -> dict[boo
     product of the means, and both are left out.
 
     Returns:
-        Summands by whether they count only where both outputs are at one position.
+        Summands by whether they count only where both outputs are at a single position.
     """
     names = expansions.legs.names
     rules = names.step.rules

@@ -59,7 +59,7 @@ class Pattern(NamedTuple):
         return next(n for n, members in enumerate(self.classes) if variable in members)
 
     def joins(self, one: str, two: str) -> bool:
-        """Whether two variables are at one position."""
+        """Whether two variables are at a single position."""
         return self.class_of(one) == self.class_of(two)
 
     @property
@@ -75,7 +75,7 @@ class Pattern(NamedTuple):
 
     @property
     def same_output(self) -> bool:
-        """Whether two outputs that are told apart are at one position."""
+        """Whether two outputs that are told apart are at a single position."""
         return any(set(OUTPUTS) <= set(members) for members in self.classes)
 
     @property

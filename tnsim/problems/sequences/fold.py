@@ -106,6 +106,7 @@ class Scales(NamedTuple):
             mean: Mean above the step, before it is rescaled.
         """
         axes = tuple(axis.lower().replace("l", "k") for axis in COVARIANCE_AXES[covariance.form])
+        # E[h_k^2] = C_kk + m_k^2, added up over positions.
         variance = Term(1.0, (Operand(covariance.name, axes),))
         squared = Term(1.0, (Operand(mean.name, MEAN_AXES[mean.form]),) * 2)
         name = _size_name(step, pair.bra)
@@ -205,7 +206,6 @@ class SequenceFold:
         stages: Stages so far.
         states: Moments of both models above these stages.
         scales: Scale groups of the comparison.
-        last_nonlinear: Number of the last step with a nonlinear layer, -1 if there is none.
         last_mixing: Number of the last step with a layer that mixes positions, -1 if there is none.
     """
 
@@ -224,15 +224,15 @@ class SequenceFold:
         self.states = _input_states(models, inputs)
         every = list(itertools.chain.from_iterable(models.values()))
         constants = inputs.mean is not None or any(kind.biases or kind.skips for kind in every)
+        # Where nothing is added to a product of covariances, neither means nor constants, each pair
+        # may have a scale of its own.
         by_model = self.rules.gaussian or constants
         self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
-        self.last_mixing = self.last_nonlinear = -1
+        self.last_mixing = -1
         for number, layers in enumerate(self.layers):
             for kind in _kinds_at(models, layers):
                 if kind.mixes_positions:
                     self.last_mixing = number
-                if kind.order > 1:
-                    self.last_nonlinear = number
 
     def step(self, number: int) -> LayerStep:
         """The layers of a step over the current states."""
@@ -275,6 +275,8 @@ class SequenceFold:
             if step.kinds[model] is None:
                 continue
             own = ((model, 1),)
+            # The constant of a state that is divided by c is 1 / c: a layer of order n multiplies n
+            # copies of it, and the new scale divides it with the other values.
             ones = (Operand(below.ones[model], ()),) * step.order(model)
             values.append(_carried(step, f"one.{model}", (), ones, own))
             above.ones[model] = values[-1].name
@@ -318,16 +320,14 @@ class SequenceFold:
     ) -> None:
         """Add the stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
         powers = self.scales.powers_of_result(pair)
+        # The output is divided by the models' scales and by its own, so that a product far below
+        # the norms keeps its digits.
         result = Definition(pair.group, indices, terms, powers=powers)
         scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
         self.stages.append(Stage((*builder.definitions, result), scales))
 
-    def problem(self, selectors: Mapping[str, tuple[int, ...]] | None = None) -> Problem:
-        """The problem of all stages so far, with the shapes of its leaves.
-
-        Args:
-            selectors: Shapes of the leaves that only an attribution has, by name.
-        """
+    def problem(self) -> Problem:
+        """The problem of all stages so far, with the shapes of its leaves."""
         shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
         for model, kinds in self.models.items():
             for number, kind in enumerate(kinds):
@@ -337,7 +337,6 @@ class SequenceFold:
             shape = position_shape(name, self.n_ctx)
             if shape is not None:
                 shapes[name] = shape
-        shapes |= selectors or {}
         outputs = tuple(pair.group for pair in self.pairs)
         symmetric = frozenset({IDENTITY, SAME_POSITION})
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Stage, StageBuilder, Term, renamed
 from tnsim.metrics.input_moments import PositionForm
-from tnsim.names import CONSTANT, CORE, SLOTS, STREAM, ModelName, Pair, Slot, bias_of
+from tnsim.names import SLOTS, ModelName, Pair, Slot, bias_of
 from tnsim.problems.sequences import attention, position_wise
 from tnsim.problems.sequences.bra_ket import (
     COVARIANCE_AXES,
@@ -40,13 +40,11 @@ class OutputMean(NamedTuple):
 
     Args:
         moment: Mean, None where it vanishes; for a model that waits, the mean of the state below.
-        summands: Summands of the mean, at `k`.
         heads: Mean of every head's output, None where it vanishes or the layer has no heads.
         stage: Stage that computes the mean.
     """
 
     moment: Moment | None
-    summands: tuple[Summand, ...] = ()
     heads: Operand | None = None
     stage: Stage = Stage(())
 
@@ -73,7 +71,7 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     axes = MEAN_AXES[form]
     terms = [summand.term(axes) for summand in summands]
     moment = Moment(stage.define(f"mean.{model}", axes, terms).name, form)
-    return OutputMean(moment, tuple(summands), heads, stage.stage())
+    return OutputMean(moment, heads, stage.stage())
 
 
 def names_defined(means: Iterable[OutputMean]) -> frozenset[str]:
@@ -87,7 +85,7 @@ def _stream(legs: Projections) -> list[Summand]:
     if skip is None or state is None:
         return []
     product = (*skip, *renamed(state, {FIRST: "k"}))
-    return [Summand(1.0, product, parts=(STREAM, STREAM))]
+    return [Summand(1.0, product)]
 
 
 def _bias(names: BraKet) -> list[Summand]:
@@ -99,7 +97,7 @@ def _bias(names: BraKet) -> list[Summand]:
     if kind.down is None or kind.down not in kind.biases:
         return []
     product = (names.leaf("bra", bias_of(kind.down), "k"), *names.ones("bra", kind.order))
-    return [Summand(1.0, product, parts=(CONSTANT, CONSTANT))]
+    return [Summand(1.0, product)]
 
 
 Means = Mapping[ModelName, OutputMean]
@@ -119,16 +117,13 @@ class OutputCovariance(NamedTuple):
     summands: tuple[Summand, ...]
 
 
-def output_covariance(
-    step: LayerStep, pair: Pair, means: Means, by_head: bool = False
-) -> OutputCovariance:
+def output_covariance(step: LayerStep, pair: Pair, means: Means) -> OutputCovariance:
     """The covariance of the outputs of two layers.
 
     Args:
         step: Step with the layers.
         pair: Model in the bra and model in the ket.
         means: Means of the outputs of both models at this step.
-        by_head: Whether the heads of attention stay open indices, `a` and `b`.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
     stage = StageBuilder(step.suffix, known=names_defined(means.values()))
@@ -138,7 +133,7 @@ def output_covariance(
         *_stream_with_stream(legs),
         *_stream_with_core(expansions, "bra"),
         *_stream_with_core(expansions, "ket"),
-        *_core_with_core(expansions, means, by_head),
+        *_core_with_core(expansions, means),
     )
     return OutputCovariance(names, stage, summands or (_zero(legs),))
 
@@ -196,7 +191,7 @@ def _stream_with_stream(legs: Projections) -> list[Summand]:
     state = renamed(state, {FIRST: OUTPUT_END["bra"], SECOND: OUTPUT_END["ket"]})
     share = names.step.rules.skip_share(names.order("bra"))
     same = names.form() != "full"
-    return [Summand(share, (*bra, *ket, *state), same, (STREAM, STREAM))]
+    return [Summand(share, (*bra, *ket, *state), same)]
 
 
 def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
@@ -211,16 +206,15 @@ def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
     else:
         covariances = position_wise.covariance_with_stream(expansions.legs, slot)
     ends = {FIRST: OUTPUT_END[slot], SECOND: OUTPUT_END[layer]}
-    parts = (STREAM, CORE) if slot == "bra" else (CORE, STREAM)
     share = names.step.rules.skip_share(names.order("bra"))
     summands = []
-    for weight, product, same, _ in covariances:
+    for weight, product, same in covariances:
         product = (*skip, *renamed(product, ends))
-        summands.append(Summand(share * weight, product, same, parts))
+        summands.append(Summand(share * weight, product, same))
     return summands
 
 
-def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list[Summand]:
+def _core_with_core(expansions: Expansions, means: Means) -> list[Summand]:
     """The covariance of the cores of bra and ket."""
     names = expansions.legs.names
     if any(names.waits(slot) for slot in SLOTS):
@@ -228,7 +222,7 @@ def _core_with_core(expansions: Expansions, means: Means, by_head: bool) -> list
     if not names.kind("bra").mixes_positions:
         return position_wise.covariance(expansions.legs)
     head_means: attention.HeadMeans = {model: mean.heads for model, mean in means.items()}
-    return attention.covariance(expansions, head_means, by_head)
+    return attention.covariance(expansions, head_means)
 
 
 def _zero(legs: Projections) -> Summand:

@@ -9,8 +9,6 @@ i, j    coordinate of a state below
 u, w    coordinate of the first leg and of the second; of a mean, `u`
 h, v    hidden unit, coordinate of a value
 y, z    summed inside a single product of an expansion (see `expansions`)
-c, d    component of the bra's output and of the ket's (see `attribution`)
-o       common coordinate of both outputs in an attribution
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Term
-from tnsim.names import CORE, ONES, SAME_POSITION, SCORES, Slot
+from tnsim.names import ONES, SAME_POSITION, SCORES, Slot
 
 FIRST, SECOND = "u", "w"
 """The two ends of an array that stands between two legs; an array of one leg has the first."""
@@ -100,14 +98,11 @@ class Summand(NamedTuple):
         product: Arrays of the summand.
         same: Whether the summand counts only where both outputs are at one position, though two
             positions are told apart.
-        parts: Parts of the bra's and of the ket's output that are multiplied; for a mean only the
-            first matters.
     """
 
     weight: float
     product: Product
     same: bool = False
-    parts: tuple[str, str] = (CORE, CORE)
 
     def term(self, indices: tuple[str, ...], summed: tuple[str, ...] = ()) -> Term:
         """The summand as a term of a definition with these indices (see `spread`)."""

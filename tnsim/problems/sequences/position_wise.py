@@ -9,7 +9,7 @@ covariances between them:
 
 A leg of an attention layer has a head index and `d_head` coordinates, so the width of the state
 is summed out once per pair of legs, and all later arrays are of size `d_head`. Where states at
-different positions are independent, two legs have a covariance at one position only, which is
+different positions are independent, two legs have a covariance at a single position only, which is
 called `s`.
 
 *Layers.* A layer that acts position by position is an elementwise product of n legs, mapped to the
@@ -244,7 +244,7 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
 def _hidden(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
     """The index of the elementwise product of a layer's legs, and its map to the output.
 
-    Where a leg is the output, both have one index, and the map is the empty product.
+    Where a leg is the output, both have a single index, and the map is the empty product.
     """
     down = names.kind(slot).down
     if down is None:

@@ -1,7 +1,7 @@
 """A single layer as an unrolled network, and layers over flattened sequences.
 
 *Networks.* A drawn network has a tensor per array, over named indices. Inputs and outputs are
-lifted, `(1, x)`; sequences are flattened first, position-major, with one constant for all
+lifted, `(1, x)`; sequences are flattened first, position-major, with a single constant for all
 positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coordinates.
 
     Linear      WEIGHT[out, in0]

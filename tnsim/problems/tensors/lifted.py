@@ -10,7 +10,7 @@ over indices, so that a skip connection stays an index and never becomes an iden
     Residual      the layer's part, and for each of its n legs j a part
                   1/n delta[out, in_j] SKIP[in_k] UNIT[in_l] ...
 
-Lifting adds the constant coordinate at position 0 of every leg and one hidden unit that computes
+Lifting adds the constant coordinate at position 0 of every leg and a hidden unit that computes
 it, so biases cost a single row. `SKIP = skip * e_0` and, from three legs on, `UNIT = e_0` read the
 constant off the legs that the skip does not use. The lift is left out where no layer of either
 model has a constant.
@@ -226,7 +226,7 @@ def raised(model: Model) -> Model:
     """A linear model as the bilinear model of the same function, multiplied by the constant 1.
 
     Diagrams pair all legs of two models, so both together must have an even number of legs. Every
-    bilinear layer doubles the degree; a linear model has degree one.
+    bilinear layer doubles the degree; a linear model has degree 1.
 
     Args:
         model: A model of linear layers only.

@@ -1,0 +1,175 @@
+"""Calls that people write first: modules, paths, folders and mappings in the place of models."""
+
+import copy
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch", reason="first guesses are modules of PyTorch")
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """A bilinear layer with a readout, and things that are never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.down = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.loss, self.later = nn.CrossEntropyLoss(), nn.ModuleList()
+
+    def forward(self, x):
+        return self.down(self.left(x) * self.right(x))
+
+
+class Wrapped(nn.Module):
+    """Outputs as models of Hugging Face give them."""
+
+    def __init__(self, net, form):
+        super().__init__()
+        self.net, self.form = net, form
+
+    def forward(self, x):
+        return self.form(self.net(x))
+
+
+class Output(dict):
+    """A mapping whose values are attributes too, as `transformers.ModelOutput`."""
+
+    def __getattr__(self, name):
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+@pytest.fixture
+def nets():
+    torch.manual_seed(0)
+    return [Net().double().eval() for _ in range(3)]
+
+
+@pytest.fixture
+def models(nets):
+    return [tnsim.from_module(net) for net in nets]
+
+
+def test_modules_are_models(nets, models):
+    a, b, _ = nets
+    assert_close(tnsim.similarity(a, b), tnsim.similarity(*models[:2]))
+    assert_close(tnsim.torch.similarity(a, b).item(), tnsim.similarity(*models[:2]))
+    assert_close(tnsim.similarity(a, models[1]), tnsim.similarity(*models[:2]))
+    wanted = tnsim.pairwise(models).similarity
+    assert_close(tnsim.pairwise(nets).similarity, wanted)
+    found = tnsim.pairwise(dict(zip("abc", nets, strict=True)))
+    assert found.a.values.tolist() == ["a", "b", "c"]
+    assert_close(found.similarity.values, wanted.values)
+    named = dict(zip("abc", nets, strict=True))
+    assert_close(tnsim.baselines.weight_cosine(nets), tnsim.baselines.weight_cosine(models))
+    assert tnsim.baselines.cka(named, 200).a.values.tolist() == ["a", "b", "c"]
+
+
+def test_paths_are_models(nets, models, tmp_path):
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
+    paths = [tmp_path / f"step_{n}.pt" for n in range(3)]
+    dialect = nets[0]  # says what its state dicts mean
+    wanted = tnsim.pairwise(models).similarity.values
+    read = [tnsim.load(path, dialect) for path in paths]
+    assert_close(tnsim.similarity(read[0], read[1]), wanted[0, 1])
+    for given in (tmp_path, str(tmp_path), f"{tmp_path}/*.pt", paths, list(map(str, paths))):
+        found = tnsim.pairwise(given, dialect=dialect)
+        assert found.a.values.tolist() == [0, 1, 2]
+        assert_close(found.similarity.values, wanted)
+    assert_close(tnsim.similarity(tnsim.load(paths[0], nets[0]), nets[1]), wanted[0, 1])
+    for n, model in enumerate(models):
+        tnsim.save(model, tmp_path / "own" / f"{n}.safetensors")
+    own = [str(tmp_path / "own" / f"{n}.safetensors") for n in range(2)]
+    assert_close(tnsim.similarity(*own), wanted[0, 1])
+    assert_close(tnsim.torch.similarity(*own).item(), wanted[0, 1])
+    assert_close(tnsim.pairwise(tmp_path / "own").similarity.values, wanted)
+
+
+def attention(rng, width=4):
+    """A model of one attention layer without a length."""
+    shapes = dict.fromkeys(("q1", "k1", "q2", "k2", "v"), (width, 3)) | {"o": (3, width)}
+    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    return tnsim.Model([tnsim.Attention(n_heads=1, **arrays)])
+
+
+def test_lengths_of_sequences(rng, tmp_path):
+    """Given as `n_ctx`, or told by the inputs."""
+    models = [attention(rng) for _ in range(2)]
+    long = [tnsim.Model(model.layers, 3) for model in models]
+    assert_close(tnsim.similarity(*models, n_ctx=3), tnsim.similarity(*long))
+    inputs = tnsim.Empirical(rng.normal(size=(20, 3, 3)))
+    wanted = tnsim.similarity(*long, inputs)
+    assert_close(tnsim.similarity(*models, inputs), wanted)
+    assert_close(tnsim.pairwise(models, inputs).similarity[0, 1].item(), wanted)
+    for n, model in enumerate(models):
+        tnsim.save(model, tmp_path / f"{n}.safetensors")
+    assert_close(tnsim.pairwise(tmp_path, inputs).similarity[0, 1].item(), wanted)
+    series = tnsim.load(tmp_path)
+    assert_close(tnsim.pairwise(series, inputs).similarity[0, 1].item(), wanted)
+
+
+FORMS = {
+    "tuple": lambda y: (y, None),
+    "mapping": lambda y: {"logits": y},
+    "loss first": lambda y: {"loss": torch.zeros(()), "logits": y},
+    "object": lambda y: Output(logits=y, past=None),
+    "states": lambda y: Output(last_hidden_state=y),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_are_unwrapped(form, nets, models):
+    wrapped = [Wrapped(net, FORMS[form]) for net in nets]
+    assert_close(tnsim.similarity(*wrapped[:2]), tnsim.similarity(*models[:2]))
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    metric = tnsim.Empirical(x)
+    wanted = tnsim.pairwise(models, metric).similarity.values
+    assert_close(tnsim.pairwise(wrapped, metric).similarity.values, wanted, scale=1.0)
+    found = tnsim.baselines.cka(wrapped, x)
+    assert_close(found, tnsim.baselines.cka(models, x), scale=1.0)
+
+
+def test_inner_parts_are_models(nets):
+    """A submodule is a module; a name of a submodule finds it."""
+    whole = [nn.Sequential(net, nn.Linear(2, 2)) for net in nets]
+    wanted = tnsim.similarity(nets[0], nets[1])
+    assert_close(tnsim.similarity(whole[0][0], whole[1][0]), wanted)
+    parts = [net.get_submodule("0") for net in whole]
+    assert_close(tnsim.pairwise(parts).similarity[0, 1].item(), wanted)
+
+
+def test_data_loaders_and_named_inputs(nets):
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
+    wanted = tnsim.similarity(*nets[:2], tnsim.Empirical(x))
+    loader = torch.utils.data.DataLoader(x, batch_size=16)
+    assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical(loader)), wanted)
+    assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical({"inputs": x})), wanted)
+    tokens = {"input_ids": x, "attention_mask": torch.ones(50, 3)}
+    assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical(tokens)), wanted)
+    with pytest.raises(tnsim.ModelError, match="some inputs are padded"):
+        tnsim.Empirical(tokens | {"attention_mask": torch.eye(50, 3)})
+    with pytest.raises(tnsim.ModelError, match="found p, q: give the inputs alone"):
+        tnsim.Empirical({"p": x, "q": x})
+    found = tnsim.baselines.cka(nets, loader)
+    assert_close(found.values, tnsim.baselines.cka(nets, x).values)
+
+
+def test_inputs_with_labels_are_refused(nets):
+    """Pairs (x, y) are never read as two positions."""
+    x, y = torch.randn(20, 3), torch.zeros(20)
+    data = torch.utils.data.TensorDataset(x, y)
+    for given in ((x, y), data, torch.utils.data.DataLoader(data, batch_size=5), [(x[0], y[0])]):
+        with pytest.raises(tnsim.ModelError, match="inputs"):
+            tnsim.similarity(*nets[:2], tnsim.Empirical(given))
+        with pytest.raises(tnsim.ModelError, match="inputs"):
+            tnsim.baselines.cka(nets, given)
+
+
+def test_what_is_never_called_is_ignored(nets, models):
+    assert_close(tnsim.similarity(copy.deepcopy(nets[0]), nets[1]), tnsim.similarity(*models[:2]))
