@@ -106,7 +106,8 @@ def magnified(value: ScaledSum, factor: Any) -> ScaledSum:
         >>> magnified(contribution(np.array(2.0), np.array(0.0)), 10.0).size
         np.float64(20.0)
     """
-    return value._replace(size=over_outputs(np.asarray(factor), value.size) * value.size)
+    factor = library(factor).asarray(factor)
+    return value._replace(size=over_outputs(factor, value.size) * value.size)
 
 
 def taken(values: ScaledSum, place: Any) -> ScaledSum:

@@ -177,3 +177,78 @@ def test_a_trace_tells_what_it_cannot_refuse():
     known = ~np.isnan(found)
     assert not known[:10].any() and known[-10:].all()
     assert_close(found[known], true[known], scale=1.0, rtol=0.1, limited_by="float32")
+
+
+def skewed(rng, condition):
+    """A model of two bilinear layers, and the matrices that give it a basis of a condition."""
+    shapes = (9, 4), (9, 4), (4, 9), (9, 4), (9, 4), (2, 9)
+    matrices = [rng.normal(size=shape) for shape in shapes]
+    left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
+    sizes = np.geomspace(1, condition, 4)
+    return matrices, left * sizes @ right, right.T / sizes @ left.T
+
+
+def in_basis(matrices, basis, inverse):
+    """Two bilinear layers with another basis between them, which is the same function."""
+    left, right, down, *second = matrices
+    second = second[0] @ inverse, second[1] @ inverse, second[2]
+    return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), tnsim.Bilinear(*second)])
+
+
+@pytest.mark.parametrize(
+    "dtype, condition, rtol",
+    [("float32", 1e4, 1e-5), ("float64", 1e4, 1e-12), ("float64", 1e6, 1e-12)],
+)
+def test_a_skewed_hidden_basis_costs_no_digits_inside_a_trace(dtype, condition, rtol, rng):
+    """A basis stayed as it was given: 0.188 for 1.0 in float32, 0.88 in float64 at 10^6.
+
+    The number outside of a trace is that of the same rounded weights in float64.
+    """
+    metric = tnsim.GaussianClosure()
+    pairs = []
+    for _ in range(5):
+        matrices, basis, inverse = skewed(rng, condition)
+        pairs.append((in_basis(matrices, np.eye(4), np.eye(4)), in_basis(matrices, basis, inverse)))
+    pairs = [jax.tree.map(lambda x: x.astype(dtype), pair) for pair in pairs]
+    stacks = jax.tree.map(lambda *same: np.stack(same), *pairs)
+    with jax.enable_x64(dtype == "float64"):
+        cosines = jax.jit(jax.vmap(lambda a, b: tnsim.similarity(a, b, metric)))(*stacks)
+    true = [tnsim.similarity(a, b, metric) for a, b in pairs]
+    assert_close(cosines, true, scale=1.0, rtol=rtol, limited_by=dtype)
+
+
+@pytest.mark.slow
+def test_derivatives_do_not_depend_on_the_hidden_basis(rng):
+    """By matrices that a basis and its inverse multiply, whatever the basis."""
+    matrices, basis, inverse = skewed(rng, 1e3)
+    other = in_basis(skewed(rng, 1.0)[0], np.eye(4), np.eye(4))
+
+    @jax.jit
+    @jax.grad
+    def gradient(matrices, *bases):
+        return tnsim.similarity(in_basis(matrices, *bases), other, tnsim.TreeSymmetric())
+
+    with jax.enable_x64(True):
+        plain = gradient(matrices, np.eye(4), np.eye(4))
+        found = gradient(matrices, basis, inverse)
+    for one, two in zip(plain, found, strict=True):
+        assert_close(two, one, scale=LARGEST, rtol=1e-9)
+
+
+def test_a_trace_tells_units_that_cancel(rng):
+    """Two hidden units that nearly undo each other, which no basis mends: float32 gave a number."""
+    left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
+    c = tnsim.Model([tnsim.Bilinear(left, right, down)])
+
+    def cancelling(size):
+        big = size * np.ones((2, 1))
+        units = np.concatenate([down + big * np.eye(4)[:1], -big], axis=1)
+        layer = tnsim.Bilinear(np.r_[left, left[:1]], np.r_[right, right[:1]], units)
+        return jax.tree.map(lambda x: x.astype(np.float32), tnsim.Model([layer]))
+
+    for verb in (tnsim.similarity, tnsim.inner, lambda a, b: tnsim.log_inner(a, b).log):
+        number = jax.jit(jax.value_and_grad(lambda a, verb=verb: verb(a, c)))
+        for size, is_known in ((1.0, True), (1e6, False)):
+            value, gradient = number(cancelling(size))
+            assert np.isfinite(value) == is_known
+            assert all(np.isfinite(x).all() == is_known for x in jax.tree.leaves(gradient))

@@ -96,6 +96,9 @@ def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> di
     """The products of two sums of a single model each, with their coefficients."""
     ((c, _, m),), ((d, _, n),) = bra.value, ket.value
     plain = _of_models(m, n, request, traced)
+    if traced and not request.squared_norms:  # nothing can be refused later
+        arithmetic = precision.Arithmetic(max(m.growth, n.growth), request.dtype)
+        plain["AB"] = precision.known_product(plain["AB"], arithmetic)
     # <c A|d B> = c d <A|B>.
     factors = {"AB": c * d, "AA": c * c, "BB": d * d}
     return {name: times(value, factors[name]) for name, value in plain.items()}
@@ -151,7 +154,7 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    return total if traced else _with_cancellation(total, a, b, request.metric)
+    return _with_cancellation(total, a, b, request.metric)
 
 
 def _with_cancellation(
@@ -160,8 +163,9 @@ def _with_cancellation(
     """Products whose sizes count the cancellation within each model, see `conditioning`."""
     # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
     # geometric mean of the factors of the norms.
-    own = np.sqrt([precision.cancellation(conditioning(m, metric)) for m in (a, b)])
-    factors = {"AB": own[0] * own[1], "AA": own[0] ** 2, "BB": own[1] ** 2}
+    first = precision.cancellation(conditioning(a, metric))
+    second = first if a is b else precision.cancellation(conditioning(b, metric))
+    factors = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
 
 

@@ -265,7 +265,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         request: Question asked of them.
 
     Returns:
-        A `Number`; inside a trace an array.
+        A `Number`; inside a trace an array, NaN where the product of two models has no digit left.
 
     Raises:
         TnsimError: The inner product is beyond float64.
@@ -295,7 +295,8 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
         request: Question asked of them.
 
     Returns:
-        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays.
+        A `Number` each for sign and logarithm, which has the standard error; inside a trace arrays,
+        NaN where the product of two models has no digit left.
     """
     product = products.values["AB"]
     log: Any = log_abs(product._replace(exponent=product.exponent + products.exponent))

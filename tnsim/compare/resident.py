@@ -62,7 +62,7 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         slices: Whether each output has an exponent of its own.
     """
 
-    def measured(made: Model, metric: Metric) -> float:
+    def measured(made: Model, metric: Metric) -> Any:
         """The conditioning of a model made here, which comparisons ask for again."""
         for leaf in jax.tree.leaves(made):
             if isinstance(leaf, np.ndarray):
@@ -85,14 +85,17 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     return session().belongings.get(model, key, make, own_bytes)
 
 
-def conditioning(model: Model, metric: Metric) -> float:
+def conditioning(model: Model, metric: Metric) -> Any:
     """The amplification of rounding by a model, measured once for a model and a metric.
 
     Args:
-        model: Model in scientific notation, not traced.
+        model: Model in scientific notation.
         metric: Metric of the comparison.
+
+    Returns:
+        Amplification as a float, inside a trace as an array.
     """
-    if not is_constant(model):
+    if not is_constant(model) or is_traced(metric):
         return amplification(model, metric)
     key = conditioning, content(metric)
     return session().belongings.get(model, key, lambda: amplification(model, metric))

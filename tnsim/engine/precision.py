@@ -16,7 +16,7 @@ to first order in u rho. An exponent e of a scale that is no whole number, as we
 it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
-a quarter. Cancellation *within* a plain model, such as two hidden units that nearly undo each
+half. Cancellation *within* a plain model, such as two hidden units that nearly undo each
 other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted in
 the size of the model's products (`cancellation`, `problems.conditioning`). Where such cancellation
 takes a cosine out of [-1, 1] nevertheless, by no more than half of the digits, the excess is taken
@@ -84,11 +84,11 @@ def cancellation(amplification: float) -> float:
         amplification: Factor A by which the model enlarges rounding, see `problems.conditioning`.
 
     Returns:
-        The ratio 1 + 2 A. With pairs of hidden units that nearly cancel, 10 to 10^4 times as large
-        as their sum, the worst error of 12 seeds is 0.3 n A eps under `GaussianClosure`, and about
-        sqrt(A) eps under the other metrics; the bound of a cosine is 16 n A eps.
+        The ratio 1.5 + A / 4. Over 800 pairs in float32, of one to three layers, half of them
+        with hidden units that nearly cancel, 3 to 10^3 times as large as their sum, the largest
+        error is 0.4 of a cosine's bound where nothing cancels, and 0.3 where hidden units do.
     """
-    return 1.0 + 2.0 * amplification
+    return 1.5 + amplification / 4
 
 
 class Cosine(NamedTuple):
@@ -192,7 +192,29 @@ def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
-    return library(cosines.value).where(is_lost, np.nan, cosines.value)
+    return _without(cosines.value, is_lost)
+
+
+def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
+    """An inner product of two models inside a trace: NaN where cancellation leaves it no digit.
+
+    Args:
+        product: Inner product of two plain models, whose size counts what cancels within them.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+
+    Example:
+        >>> product = ScaledSum(np.float64(1.0), np.float64(0.0), np.float64(1e5))
+        >>> [float(known_product(product, Arithmetic(4, x)).mantissa) for x in _EPS]
+        [1.0, nan]
+    """
+    is_lost = arithmetic.rounding * product.size > USELESS * abs(product.mantissa)
+    is_lost = is_lost & (arithmetic.alone <= USELESS)
+    return product._replace(mantissa=_without(product.mantissa, is_lost))
+
+
+def _without(values: Any, is_lost: Any) -> Any:
+    """The values, NaN where they are lost, with a gradient of NaN as well."""
+    return values * library(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
 
 
 def lost_half(norm: ScaledSum, dtype: str) -> bool:

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
+from tnsim.scaled import library
 
 T = TypeVar("T")
 Array: TypeAlias = jax.Array | np.ndarray
@@ -153,6 +154,16 @@ def is_traced(tree: Any) -> bool:
         False
     """
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def not_differentiated(tree: T) -> T:
+    """The same arrays as constants to derivatives; arrays of NumPy as they are.
+
+    Example:
+        >>> not_differentiated(np.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
 
 
 def weights_dtype(*trees: Any) -> str:

@@ -15,10 +15,14 @@ order
 leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
 principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
 cancels no more. The change of basis itself would round by kappa eps: products with T cancel as the
-network does. Its products are therefore taken with more than 80 bits, and the inverse of T is that
-of the rounded T, `T' (1 - E)` with `E = T T' - 1`. Rounding to float64 is then relative to every
-entry. Bonds at the ends of a skip have one basis in common; the input and the output retain their
-bases.
+network does. Its products are therefore taken with 31 bits more than a float has, and the inverse
+of T is that of the rounded T, `T' (1 - E)` with `E = T T' - 1`. Rounding is then relative to every
+entry. Each new coordinate has a power of two as its unit, near its size beside the largest. Bonds
+at the ends of a skip have one basis in common; the input and the output retain their bases.
+
+*Inside a JAX trace* the same functions run on arrays of JAX. The change of a forward pass is there
+a derivative, since float32 has no room for a step that is small and yet above rounding. Derivatives
+by weights take T as a constant, because the function does not depend on T.
 
 Measured on two bilinear layers and the same function in a hidden basis of condition kappa (40
 pairs, float64, `TreeSymmetric`): the worst error of a similarity of 1 is 4.5e-12, 1.9e-6 and 3.4e-3
@@ -28,11 +32,14 @@ gauge.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -40,12 +47,14 @@ from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.protocol import Metric
-from tnsim.models.forward import State, forward, plain_forward, scaled_layers
+from tnsim.models.arrays import is_traced, not_differentiated
+from tnsim.models.forward import ScaledLayers, State, after, ahead, entered, forward
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.problems.tensors.lifted import in_float64
+from tnsim.scaled import Scaled, library
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""
@@ -61,23 +70,28 @@ _POSITIONS = 32
 """Most positions of a sequence on which a model is run: few show the cancellation."""
 _ELEMENTS = 2**22
 """Most elements of a state on all inputs; wider models are measured on fewer inputs."""
-_BITS = 84
-"""Bits to which a change of basis is computed."""
+_MOST_UNITS = 30
+"""Largest exponent of the unit of a coordinate; what is smaller is hardly more than rounding."""
+_LARGEST = 3
+"""Exponent of the largest states beside the median, where the axes of states are looked for."""
+_MORE_BITS = 31
+"""Bits beyond those of a float to which a change of basis is computed."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
 
-def amplification(model: Model, metric: Metric) -> float:
+def amplification(model: Model, metric: Metric) -> Any:
     """The factor A by which a model amplifies the rounding of its weights.
 
     Args:
-        model: A model in scientific notation, so that its states stay in range; not traced.
+        model: A model in scientific notation, so that its states stay in range; traced or not.
         metric: Metric with the mean and variances of the inputs.
 
     Returns:
-        (kappa / n)^2, the larger of two values: for all outputs together, and the median over
-        inputs, as few inputs may have by far the largest outputs. 1 where the outputs of all inputs
-        vanish relative to the sizes of states under the metric, so that they show nothing.
+        (kappa / n)^2 as a float, inside a trace as an array; the larger of two values: for all
+        outputs together, and the median over inputs, as few inputs may have by far the largest
+        outputs. 1 where the outputs of all inputs vanish relative to the sizes of states under the
+        metric, so that they show nothing.
 
     Example:
         The first model adds 1,000 times a coordinate and subtracts it again.
@@ -89,49 +103,119 @@ def amplification(model: Model, metric: Metric) -> float:
         >>> [amplification(model, tnsim.Gaussian()) > 1e5 for model in models]
         [True, False]
     """
-    rng = np.random.default_rng(0)
-    inputs = _inputs(model, metric, rng, _POINTS)
+    inputs = _inputs(model, metric, np.random.default_rng(0), _POINTS)
+    model = not_differentiated(_widest(model))
+    if is_traced((model, inputs)):
+        return _amplified_by_jax(model, inputs)
+    return float(_amplified(model, inputs))
 
-    def shifted(leaf: Any) -> Any:
-        """A weight with random relative changes of root mean square `_SHIFT`."""
-        if not np.ndim(leaf):
-            return leaf
-        # Changes of many sizes: signs alone change matrices of two rows by little more than units.
-        changes = rng.integers(-_LEVELS, _LEVELS + 1, np.shape(leaf), np.int8)
-        return leaf * (1.0 + _SHIFT * np.sqrt(3.0) / _LEVELS * changes)
 
-    model = in_float64(model)
-    ratios = []
+def _amplified(model: Model, inputs: Any) -> Any:
+    """The amplification as the inputs show it."""
+    xp = library(model, inputs)
     with np.errstate(all="ignore"):
-        outputs = forward(scaled_layers(model), inputs)
-        common = np.asarray(outputs.exponent).max()
-        values = _flat(outputs, common)
-        sizes = np.square(values).sum(axis=1)
-        for _ in range(_DRAWS):
-            moved = forward(scaled_layers(jax.tree.map(shifted, model)), inputs)
-            changes = np.square(_flat(moved, common) - values).sum(axis=1)
-            ratios += [changes.sum() / sizes.sum(), np.median(changes / sizes)]
-    largest = float(max(ratios)) / (_SHIFT * model.degree) ** 2
-    return largest if np.isfinite(largest) else 1.0
+        outputs, changes = _with_changes(model, inputs)
+        values = outputs.value.reshape(len(outputs.value), -1)
+        # Every input has an exponent of its own, in which its largest output is near one.
+        sizes, changed = xp.square(values).sum(axis=-1), xp.square(changes).sum(axis=-1)
+        of_each = xp.where(sizes > 0, changed / xp.where(sizes > 0, sizes, 1.0), np.nan)
+        exponents = outputs.exponent[:, 0]
+        counts = xp.exp2(2 * (exponents - exponents.max()))
+        of_all = (counts * changed).sum(axis=-1) / (counts * sizes).sum()
+        largest = xp.maximum(of_all, xp.nanmedian(of_each, axis=-1)).max() / model.degree**2
+        return xp.where(xp.isnan(largest), 1.0, largest)
 
 
-def _flat(outputs: State, exponent: float) -> Float[np.ndarray, "points numbers"]:
-    """Outputs in units of `2 ** exponent`, a row for each point."""
-    values = np.asarray(outputs.value)
-    return values.reshape(len(values), -1) * np.exp2(np.asarray(outputs.exponent) - exponent)
+_amplified_by_jax = jax.jit(_amplified)  # models of one form are traced once
+
+
+def _with_changes(
+    model: Model, inputs: Any
+) -> tuple[State, Float[np.ndarray, "draws points numbers"]]:
+    """The outputs, and their changes in proportion to random changes of the weights."""
+    rng = np.random.default_rng(0)
+
+    def change(leaf: Any) -> Any:
+        """Random relative changes of a weight, with the root mean square one; none of numbers."""
+        # Changes of many sizes: signs alone change matrices of two rows by little more than units.
+        shape = (_DRAWS, *np.shape(leaf))
+        sizes = rng.integers(-_LEVELS, _LEVELS + 1, shape, np.int8) * (np.ndim(leaf) > 0)
+        return leaf * np.asarray(np.sqrt(3.0) / _LEVELS * sizes, leaf.dtype)
+
+    def run(model: Model) -> State:
+        return forward(_of_unit_scale(model.layers), inputs)
+
+    changes = jax.tree.map(change, model)
+    if library(model, inputs) is jnp:
+        outputs, derivative = jax.linearize(run, model)
+        moved = jax.vmap(derivative)(changes).value
+        return outputs, moved.reshape(*moved.shape[:2], -1)
+    outputs, found = run(model), []
+    shifted = jax.tree.map(lambda leaf, draws: leaf + _SHIFT * draws, model, changes)
+    for n in range(_DRAWS):
+        moved, exponents = run(jax.tree.map(operator.itemgetter(n), shifted))
+        shape = -1, *(1,) * (np.ndim(moved) - 1)
+        moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
+        found.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
+    return outputs, np.stack(found)
+
+
+def _widest(model: Model) -> Model:
+    """A model with NumPy arrays in float64, and with arrays of JAX in the widest floats it has."""
+    wide = jax.tree.map(np.asarray, model) if library(model) is np else model
+    if library(model) is np:
+        return in_float64(wide)
+    widest = jax.dtypes.canonicalize_dtype(np.float64)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, widest), model)
 
 
 def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
-    """`precision.cancellation` of some models in scientific notation."""
+    """`precision.cancellation` of some models in scientific notation, not traced."""
     return [cancellation(amplification(model, metric)) for model in models]
+
+
+def without_skew(
+    model: Model,
+    metric: Metric,
+    measured: Callable[[Model, Metric], Any] = amplification,
+) -> Model:
+    """A model in another basis where the basis that it has makes sums cancel, else the model.
+
+    Args:
+        model: A model in scientific notation, traced or not.
+        metric: Metric with the mean and variances of the inputs.
+        measured: Function that gives the amplification of a model, as `amplification` does.
+
+    Example:
+        >>> import tnsim
+        >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
+        >>> model, metric = tnsim.Model(layers), tnsim.Gaussian()
+        >>> [amplification(x, metric) > 1e4 for x in (model, without_skew(model, metric))]
+        [True, False]
+    """
+    if not any(_free_bonds(model.layers)):
+        return model
+    is_skewed = measured(model, metric) >= SKEWED
+    if not is_traced(is_skewed):
+        return regauged(model, metric) if is_skewed else model
+
+    def in_another_basis(model: Model) -> Model:
+        other = regauged(model, metric)
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), other, model)
+
+    arrays = jax.tree.map(jnp.asarray, model)
+    return jax.lax.cond(is_skewed, in_another_basis, lambda model: model, arrays)
 
 
 def regauged(model: Model, metric: Metric) -> Model:
     """The same function with uncorrelated states at every bond with a free basis.
 
     Args:
-        model: A model in scientific notation; not traced.
+        model: A model in scientific notation, traced or not.
         metric: Metric with the mean and variances of the inputs.
+
+    Returns:
+        Model with arrays of float64, or of the widest floats of a trace.
 
     Example:
         >>> import tnsim
@@ -144,20 +228,35 @@ def regauged(model: Model, metric: Metric) -> Model:
         >>> bool(abs(model(x) - skewed(x)) < 1e-9)
         True
     """
-    layers = list(in_float64(model).layers)
+    layers = _widest(model).layers
     widest = max(layer.d_out for layer in layers)
-    states: list[Samples] = [_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)]
-    for n, layer in enumerate(layers):
-        with np.errstate(all="ignore"):
-            alone = Model([layer], model.n_ctx and states[n].shape[1])
-            states.append(np.asarray(plain_forward(alone, states[n])))
-    if not all(np.isfinite(state).all() for state in states):
-        return model  # its states overflow on these inputs, though not under the metric
-    bases: dict[int, np.ndarray] = {}
+    inputs = _inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
+    state, first = entered(_of_unit_scale(layers), inputs)
+    states = {first: _in_one_scale(state)}
+    for n in range(first, len(layers)):
+        state = after(not_differentiated(layers[n]), 0.0, state, ahead(layers[n + 1 :]), None)
+        states[n + 1] = _in_one_scale(state)
+    bases: dict[int, _Basis] = {}
     for bonds in _free_bonds(layers):
-        bases |= dict.fromkeys(bonds, _principal_axes([states[bond] for bond in bonds]))
-    layers = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
-    return Model(layers, model.n_ctx)
+        axes = _principal_axes([states[bond] for bond in bonds])
+        bases |= dict.fromkeys(bonds, axes)
+    changed = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
+    return Model(changed, model.n_ctx)
+
+
+def _in_one_scale(states: State) -> Any:
+    """States as numbers of one scale, the largest no more than `2 ** _LARGEST` times the median.
+
+    In a deep model few inputs have by far the largest states, which would be all that is seen.
+    """
+    values, exponents = states
+    xp = library(values, exponents)
+    return values * xp.exp2(xp.minimum(exponents - xp.median(exponents), _LARGEST))
+
+
+def _of_unit_scale(layers: Sequence[Layer]) -> ScaledLayers:
+    """Layers in scientific notation that stand for themselves."""
+    return tuple(Scaled(layer, np.zeros(())) for layer in layers)
 
 
 def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
@@ -171,18 +270,38 @@ def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
         group.append(n + 1)
 
 
-def _principal_axes(states: Sequence[Samples]) -> Float[np.ndarray, "width width"]:
-    """An orthogonal matrix that makes the coordinates of states uncorrelated."""
+class _Basis(NamedTuple):
+    """A basis of a state: the coordinates `units * (axes @ h)`.
+
+    Args:
+        axes: Orthogonal matrix T, a row for each new coordinate.
+        excess: `T T' - 1`, what rounding has left of T being orthogonal.
+        units: Powers of two.
+    """
+
+    axes: Float[np.ndarray, "width width"]
+    excess: Float[np.ndarray, "width width"]
+    units: Float[np.ndarray, " width"]
+
+
+def _principal_axes(states: Sequence[Samples]) -> _Basis:
+    """A basis that makes the coordinates of states uncorrelated, and of about one size."""
+    xp = library(states[0])
     moment: Any = 0.0
     for state in states:
         flat = state.reshape(-1, state.shape[-1])
-        flat = flat / max(np.abs(flat).max(), np.finfo(np.float64).tiny)
+        flat = flat / xp.maximum(abs(flat).max(), xp.finfo(flat.dtype).tiny)
         square = flat.T @ flat
-        moment = moment + square / max(np.trace(square), 1.0)
-    return np.linalg.eigh(moment)[1].T
+        moment = moment + square / xp.maximum(square.trace(), 1.0)
+    squares, vectors = xp.linalg.eigh(moment)
+    shares = xp.clip(squares / squares.max(), 4.0**-_MOST_UNITS, 1.0)
+    powers = -xp.rint(xp.log2(xp.where(squares.max() > 0, shares, 1.0)) / 2)
+    square, error = _product(vectors.T, vectors)
+    excess = square - xp.eye(len(square)) + error
+    return _Basis(vectors.T, excess, xp.ldexp(xp.ones((), flat.dtype), powers.astype("int32")))
 
 
-def _in_bases(layer: Layer, below: np.ndarray | None, above: np.ndarray | None) -> Layer:
+def _in_bases(layer: Layer, below: _Basis | None, above: _Basis | None) -> Layer:
     """A layer after a change of the bases of the bonds at its ends; None leaves a basis alone."""
     if isinstance(layer, Residual):
         return replaced(layer, {"layer": _in_bases(layer.layer, below, above)})
@@ -190,59 +309,104 @@ def _in_bases(layer: Layer, below: np.ndarray | None, above: np.ndarray | None) 
     arrays = {}
     for name in dict.fromkeys((*names, output)):
         weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
-        rest = np.zeros(np.shape(weight))
-        if below is not None and name in (names or (output,)):
+        rest: Any = 0.0
+        reads = below if name in (names or (output,)) else None
+        writes = above if name == output else None
+        if reads is not None:
             # A linear layer changes both bases, and is rounded only once.
-            weight, rest = _product(weight, below.T)
-            square, error = _product(below, below.T)
-            rest = rest - weight @ (square - np.eye(len(below)) + error)
-        if above is not None and name == output:
-            rest = above @ rest
-            weight, more = _product(above, weight)
+            weight, rest = _product(weight, reads.axes.T)
+            rest = rest - weight @ reads.excess
+        if writes is not None:
+            rest = writes.axes @ rest if np.ndim(rest) else rest
+            weight, more = _product(writes.axes, weight)
             rest = rest + more
             if bias is not None:
-                turned, left = _product(above, bias[:, None])
-                arrays[bias_name(name)] = (turned + left)[:, 0]
-        arrays[name] = weight + rest
+                turned, left = _product(writes.axes, bias[:, None])
+                arrays[bias_name(name)] = (turned + left)[:, 0] * writes.units
+        weight = weight + rest
+        weight = weight if reads is None else weight / reads.units
+        arrays[name] = weight if writes is None else weight * writes.units[:, None]
     return replaced(layer, arrays)
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The product of two matrices as a sum of two, correct to 2^-80 of its largest summands.
+def _product(a: Any, b: Any) -> tuple[Any, Any]:
+    """The product of two matrices as a sum of two, with 31 bits more than a float for large terms.
 
-    Both are cut into slices of so few bits that products of slices are exact in float64.
+    Both matrices are cut into slices of so few bits that products of slices are exact.
 
     Source:
         Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication, 2012.
     """
-    bits = (53 - math.ceil(math.log2(a.shape[1]))) // 2
-    count = math.ceil(_BITS / bits)
+    if library(a, b) is np:
+        return _sliced_product(a, b)
+    with jax.default_matmul_precision("highest"):
+        return _product_by_jax(a, b)
+
+
+def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """The product, in the library of the arrays."""
+    xp = library(a, b)
+    mantissa = xp.finfo(a.dtype).nmant + 1
+    bits = (mantissa - math.ceil(math.log2(a.shape[1]))) // 2
+    count = math.ceil((mantissa + _MORE_BITS) / bits)
     lefts, rights = _slices(a, bits, count), _slices(b.T, bits, count)
-    total, rest = np.zeros((len(a), b.shape[1])), np.zeros((len(a), b.shape[1]))
-    for n in reversed(range(count)):  # the smallest first
-        for k in range(n + 1):
-            term = lefts[k] @ rights[n - k].T
-            both = total + term
-            # The error of a sum, exactly (Knuth, The Art of Computer Programming, 4.2.2).
-            part = both - total
-            rest = rest + ((total - (both - part)) + (term - part))
-            total = both
+    # The smallest products first.
+    places = [(k, n - k) for n in reversed(range(count)) for k in range(n + 1)]
+    zero = xp.zeros((len(a), b.shape[1]), a.dtype)
+    if xp is np:
+        terms = (lefts[k] @ rights[n].T for k, n in places)
+        total, rest = functools.reduce(_added, terms, (zero, zero))
+    else:  # a loop, which compiles in a fraction of the time
+        of_left, of_right = np.array(places).T
+        terms = lefts[of_left] @ rights[of_right].swapaxes(1, 2)
+        (total, rest), _ = jax.lax.scan(lambda x, y: (_added(x, y), None), (zero, zero), terms)
     both = total + rest
     return both, rest - (both - total)
 
 
-_LEAST = -1074  # exponent of the smallest float64, below which a slice has no unit
+def _added(summed: tuple[Any, Any], term: Any) -> tuple[Any, Any]:
+    """A sum with one term more, and what rounding has left out (Knuth, section 4.2.2)."""
+    total, rest = summed
+    both = total + term
+    part = both - total
+    return both, rest + ((total - (both - part)) + (term - part))
 
 
-def _slices(matrix: np.ndarray, bits: int, count: int) -> list[np.ndarray]:
+@jax.custom_jvp
+def _product_by_jax(a: Any, b: Any) -> tuple[Any, Any]:
+    """The product of traced matrices, whose slices have no derivative of use."""
+    return _sliced_product(a, b)
+
+
+@_product_by_jax.defjvp
+def _derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """The derivative of the product, which cancels no further than a product of rounded numbers."""
+    (a, b), (da, db) = primals, tangents
+    change = da @ b + a @ db
+    return _product_by_jax(a, b), (change, jnp.zeros_like(change))
+
+
+def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices rows columns"]:
     """Matrices of few bits relative to the largest entry of each row, which add up to a matrix."""
-    _, exponent = np.frexp(np.abs(matrix).max(axis=1, keepdims=True))
+    xp = library(matrix)
+    _, exponent = xp.frexp(abs(matrix).max(axis=1, keepdims=True))
+    about = xp.finfo(matrix.dtype)
+    least = about.minexp if xp is jnp else about.minexp - about.nmant  # XLA has no subnormals
+    powers = exponent - bits * np.arange(1, count + 1)[:, None, None]
+    units = xp.ldexp(xp.ones((), matrix.dtype), xp.maximum(powers, least))
+
+    def cut(matrix: Any, unit: Any) -> tuple[Any, Any]:
+        """The rest of a matrix, and its multiple of a unit."""
+        multiple = xp.rint(matrix / unit) * unit
+        return matrix - multiple, multiple
+
+    if xp is jnp:
+        return jax.lax.scan(cut, matrix, units)[1]
     slices = []
-    for n in range(1, count + 1):
-        unit = np.ldexp(1.0, np.maximum(exponent - n * bits, _LEAST))
-        slices.append(np.rint(matrix / unit) * unit)
-        matrix = matrix - slices[-1]
-    return slices
+    for unit in units:
+        matrix, multiple = cut(matrix, unit)
+        slices.append(multiple)
+    return np.stack(slices)
 
 
 def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:
@@ -253,8 +417,11 @@ def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int)
     shape = (max(1, min(points, _ELEMENTS // of_one)), *positions)
     if isinstance(metric, Categorical):
         chances = token_probabilities(metric, model.d_in)
+        if is_traced(chances):  # no draw can follow them; they hardly change what cancels
+            chances = np.ones(model.d_in)
         return rng.choice(model.d_in, shape, p=chances / chances.sum())
-    mean, second = (np.asarray(x) for x in moments_at_a_position(metric, model.d_in, model.n_ctx))
+    mean, second = not_differentiated(moments_at_a_position(metric, model.d_in, model.n_ctx))
     squares = second.diagonal() if second.ndim == 2 else second
-    spread = np.sqrt(np.maximum(squares - mean**2, 0.0))[1:]
+    xp = library(mean, second)
+    spread = xp.sqrt(xp.maximum(squares - mean**2, 0.0))[1:]
     return mean[1:] + spread * rng.standard_normal((*shape, model.d_in))

@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -44,14 +43,14 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, is_traced, pytree
+from tnsim.models.arrays import Array, not_differentiated, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, nearest_unit, scaled
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.conditioning import SKEWED, amplification, regauged
+from tnsim.problems.conditioning import amplification, without_skew
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
@@ -90,8 +89,7 @@ def scaled_under(
 ) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
-    Unless it is traced, a model with a hidden basis far from orthogonal gets another one, see
-    `conditioning`.
+    A model with a hidden basis far from orthogonal gets another one, see `conditioning`.
 
     Args:
         model: Any model of known layers, traced or not.
@@ -115,11 +113,10 @@ def scaled_under(
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
     made = scaled(model, slices, states, units.inputs)
-    if is_traced((model, metric)) or measured(made.value, metric) < SKEWED:
-        return made
-    # In a rotated basis rows of all sizes meet, so units follow the states in any case.
-    states = _input_states(model, metric)
-    again = scaled(regauged(made.value, metric), slices, states)
+    model = without_skew(made.value, metric, measured)
+    if model is made.value or units.by_states:  # in any basis the states are near one
+        return Scaled(model, made.exponent)
+    again = scaled(model, slices)
     return Scaled(again.value, made.exponent + again.exponent)
 
 
@@ -221,7 +218,7 @@ class MeasuredStates:
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
-        weight, bias = _not_differentiated((weight, bias))
+        weight, bias = not_differentiated((weight, bias))
         rows = _with_bias(library(weight), weight, bias)
         # E[(w . x)^2] = w^T S w, row by row.
         return _half_log2((_times(rows, self.second) * rows).sum(axis=1))
@@ -239,7 +236,7 @@ class MeasuredStates:
 
     def after(self, layer: Layer) -> MeasuredStates:
         """The states above a layer that is written in the units of this state."""
-        layer = in_float64(_not_differentiated(layer))
+        layer = in_float64(not_differentiated(layer))
         core = core_of(layer)
         if isinstance(core, Attention):
             return self._after_attention(layer, core)
@@ -492,8 +489,3 @@ def _half_log2(squares: Any) -> Unit:
     xp = library(squares)
     positive = squares > 0
     return xp.where(positive, xp.log2(xp.where(positive, squares, 1.0)) / 2, 0.0)
-
-
-def _not_differentiated(tree: Any) -> Any:
-    """The same arrays as constants to derivatives; NumPy arrays as they are."""
-    return jax.lax.stop_gradient(tree) if library(tree) is not np else tree
