@@ -92,7 +92,7 @@ def train(run: ExperimentRun[PathsSetting]) -> None:
         for seed in missing:
             recorder = Recorder(run, f"seed-{seed}", seed=seed)
             for step, model, measures in trained(setting, seed):
-                recorder.add(step, model, **measures)
+                recorder.add(step, model, name="", **measures)
                 bar.update()
             recorder.finish()
 
@@ -361,7 +361,9 @@ def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsi
     Returns:
         A model of twice the width.
     """
-    embed, first, second, readout = model.layers
+    embed, *residuals, readout = model.layers
+    if not (isinstance(embed, tnsim.Linear) and isinstance(readout, tnsim.Linear)):
+        raise tnsim.ModelError(f"attention stands between linear layers, found {model}")
     one, two = _attention(model)
     width = one.d_in
     none = np.zeros((width, width))
@@ -375,9 +377,14 @@ def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsi
         upper[name] = np.hstack([rows, np.where(cut, -rows, 0.0)])
     upper["o"] = np.vstack([two.o, np.zeros_like(two.o)])
     layers = []
-    for layer, core, arrays in ((first, one, lower), (second, two, upper)):
-        settings = {"n_heads": core.n_heads, "mask": core.mask, "rope_base": core.rope_base}
+    for layer, core, arrays in zip(residuals, (one, two), (lower, upper), strict=True):
+        settings: dict[str, Any] = {
+            "n_heads": core.n_heads,
+            "mask": core.mask,
+            "rope_base": core.rope_base,
+        }
         wide = tnsim.Attention(**arrays, **settings)
+        assert isinstance(layer, tnsim.Residual)
         layers.append(tnsim.Residual(wide, layer.skip, layer.scale))
     return tnsim.Model(
         [
@@ -394,7 +401,7 @@ def _head_of(rows: int, heads: int) -> np.ndarray:
     return np.arange(rows) * heads // rows
 
 
-def spearman(one: Sequence[float], two: Sequence[float]) -> float:
+def spearman(one: Sequence[float] | np.ndarray, two: Sequence[float] | np.ndarray) -> float:
     """The correlation of ranks; equal values have the mean of their ranks.
 
     Example:
@@ -404,7 +411,7 @@ def spearman(one: Sequence[float], two: Sequence[float]) -> float:
     return float(np.corrcoef(_ranks(one), _ranks(two))[0, 1])
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
+def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
     _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[place]
@@ -549,7 +556,7 @@ def _fitted(model: tnsim.Model, batch: Callable[[], Any], steps: int) -> tnsim.M
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     @jax.jit
-    def step(weights: list[Any], state: Any, x: Any, y: Any) -> tuple[list[Any], Any]:
+    def step(weights: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any]:
         updates, state = optimiser.update(jax.grad(loss)(weights, x, y), state)
         return optax.apply_updates(weights, updates), state
 

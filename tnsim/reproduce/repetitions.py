@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,8 @@ def trained(setting: RepetitionSetting, seed: int) -> Iterator[Checkpoint]:
         The checkpoints at `setting.steps`.
     """
     for_model, for_training, for_measuring = jax.random.split(jax.random.key(seed), 3)
-    initial = model = _initialise(for_model, setting)
+    initial: Any = _initialise(for_model, setting)
+    model = initial
     rate, last = setting.learning_rate, setting.steps[-1]
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, setting.warmup, last, rate / 10)
     optimiser = optax.chain(
@@ -150,8 +151,8 @@ def _initialise(key: jax.Array, setting: RepetitionSetting) -> tnsim.Model:
         return jax.random.uniform(next(keys), (rows, columns), minval=-bound, maxval=bound)
 
     def attention() -> tnsim.Attention:
-        weights = (setting.gain * matrix(width, width) for _ in range(6))
-        return tnsim.Attention(*weights, setting.heads)
+        q1, k1, q2, k2, v, o = (setting.gain * matrix(width, width) for _ in range(6))
+        return tnsim.Attention(q1, k1, q2, k2, v, o, setting.heads)
 
     # A one-hot input selects a column of variance 1.
     embed = tnsim.Linear(matrix(width, words) * jnp.sqrt(words))
@@ -163,7 +164,8 @@ def _predictions(
     model: tnsim.Model, tokens: Int[Array, "count context"]
 ) -> Float[Array, "count before vocabulary"]:
     """Logits of tokens 1, 2, ... of every sequence."""
-    return model(jax.nn.one_hot(tokens, model.d_in))[:, :-1]
+    logits: Any = model(jax.nn.one_hot(tokens, model.d_in))
+    return logits[:, :-1]
 
 
 def _loss(model: tnsim.Model, tokens: Int[Array, "count context"]) -> Float[Array, ""]:
