@@ -84,7 +84,7 @@ def cancellation(amplification: float) -> float:
         amplification: Factor A by which the model enlarges rounding, see `problems.conditioning`.
 
     Returns:
-        The ratio 1.5 + A / 4. Over 800 pairs in float32, of one to three layers, half of them
+        The ratio 1.5 + A / 4. Over 800 pairs in float32, of one to three layers, two in five
         with hidden units that nearly cancel, 3 to 10^3 times as large as their sum, the largest
         error is 0.4 of a cosine's bound where nothing cancels, and 0.3 where hidden units do.
     """
