@@ -163,4 +163,4 @@ def test_the_loops_of_others(monkeypatch, wandb):
     state.global_step = 2
     callback.on_step_end(None, state, None, model=net)
     assert [row["step"] for row in state.log_history] == [2]
-    assert state.log_history[0]["similarity/first"] == pytest.approx(1, abs=1e-12)
+    assert_close(state.log_history[0]["similarity/first"], 1.0, rtol=1e-12)

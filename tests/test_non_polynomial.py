@@ -118,9 +118,10 @@ def test_what_a_measure_of_functions_refuses(rng):
     for attempt, message in (
         (lambda: tnsim.baselines.cka([double, double], 20), "give inputs as an array"),
         (
-            lambda: tnsim.baselines.cka([double, wide], x),
+            lambda: tnsim.baselines.output_cosine([double, wide], x),
             r"model 1 gives outputs of shape \(6, 5\)",
         ),
+        (lambda: tnsim.baselines.cka([double, wide], x), "model 1 gives the same output"),
         (lambda: tnsim.baselines.cka([double, 3], x), "expected a tnsim Model"),
         (
             lambda: tnsim.similarity(Transformer(), abs, tnsim.Empirical([[0, 1]])),

@@ -398,7 +398,7 @@ def test_the_cheaper_route_is_planned():
     assert all(
         word in str(deep)
         for word in (
-            "route            recursion",
+            "route            contractions",
             "pairs            210",
             "estimated",
             "tier             interpret",

@@ -186,7 +186,7 @@ def test_routes_beside_each_other(rng):
     (other,) = plan.others
     assert (plan.route, other.route) == ("features", "contractions")
     assert plan.multiplications < other.multiplications and other.seconds > 0
-    assert f"or recursion     {other.multiplications:.3g} multiplications" in str(plan)
+    assert f"or contractions  {other.multiplications:.3g} multiplications" in str(plan)
     few = tnsim.Budget(multiplications=10)
     assert tnsim.plan_pairwise(some, budget=few).others == ()
     with pytest.raises(tnsim.TooLarge, match="more than the budget of 10"):

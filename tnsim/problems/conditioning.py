@@ -118,6 +118,8 @@ def _amplified(model: Model, inputs: Any) -> Any:
         values = outputs.value.reshape(len(outputs.value), -1)
         # Every input has an exponent of its own, in which its largest output is near one.
         sizes, changed = xp.square(values).sum(axis=-1), xp.square(changes).sum(axis=-1)
+        if xp is np and not sizes.any():
+            return 1.0
         of_each = xp.where(sizes > 0, changed / xp.where(sizes > 0, sizes, 1.0), np.nan)
         exponents = outputs.exponent[:, 0]
         counts = xp.exp2(2 * (exponents - exponents.max()))
@@ -294,8 +296,8 @@ def _principal_axes(states: Sequence[Samples]) -> _Basis:
         square = flat.T @ flat
         moment = moment + square / xp.maximum(square.trace(), 1.0)
     squares, vectors = xp.linalg.eigh(moment)
-    shares = xp.clip(squares / squares.max(), 4.0**-_MOST_UNITS, 1.0)
-    powers = -xp.rint(xp.log2(xp.where(squares.max() > 0, shares, 1.0)) / 2)
+    largest = xp.where(squares.max() > 0, squares.max(), 1.0)  # states that vanish have any units
+    powers = -xp.rint(xp.log2(xp.clip(squares / largest, 4.0**-_MOST_UNITS, 1.0)) / 2)
     square, error = _product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
     return _Basis(vectors.T, excess, xp.ldexp(xp.ones((), flat.dtype), powers.astype("int32")))

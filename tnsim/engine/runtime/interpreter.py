@@ -163,7 +163,8 @@ class _BoundPlan:
             outputs, scales = self.stages[n].called(bound)
             for name, output, alone in zip(stage.outputs, outputs, bound.alone, strict=True):
                 if name not in self.values:  # later stages are bound to this array
-                    self.values[name] = output if alone else output.copy()
+                    # A single number comes as a scalar of NumPy, which nothing can be copied into.
+                    self.values[name] = np.asarray(output) if alone else np.array(output)
                 elif self.values[name] is not output:
                     np.copyto(self.values[name], output)
             exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
@@ -378,7 +379,8 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     read: dict[str, int] = {}
     for stage, one in zip(whole.stages, stages, strict=True):
         read.update(zip(stage.inputs, one.steps.sizes, strict=False))
-    elements = sum(read[name] for name in whole.names) + outputs.room // item
+    # An array that no stage reads, as the array of a sum times zero, counts nothing.
+    elements = sum(read.get(name, 0) for name in whole.names) + outputs.room // item
     elements += max((each.room for each in rounds), default=0)
     calls = sum(len(one.steps.steps) for one in stages)
     seconds = sum(one.steps.usual_seconds for one in stages)
