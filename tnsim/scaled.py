@@ -337,7 +337,7 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
         largest = xp.maximum(value.max(axis=axes), -value.min(axis=axes))
     largest = jax.lax.stop_gradient(largest) if xp is jnp else largest
     # 2^(e - 1) <= largest < 2^e, and e = 0 for zero. After a division by 2^e the rule gives 0.
-    # A float first: JAX divides numbers of 32 bits in float32, which would go through all exponents.
+    # A float first: JAX divides integers of 32 bits in float32, and exponents go into all sums.
     return xp.rint(xp.frexp(largest)[1] * 1.0 / power)
 
 
