@@ -210,6 +210,7 @@ def test_files_of_such_modules(tmp_path):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
 
 
+@pytest.mark.slow
 def test_gradients(rng):
     torch.manual_seed(0)
     module, goal = (Module(cp, **FACTORS).double() for _ in range(2))

@@ -12,6 +12,7 @@ import recursion_oracle as oracle
 from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sequence_cases import slow
 
 import tnsim
 from tnsim.all_pairs import run_plan
@@ -151,7 +152,7 @@ def test_a_large_state_is_not_zero(depth, expected, dtype):
 
 
 @pytest.mark.parametrize("metric", ["tree", "closure"])
-@pytest.mark.parametrize("depth", [7, 8])
+@pytest.mark.parametrize("depth", [7, slow(8)])
 def test_ordinary_deep_networks(depth, metric):
     """Weights normal / sqrt(fan-in), biases N(0, 1): 10 of 12 inner products were 0.0 at depth 8."""
     for seed in range(6):
@@ -211,7 +212,7 @@ def test_all_pairs_of_models_with_large_states(n_ctx, dtype):
     assert_close(matrix, expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), "closure of a far mean"])
 def test_traced(metric):
     """Inside a trace units follow the states as well, as constants to derivatives."""
     a = model(0, 4, ["bilinear"], 1.0, 2.0**30, 2)

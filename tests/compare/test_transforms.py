@@ -99,7 +99,7 @@ def test_traced_in_float32_by_default(rng):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
     # Units are applied to an untraced model in float64, the trace computes in float32 all the same.
     a, b = (
@@ -197,7 +197,11 @@ def in_basis(matrices, basis, inverse):
 
 @pytest.mark.parametrize(
     "dtype, condition, rtol",
-    [("float32", 1e4, 1e-5), ("float64", 1e4, 1e-12), ("float64", 1e6, 1e-12)],
+    [
+        ("float32", 1e4, 1e-5),
+        pytest.param("float64", 1e4, 1e-12, marks=pytest.mark.slow),
+        pytest.param("float64", 1e6, 1e-12, marks=pytest.mark.slow),
+    ],
 )
 def test_a_skewed_hidden_basis_costs_no_digits_inside_a_trace(dtype, condition, rtol, rng):
     """A basis stayed as it was given: 0.188 for 1.0 in float32, 0.88 in float64 at 10^6.

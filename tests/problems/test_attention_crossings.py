@@ -201,8 +201,9 @@ METRICS = {
 QUICK = "rotation, some biases"
 
 
-@pytest.mark.parametrize("metric", [slow("tree"), "gaussian", slow("frobenius")])
-@pytest.mark.parametrize("case", [QUICK, *(slow(case) for case in ONE if case != QUICK)])
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
+@pytest.mark.parametrize("case", ONE)
 def test_gradients(case, metric, rng, eager):
     """Of a similarity, in one model."""
     a, b = pair(ONE[case], rng)

@@ -230,9 +230,15 @@ def regauged(model: Model, metric: Metric) -> Model:
         >>> bool(abs(model(x) - skewed(x)) < 1e-9)
         True
     """
-    layers = _widest(model).layers
-    widest = max(layer.d_out for layer in layers)
+    widest = max(layer.d_out for layer in model.layers)
     inputs = _inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
+    model = _widest(model)
+    return (_regauged_by_jax if library(model, inputs) is jnp else _regauged)(model, inputs)
+
+
+def _regauged(model: Model, inputs: Any) -> Model:
+    """The same function with states that are uncorrelated on the inputs."""
+    layers = model.layers
     state, first = entered(_of_unit_scale(layers), inputs)
     states = {first: _in_one_scale(state)}
     for n in range(first, len(layers)):
@@ -244,6 +250,9 @@ def regauged(model: Model, metric: Metric) -> Model:
         bases |= dict.fromkeys(bonds, axes)
     changed = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
     return Model(changed, model.n_ctx)
+
+
+_regauged_by_jax = jax.jit(_regauged)  # one program, also where a derivative runs step by step
 
 
 def _in_one_scale(states: State) -> Any:
