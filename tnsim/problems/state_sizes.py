@@ -116,7 +116,8 @@ def scaled_under(
     model = without_skew(made.value, metric, measured)
     if model is made.value or units.by_states:  # in any basis the states are near one
         return Scaled(model, made.exponent)
-    again = scaled(model, slices)
+    # In a rotated basis rows of all sizes meet, so units follow the states.
+    again = scaled(model, slices, _input_states(model, metric))
     return Scaled(again.value, made.exponent + again.exponent)
 
 
