@@ -108,8 +108,10 @@ def test_polynomial_layers_of_any_order_beside_an_activation(rng):
     for layer in (cubic, gated(rng, "identity", hidden=4).layers[0]):
         model = tnsim.Model([layer])
         assert_right(model, mlp(rng, "relu"), metric)
-        shares = tnsim.paths(model, mlp(rng, "relu"), metric, by="unit")
-        assert len(shares.bra) == 4 + 2
+        other = mlp(rng, "relu")
+        shares = tnsim.paths(model, other, metric, by="unit")
+        assert shares.bra[:5] == ("embed", *(f"embed > layer 0 unit {n}" for n in range(4)))
+        assert_close(shares.values.sum(), tnsim.inner(model, other, metric), rtol=1e-10)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def test_training_is_deterministic_and_its_log_complete(tmp_path):
     tokens = np.eye(16)[drawn(2, 16, 16, 4, 8, 0).tokens]
     for row, model, again in zip(log["checkpoints"], models, trained(TINY, 1), strict=True):
         assert row == {"step": again.step, **again.measures}
-        assert model(tokens).tolist() == again.model(tokens).tolist()
+        same = tnsim.Model(again.model.layers, model.n_ctx)
+        assert model(tokens).tolist() == same(tokens).tolist()
 
 
 @pytest.mark.slow
@@ -106,5 +107,7 @@ def test_the_verdicts_of_half_the_shipped_series(tmp_path):
     small = PathsSetting(samples=32, edge_samples=2, edge_steps=(4000,), planted=3, backdoors=1)
     found = verdicts(EXPERIMENT, small, tmp_path / "out", given=given.parent)
     assert len(found) == 9
-    for name in ("share-follows-accuracy", "same-interval", "no-early-rise", "edges-at-4000"):
+    # Claims on intervals and on edges need every checkpoint, and more than two sequences.
+    names = "share-follows-accuracy", "better-than-the-score", "no-early-rise", "planted-changes"
+    for name in names:
         assert found[name] == "holds"
