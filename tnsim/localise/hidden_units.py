@@ -17,7 +17,7 @@ from jaxtyping import Float
 from tnsim.engine.runtime import execution
 from tnsim.localise.grams import Setting
 from tnsim.models.components import Component, core_with_output
-from tnsim.models.layers import Linear, affine_maps, bias_name, residual_rule
+from tnsim.models.layers import affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
@@ -100,8 +100,8 @@ def _bias(model: Model, parts: Sequence[Component], exponent: Any) -> np.ndarray
         return None
     vector = residual_rule(model.layers[place])[1] * np.asarray(vector, np.float64)
     for layer in model.layers[place + 1 :]:
-        assert isinstance(layer, Linear)  # layers behind the nonlinear layer
-        vector = np.asarray(layer.weight, np.float64) @ vector
+        matrix = getattr(layer, affine_maps(layer)[1])  # layers behind are linear
+        vector = np.asarray(matrix, np.float64) @ vector
     return power(vector, -exponent)
 
 
