@@ -580,16 +580,7 @@ class _Stack:
         if skip is None and (matrix.requires_grad or bool(matrix.any())):
             units = [*units, [(matrix, torch.zeros_like(bias))]]
             down = torch.cat([down, self._eye(len(matrix))], 1)
-        factors = []
-        for leg in range(max(map(len, units))):
-            # A block of fewer factors than the layer has is multiplied by 1.
-            ones = [(torch.zeros_like(w), torch.ones_like(b)) for (w, b), *_ in units]
-            own = [
-                block[leg] if leg < len(block) else one
-                for block, one in zip(units, ones, strict=True)
-            ]
-            factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
-        return _Draft(factors, down, bias, skip)
+        return _Draft(_stacked_factors(units), down, bias, skip)
 
     def _activation_layer(
         self,
@@ -618,15 +609,7 @@ class _Stack:
             eye, zero = self._eye(self.width), self.like.new_zeros(self.width)
             units = [*units, [(eye, zero)], [(-eye, zero)]]
             down = torch.cat([down, matrix / slope, -matrix / slope], 1)
-        factors = []
-        for leg in range(max(map(len, units))):
-            ones = [(torch.zeros_like(w), torch.ones_like(b)) for (w, b), *_ in units]
-            own = [
-                block[leg] if leg < len(block) else one
-                for block, one in zip(units, ones, strict=True)
-            ]
-            factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
-        return _Draft(factors, down, bias, skip, function)
+        return _Draft(_stacked_factors(units), down, bias, skip, function)
 
     def _append_linear(self, matrix: torch.Tensor, bias: torch.Tensor) -> None:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
@@ -802,6 +785,21 @@ def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
 def _unless_zero(bias: torch.Tensor) -> torch.Tensor | None:
     """A bias, or None for a bias of zeros that nobody differentiates."""
     return bias if bias.requires_grad or bool(bias.any()) else None
+
+
+def _stacked_factors(
+    units: list[list[tuple[torch.Tensor, torch.Tensor]]],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The factors of a layer: matrix (units, in) and bias (units,) of all blocks, leg by leg."""
+    factors = []
+    for leg in range(max(map(len, units))):
+        # A block of fewer factors than the layer has is multiplied by 1.
+        ones = [(torch.zeros_like(w), torch.ones_like(b)) for (w, b), *_ in units]
+        own = [
+            block[leg] if leg < len(block) else one for block, one in zip(units, ones, strict=True)
+        ]
+        factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
+    return factors
 
 
 def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
