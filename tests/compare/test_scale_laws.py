@@ -378,3 +378,14 @@ def test_traced(rng):
                 assert_close(np.ldexp(y, 300), x, scale=LARGEST, rtol=1e-10)
         both = jax.tree.map(lambda *x: np.stack(x), a, far)
         assert_close(jax.vmap(cosine)(both), [value] * 2, scale=1.0, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "seed, scales", [(242, (3, -5)), (282, (4, 2)), (332, (-1, -5)), (378, (2, 1))]
+)
+def test_moments_of_attention_stay_in_the_range_of_float32(seed, scales):
+    """Moments of ten small states were zero, and the model was called the zero function."""
+    a = model(HOMOGENEOUS["bilinear, then attention"], seed, "float32")
+    b = tnsim.Model(map(times, a.layers, scales), a.n_ctx)
+    value = tnsim.similarity(a, b, METRICS["closure"], dtype="float32")
+    assert_close(value, 1.0, rtol=1e-4, limited_by="float32")

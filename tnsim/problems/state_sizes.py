@@ -126,7 +126,8 @@ def follow_states(models: Iterable[Model]) -> bool:
 
     Units must follow states where the constant 1 is a coordinate of the states: where a layer of
     any model has a constant, or where the degrees of two models differ in parity (see
-    `leaves.must_lift`).
+    `leaves.must_lift`). So they do below attention: a moment of two of its outputs is one of ten
+    states, and steps of 2^8 in the weights of two layers would take it out of the range of float32.
 
     Example:
         >>> import tnsim
@@ -136,6 +137,8 @@ def follow_states(models: Iterable[Model]) -> bool:
         >>> follow_states([tnsim.Model([tnsim.Residual(square)])])
         True
     """
+    if any(model.attends for model in models):
+        return True
     several = {kinds(model) for model in models}
     parities = {tree(layers).legs % 2 for layers in several}
     return len(parities) > 1 or any(kind.constant for layers in several for kind in layers)
