@@ -456,8 +456,8 @@ def _input_states(model: Model, metric: Metric) -> MeasuredStates:
     """The states below the first layer."""
     if isinstance(metric, Categorical):
         # One token is on at a time: E[x_i x_j] = p_i delta_ij.
-        mean = np.concatenate([np.ones(1), token_probabilities(metric, model.d_in)])
-        second = mean
+        probabilities = token_probabilities(metric, model.d_in)
+        mean = second = library(probabilities).concatenate([np.ones(1), probabilities])
     else:
         mean, second = moments_at_a_position(metric, model.d_in, model.n_ctx)
     joined = metric
