@@ -202,6 +202,8 @@ class Pairing(Protocol):
 
     f: Activation
     g: Activation
+    centred: bool  # whether the product of the means of both units is left out
+    means: tuple[int, int]  # the fields of which order 0 is the mean of a unit
 
     @property
     def terms(self) -> tuple[tuple[int, int], ...]:
@@ -256,7 +258,9 @@ class Plain:
 
     f: Activation
     g: Activation
+    centred: bool = False
     terms = ((0, 0),)
+    means = (0, 0)
 
     def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
         return (1.0,)
@@ -295,15 +299,19 @@ def with_side(pairing: Any, units: Expanded) -> Expanded:
         return units._replace(side=pairing.side(units.f, units.parameters, False))
 
 
-def kernel_of(first: Expanded, second: Expanded, together: Together = in_turn) -> Kernel:
+def kernel_of(
+    first: Expanded, second: Expanded, together: Together = in_turn, centred: bool = False
+) -> Kernel:
     """The kernel of two layers of plain units.
 
     Args:
         first: Units of the rows.
         second: Units of the columns.
         together: Function that runs independent tasks, in threads or in turn.
+        centred: Whether products of means are left out, for numbers on the host: covariances, and
+            no digit lost where means are large beside deviations.
     """
-    return between(Plain(first.f, second.f), first, second, together)
+    return between(Plain(first.f, second.f, centred), first, second, together)
 
 
 def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
@@ -453,7 +461,11 @@ def numbers_of(
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
         sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        values[i, j] = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        found = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        if pairing.centred:
+            a, b = pairing.means
+            found = found - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
+        values[i, j] = found
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
     sizes = (left.size, right.size), (left.gross, right.gross)
@@ -479,11 +491,18 @@ def _by_long_series(
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
         c, d = left.tables[0, a], right.tables[0, b]
         series = c[_LONG] * d[_LONG]
-        for k in range(_LONG - 1, -1, -1):
+        lowest = _lowest(pairing, (a, b))
+        for k in range(_LONG - 1, lowest - 1, -1):
             series = series * cross[0] + c[k] * d[k]
+        series = series * cross[0] if lowest else series
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
     return i[left_over], j[left_over], float(tails[~left_over].max(initial=0.0))
+
+
+def _lowest(pairing: Any, fields: tuple[int, int]) -> int:
+    """The lowest order of the series of a pair of fields: 1 for means that are left out."""
+    return int(pairing.centred and fields == pairing.means)
 
 
 def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -550,10 +569,13 @@ def _tile(
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
         c, d = left.tables[0, a, :, i, None], right.tables[0, b, :, None, j]
         series = c[order] * d[order]
-        for k in range(order - 1, -1, -1):  # Horner's rule
+        lowest = _lowest(pairing, (a, b))
+        for k in range(order - 1, lowest - 1, -1):  # Horner's rule
             series *= rho
             np.multiply(c[k], d[k], out=product)
             series += product
+        if lowest:
+            series *= rho
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum

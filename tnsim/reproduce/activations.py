@@ -5,9 +5,7 @@ of one hidden layer and of two are trained on one task from two seeds, for each 
 of a network is the same function written with other weights. Networks and copies are written as
 `seed-N/NAME.safetensors`.
 
-Beyond one hidden layer the closure treats hidden states of both networks as jointly Gaussian. Its
-first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions of
-both hidden states side by side, with the moments of these states.
+Beyond one hidden layer `GaussianClosure` treats hidden states of both networks as jointly Gaussian.
 """
 
 from __future__ import annotations
@@ -284,17 +282,9 @@ def of_closure(
 ) -> tuple[float, float]:
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
-    x = rng.normal(size=(run.setting.samples, a.d_in))
-    states = np.concatenate([tnsim.Model(model.layers[:2])(x) for model in (a, b)], axis=1)
-    width = a.layers[1].d_out
-    sides = np.eye(2 * width)[:width], np.eye(2 * width)[width:]
-    upper = [
-        tnsim.Model([tnsim.Linear(side), *model.layers[2:]])
-        for side, model in zip(sides, (a, b), strict=True)
-    ]
-    truth = tnsim.similarity(a, b, tnsim.Empirical(x))
-    first, second = upper
-    return float(truth), float(tnsim.similarity(first, second, tnsim.Gaussian.fit(states)))
+    truth = tnsim.Empirical(rng.normal(size=(run.setting.samples, a.d_in)))
+    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
+    return float(tnsim.similarity(a, b, truth)), float(found)
 
 
 def of_polynomials(
