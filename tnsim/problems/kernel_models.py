@@ -35,7 +35,7 @@ from tnsim.activations.activation import Activation, Gate
 from tnsim.engine.precision import Arithmetic, cancellation
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import pytree
+from tnsim.models.arrays import is_traced, pytree
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.kernels import (
@@ -52,6 +52,7 @@ from tnsim.problems.kernels import (
 )
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
+from tnsim.sessions import per_object_cache
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -155,10 +156,19 @@ def units_under(
     d_in, n_ctx = reading
     units, exponent = _in_range(units)
     found, counts = [], []
-    for count, mean, cov in marginals(metric, d_in, n_ctx):
-        found.append(Chain(prepared(units, mean, root_of(cov), d_in, dtype, on_host)))
+    roots = (_roots if is_traced(metric) else _kept_roots)(metric, d_in, n_ctx)
+    for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
+        found.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
         counts.append(count)
     return PreparedModel(tuple(found), tuple(counts), exponent)
+
+
+def _roots(metric: Metric, d_in: int, n_ctx: int | None) -> tuple[Any, ...]:
+    """Roots of the covariances of a metric, at every distinct position."""
+    return tuple(root_of(cov) for _, _, cov in marginals(metric, d_in, n_ctx))
+
+
+_kept_roots = per_object_cache(_roots)  # eigenvectors of 768 coordinates take a second
 
 
 def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:

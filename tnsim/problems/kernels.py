@@ -407,6 +407,18 @@ class Moments(NamedTuple):
     slopes: Float[Array, "out latent"]
 
 
+class Sizes(NamedTuple):
+    """Sizes of all hidden units in the outputs, relative to which kernels are rounded.
+
+    Args:
+        total: Sums over units of |D| times the size of the unit.
+        length: Roots of the sums of squares, as errors of single pairs of units add up.
+    """
+
+    total: Float[Any, " out"]
+    length: Float[Any, " out"]
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -421,6 +433,8 @@ class Prepared:
         beside: Mean and slopes of S x + c.
         copies: Number of powers that together are a single hidden unit of the layer.
         expanded: Coefficients of the hidden units; None where there are none.
+        sizes: Sizes of the hidden units in the outputs, for numbers on the host; a trace makes
+            them itself.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -431,6 +445,7 @@ class Prepared:
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
     expanded: Any = None
+    sizes: Sizes | None = None
 
     @property
     def units(self) -> int:
@@ -502,7 +517,11 @@ def prepared(
         if up is None
         else gated_expanded(units.activation, GatedUnits(gate, up))
     )
-    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known)
+    sizes = None
+    if known.side is not None:
+        eye = np.eye(len(known.side.gross)) if down is None else down
+        sizes = _sizes(eye, known.side.gross)
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known, sizes)
 
 
 def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
@@ -569,18 +588,29 @@ def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    for block in kernel_blocks(a, b):
+    alone = a is b and not isinstance(a.beside.mean, jax.Array)
+    for block in kernel_blocks(a, b, triangle=alone):
         start = sum(map(len, gross))
         stop = start + len(block.gross)
-        value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
+        read = columns
+        if alone:  # entries above the diagonal blocks stand for those below too
+            read = columns[:, start:].copy()
+            read[:, stop - start :] *= 2
+        value = value + xp.einsum("oi,io->o", rows[:, start:stop], block.values @ read.T)
         share = xp.maximum(share, block.share)
         gross.append(block.gross)
         other_gross = block.other_gross
-    own, other = rows * xp.concatenate(gross), columns * other_gross
-    bound = share * abs(own).sum(axis=1) * abs(other).sum(axis=1)
-    lengths = [(x**2).sum(axis=1) for x in (own, other)]
-    lengths = tuple(map(xp.sqrt, lengths))
-    return _Pairs(value, bound, lengths)
+    first = a.sizes or _sizes(rows, xp.concatenate(gross))
+    second = b.sizes or _sizes(columns, other_gross)
+    bound = share * first.total * second.total
+    return _Pairs(value, bound, (first.length, second.length))
+
+
+def _sizes(down: Any, gross: Any) -> Sizes:
+    """The sizes of all hidden units in the outputs, given those of the units."""
+    xp = library(down, gross)
+    length = xp.sqrt(xp.einsum("oi,oi,i->o", down, down, gross**2))
+    return Sizes(abs(down) @ gross, length)
 
 
 def down_of(model: Prepared) -> Any:
@@ -630,18 +660,23 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(n * units // count for n in range(count + 1)))
 
 
-def kernel_blocks(a: Prepared, b: Prepared, centred: bool = False) -> Iterator[Kernel]:
+def kernel_blocks(
+    a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
+) -> Iterator[Kernel]:
     """The kernel of all hidden units of two models in blocks of rows, with certified bounds.
 
     Args:
         a, b: Models under the same input.
         centred: Whether products of means are left out, which makes covariances; on the host.
+        triangle: Whether columns before a block's rows are left out, as a kernel of one model with
+            itself is symmetric.
     """
     first, second, between = a.expanded, b.expanded, kernel_of
     if a.up is not None or b.up is not None:
         first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
     for start, stop in blocks_of(a.units, b.units):
-        yield between(first.part(start, stop), second, _at_once, centred)
+        others = second.part(start, b.units) if triangle else second
+        yield between(first.part(start, stop), others, _at_once, centred)
 
 
 def _at_once(tasks: Sequence[Any]) -> list[Any]:
