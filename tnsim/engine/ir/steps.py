@@ -219,9 +219,8 @@ def _seconds(step: Step, speeds: Speeds, threads: int) -> float:
     if step.kind == "matmul":
         k = step.reads[0].shape[-1]
         found = matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
-    # The first argument of a sum entry by entry has all axes, kept and summed; a missing label has
-    # stride 0.
     elif step.kind == "einsum":
+        # Each argument has all axes, kept and summed; along a label that it lacks it has stride 0.
         found = _by_entries(math.prod(step.reads[0].shape), speeds)
     else:
         found = speeds.call + math.prod(step.reads[0].shape) / speeds.passing
