@@ -497,9 +497,9 @@ class _Analysis:
             result = self._sum(operation.weights, arguments, want, sizes)
         elif len(arguments) == 1:
             result = self._reduced(arguments[0], want, sizes)
-        # A label of the first argument that the result lacks is summed over. A label of the second
-        # argument alone is never summed here: programs sum such labels beforehand.
         elif any(label not in want for label in arguments[0].strides):
+            # A label of the first argument that the result lacks is summed over. A label of the
+            # second argument alone is never summed here: programs sum such labels beforehand.
             result = self._contracted(arguments[0], arguments[1], want, sizes)
         else:
             order = self._entry_order(arguments, want, sizes)

@@ -178,9 +178,9 @@ class _BoundPlan:
                 if name not in self.values:  # later stages are bound to this array
                     # A single number comes as a scalar of NumPy, which nothing can be copied into.
                     self.values[name] = np.asarray(output) if alone else np.array(output)
-                # Dividing by a scale may give an array elsewhere, where one value stands for
-                # several outputs; the numbers are copied to the array that later stages read.
                 elif self.values[name] is not output:
+                    # Dividing by a scale may give an array elsewhere, where one value stands for
+                    # several outputs; the numbers are copied to the array that later stages read.
                     np.copyto(self.values[name], output)
             exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
         # The caller keeps the outputs, and the next run overwrites these arrays.
@@ -321,10 +321,10 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
             helpers.append(_pool().submit(work))
     try:
         work()
-    # Where a task raised, `left` still has tasks that nobody shall begin any more. Helpers that
-    # have not started are cancelled, and the others are waited for, since they write to memory of
-    # this call.
     finally:
+        # Where a task raised, `left` still has tasks that nobody shall begin any more. Helpers that
+        # have not started are cancelled, and the others are waited for, since they write to memory
+        # of this call.
         left.clear()
         for helper in helpers:
             if not helper.cancel():
