@@ -214,6 +214,7 @@ class GaussianClosure(GaussianMoments):
 
 def check_metric(metric: Any) -> None:
     """Raise `ModelError` for a value that is no metric, such as the class of a metric."""
+    # The class of a metric has its methods too, so it would pass for one.
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
         raise ModelError(
@@ -263,6 +264,7 @@ def layer_by_layer(
     Raises:
         TooLarge: The legs of whole trees would have to be joined.
     """
+    # One nonlinear layer is a whole tree, whose legs a layer joins just as well.
     if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
         raise TooLarge(
             f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree "

@@ -50,6 +50,7 @@ class Elementwise:
 
     def __post_init__(self) -> None:
         width = self.width
+        # True is an integer for Python.
         whole = isinstance(width, int) and not isinstance(width, bool) and width > 0
         if width is not None and not whole:
             raise ModelError(f"Elementwise width must be a positive integer, found {width!r}")
@@ -173,6 +174,8 @@ class Gated:
                 f"{thresholds!r}; a threshold of 0 is the activation 'relu'"
             )
         bias = vector(gate_bias, "Gated gate_bias", len(gate))
+        # Thresholds divide the reading side and multiply the writing side, which leaves the
+        # function alone.
         bias = None if bias is None else bias / sizes
         scaled = gate / sizes[:, None], None, down * sizes
         return cls(*scaled, jump_relu(1.0), bias, None, down_bias)
@@ -184,6 +187,7 @@ class Gated:
         if up is not None:
             up = matrix(up, "Gated up", (rank, d_in), " as in gate")
         elif self.up_bias is not None:
+            # The bias would be a second factor without a matrix: a constant per unit.
             raise ModelError("Gated has an up_bias but no up: move the numbers into down")
         down = matrix(self.down, "Gated down", (None, rank), ", the rank of gate and up")
         set_arrays(
