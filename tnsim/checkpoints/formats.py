@@ -163,6 +163,7 @@ def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
             ...
         tnsim.errors.CheckpointError: declares 1,073,741,824 bytes of tensors in a file of 1,000...
     """
+    # A few bytes can declare any shape, before a number is read.
     declared = sum(tensor.nbytes for tensor in tensors)
     if declared > max(SMALL, EXPANSION * size):
         raise CheckpointError(
@@ -202,6 +203,7 @@ def contents(path: Path) -> Contents:
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
+    # The parts of an index are checked one by one, by their own sizes.
     if path.name == INDEX:
         return _parts(path)
     if not path.exists():
@@ -233,6 +235,7 @@ def _safetensors(path: Path) -> Contents:
 
     with path.open("rb") as start:
         length = int.from_bytes(start.read(8), "little")
+    # A length beyond the file is left to the reader, which calls the file truncated.
     if HEADER_BYTES < length < path.stat().st_size:
         raise CheckpointError(
             f"its header has {length:,} bytes, over the limit of {HEADER_BYTES:,}"
@@ -246,6 +249,7 @@ def _safetensor(path: Path, file: Any, name: str) -> Stored:
     declared = file.get_slice(name)
     dtype = declared.get_dtype()
     if dtype not in SAFETENSORS:
+        # The file is readable as long as nobody asks for this tensor.
         return Stored(name, dtype, 0, functools.partial(_unreadable, name, dtype))
     numbers = np.dtype(SAFETENSORS[dtype])
     if dtype in FLOAT8:
@@ -274,12 +278,14 @@ def _parts(index: Path) -> Contents:
     with refusing("not a readable index of safetensors"):
         places = json.loads(read_text(index))["weight_map"]
         files = sorted(set(places.values()))
+        # An index must not lead out of its folder.
         if not all(Path(name).name == name and name.endswith(_PART) for name in files):
             raise CheckpointError(f"its parts must lie beside it as {_PART}, found {files[:4]}")
     tensors: list[Stored] = []
     for name in files:
         with naming(f"its part {name}"):
             part = contents(index.with_name(name))
+        # A part may hold more tensors than the index gives it.
         tensors += [one for one in part.tensors if places.get(one.name) == name]
     if missing := sorted(set(places) - {one.name for one in tensors}):
         raise CheckpointError(f"its parts lack {', '.join(missing[:8])}")
@@ -302,6 +308,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
         )
     with archive.open(member) as file:
         shape, dtype = _npy_header(file)
+        # Declared and held bytes are compared, as an array is allocated by its shape.
         held = member.file_size - file.tell()
     if dtype.hasobject:
         raise CheckpointError(f"{name!r} holds Python objects, which are not read")
@@ -348,6 +355,8 @@ def _directory_bytes(path: Path) -> int:
     and a pointer of 20 stand before it.
     """
     with path.open("rb") as file:
+        # The record is searched for in the last bytes alone, and the directory is never read before
+        # its length is known.
         file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
         tail = file.read()
     end = tail.rfind(b"PK\5\6")
@@ -374,6 +383,7 @@ def _torch(path: Path) -> Contents:
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
+        # The name of the class tells users what they saved.
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         example = f", such as {found[1]}" if found else ""
         raise CheckpointError(
@@ -413,6 +423,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             raise CheckpointError("is a TorchScript program; save its state_dict with torch.save")
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise CheckpointError("its records are compressed; save it again with torch.save")
+        # Everything but the numbers is read by the unpickler.
         pickled = sum(member.file_size for member in members if "/data/" not in member.filename)
         if pickled > PICKLE_BYTES:
             raise CheckpointError(
@@ -429,6 +440,7 @@ def _unread(
     state: Mapping, tensor_type: type, tensors: list[Stored], seen: dict[int, Any]
 ) -> dict[Any, Any]:
     """A mapping, which may hold itself, with its tensors as `Stored`, collected in `tensors`."""
+    # Pickles may refer to themselves.
     if id(state) in seen:
         return seen[id(state)]
     unread = seen[id(state)] = {}

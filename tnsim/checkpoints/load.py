@@ -111,9 +111,11 @@ def read(
         file = located(path)
         log.debug("read %s", file)
         inventory = contents(file)
+        # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
+        # Only foreign files need the configuration beside them.
         config = configuration(file)
         known = known or detect(inventory.state, config, leave_out)
         log.debug("by the dialect %s", known.name)
@@ -190,6 +192,7 @@ def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
         from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
 
         return reader_of_states(dialect)
+    # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module"):
         return dialect
     if str(dialect) in PRESETS:
@@ -251,6 +254,7 @@ class Series(Sequence[Model]):
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
         found = list(_expand(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
+        # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
         self.labels: tuple[str, ...] = _labels([Path(name) for name in self.names])
 
@@ -264,6 +268,7 @@ class Series(Sequence[Model]):
     def __getitem__(self, index: slice) -> Series: ...
 
     def __getitem__(self, index: int | slice) -> Model | Series:
+        # A part of a series is read with the arguments of the whole.
         if isinstance(index, slice):
             dialect, n_ctx, leave_out, norm_inputs = self.reading
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
@@ -304,8 +309,10 @@ def is_several(path: str | os.PathLike[str]) -> bool:
         >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
         (True, False)
     """
+    # A folder with an architecture and its weights is a single model.
     if os.path.isdir(path):
         return model_file(Path(path)) is None
+    # A file may really have brackets in its name.
     return glob.has_magic(str(path)) and not os.path.exists(path)
 
 
@@ -333,6 +340,7 @@ def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
         paths = _paths(source)
         if not paths:
             raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
+        # Folders list files in an order of their own.
         ordered = sorted(paths, key=lambda name: natural(Path(name)))
         return [(name, located(paths[name])) for name in ordered]
 
@@ -340,6 +348,8 @@ def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
 def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     """Files, folders of a single model and snapshots by the names from which labels are taken."""
     folder = Path(source)
+    # A repository in a hub cache has a snapshot for each revision, which are the checkpoints of a
+    # run.
     if folders.is_cache(folder):
         return {name: f"{source}@{path.name}" for name, path in folders.snapshots(folder).items()}
     if not is_several(source):
@@ -367,6 +377,7 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     """
     at_end = (int(path.stem.lower() in LAST), 0, "")
     texts = path.name, str(path)
+    # The odd parts of the split are the numbers.
     name, whole = ([_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
     return [at_end, *name], whole
 
@@ -381,19 +392,23 @@ def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
     """The single number that tells the names apart, or the names."""
     stems = [path.stem for path in paths]
     numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
+    # The step is shorter than the name and is what plots need on their axis.
     if numbers is not None:
         return numbers
     if len(set(stems)) == len(stems):
         return tuple(stems)
+    # Equal stems, as in `step_9/model.pt`, need the folders in front.
     return tuple(map(str, paths))
 
 
 def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
     """The number in which names differ: the only one, or the one that counts steps."""
+    # Names of different build cannot be compared part by part.
     if len(names) < 2 or len(set(map(len, names))) > 1:
         return None
     columns = list(zip(*names, strict=True))
     differing = [n for n, column in enumerate(columns) if len(set(column)) > 1]
+    # A word that differs says more than the numbers beside it.
     if not all(all(map(str.isdecimal, columns[n])) for n in differing):
         return None
     number = _counting(differing, columns)
@@ -402,6 +417,7 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
     if number is None:
         return None
     labels = tuple(str(int(part)) for part in columns[number])
+    # Leading zeros may hide that two labels are one number.
     return labels if len(set(labels)) == len(names) else None
 
 
@@ -416,9 +432,11 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
         The column. None where another number, such as a seed, tells the files apart too; digits
         behind a point belong to a measured value and are passed over.
     """
+    # The word in front of a number tells what the number counts.
     before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
     if not all(any(word in text for word in COUNTERS) for text in before.values()):
         return None
+    # Of several counts the finest tells the most checkpoints apart.
     for word in COUNTERS:
         for n, text in before.items():
             if word in text:
@@ -612,6 +630,7 @@ def confirm(
     errors = [
         _forward_difference(model, forward, samples, seed, scale).relative for scale in SCALES
     ]
+    # Written with `not`, so that NaN is refused.
     if not max(errors) < CONFIRMS:
         sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
         raise ModelError(
@@ -620,6 +639,7 @@ def confirm(
             f"Mend the dialect, or where there is an activation: {ON_INPUTS}"
         )
     origin = model.origin or Origin("a forward pass")
+    # The dialect goes on to the next file, so its guesses are confirmed there as well.
     dialect = origin.dialect.confirmed() if origin.dialect is not None else None
     said = f"compared with a forward pass: largest relative error {max(errors):.2g}"
     assumptions = (*origin.assumptions, said)
@@ -634,6 +654,7 @@ def _forward_difference(
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)
+    # Inputs are float32, as networks take them; the model itself computes in float64.
     x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     ours = np.asarray(model(x.astype(np.float64)), np.float64)
@@ -642,5 +663,6 @@ def _forward_difference(
             f"forward gives shape {theirs.shape} for inputs {x.shape}, the model {ours.shape}"
         )
     absolute = float(np.abs(theirs - ours).max())
+    # A forward pass that gives zeros alone must not divide by zero.
     largest = max(float(np.abs(theirs).max()), float(np.finfo(np.float64).tiny))
     return ForwardDifference(absolute, absolute / largest)

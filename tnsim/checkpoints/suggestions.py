@@ -87,6 +87,7 @@ def check_polynomial(
             ...
         tnsim.errors.UnsupportedLayer: 0.weight and 2.weight are plain linear layers in a row, wh...
     """
+    # Names of a gate anywhere are enough to refuse.
     gate = next(filter(_is_gate, shapes), None) or _gate_of_three(shapes)
     if gate is not None:
         raise UnsupportedLayer(
@@ -97,7 +98,9 @@ def check_polynomial(
     before: dict[str, Any] | None = None
     for rule in rules:
         linear = rule["kind"] == "linear"
+        # A repeated linear rule is a row of layers by itself.
         several = linear and rule.get("repeat") and list(names.values()).count(rule["weight"]) > 1
+        # A lookup of tokens is followed by a linear layer without an activation in many networks.
         in_a_row = before is not None and before["kind"] == "linear" and not _is_lookup(before)
         if linear and (several or in_a_row):
             first = rule if before is None or not in_a_row else before
@@ -127,6 +130,7 @@ def _gate_of_three(shapes: Shapes) -> str | None:
         if found is None:
             continue
         second, third = (f"{found[1]}{found[2]}{n}{found[3]}" for n in (2, 3))
+        # w1 and w3 lead up and w2 leads back, which shapes can tell unless they are square.
         leads_back = shapes.get(second) == (columns, rows) and rows != columns
         if leads_back and shapes.get(third) == (rows, columns):
             return key
@@ -150,9 +154,11 @@ def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dic
     """
     layers = list(layers)
     found = [("layers", _ORDER)]
+    # Shapes of neighbours tell the direction, unless there is no neighbour or a matrix is square.
     if len(layers) == 1 or any(rows == columns for rows, columns in shapes.values()):
         found.append(("matrices", _STORED))
     for n, rule in enumerate(layers):
+        # A list, as fields are removed on the way.
         for name in [name for name in rule if name.startswith(OPEN)]:
             found.append((f"{name.removeprefix(OPEN)} of layer rule {n}", rule.pop(name)))
     for about, guess in found:
@@ -180,10 +186,12 @@ def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[
     blocks = [_block(rule) for rule in rules]
     for block, several in itertools.groupby(rules, key=_block):
         run = list(several)
+        # A block with a single rule may stay a run.
         if block is None or blocks.count(block) == 1:
             yield from run
             continue
         numbers = {name[len(block) :].split(".")[0] for name in names if name.startswith(block)}
+        # The rules of a block follow one another within each block.
         for i in range(len(numbers)):
             for rule in run:
                 yield _numbered(rule, i)
@@ -201,6 +209,7 @@ def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
     """The rule of a single layer of a run."""
     found: dict[str, Any] = {}
     for name, value in rule.items():
+        # Comments and guesses are said at the first block alone.
         if name != "repeat" and not (i and name[0] in "#?"):
             found[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
     return found
@@ -426,6 +435,7 @@ def _attention(beside: list[Weight]) -> dict[str, Any] | None:
         }
     if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
         return None
+    # A query or key without a number serves both scores.
     found = {role: roles.get(role) or roles.get(role[0]) for role in PROJECTIONS}
     named = {role: weight for role, weight in found.items() if weight is not None}
     return _projections(named) if len(named) == len(found) else None
@@ -464,10 +474,12 @@ def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
         after = _width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
         stored = (rows, columns)
         looked_up = n == 0 and "bias" not in rule and _EMBEDDING.search(rule["weight"])
+        # A square table says nothing about its direction.
         if rows == columns and looked_up:
             rule["transpose"] = True
             rule["?transpose"] = "row t of the square matrix is the vector of token t"
         elif before == rows != columns or (n == 0 and after == columns != rows):
+            # Widths agree only the other way round.
             rule["transpose"] = True
             rule["# transpose"] = f"stored as {stored}, which fits its neighbours transposed"
 
@@ -489,10 +501,12 @@ def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
     for key in norms:
         module, _, word = key.rpartition(".")
         scope = key.partition("{i}")[0] if "{i}" in key else ""
+        # A norm without a scope of its own stands before the last layer, as in most transformers.
         inside = [rule for rule in rules if scope and scope in json.dumps(rule)] or rules[-1:]
         modules = places.setdefault(scope, [])
         if module not in modules:
             modules.append(module)
+        # The first norm of a block goes to its first layer, the second to the next.
         rule = inside[min(modules.index(module), len(inside) - 1)]
         if "energy" in word:
             rule["norm_energy"] = key

@@ -148,6 +148,7 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         Forward differentiation of affine maps; a product of affine functions is a term of a CP
         decomposition.
     """
+    # A single input is traced, as layers act on each input alone.
     trace = _Trace(module, example[:1].detach())
     for node in trace.graph.nodes:
         if node.op == "output":
@@ -168,6 +169,7 @@ class _Trace:
 
     def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
         self.graph, self.values = _exported(module, example)
+        # A value that no later operation reads is left out of the next state.
         self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
         self.stack = _Stack(example)
@@ -181,6 +183,7 @@ class _Trace:
         for before in node.all_input_nodes:
             self.uses[before].discard(node)
         live = self._live()
+        # Only a value that carries all the rest can become the next state.
         alone = list(live) == [(node, None)] and self.stack.ends_layer(live[node, None])
         if alone and not _is_squared(node):  # relu(x)^2 is one activation
             self._settle(live)
@@ -224,6 +227,7 @@ class _Trace:
         if name == "pow" and _is_power(node):
             return self._power(node)
         places = [n for n, one in enumerate(node.args) if _reads(one, varying)]
+        # A function of a single value, with settings that do not depend on the input.
         if places == [0] and (found := self._function(node, name)) is not None:
             return self._activated(node, *found)
         chooses = name == "where" and places[0] == 0
@@ -231,6 +235,7 @@ class _Trace:
             return self._multiplied(node, places)  # where(u > t, u, 0)
         if name not in AFFINE or (name in FIRST_ALONE and places != [0]) or chooses:
             raise UnsupportedLayer(f"{_place(node)} computes {name}, {_reason(name)}")
+        # The first argument of `addmm` and `baddbmm` is added, not multiplied.
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in PRODUCTS.split() and len(factors) > 1:
             return self._multiplied(node, factors)
@@ -247,19 +252,24 @@ class _Trace:
         given = [self.values[one] for one in varying]
 
         def applied(*arrays: torch.Tensor) -> Any:
+            # All other arguments are arrays, which stay the same in every direction.
             known = self.values | dict(zip(varying, arrays, strict=True))
             return self._applied(node, known)
 
         constant = applied(*(value.constant for value in given))
         origin = applied(*(torch.zeros_like(value.constant) for value in given))
         slopes: dict[int, Any] = {}
+        # An operation that is affine in its arguments maps directions as it maps their difference
+        # from zero.
         for source in sorted({source for value in given for source in value.slopes}):
             size = self.stack.size(source)
             directions = [
                 value.slopes.get(source, value.constant.new_zeros((size, *value.shape)))
                 for value in given
             ]
+            # All directions of a source at once; the number of coordinates is a batch axis.
             slopes[source] = torch.vmap(applied)(*directions)
+        # Operations such as `split` give several arrays.
         if isinstance(constant, torch.Tensor):
             return _affine_value(constant, origin, slopes)
         parts: list[Any] = []
@@ -312,11 +322,13 @@ class _Trace:
     def _activated(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
         """An activation of a value, of every entry alone."""
         (argument, *_) = node.args
+        # Hidden units of an activation read the state alone, so other values end a layer first.
         if not set(self.values[argument].slopes) <= {0}:
             self._settle(self._live())
         value: _Value = self.values[argument]
         constant = value.constant - shift
         shape = constant.shape
+        # Thresholds may broadcast the argument to a larger shape.
         expand = torch.vmap(lambda x: x.expand(shape))
         slopes = {source: expand(slope) for source, slope in value.slopes.items()}
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
@@ -327,6 +339,7 @@ class _Trace:
         if node.args[1] == 2 and (squared := self.stack.squared(self.values[node.args[0]])):
             return squared
         (base,) = self._factors([node.args[0]])
+        # Each factor is a leg of the next `Multilinear` layer.
         result = base
         for _ in range(int(node.args[1]) - 1):  # pyright: ignore
             result = self._hidden(result, base)
@@ -335,6 +348,7 @@ class _Trace:
     def _factors(self, nodes: list[Any]) -> list[_Value]:
         """Values that hidden units can be made of, after a new layer where they are no such."""
         values = [self.values[one] for one in nodes]
+        # Only products of affine functions, or with single units, are hidden units again.
         if not (all(map(self.stack.multiplies, values)) and self.stack.gates(values)):
             self._settle(self._live())
         return [self.values[one] for one in nodes]
@@ -342,6 +356,7 @@ class _Trace:
     def _hidden(self, one: _Value, two: _Value) -> _Value:
         """The product of two values that broadcast to a common shape."""
         shape = torch.broadcast_shapes(one.shape, two.shape)
+        # A product of n entries has n units, each with a row as wide as the state.
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
         grown = [_each(value, lambda x: x.expand(shape)) for value in (one, two)]
         return self.stack.multiplied(*grown)
@@ -378,16 +393,20 @@ class _Stack:
         """Whether each entry of a value is affine in the state alone, or a multiple of one unit."""
         if set(value.slopes) <= {0}:
             return True
+        # A sum of a unit and anything else is no factor.
         if len(value.slopes) > 1 or bool(value.constant.any()):
             return False
         (slope,) = value.slopes.values()
+        # Every entry has to be a multiple of exactly one unit.
         return bool(((slope.flatten(1) != 0).sum(0) == 1).all())
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
         if self._function(one) is None and self._function(two) is None:
             return self._block([*self._factors(one), *self._factors(two)], one.shape)
+        # The activation goes first, as the gate of its layer.
         first, second = (one, two) if self._function(one) is not None else (two, one)
+        # A step multiplies what it is a step of, so the step decides.
         if self._function(second) is not None and self._name(second) == "step":
             first, second = second, first
         function = self._function(first)
@@ -399,12 +418,14 @@ class _Stack:
             return self._block(factors, one.shape, function)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
         height, thresholds = self._heights(first, second)
+        # A step at zero of its own argument is ReLU.
         if not bool((thresholds > 0).any()):
             found = self._block([(weight, bias)], one.shape, activation("relu"))
         else:
             factors = [(weight / thresholds[:, None], bias / thresholds + 1)]
             height = height * thresholds
             found = self._block(factors, one.shape, jump_relu(1.0))
+        # Heights are put into the slope, behind the activation.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size * height).reshape(one.shape)})
 
@@ -420,6 +441,7 @@ class _Stack:
         if len(factors) > 1:
             return None
         found = self._block(factors, value.shape, activation("relu2"))
+        # The square of k relu(u) is k^2 times the square of relu(u), whatever the sign of k.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size**2).reshape(value.shape)})
 
@@ -436,11 +458,13 @@ class _Stack:
         if not any(self._name(value) == "step" for value in found):
             return len(found) == 1
         first, second = values if self._name(values[0]) == "step" else values[::-1]
+        # A step times ReLU is ReLU again, at the step's threshold.
         if self._name(second) not in ("", "relu"):
             return False
         known = self._heights(first, second)
         if known is None or bool((known[1] < 0).any()):
             return False
+        # Thresholds of both kinds would need two activations in one layer.
         return bool((known[1] > 0).all()) or not bool(known[1].any())
 
     def _heights(self, step: _Value, other: _Value) -> Any:
@@ -451,6 +475,7 @@ class _Stack:
         else:
             size, ((up, shift),) = self._unit(other)
         count = len(bias)
+        # The step must read the rows that it multiplies.
         if len(shift) != count or not bool((weight == up).all()):
             return None
         return size, shift - bias
@@ -467,6 +492,7 @@ class _Stack:
     def _unit(self, value: _Value) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The numbers by which entries are multiples of hidden units, and the factors of these."""
         ((block, slope),) = value.slopes.items()
+        # `multiplies` has made sure of a single unit for each entry.
         units = slope.flatten(1).abs().argmax(0)
         size = slope.flatten(1).gather(0, units[None])[0]
         return size, [(w[units], b[units]) for w, b in self.units[block]]
@@ -478,6 +504,7 @@ class _Stack:
         function: Activation | None = None,
     ) -> _Value:
         """A new block of hidden units, one for each entry of a value."""
+        # Source 0 is the state.
         block = 1 + max(self.units, default=0)
         self.units[block] = factors
         if function is not None:
@@ -493,6 +520,7 @@ class _Stack:
         """
         if set(value.slopes) <= {0}:
             flat = value.constant.flatten()
+            # A value without slopes is a constant factor.
             if 0 not in value.slopes:
                 return [(self.like.new_zeros(len(flat), self.width), flat)]
             return [(value.slopes[0].flatten(1).T, flat)]
@@ -523,12 +551,14 @@ class _Stack:
             self._append(value)
             return {name: self.state(value.shape)}
         sources = sorted({source for value in values.values() for source in value.slopes})
+        # Units of an activation cannot be carried over the next layer.
         if function := next((self.functions[n] for n in sources if n in self.functions), None):
             raise UnsupportedLayer(
                 f"the forward pass computes {function.name}, and keeps other values beside it over "
                 "a nonlinear layer"
             )
         sizes = [self.size(source) for source in sources]
+        # The new state is all sources one after another.
         slopes = dict(zip(sources, self._eye(sum(sizes)).split(sizes), strict=True))
         moved = {}
         for name, value in values.items():
@@ -543,6 +573,7 @@ class _Stack:
     def finished(self, value: _Value) -> list[Any]:
         """All layers of tnsim, the last of which gives a value."""
         slope = value.slopes.get(0, value.constant[None]).flatten(1)
+        # A last layer that is the identity is left out.
         is_state = set(value.slopes) == {0} and _equal(slope, self._eye(self.width))
         if not self.drafts or not is_state or bool(value.constant.any()):
             self._append(value)
@@ -559,6 +590,7 @@ class _Stack:
             down = torch.cat([value.slopes[block].flatten(1) for block in blocks]).T
             units = [self.units[block] for block in blocks]
             functions = [self.functions.get(block) for block in blocks]
+            # A layer is a product or has an activation, never both.
             if any(functions):
                 self.drafts.append(self._activation_layer(units, functions, matrix, down, bias))
             else:
@@ -566,6 +598,7 @@ class _Stack:
         else:
             self._append_linear(matrix, bias)
         self.width = len(bias)
+        # Values are affine in the new state from here on.
         self.units, self.functions = {}, {}
 
     def _product(
@@ -576,8 +609,10 @@ class _Stack:
         bias: torch.Tensor,
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c`."""
+        # A multiple of the identity is a residual and costs no units.
         skip = _multiple_of_identity(matrix)
         if skip is None and (matrix.requires_grad or bool(matrix.any())):
+            # The block has a single factor, which `_stacked_factors` multiplies by 1.
             units = [*units, [(matrix, torch.zeros_like(bias))]]
             down = torch.cat([down, self._eye(len(matrix))], 1)
         return _Draft(_stacked_factors(units), down, bias, skip)
@@ -615,6 +650,7 @@ class _Stack:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
         if self.drafts and self.drafts[-1].skip is None:
             last = self.drafts[-1]
+            # Merging saves a layer where the product is no larger than its two factors.
             if len(matrix) * last.down.shape[1] <= last.down.numel() + matrix.numel():
                 merged, shifted = matrix @ last.down, bias + matrix @ last.bias
                 self.drafts[-1] = _Draft(last.factors, merged, shifted, None, last.function)
@@ -647,6 +683,7 @@ def _exported(
             program = torch.export.export(module, (example,))
             smaller = torch.export.default_decompositions()
             for name in WHOLE:
+                # Such activations stay single operations, so that they can be known by name.
                 smaller.pop(getattr(torch.ops.aten, name).default, None)
             program = program.run_decompositions(smaller)
     except Exception as error:  # whatever the forward pass or the export raises
@@ -708,9 +745,11 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
 def _clamp(low: float | None, high: float | None) -> Activation:
     """The activation that keeps its argument between two ends, None for no end."""
     known = {(0, None): "relu", (0, 6): "relu6", (-1, 1): "hardtanh"}
+    # Known clamps have a name, and closed forms come with it.
     if (low, high) in known:
         return activation(known[low, high])
     kinks = tuple(float(one) for one in (low, high) if one is not None)
+    # Beyond an end the function is constant.
     left = () if low is None else ((float(low),),)
     right = () if high is None else ((float(high),),)
     return Activation(kinks=kinks, pieces=(*left, (0.0, 1.0), *right), name=f"clamp({low}, {high})")
@@ -718,6 +757,7 @@ def _clamp(low: float | None, high: float | None) -> Activation:
 
 def _odd_slope(function: Activation) -> float | None:
     """The number c with f(x) - f(-x) = c x, as for ReLU and GELU; None where there is none."""
+    # Several points, as most functions have an odd part that is no line.
     x = np.array([0.3, 1.0, 2.7, 9.0])
     slopes = (function(x) - function(-x)) / x
     return float(slopes[1]) if np.ptp(slopes) <= 1e-13 and slopes[1] else None
@@ -804,6 +844,7 @@ def _stacked_factors(
 
 def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
     """The number s of a matrix s I; None for zero, any other matrix, and one with a gradient."""
+    # A skip is a number, through which no gradient goes.
     if matrix.shape[0] != matrix.shape[1] or matrix.requires_grad or not bool(matrix.any()):
         return None
     diagonal = torch.diag(matrix[0, 0].expand(len(matrix)))
@@ -841,16 +882,20 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
         return draft
     if any(array.requires_grad for array in arrays):
         return draft
+    # Biases are a last column, so that rows with their bias are compared as a whole.
     first, second = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors)
     best = (first, second, down)
     for turn in (1, -1):
+        # Either factor may be the one that many units share.
         shared, other = (first, second)[::turn]
         alike, group_of = torch.unique(shared, dim=0, return_inverse=True)
+        # Groups of hardly more than one unit save nothing.
         if 2 * len(alike) > len(shared):
             continue
         found: list[tuple[Any, Any, Any]] = []
         for group, row in enumerate(alike):
             members = group_of == group
+            # The rank of a group is the number of units that it needs.
             left, sizes, right = torch.linalg.svd(
                 down[:, members] @ other[members], full_matrices=False
             )
