@@ -116,6 +116,7 @@ def outputs_of(
     shape: tuple[int, ...] = ()
     for n, model in enumerate(_each(models)):
         outputs = np.concatenate(list(_batches(model, x)))
+        # The first model tells the shape that all others need.
         shape = shape or outputs.shape
         if one_width and outputs.shape != shape:
             raise ModelError(
@@ -123,6 +124,7 @@ def outputs_of(
                 f"model 0 of shape {shape}"
             )
         _check_finite(outputs, n)
+        # Only features are kept, as outputs of all models may not fit into memory.
         features.append(feature(outputs))
     return Outputs(features, about)
 
@@ -147,6 +149,7 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     finite = np.isfinite(outputs)
     if finite.all():
         return
+    # The first such entry, by which it can be found again.
     where = tuple(np.argwhere(~finite)[0])
     raise ModelError(
         f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: "
@@ -179,6 +182,7 @@ def _inputs(
         return _drawn(int(inputs), model, seed_number(seed))
     x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
+    # Integers are token ids for sequences, and numbers for models of vectors.
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
     x = x.astype(np.float64)
@@ -186,6 +190,7 @@ def _inputs(
     fits = x.ndim >= 2 and x.size > 0
     if model is not None:
         d_in = model.d_in
+        # Images have as many numbers as the model reads, in another shape.
         fits = fits and d_in in (x.shape[-1], math.prod(x.shape[1:]))
     if not fits:
         raise ModelError(
@@ -335,6 +340,7 @@ def _of_one_structure(models: Models) -> Iterator[Model]:
             )
         check_numbers(model)
         first = first or model
+        # Weights are compared entry by entry, so they must be of one shape throughout.
         if _structure(model) != _structure(first):
             raise ModelError(
                 f"model {n} has other layers than model 0, so their weights do not match "
@@ -362,6 +368,7 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     last = innermost(model.layers[-1])
     if not map_names(last):
         raise ModelError("the last layer of a model has no weights, so its outputs have no rows")
+    # The output map is the last of the names.
     name = map_names(last)[-1]
     weights = np.asarray(getattr(last, name), np.float64)
     bias = getattr(last, bias_name(name))
@@ -503,6 +510,7 @@ def cka(
         )
     hsic = measures.hsic(features, debiased)
     own = np.diag(hsic).copy()
+    # The unbiased estimator may be zero or below for few inputs, and a root of it is no norm.
     if (own <= about["samples"] * measures.EPS).any():
         raise ModelError(
             f"the debiased HSIC of model {np.argmin(own)} with itself vanishes on these inputs; "
@@ -554,6 +562,7 @@ def js_divergence(
     def divergence(i: int, j: int) -> float:
         mixed = measures.entropy((predictions[i] + predictions[j]) / 2)
         per_input = mixed - (entropies[i] + entropies[j]) / 2
+        # Rounding may leave the range from 0 to ln 2.
         return float(np.clip(per_input, 0, np.log(2)).mean())
 
     about |= {

@@ -96,6 +96,7 @@ def of_models(
         labels = labels_of(models)
     if len(labels) != len(values):
         raise ModelError(f"{len(labels)} names were given for {len(values)} models")
+    # A number, as files of results hold no booleans in attributes.
     needs_data = int("samples" in about)
     return labelled(values, labels, {"needs_data": needs_data, **about}, name)
 
@@ -122,6 +123,7 @@ def over_layers(found: xr.DataArray, count: int, names: Sequence[Sequence[str]])
     """
     if found.dims != ("a", "b"):
         raise ModelError(f"layers are compared by a measure over (a, b), found {found.dims}")
+    # Rows are the first network's parts, columns the second's.
     rectangle = found.isel(a=slice(None, count), b=slice(count, None))
     return rectangle.assign_coords(a=list(names[0]), b=list(names[1]))
 
@@ -144,6 +146,7 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
         labels = [str(label) for label in models]
     if labels is None:
         return list(range(len(models)))
+    # Numbers are sorted and plotted as numbers.
     if all(label.isdecimal() for label in labels):
         return list(map(int, labels))
     return list(labels)
@@ -229,6 +232,7 @@ def square(result: Matrix) -> xr.DataArray:
     """
     table = matrix(result)
     rows, columns = table.shape
+    # Equal size is not enough: the models themselves have to be the same.
     if rows != columns or not np.array_equal(table["a"], table["b"]):
         raise ResultError(
             f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
@@ -243,6 +247,7 @@ def square(result: Matrix) -> xr.DataArray:
             "the matrix is not symmetric: entries differ from their mirror images "
             f"by up to {difference:.3g}"
         )
+    # The mean makes the matrix symmetric to the last bit, as eigenvalues need.
     return table.copy(data=(values + values.T) / 2)
 
 

@@ -160,7 +160,9 @@ def _best_divisions(
     last_starts: list[Int[np.ndarray, " K+1"]] = []
     yield (), float(best[count])
     for _ in range(2, up_to + 1):
+        # Entry (s, e): the first s rows in fewer phases, and rows s to e - 1 as the last phase.
         cost = best[:, None] + scatter
+        # The first minimum, so that later phases are longest.
         last_starts.append(cost.argmin(0))
         best = cost.min(0)
         yield _read_back(last_starts, count), float(best[count])
@@ -184,9 +186,11 @@ def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
     """
     count = len(squared)
     sums = np.zeros((count + 1, count + 1))
+    # A frame of zeros stands for blocks without rows.
     sums[1:, 1:] = squared.cumsum(0).cumsum(1)
     corners = np.diag(sums)
     blocks = corners[None, :] - sums - sums.T + corners[:, None]
+    # Rows s to e - 1 are e - s models.
     size = np.arange(count + 1) - np.arange(count + 1)[:, None]
     scatter = blocks / (2 * np.maximum(size, 1))
     return np.where(size > 0, scatter, np.inf)

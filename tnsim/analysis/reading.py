@@ -135,6 +135,7 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
         The paper, section 3.1: stages of training with and without a digit.
     """
     values = square(similarity).values
+    # Names become numbers, which compare fast in all pairs.
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     if len(group) != len(values):
         raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
@@ -237,7 +238,9 @@ def against_control(
             f"a control has the steps of its run: found {_ends(kept)}, and {_ends(changed)} in the "
             "run"
         )
+    # The last change point is the change; blocks before it only divide the common past.
     start = list(change_points)[-1]
+    # Only the common past can show whether the control belongs to the run.
     apart = np.abs(changed.values - kept.values)[:start, :start]
     if apart.size and apart.max() > TOLERANCE:
         raise ResultError(
@@ -280,6 +283,7 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
     """
     if to == "previous":
         table = square(result)
+        # Entry (n, n - 1) compares a model with the one before it.
         below_diagonal = np.diagonal(table.values, -1).copy()
         column = table[1:, 0].copy(data=below_diagonal)
     elif to == "final":

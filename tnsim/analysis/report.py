@@ -102,6 +102,7 @@ def write(
 
 def _page(contents: Mapping[str, Any]) -> str:
     """The template with all contents inserted in one pass, so that no content is searched again."""
+    # NaN has no place in JSON, and such entries are None before.
     run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     script = "\n" + "\n".join(map(_part, SCRIPTS))
     parts = {
@@ -148,6 +149,7 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
         for output, values in slices.items():
             scored[f"output {output}"] = values
         phases = _phases(similarity, scored)
+    # Two models lie on a line, which shows nothing.
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
@@ -185,7 +187,9 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
     kinds = result["kind"].values
     for kind in dict.fromkeys(kinds.tolist()):
         numbers = np.flatnonzero(kinds == kind)
+        # Parts without a layer or head count as the first.
         layers, heads = (np.maximum(result[name].values[numbers], 0) for name in ("layer", "head"))
+        # None marks a place without a part, as models may have layers of different kinds.
         grid: list[list[int | None]] = [
             [None] * (int(heads.max()) + 1) for _ in range(int(layers.max()) + 1)
         ]
@@ -240,8 +244,10 @@ def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
     curves = []
     for name, variable in result.items():
         is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
+        # The run's own norms are no curves of training.
         if is_curve and name != f"log_norm_{side}":
             values = list(map(_rounded, variable.values.astype(float).tolist()))
+            # A curve of gaps alone is none.
             if values.count(None) < len(values):
                 curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
     return curves
@@ -287,6 +293,7 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """
     symmetric = False
     if values.shape == values.T.shape:
+        # Half a unit of the last digit that the page shows.
         unseen = 0.5 * 10.0**-decimals
         symmetric = np.allclose(values, values.T, rtol=0, atol=unseen, equal_nan=True)
     if symmetric:

@@ -56,6 +56,7 @@ def names_revision(source: str | os.PathLike[str]) -> bool:
         (True, False)
     """
     repository, at, revision = str(source).rpartition("@")
+    # A file whose name has an `@` is a file.
     if not (at and revision) or os.path.lexists(source) or revision.endswith(SUFFIXES):
         return False
     return is_cache(Path(repository)) or bool(_REPOSITORY.fullmatch(repository))
@@ -82,6 +83,7 @@ def snapshot(source: str) -> Path:
     # A commit is the name of an existing folder, so no ref or revision leads out of the cache.
     commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
     named = [commit for commit in commits if revision in refs.get(commit, ())]
+    # A branch or tag before a commit that begins with the same letters.
     found = named or [commit for commit in commits if commit.startswith(revision)]
     if len(found) == 1:
         return folder / "snapshots" / found[0]
@@ -138,6 +140,7 @@ def _repository(name: str) -> Path:
 
 def _root() -> Path:
     """The folder in which the hub's client keeps repositories, by its environment variables."""
+    # The variables are asked in the order of the hub's own client.
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -177,6 +180,8 @@ def located(source: str | os.PathLike[str]) -> Path:
     path = Path(source)
     if not path.is_dir():
         return path
+    # An index, or `model.safetensors` without other checkpoints beside it, makes the folder a
+    # single model.
     if (file := model_file(path)) is not None:
         return file
     found = checkpoints(path)
@@ -206,6 +211,7 @@ def model_file(folder: Path) -> Path | None:
     """
     if (folder / INDEX).is_file():
         return folder / INDEX
+    # The pickle beside safetensors is the same model again, so it does not count.
     others = [path for path in checkpoints(folder) if path.suffix in (".safetensors", ".npz")]
     if [path.name for path in others] == [WHOLE]:
         return folder / WHOLE

@@ -59,6 +59,7 @@ def naming(path: Any) -> Iterator[None]:
     except MissingExtra:
         raise
     except TnsimError as error:
+        # The cause of the refusal stays the exception of the library.
         raise type(error)(printable(f"{path}: {error}")) from error.__cause__
 
 
@@ -75,6 +76,7 @@ def cause(error: Exception) -> str:
         >>> cause(RecursionError("maximum recursion depth exceeded"))
         'it is nested too deeply'
     """
+    # Such errors speak of this process, and users need to hear of the file.
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
     if isinstance(error, RecursionError):

@@ -82,9 +82,11 @@ class NamedArrays:
             return None
         name = key.rstrip("?")
         if name in self.state:
+            # Use is recorded here, so that every tensor is accounted for in the end.
             self.used.add(name)
             value = self.state[name]
             array = to_numpy(value, name)
+            # A gradient would be lost in NumPy.
             return value if requires_grad(value) else array
         if key.endswith("?"):
             return None
@@ -161,9 +163,11 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     """
     if isinstance(value, Stored):
         value = value.tensor
+    # Such tensors would fail deep inside a conversion, with an error that names no tensor.
     for attribute, kind in _STRANGE.items():
         if getattr(value, attribute, False):
             raise CheckpointError(f"tensor {name!r} is {kind}; store it as plain numbers")
+    # Sparse tensors of PyTorch have a layout; arrays of other libraries have none.
     layout = str(getattr(value, "layout", "torch.strided"))
     if layout != "torch.strided":
         raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
@@ -171,6 +175,7 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
         array = host_array(detached(value))
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
+    # Files from other machines may have the other order of bytes, which JAX refuses.
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -225,6 +230,7 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     if rule.residual is not None:
         values["scale"] = number(rule.scale, "residual scale", arrays)
     for name, key in vars(rule).items():
+        # A key that is absent is settled here, so that later readers need not ask again.
         if isinstance(key, str) and key.endswith("?") and key not in arrays:
             values[name] = None
     return dataclasses.replace(rule, **values)
@@ -263,6 +269,7 @@ def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -
         found = _configured(value.removeprefix("config:"), what, arrays.config)
     elif isinstance(value, str):
         found = arrays.single(value)
+    # A tensor with a gradient was checked when it was read.
     if found is not None and not requires_grad(found) and not is_finite(found):
         raise ModelError(f"the {what} must be a finite number, found {found!r}")
     return found
@@ -302,6 +309,7 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
         )
     paths = name.split("|")
     found = [_entry(config, path) for path in paths]
+    # None is a value: a configuration may state that there is no rotation.
     for entry, missing in found:
         if not missing:
             return entry

@@ -79,6 +79,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, np.ndarray] = {}
     layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     architecture = {"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx}
+    # What a reader has to know goes with the model into its file.
     if model.origin is not None:
         for name in ("caveats", "guesses"):
             if said := getattr(model.origin, name):
@@ -160,6 +161,7 @@ def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict
             "scale": float(layer.scale),
             "layer": _describe(layer.layer, prefix, tensors),
         }
+    # Absent biases leave no tensor and no name.
     for field in _array_fields(layer):
         if getattr(layer, field) is not None:
             tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
@@ -176,6 +178,7 @@ def _name_of(own: Activation) -> str:
         ModelError: The name stands for another activation, or for none.
     """
     with contextlib.suppress(TnsimError):
+        # A function of the user may carry a name of the registry.
         if activation(own.name) == own:
             return own.name
     raise ModelError(
@@ -204,6 +207,7 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
     if cls is Multilinear:
         return _build_multilinear(settings["n_legs"], prefix, state, used)
     arrays = {}
+    # Without a second factor there is no matrix `up` in the file.
     if cls is Gated and settings.pop("multiplies") is not True:
         settings["up"] = None
     for field in dataclasses.fields(cls):
@@ -215,6 +219,7 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
 def _build_multilinear(
     n_legs: Any, prefix: str, state: Mapping[str, Any], used: set[str]
 ) -> Multilinear:
+    # The number comes from a text: a loop over it must be bounded by the file.
     if type(n_legs) is not int or not 0 < n_legs <= len(state):
         raise CheckpointError(f"{prefix} has {n_legs!r} legs, of which no file has that many")
     legs = [_tensor(f"leg{n}", prefix, state, used) for n in range(n_legs)]

@@ -67,6 +67,7 @@ def _follow(data: bytes) -> None:
         code, at = data[at : at + 1], at + 1
         if code in _INTEGERS:
             size = _INTEGERS[code]
+            # Four-byte integers of pickle are signed, shorter ones are not.
             stack.append(int.from_bytes(_taken(data, at, size), "little", signed=size == 4))
             at += size
         elif code == pickle.BINGET:
@@ -79,10 +80,12 @@ def _follow(data: bytes) -> None:
             number = _taken(data, at, _FIXED[code])
             at += len(number)
             if code in (pickle.BINPUT, pickle.LONG_BINPUT):
+                # A value may be used again by its number in the memo.
                 memo[int.from_bytes(number, "little")] = stack[-1]
             elif code == pickle.BINFLOAT:
                 stack.append(_UNKNOWN)
         elif code == pickle.MARK:
+            # A mark begins an inner stack, which the instructions on several values take whole.
             outer.append(stack)
             stack = []
         elif code == pickle.TUPLE:
@@ -109,6 +112,7 @@ def _follow(data: bytes) -> None:
             stack.append(_Named(module, name))
         elif code in (pickle.REDUCE, pickle.NEWOBJ):
             arguments, function = stack.pop(), stack.pop()
+            # The call itself is never made here.
             _check_call(function, arguments)
             stack.append(_UNKNOWN)
         elif code in (pickle.APPEND, pickle.BUILD):
@@ -116,6 +120,7 @@ def _follow(data: bytes) -> None:
         elif code == pickle.SETITEM:
             del stack[-2:]
         elif code in (pickle.APPENDS, pickle.SETITEMS):
+            # The items go into a container, whose contents do not matter.
             stack = outer.pop()
         elif code == pickle.BINPERSID:
             stack[-1] = _UNKNOWN  # the numbers of a tensor, which lie in the file
@@ -133,6 +138,8 @@ def _taken(data: bytes, at: int, size: int) -> bytes:
 
 def _line(data: bytes, at: int) -> tuple[str, str, int]:
     """Two lines of text, and the place behind them."""
+    # No name of a function is longer than this, and a file without line ends is not searched to its
+    # end.
     module, name, _ = data[at : at + 2**10].split(b"\n", 2)
     return module.decode(), name.decode(), at + len(module) + len(name) + 2
 
@@ -148,6 +155,7 @@ def _check_call(function: Any, arguments: Any) -> None:
     if not isinstance(function, _Named) or not isinstance(arguments, tuple):
         return  # refused by the reader, or a function that the caller has allowed
     name = function.name
+    # This function calls another, whose arguments are its third.
     if name == "_rebuild_from_type_v2" and len(arguments) > 2:
         _check_call(arguments[0], arguments[2])
     if name == "bytearray":
@@ -155,6 +163,7 @@ def _check_call(function: Any, arguments: Any) -> None:
             _refuse(f"bytearray of {size} bytes")
     if name == "encode" and arguments[1:] != ("latin1",):
         _refuse("text in another encoding than latin1")
+    # Plain weights rebuild tensors from storages in the file, and never ask for a size.
     if name.endswith(("Tensor", "Storage")) and arguments:
         _refuse(f"{name} of a size alone")
 
