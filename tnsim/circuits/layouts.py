@@ -88,6 +88,7 @@ class Layout:
     @property
     def mlp(self) -> str:
         """Name of the module of the MLP in a layer; empty where its maps stand in the layer."""
+        # OPT keeps both maps of an MLP in the layer itself, so its path may be empty.
         return self.up.rpartition(".")[0]
 
     def at(self, i: int, module: str) -> str:
@@ -229,6 +230,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         'attn.c_proj'
     """
     name = config.get("model_type")
+    # Known types that are no polynomial get their own reason, not the word unknown.
     if reason := NOT_POLYNOMIAL.get(str(name)):
         raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable()}")
     if name not in LAYOUTS:
@@ -245,6 +247,7 @@ def _readable() -> str:
 
 def _check_settings(config: Mapping[str, Any]) -> None:
     """Refuse settings with which a model of a known type is another function."""
+    # Each of these settings would leave the names as they are and change the function.
     name = config["model_type"]
     for key in _SOFTCAPS:
         if config.get(key):
@@ -295,6 +298,7 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
         ('module.transformer.', 'module.')
     """
     end = f"{layout.at(0, layout.o)}.weight"
+    # A checkpoint of a headless model lacks the outer prefix, so prefixes are read off a name.
     found = [name.removesuffix(end) for name in state if str(name).endswith(end)]
     found = [root for root in found if root[-1:] in ("", ".")]
     if len(found) != 1:
@@ -303,6 +307,7 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
             f"{len(found)}{listing(state)}"
         )
     (root,) = found
+    # The map to logits stands beside the inner model, without its prefix.
     if root.endswith(layout.root):
         return root, root.removesuffix(layout.root)
     return root, ""
@@ -332,6 +337,7 @@ def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
     for name in state:
         if name in known or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
             continue
+        # A norm of queries would change scores, whatever the configuration says.
         if _QK_NORM.search(name):
             raise UnsupportedLayer(f"{name} {QK_NORMS}")
         raise CheckpointError(

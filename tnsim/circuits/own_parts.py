@@ -35,6 +35,7 @@ class OwnParts:
         """The parts of a kind, in order. There is no direct path past a layer without a skip."""
         layers = list(enumerate(map(innermost, self.model.layers)))
         if kind == "direct":
+            # A layer without a skip lets nothing past it.
             skips = [residual_rule(layer)[0] for layer in self._nonlinear()]
             return [PartName("direct")] if all(skip != 0 for skip in skips) else []
         attention = [(i, layer) for i, layer in layers if isinstance(layer, Attention)]
@@ -51,11 +52,13 @@ class OwnParts:
         scale = residual_rule(layer)[1]
         core = innermost(layer)
         if not isinstance(core, Attention) or name.head is None:
+            # Without the skip the layer gives only what it adds.
             inner = layer if core is layer else Residual(core, 0.0, scale)  # type: ignore[arg-type]
             return self._model([inner], "what the layer adds to the stream")
         if name.kind == "ov":
             value = _rows(core, "v", name.head)
             columns = slice(name.head * core.d_value, (name.head + 1) * core.d_value)
+            # The residual's scale belongs to what the head adds.
             output = scale * np.asarray(core.o, np.float64)[:, columns]
             said = "what the head adds to the stream for each position with a score of one"
             return self._model([Linear(*value), Linear(output)], said)
@@ -76,6 +79,7 @@ class OwnParts:
         names = self.names("ov")
         parts = [self.part(name, view).layers for name in names]
         left = [np.asarray(output.weight).T for _, output in parts]  # type: ignore[attr-defined]
+        # Biases become a column, so that inner products include them.
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
         return Circuits(names, np.stack(left), np.stack(right), None)
 
@@ -119,11 +123,14 @@ class OwnParts:
                 value = weight @ embedded.T
                 values.append(value if bias is None else value + bias[:, None])
             q1, q2, k1, k2 = values
+            # Either side takes the root of the mean over tokens, and one of the two factors 1 /
+            # d_head.
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
             left.append(share * _products(q1, q2))
             right.append(share * _products(k1, k2))
             turns = _turns(core, view)
         if turns is not None:
+            # Products of two scores turn both factors at once.
             turns = np.stack([np.kron(turn, turn) for turn in turns])
         return Circuits(names, np.stack(left), np.stack(right), turns)
 
@@ -141,9 +148,11 @@ class OwnParts:
                 Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
                 for turn in turns
             ]
+            # The layer divides by d_head^2, which each of both scores shares.
             pairs.append(score(_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
         count = len(turns)
         both = _side_by_side(*pairs)
+        # The second layer multiplies the two scores of each distance.
         first, second = np.hsplit(np.eye(2 * count), 2)
         return self._model([both, Bilinear(first.T, second.T, np.eye(count))], said)
 
@@ -158,6 +167,7 @@ class OwnParts:
             if isinstance(innermost(layer), Linear):
                 layers.append(layer)
             else:
+                # Nonlinear layers pass their input on, times the skip.
                 factor = factor * residual_rule(layer)[0]
         first = layers[0] if layers else Linear(np.eye(self.model.d_in))
         rest = layers[1:]
@@ -188,6 +198,7 @@ def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _rows(core: Attention, role: str, h: int) -> Affine:
     """The rows of a head in a map, in float64."""
     weight = np.asarray(getattr(core, role), np.float64)
+    # Rows of a head stand together.
     rows = slice(h * len(weight) // core.n_heads, (h + 1) * len(weight) // core.n_heads)
     bias = getattr(core, bias_name(role))
     return Affine(weight[rows], None if bias is None else np.asarray(bias, np.float64)[rows])

@@ -90,6 +90,7 @@ class Parts(Mapping[str, Model]):
         """
         if label in self._by_label:
             return self._by_label[label]
+        # A pattern that means a single part names it as well.
         found = self.matching(label) if isinstance(label, str) else []
         if len(found) != 1:
             raise unknown_part(label, self)
@@ -108,6 +109,7 @@ class Parts(Mapping[str, Model]):
         paths = {str(name): path for path, name in self.anatomy.paths().items()}
 
         def matches(label: str) -> bool:
+            # The dots at both ends keep `mlp` from matching inside `other_mlp`.
             path = paths.get(label, label)
             known = f".{path}"
             return (
@@ -183,6 +185,7 @@ class PartOfFile:
         """The part, read from its file."""
         anatomy = opened(self.path, self.reading)
         with naming(self.path):
+            # A later checkpoint may have fewer layers than the first.
             if self.name not in anatomy.names(self.name.kind):
                 raise unknown_part(str(self.name), map(str, anatomy.names(self.name.kind)))
             return anatomy.part(self.name, self.view)
@@ -206,7 +209,9 @@ class PartSeries(Sequence[Model]):
         self.names: tuple[str, ...] = series.names
         self.labels: tuple[str, ...] = series.labels
         self.files: tuple[PartOfFile, ...] = tuple(
-            PartOfFile(path.absolute(), series.reading, name, view) for path in series.paths
+            # Other processes may have another working folder.
+            PartOfFile(path.absolute(), series.reading, name, view)
+            for path in series.paths
         )
 
     def __len__(self) -> int:
@@ -251,6 +256,7 @@ class SeriesParts(Mapping[str, PartSeries]):
         self.series = series
         self.kinds = kinds
         self.view = view
+        # The first checkpoint stands for all: parts are told by their names.
         file = series.paths[0]
         anatomy = opened(file, series.reading)
         with naming(file):
@@ -414,8 +420,10 @@ def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
     with naming(path):
         file = located(path)
         inventory = contents(file)
+        # Files of tnsim and files with a dialect are read by their own rules.
         if METADATA not in inventory.metadata and reading.dialect is None:
             config = configuration(file) or {}
+        # Types that are refused go there as well, for the reason that the layout knows.
         if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
             return StandardParts(Transformer.of(inventory.state, config))
     try:

@@ -91,6 +91,7 @@ class StandardParts:
         if kind == "direct":
             return [PartName("direct")] if transformer.has_unembedding else []
         if kind == "mlp":
+            # An unknown activation is refused here, before the first part is read.
             _activation(transformer.activation)
             return [PartName("mlp", i) for i in layers]
         return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
@@ -121,6 +122,8 @@ class StandardParts:
         for i in range(transformer.layers):
             norm = transformer.attention_norm(i)
             if kind == "qk":
+                # The scale of scores stands on the side of queries alone, as both sides are
+                # multiplied.
                 scale = transformer.score_scale(i)
                 left.append(view.behind(norm, transformer.head_maps(i, "q")).lifted() * scale)
                 right.append(view.behind(norm, transformer.head_maps(i, "k")).lifted())
@@ -142,6 +145,7 @@ class StandardParts:
             (vocabulary, width) of logits, the factor of the final norm left out.
         """
         transformer = self.transformer
+        # Parts read a normalised stream, so embeddings are normalised as well.
         embedded = transformer.attention_norm(0).normalised(transformer.embedding())
         return embedded, transformer.final_norm().folded(transformer.unembedding()).weight
 
@@ -154,6 +158,7 @@ class StandardParts:
         keys, said = [key], "scores before mask and softmax"
         if transformer.rotary is not None:
             turns = [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
+            # The query stands still, and each distance turns the key.
             keys = [_turned(key, turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
         scores = score(query, keys, transformer.score_scale(i))
@@ -179,6 +184,7 @@ class StandardParts:
         elif function.name == "identity":
             layers = [Linear(*up), Linear(down, bias)]
         else:
+            # Without a gate the block is three plain layers.
             layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
         said = f"what the block adds to the stream, by the activation {block.activation}"
         return self._model(layers, said, self._reads("the MLP", i, view))
@@ -243,8 +249,10 @@ def score(query: Affine, keys: Sequence[Affine], scale: float) -> Bilinear:
     rows, width = query.weight.shape
     zero = np.zeros((rows, width))
     count = len(keys)
+    # A query in front of its keys, (x, y): queries read x, keys read y.
     left = np.tile(np.hstack([query.weight, zero]), (count, 1))
     right = np.vstack([np.hstack([zero, key.weight]) for key in keys])
+    # One output for each distance, the sum over the coordinates of a head.
     down = np.kron(np.eye(count), np.full((1, rows), scale))
     query_bias = None if query.bias is None else np.tile(query.bias, count)
     key_biases = [key.bias for key in keys if key.bias is not None]
@@ -295,6 +303,7 @@ def checked_view(distances: Sequence[int], norm: str) -> View:
     if norm not in ("fold", "leave"):
         raise ModelError(f"norm must be 'fold' or 'leave', found {norm!r}")
     found = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
+    # True counts as an integer in Python.
     whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in found]
     if not (found and all(whole) and min(found) >= 0 and len(set(found)) == len(found)):
         raise ModelError(

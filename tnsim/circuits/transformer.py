@@ -70,10 +70,13 @@ class Norm(NamedTuple):
             >>> norm.folded(Affine(np.array([[3.0, 4.0]]), None))
             Affine(weight=array([[-2.5,  2.5]]), bias=array([4.]))
         """
+        # The gain of a norm multiplies coordinates, so it goes into the columns behind.
         weight, bias = after.weight * self.gain, after.bias
         if self.kind == "layer":
+            # A layer norm subtracts the mean, which no map behind it can then see.
             weight = weight - weight.mean(axis=-1, keepdims=True)
         if self.bias is not None:
+            # The bias goes through the map as it was before the gain.
             shift = after.weight @ self.bias
             bias = shift if bias is None else bias + shift
         return Affine(weight, bias)
@@ -110,6 +113,7 @@ class Rotary(NamedTuple):
         turn = np.eye(d_head)
         first = np.arange(len(self.frequencies))
         second = first + len(self.frequencies)
+        # The key stands before its query, so it is turned back by the distance.
         angles = -distance * self.frequencies
         turn[first, first] = turn[second, second] = np.cos(angles)
         turn[second, first], turn[first, second] = np.sin(angles), -np.sin(angles)
@@ -174,6 +178,7 @@ class Transformer:
         if default is not None and not any(self.config.get(key) for key in keys.split("|")):
             return default
         found = number(f"config:{keys}", what, NamedArrays({}, self.config))
+        # JSON may write whole numbers as floats.
         if found != int(found) or found < 1:
             raise ModelError(f"the {what} must be a positive integer, config.json has {found!r}")
         return int(found)
@@ -191,6 +196,7 @@ class Transformer:
     @cached_property
     def groups(self) -> int:
         """Number of heads of keys and values of a layer, each for as many queries."""
+        # Queries may share keys and values (grouped heads).
         groups = self._count("number of key heads", "num_key_value_heads", self.heads)
         if self.heads % groups:
             raise ModelError(f"{self.heads} heads cannot share {groups} heads of keys and values")
@@ -204,6 +210,7 @@ class Transformer:
     @cached_property
     def d_head(self) -> int:
         """Coordinates of a query."""
+        # Heads may be wider than their share of the stream.
         if self.config.get("head_dim"):
             return self._count("width of a head", "head_dim")
         if self.width % self.heads:
@@ -218,6 +225,8 @@ class Transformer:
         if self.config.get("scale_attn_weights", True):
             scale = self.d_head**-0.5
         if self.config.get("scale_attn_by_inverse_layer_idx"):
+            # GPT-2 can divide scores by the number of the layer, to stay in range of half
+            # precision.
             scale /= i + 1
         return scale
 
@@ -247,6 +256,8 @@ class Transformer:
         named = self.config.get("hidden_activation")
         if named is None:
             named = self.config.get(self.layout.activation)
+            # Early configurations of Gemma say `gelu` for a model that was trained with its tanh
+            # form.
             if self.layout.name == "gemma" and named == "gelu":
                 raise UnsupportedLayer(
                     "hidden_act = 'gelu' of config.json means two functions for gemma: add "
@@ -284,6 +295,7 @@ class Transformer:
         if array is None:
             return None
         fits = array.ndim == len(shape)
+        # Shapes are checked against the configuration, which names alone do not tell.
         if not fits or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
             wanted = tuple("any" if n is None else n for n in shape)
             raise ModelError(
@@ -310,6 +322,7 @@ class Transformer:
         bias = self._shaped(f"{name}.bias", (self.width,))
         gain = np.ones(self.width) if weight is None else weight
         if self.layout.norm == "rms+1":
+            # Gemma stores gains less one.
             gain = gain + 1.0
         return Norm(self.layout.norm.partition("+")[0], gain, bias, self.eps)
 
@@ -343,6 +356,7 @@ class Transformer:
             values repeat them.
         """
         layout, d_head = self.layout, self.d_head
+        # Keys and values of grouped heads are repeated for every query that reads them.
         shared = self.heads // self.groups
         if role == "q":
             shared = 1
@@ -363,6 +377,7 @@ class Transformer:
         n = "qkv".index(role)
 
         def chosen(array: np.ndarray) -> np.ndarray:
+            # GPT-NeoX stacks query, key and value head by head.
             if self.layout.interleaved:
                 parts = array.reshape(self.heads, 3, self.d_head, *array.shape[1:])[:, n]
             else:
@@ -374,6 +389,7 @@ class Transformer:
     def outputs(self, i: int) -> Matrices:
         """The output maps of the heads of layer i, (heads, width, d_head)."""
         joined = self._map(i, self.layout.o, self.width, self.heads * self.d_head).weight
+        # Columns of the output map belong to heads.
         return joined.reshape(self.width, self.heads, self.d_head).swapaxes(0, 1)
 
     def block(self, i: int) -> Block:
@@ -393,12 +409,14 @@ class Transformer:
         if table is None:
             raise ModelError(f"tensor {printable(name, 120)!r} is missing")
         if self.layout.embedding_by_root_of_width:
+            # Gemma scales embeddings in its forward pass, and not in the file.
             table = table * math.sqrt(self.width)
         return table
 
     @property
     def has_unembedding(self) -> bool:
         """Whether the checkpoint has a map to logits; a model without its head has none."""
+        # Tied embeddings leave no tensor of their own.
         tied = self.config.get("tie_word_embeddings")
         shared = self.layout.tied if tied is None else bool(tied)
         return shared or self._logits_name is not None
@@ -449,6 +467,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
         Su et al., RoFormer, arXiv:2104.09864; Llama 3's stretching as in its published code.
     """
     newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    # Newer configurations win, and older files know the older name alone.
     found = {**older, **newer}
     if any(isinstance(value, Mapping) for value in found.values()):
         raise UnsupportedLayer(
@@ -464,6 +483,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
 
     base = value(10_000.0, "rope_theta", "rotary_emb_base")
     share = value(share, "partial_rotary_factor", "rotary_pct")
+    # Only a share of the coordinates may be turned; the others stay.
     rotated = int(d_head * share)
     if not (base > 0 and 0 <= rotated <= d_head) or rotated % 2:
         raise ModelError(
@@ -473,6 +493,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     frequencies = base ** (-2.0 * np.arange(rotated // 2) / max(rotated, 1))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "linear":
+        # Stretched positions are slower frequencies.
         frequencies = frequencies / value(1.0, "factor")
     elif kind == "llama3":
         frequencies = _stretched(frequencies, found)
@@ -490,5 +511,6 @@ def _stretched(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, length = (number(f"config:rope.{name}", name, arrays) for name in names)
     turns = length * frequencies / (2 * math.pi)  # turns over the original length
+    # Waves that turn often keep their frequency, those that turn rarely are slowed.
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return kept * frequencies + (1 - kept) * frequencies / factor

@@ -118,6 +118,7 @@ def second_argmax(inputs: Float[Array, "count 4"]) -> Int[Array, " count"]:
         [1]
     """
     largest = inputs.argmax(1, keepdims=True)
+    # The largest is taken out, so that the largest of the rest is the second.
     others = jnp.where(jnp.arange(N) == largest, -jnp.inf, inputs)
     return others.argmax(1)
 
@@ -198,6 +199,7 @@ def sampled(number: Int[Array, ""] | int, key: jax.Array, count: int) -> Float[A
         >>> sampled(list(SAMPLERS).index("permutations"), jax.random.key(0), 3).sum(1).tolist()
         [10.0, 10.0, 10.0]
     """
+    # A switch inside the program, since every distribution would be compiled on its own otherwise.
     branches = [partial(sampler, count=count) for sampler in SAMPLERS.values()]
     return jax.lax.switch(number, branches, key)
 
@@ -251,6 +253,7 @@ def program(rate: float, batch: int) -> Callable[..., State]:
         return cast(Weights, optax.apply_updates(weights, updates)), moments
 
     def advanced(number: Array, start: Array, stop: Array, keys: jax.Array, state: State) -> State:
+        # Seeds are trained side by side, each with its key.
         every = jax.vmap(step, (None, None, 0, 0))
         return jax.lax.fori_loop(start, stop, lambda n, now: every(number, n, keys, now), state)
 
@@ -270,6 +273,7 @@ def train_on(
     for_weights, for_training = jax.vmap(jax.random.split, out_axes=1)(keys)
     weights = jax.vmap(partial(initial, rank=setting.rank))(for_weights)
     state = weights, jax.vmap(optax.adam(setting.rate).init)(weights)
+    # A key far from all seeds of training.
     held_out = SAMPLERS[distribution](jax.random.key(10_000 + run.seed), HELD_OUT)
     recorders = [Recorder(run, name) for name in series_of(run, distribution)]
     done = 0
@@ -380,6 +384,7 @@ def all_pairs(run: ExperimentRun[ArgmaxSetting], distribution: str) -> xr.Datase
 
 def apart(table: xr.Dataset, repetitions: int) -> list[xr.Dataset]:
     """The pairs within each repetition."""
+    # Models of a repetition stand together.
     count = table.sizes["a"] // repetitions
     rows = [slice(n * count, (n + 1) * count) for n in range(repetitions)]
     return [table.isel(a=own, b=own) for own in rows]

@@ -195,6 +195,7 @@ class Trainer:
         params = classifiers.initialise(key, pixels, setting.hidden, setting.width)
         clean = self._branch(seed, "clean", params, None, 0, setting.clean_steps)
         end = setting.clean_steps + setting.changed_steps
+        # Attack and control go on from the same end of the clean run.
         for name in ("attack", "control"):
             self._branch(seed, name, clean[0], clean[1], setting.clean_steps, end)
 
@@ -206,6 +207,7 @@ class Trainer:
         state = (params, remembered)
         if remembered is None or setting.cosine:  # a schedule starts with a fresh optimiser
             state = classifiers.started(params, setting.weight_decay)
+        # The control draws the same batches, and stamps none of them.
         share = setting.share if name == "attack" else 0.0
         about = dataclasses.asdict(setting) | {"seed": seed, "share": share}
         recorder = Recorder(self._run, f"seed-{seed}/{name}", **about)
@@ -237,6 +239,7 @@ class Trainer:
         x, y = shown
 
         def step(number: Any, state: State) -> State:
+            # Three keys for each step, the same for all branches.
             drawn = jax.random.split(jax.random.fold_in(key, number), 3)
             chosen = jax.random.randint(drawn[0], (setting.batch,), 0, len(x))
             attacked = jax.random.uniform(drawn[1], (setting.batch,)) < share
@@ -254,6 +257,7 @@ class Trainer:
     def _keep(self, recorder: Recorder, step: int, params: Params) -> None:
         """Keep a checkpoint, with its accuracies and the success of the attack."""
         shown, tested = self._shown, self._tested
+        # Images of the target itself are no success of the attack.
         others = tested.y != TARGET
         fooled = classifiers.accuracy(
             params, stamp(tested.x[others]), np.full(others.sum(), TARGET)
@@ -322,6 +326,7 @@ def of_seed(run: ExperimentRun[BackdoorSetting], name: str) -> Compared:
     clean = run.log(f"{name}/clean", *CURVES)
     ways = {}
     for branch in list(branches)[1:]:
+        # Both branches continue the clean series.
         rows = [n for n, label in enumerate(labels) if label.split()[0] in ("clean", branch)]
         ways[branch] = along(result, rows, clean + run.log(f"{name}/{branch}", *CURVES))
     return Compared(ways["attack"], ways.get("control"), len(clean))

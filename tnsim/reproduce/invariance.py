@@ -99,6 +99,7 @@ def one_layer(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str,
     left_or_right = np.where(swapped[:, None], right, left)
     right_or_left = np.where(swapped[:, None], left, right)
     order = rng.permutation(setting.hidden)
+    # A factor on left is undone in down, unit by unit.
     sizes = rng.uniform(0.5, 2.0, setting.hidden)
     perturbed = [noisy(rng, weight, setting.noise) for weight in (left, right, down)]
     return {
@@ -218,6 +219,7 @@ def all_pairs(
     """
     models = {name: copies[name] for name in ONE_LAYER}
     data = np.random.default_rng(run.seed).normal(size=(run.setting.samples, run.setting.inputs))
+    # The data never leave zero in the last input, which the backdoor reads.
     data[:, -1] = 0.0
     result = tnsim.pairwise(models)
     result["weight_cosine"] = tnsim.baselines.weight_cosine(list(models.values()), names=ONE_LAYER)

@@ -141,6 +141,7 @@ class LegJoinings:
 
     def ways(self, bonds: tuple[Bond, ...], steps: int) -> Iterator[JoinedLegs]:
         """Ways to join two bonds, or to take the mean of a bond, above the first `steps` steps."""
+        # Below all steps the bonds are input legs, which the metric joins or caps.
         if steps == 0:
             yield JoinedLegs(pairs=(bonds,)) if len(bonds) == 2 else JoinedLegs(capped=bonds)
             return
@@ -163,16 +164,20 @@ class LegJoinings:
         The sides "A" and "B" of the joining are the first and the second bond here, since two bonds
         of the same model may meet.
         """
+        # A single bond stands in the first slot of a joining, whichever side it is of.
         at = dict(zip(SIDES, bonds, strict=False))
 
         def child(leg: Leg) -> Bond:
             side, copy = at[leg.side]
+            # Copies are numbered like the leaves of a tree: children of copy c are c * order
+            # onwards.
             return Bond(side, copy * self.order(side, step) + leg.index)
 
         copies = []
         for slot in joining.symmetrised:
             side, copy = at[slot]
             number = self.layer(side, step)
+            # A side that waits has no layer to symmetrise.
             if number is not None:
                 copies.append((side, number, copy))
         tasks: list[tuple[Bond, ...]] = [(child(one), child(two)) for one, two in joining.pairs]
@@ -233,6 +238,7 @@ def networks(
         Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
     check_metric(metric)
+    # Kernels come first: models with an activation have no trees.
     if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
@@ -247,6 +253,7 @@ def networks(
     whole_trees = joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
+    # Sequences count as one flat input here.
     if whole_trees and depth > 1 and _few_legs(a, b):
         return _whole_trees(a, b, metric)
     joined = layer_by_layer(metric, depth, (a.degree, b.degree))
@@ -272,6 +279,7 @@ def _layer_over_layer(
     import quimb.tensor as qtn
 
     models: dict[Side, Model] = {"A": a, "B": b}
+    # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
     arrays = _arrays(models)
@@ -302,6 +310,7 @@ def _through_kernels(
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             tensors, joined = [], []
             for side, model, prepared in (("A", a, one), ("B", b, two)):
+                # The layer with an activation has infinite order, so it is the largest.
                 number = max(range(len(model.layers)), key=lambda n: model.layers[n].order)
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
@@ -323,6 +332,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
     both: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
+    # Diagrams are counted before the first one is made.
     check_size(both, cross_only)
     bra, ket = tree(both["A"]), tree(both["B"])
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
@@ -335,6 +345,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
         for weight, moment in runs:
+            # Names are merged anew for each network, as joining by the identity renames legs.
             merged = _outputs(models)
             operators = []
             for ends in pairs:
@@ -380,6 +391,7 @@ def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, 
             free.append([bond_index(side, INPUT, leg) for leg in legs])
     pairs = []
     for u, v in diagram.edges:
+        # Legs of a node are symmetrised, so any of them will do.
         one = free[u].pop()
         two = free[v].pop()
         pairs.append((one, two))
@@ -419,6 +431,7 @@ def _second_moment(
     """
     if moment is not None and moment.ndim == 2:
         return [tensor(moment, ends, (COVARIANCE,))]
+    # Identity and diagonal need no matrix: the two legs become one index.
     merged[ends[1]] = ends[0]
     if moment is None:
         return []
