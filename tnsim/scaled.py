@@ -173,6 +173,7 @@ def over_outputs(per_pair: Any, other: Any) -> Any:
 
 def _own_exponent(value: ScaledSum) -> Any:
     """The exponent of the scale, pair by pair; `SMALLEST` where all terms are zero."""
+    # The size is zero only where every term is zero, and then any exponent would do.
     counts = value.size > 0
     if np.ndim(value.exponent) < np.ndim(counts):
         counts = counts.any(axis=-1)
@@ -198,6 +199,7 @@ def split(number: Any) -> Scaled[Any]:
         >>> float(mantissa), float(exponent)
         (0.75, 3.0)
     """
+    # Zero would have the exponent -inf, which sums cannot take.
     exponent = exponents_of(number).clip(SMALLEST)
     return Scaled(shifted(number, -exponent), exponent)
 
@@ -252,6 +254,8 @@ def beyond_float(values: Any, mantissas: Any) -> bool:
         >>> beyond_float(np.array([0.0]), np.array([1.0])), beyond_float(np.ones(1), np.ones(1))
         (True, False)
     """
+    # One number out of range makes the block unusable, while small ones beside a large one may
+    # vanish.
     largest = np.abs(values).max()
     vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
     return bool(np.isinf(largest) or vanished)

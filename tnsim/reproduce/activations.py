@@ -81,6 +81,7 @@ def train(run: ExperimentRun[ActivationsSetting]) -> None:
             for n, kind in enumerate(FUNCTIONS):
                 made = networks(kind, seeds[name], run.setting)
                 for step, (copy, model) in enumerate(made.items()):
+                    # Steps only order the files here: a hundred for each kind.
                     recorder.add(100 * n + step, model, f"{kind}-{copy}")
                 bar.update()
             recorder.finish()
@@ -109,6 +110,7 @@ def networks(kind: str, seed: int, setting: ActivationsSetting) -> dict[str, tns
         "plane": plane,
         "plane-other": near,
     }
+    # ReLU passes positive factors on, tanh changes of sign.
     if kind == "relu":
         made["rescaled"] = scaled(first, rng.uniform(0.5, 2.0, setting.hidden), odd=False)
     if kind == "tanh":
@@ -127,6 +129,7 @@ def started(
     found = []
     for n, (width, rows) in enumerate(pairwise(sizes)):
         weight, bias = (jax.random.fold_in(key, 2 * n + k) for k in range(2))
+        # Variance 2 / inputs keeps the size of states behind a rectifier.
         matrix = jax.random.normal(weight, (rows, width)) * (2 / width) ** 0.5
         found.append((matrix, 0.2 * jax.random.normal(bias, (rows,))))
     return found
@@ -146,6 +149,7 @@ def _trained(kind: str, setting: ActivationsSetting, weights: Weights, key: Arra
 
     def step(n: int, state: tuple[Weights, Any]) -> tuple[Weights, Any]:
         weights, remembered = state
+        # Fresh inputs at each step, so that nothing can be learned by heart.
         x = jax.random.normal(jax.random.fold_in(key, 1000 + n), (256, setting.inputs))
         updates, remembered = optimiser.update(jax.grad(loss)(weights, x), remembered)
         stepped: Any = optax.apply_updates(weights, updates)
@@ -186,6 +190,7 @@ def scaled(weights: Weights, factors: Any, odd: bool) -> Weights:
     (into, shift), (out, bias) = weights
     factors = np.asarray(factors)
     into, shift, out = (np.asarray(one, np.float64) for one in (into, shift, out))
+    # An odd function passes the sign on, so it is multiplied again; a factor is divided out.
     after = factors if odd else 1 / factors
     return [(factors[:, None] * into, factors * shift), (out * after, bias)]
 
@@ -275,6 +280,7 @@ def on_grid(a: tnsim.Model, b: tnsim.Model, points: int) -> float:
     """The cosine under N(0, I) in two coordinates by the trapezoidal rule."""
     x = np.linspace(-9, 9, points)
     inputs = np.stack(np.meshgrid(x, x), -1).reshape(-1, 2)
+    # Weights of a grid need no normalisation: a cosine does not see their sum.
     metric = tnsim.Empirical(inputs, np.exp(-(inputs**2).sum(1) / 2))
     return float(tnsim.similarity(a, b, metric))
 
@@ -285,8 +291,10 @@ def of_closure(
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
     x = rng.normal(size=(run.setting.samples, a.d_in))
+    # The states of both networks together are taken for a single Gaussian vector.
     states = np.concatenate([tnsim.Model(model.layers[:2])(x) for model in (a, b)], axis=1)
     width = a.layers[1].d_out
+    # Each upper half reads its own states out of the common vector.
     sides = np.eye(2 * width)[:width], np.eye(2 * width)[width:]
     upper = [
         tnsim.Model([tnsim.Linear(side), *model.layers[2:]])

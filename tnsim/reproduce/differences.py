@@ -100,6 +100,7 @@ def beside_difference(
     models = dict(zip(labels, run.series(f"{name}/{part}"), strict=True))
     result = tnsim.pairwise(
         models,
+        # A difference of models is compared like a model, from the weights.
         other={DIFFERENCE: with_9 - without},
         slices=True,
         store=run.store(f"{name}-{part}"),
