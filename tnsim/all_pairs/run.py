@@ -272,13 +272,15 @@ def _given(
     """Both sides of a run as models, see `given_models`; parts of files stay in their files."""
     if isinstance(models, (PartSeries, SeriesParts)):
         return models, other
-    inputs = metric.inputs if isinstance(metric, Empirical) else None
-    first = given_models(models, n_ctx, inputs, dialect)
+    inputs = output = None
+    if isinstance(metric, Empirical):
+        inputs, output = metric.inputs, metric.output
+    first = given_models(models, n_ctx, inputs, dialect, output)
     if other is None:
         return first, None
     # A dialect for the files of one side says nothing about models on the other.
     of_paths = dialect if is_path_or_paths(other) else None
-    return first, given_models(other, n_ctx, inputs, of_paths)
+    return first, given_models(other, n_ctx, inputs, of_paths, output)
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:

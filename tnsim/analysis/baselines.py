@@ -157,10 +157,10 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _on_inputs(models: Models, inputs: Inputs) -> Models:
+def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> Models:
     """Models that run on inputs; modules stay functions where inputs are given as an array."""
     drawn = isinstance(inputs, (int, np.integer))
-    return given_models(models, inputs=None if drawn else inputs)
+    return given_models(models, inputs=None if drawn else inputs, output=output)
 
 
 def _each(models: Models) -> Iterable[Any]:
@@ -378,7 +378,12 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
 
 
 def output_cosine(
-    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models,
+    inputs: Inputs,
+    *,
+    seed: Seed = 0,
+    names: Names = None,
+    output: str | int | None = None,
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
 
@@ -388,6 +393,7 @@ def output_cosine(
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
+        output: Output of functions with several, as for `Empirical`.
 
     Returns:
         `sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)` over (a, b): float64 from -1 to 1.
@@ -406,7 +412,7 @@ def output_cosine(
         >>> output_cosine([a, b], inputs).values.round(3)[0, 1].item()
         0.707
     """
-    models = _on_inputs(models, inputs)
+    models = _on_inputs(models, inputs, output)
     outputs, about = outputs_of(models, inputs, seed, np.ravel)
     about |= {
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
@@ -417,7 +423,12 @@ def output_cosine(
 
 
 def mean_cosine(
-    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models,
+    inputs: Inputs,
+    *,
+    seed: Seed = 0,
+    names: Names = None,
+    output: str | int | None = None,
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
 
@@ -428,6 +439,7 @@ def mean_cosine(
         inputs: An array (n, d_in) or (n, positions, d_in), or a number n of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
+        output: Output of functions with several, as for `Empirical`.
 
     Returns:
         `mean <A(x), B(x)> / |A(x)||B(x)|` over (a, b): float64 from -1 to 1.
@@ -449,7 +461,7 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
-    models = _on_inputs(models, inputs)
+    models = _on_inputs(models, inputs, output)
     directions, about = outputs_of(models, inputs, seed, measures.directions)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
@@ -466,6 +478,7 @@ def cka(
     seed: Seed = 0,
     debiased: bool = True,
     names: Names = None,
+    output: str | int | None = None,
 ) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs, which may differ in width.
 
@@ -479,6 +492,7 @@ def cka(
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         debiased: Whether HSIC is the unbiased estimator, or `|A' B|^2` of the centred outputs.
         names: K labels.
+        output: Output of functions with several, as for `Empirical`.
 
     Returns:
         `HSIC(A, B) / sqrt(HSIC(A, A) HSIC(B, B))` over (a, b): float64, from 0 to 1 if biased,
@@ -501,7 +515,7 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
-    models = _on_inputs(models, inputs)
+    models = _on_inputs(models, inputs, output)
     features, about = outputs_of(models, inputs, seed, measures.centred, one_width=False)
     if about["samples"] < 4:
         raise ModelError(
@@ -525,7 +539,12 @@ def cka(
 
 
 def js_divergence(
-    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models,
+    inputs: Inputs,
+    *,
+    seed: Seed = 0,
+    names: Names = None,
+    output: str | int | None = None,
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
 
@@ -535,6 +554,7 @@ def js_divergence(
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
+        output: Output of functions with several, as for `Empirical`.
 
     Returns:
         `H((p + q) / 2) - (H(p) + H(q)) / 2` for p = softmax A(x) and q = softmax B(x), over (a, b):
@@ -555,7 +575,7 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
-    models = _on_inputs(models, inputs)
+    models = _on_inputs(models, inputs, output)
     predictions, about = outputs_of(models, inputs, seed, measures.softmax)
     entropies = list(map(measures.entropy, predictions))
 
@@ -575,7 +595,12 @@ def js_divergence(
 
 
 def agreement(
-    models: Models, inputs: Inputs, *, seed: Seed = 0, names: Names = None
+    models: Models,
+    inputs: Inputs,
+    *,
+    seed: Seed = 0,
+    names: Names = None,
+    output: str | int | None = None,
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.
 
@@ -587,6 +612,7 @@ def agreement(
             of standard normal inputs.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         names: K labels.
+        output: Output of functions with several, as for `Empirical`.
 
     Returns:
         `mean of argmax A(x) = argmax B(x)` over (a, b): float64 from 0 to 1.
@@ -603,7 +629,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
-    models = _on_inputs(models, inputs)
+    models = _on_inputs(models, inputs, output)
     choices, about = outputs_of(models, inputs, seed, measures.largest)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",

@@ -12,14 +12,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tnsim.errors import ModelError
-from tnsim.models.functions import is_function
+from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, terms
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Series
 
 
-def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any:
+def given_model(
+    given: Any,
+    n_ctx: int | None = None,
+    inputs: Any = None,
+    output: str | int | None = None,
+) -> Any:
     """A model, a module or a path as the thing that is compared.
 
     Args:
@@ -28,9 +33,11 @@ def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any
         inputs: Inputs on which the comparison runs, None where weights are compared. Modules run on
             inputs as they are, also modules that compute no polynomial; and inputs say how long
             sequences are.
+        output: Name or place of the output of functions with several, where these run on inputs.
 
     Returns:
-        A model or a combination; a plain function, and a module that runs on inputs, unchanged.
+        A model or a combination; a plain function, and a module that runs on inputs, unchanged but
+        for the choice of an output.
         Anything else is returned unchanged too, for the check of the comparison to refuse.
 
     Raises:
@@ -50,7 +57,7 @@ def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any
         given = from_module(given, n_ctx=n_ctx)
     if not isinstance(given, AnyModel):
         # Plain functions and foreign objects are judged by the comparison itself.
-        return given
+        return with_output(given, output)
     # Inputs tell the length only where a model would otherwise be open in it.
     if n_ctx is None and given.n_ctx is None and any(part.attends for _, part in terms(given)):
         n_ctx = _length_of_inputs(inputs)
@@ -58,7 +65,11 @@ def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any
 
 
 def given_models(
-    models: Any, n_ctx: int | None = None, inputs: Any = None, dialect: Any = None
+    models: Any,
+    n_ctx: int | None = None,
+    inputs: Any = None,
+    dialect: Any = None,
+    output: str | int | None = None,
 ) -> Any:
     """Models, modules or paths as the many models that are compared.
 
@@ -68,6 +79,7 @@ def given_models(
         n_ctx: Length of the sequences on which models with attention are compared.
         inputs: Inputs on which the comparison runs, as for `given_model`.
         dialect: Dialect of the files, as for `load`.
+        output: Name or place of an output, as for `given_model`.
 
     Returns:
         A `Series` of paths, else a mapping or a list of models and functions.
@@ -98,9 +110,9 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        return {label: given_model(model, n_ctx, inputs) for label, model in models.items()}
+        return {label: given_model(one, n_ctx, inputs, output) for label, one in models.items()}
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs) for model in models]
+        return [given_model(model, n_ctx, inputs, output) for model in models]
     return models
 
 

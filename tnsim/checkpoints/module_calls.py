@@ -285,6 +285,8 @@ def _refusal(module: Any, example: Any) -> Exception | None:
     """The error of a forward pass, or None where the module takes the inputs."""
     try:
         module(example)
+    except ModelError:  # of outputs: no input gives the output that was asked for
+        raise
     except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
         return failed
     return None

@@ -341,6 +341,8 @@ def parts_of(
     Raises:
         UnsupportedLayer: Where no layer fits at a place, which the message names.
     """
+    # A layer that reads the output of the module, such as a head behind it, has no share in it.
+    calls = [*itertools.takewhile(lambda call: not same(call.given, end), calls)] or calls
     parts: list[ModulePart] = []
     stream, norm, last_norm = start, None, None
     n = 0

@@ -43,7 +43,7 @@ from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
 from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
-from tnsim.models.functions import is_random_in_training
+from tnsim.models.functions import array_of, is_random_in_training
 from tnsim.models.layers import Residual, with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -76,6 +76,7 @@ def from_module(
     *,
     inputs: Any = None,
     norm_inputs: Any = None,
+    output: str | int | None = None,
 ) -> Model:
     """A model that computes the function of a PyTorch module.
 
@@ -93,6 +94,9 @@ def from_module(
             where the module begins with an embedding.
         norm_inputs: Inputs at whose mean energy norms become constants, as in `load`; needed where
             the module has LayerNorm or RMSNorm.
+        output: Name of the output that the model computes, such as "last_hidden_state", or its
+            place in a tuple. None for `logits`, else `last_hidden_state`, else the single or the
+            first output.
 
     Returns:
         The model. `model.origin.error` is the relative error of its forward pass, and
@@ -111,7 +115,7 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    found = recognised(module, layers, n_ctx, inputs)
+    found = recognised(module, layers, n_ctx, inputs, output)
     return assembled(found.layers, norm_inputs, n_ctx, _origin(found))
 
 
@@ -208,7 +212,11 @@ class Recognised(NamedTuple):
 
 
 def recognised(
-    module: Any, layers: Mapping[type, Declared] | None, n_ctx: int | None, inputs: Any
+    module: Any,
+    layers: Mapping[type, Declared] | None,
+    n_ctx: int | None,
+    inputs: Any,
+    output: str | int | None = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -217,6 +225,7 @@ def recognised(
         layers: Declarations of classes of the user, as for `from_module`.
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
+        output: Name of the output that counts, or its place in a tuple.
 
     Returns:
         The layers of the module, with the parts from which they were made.
@@ -240,11 +249,15 @@ def recognised(
     _settle_epsilons(module, double)
     # Two copies: one gets random weights, the other keeps those of the module.
     own = copy.deepcopy(double)
+    if output is not None:
+        for one in (double, own):
+            one.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
     with torch.no_grad(), in_float64(torch):
         try:
             example = example_inputs(double, inputs, n_ctx)
         except ModelError:
-            _check_describable(module, tuple(declared))  # which says more, where it fails
+            if output is None:
+                _check_describable(module, tuple(declared))  # which says more, where it fails
             raise
         try:
             found = _watched(module, double, own, declared, example)

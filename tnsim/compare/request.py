@@ -89,9 +89,11 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
     Raises:
         CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model.
     """
-    inputs = metric.inputs if isinstance(metric, Empirical) else None
-    first = given_model(a, n_ctx, inputs)
-    return first, first if b is a else given_model(b, n_ctx, inputs)
+    inputs = output = None
+    if isinstance(metric, Empirical):
+        inputs, output = metric.inputs, metric.output
+    first = given_model(a, n_ctx, inputs, output)
+    return first, first if b is a else given_model(b, n_ctx, inputs, output)
 
 
 def parts(model: Any) -> Terms:

@@ -6,7 +6,7 @@ Inputs are an array in memory or a file; of a file only the rows of the current 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,9 @@ class Empirical:
             array of NumPy, JAX or PyTorch, or the path of a `.npy` or `.safetensors` file, of which
             only the rows of a batch are in memory.
         weights: Weights (n,), at least 0, which are divided by their sum; None for equal weights.
+        output: Name of the output that is compared, where functions or modules give several, such
+            as "last_hidden_state", or its place in a tuple. None for `logits`, else
+            `last_hidden_state`, else the single or the first output.
 
     Raises:
         ModelError: The inputs have another form, or the weights do not fit.
@@ -142,6 +145,7 @@ class Empirical:
 
     inputs: Any
     weights: Float[Array, " n"] | None = None
+    output: str | int | None = field(default=None, metadata={"static": True})
     name = "empirical"
     pairs_within_model = True
 
