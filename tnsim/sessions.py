@@ -38,7 +38,7 @@ class LRUCache(Generic[K, V]):
 
     Args:
         limit: Limit for the total size of the values; the last value stays even above it.
-        size: Size of a value, in the unit of the limit; by default each value counts as one.
+        size: Size of a value, in the unit of the limit; by default each value counts as 1.
 
     Attributes:
         held: Total size of the values in the cache.
@@ -125,7 +125,7 @@ class LRUCache(Generic[K, V]):
 
 
 class Entry:
-    """The values that were made of one object.
+    """The values that were made of an object.
 
     Attributes:
         values: Values by key.
@@ -237,7 +237,7 @@ class Session:
     Args:
         results: Limit for the number of results of planning: plans, programs, contraction paths.
         operations: Limit for the total number of operations in compiled programs. An operation maps
-            one or two regions of code, and Linux allows a process 65,530 regions.
+            a region or two of code, and Linux allows a process 65,530 regions.
         block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
             run keeps its own blocks within half of the free memory and drops them when it ends.
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the

@@ -1,7 +1,7 @@
 """Drawings on matplotlib axes from which figures are made: matrices, curves, labels.
 
-Colours stand for phases, or for variables, in one order everywhere. Legends stand above their axes,
-where they cover no curve.
+Colours stand for phases, or for variables, in the same order everywhere. Legends stand above their
+axes, where they cover no curve.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def show_curves(
 
     Args:
         axes: Axes to draw on; row n belongs at n.
-        curves: Named curves with one value per row each.
+        curves: Named curves with a value for each row.
         points: Rows at which phases start.
         inches: Width of the axes.
         chosen: Canvas of the plot, with the caller's colour map.
@@ -310,7 +310,7 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
 
     Args:
         axis: Axis on which label n belongs at n.
-        labels: Labels, one per model.
+        labels: Labels of the models.
         inches: Length of the axis.
 
     Example:

@@ -1,9 +1,9 @@
 """Baselines: measures with which similarity is compared, as labelled K x K matrices.
 
 None of these is a property of the function alone: `weight_cosine` and `weight_slices` see the
-parametrisation, the others see the function on one set of inputs only. Each matrix says in `attrs`
-to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
-a pairwise result: `result["cka"] = cka(series, 2000)`.
+parametrisation, the others see the function on a single set of inputs only. Each matrix says in
+`attrs` to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same
+axes as a pairwise result: `result["cka"] = cka(series, 2000)`.
 
 *Outputs on inputs.* `inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers
 (n, positions), token ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`.
@@ -65,7 +65,7 @@ class Outputs(NamedTuple):
     """Features of the outputs of several models on n inputs.
 
     Attributes:
-        features: Arrays, one per model.
+        features: Arrays in the order of the models.
         about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Example:
@@ -93,9 +93,9 @@ def outputs_of(
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
-        feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
+        feature: Function from the outputs of a model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
-        one_width: Whether all outputs need one shape.
+        one_width: Whether all outputs need the same shape.
 
     Returns:
         The features of every model, and the description of the inputs.
@@ -249,7 +249,7 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
 
 
 def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
-    """Cosine of all weights and biases, flattened into one vector per model.
+    """Cosine of all weights and biases, flattened into a vector for each model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
     blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
@@ -262,7 +262,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
         `<w_a, w_b> / |w_a||w_b|` over (a, b): float64 from -1 to 1.
 
     Raises:
-        ModelError: A combination of models, layers that do not match one to one, a model with zero
+        ModelError: A combination of models, layers that do not match in pairs, a model with zero
             weights only, or another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -287,7 +287,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
 
 
 def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
-    """Cosine of the weights that write one output: a row of the last layer, and its bias.
+    """Cosine of the weights that write a single output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
     `attrs["invariant_to"]` says so.
@@ -301,7 +301,7 @@ def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
         to 1.
 
     Raises:
-        ModelError: A combination of models, layers that do not match one to one, a row of zeros, or
+        ModelError: A combination of models, layers that do not match in pairs, a row of zeros, or
             another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -330,7 +330,7 @@ def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
 
 
 def _of_one_structure(models: Models) -> Iterator[Model]:
-    """Yield the models, each after a check that its weights match the first model's one to one."""
+    """The models, each after a check that its weights match those of the first model in pairs."""
     first = None
     for n, model in enumerate(_each(models)):
         if not isinstance(model, Model):
@@ -359,7 +359,7 @@ def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
 
 
 def _structure(model: Model) -> tuple[Any, ...]:
-    """Tree structure and shapes of weights, equal where the weights match one to one."""
+    """Tree structure and shapes of weights, equal where the weights match in pairs."""
     return jax.tree.structure(model), *map(np.shape, _weights(model))
 
 
@@ -446,7 +446,7 @@ def mean_cosine(
 
     Raises:
         ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
-            not finite, a model that gives zero on one of the inputs, or another number of names
+            not finite, a model that gives zero on any of the inputs, or another number of names
             than of models.
         MissingExtra: xarray is not installed.
 
@@ -482,8 +482,8 @@ def cka(
 ) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs, which may differ in width.
 
-    Positions of a sequence are further features of one sample. Without debiasing the value nears 1
-    for anything once outputs outnumber samples.
+    Positions of a sequence are further features of the same sample. Without debiasing the value
+    nears 1 for anything once outputs outnumber samples.
 
     Args:
         models: K models with the same inputs and outputs, as `pairwise` takes them.

@@ -41,7 +41,7 @@ class Drawing(TypedDict, total=False):
     """Keyword arguments that every plot takes.
 
     Attributes:
-        ax: Axes to draw on, one for each panel; without them the plot makes a new figure.
+        ax: Axes to draw on, as many as panels; without them the plot makes a new figure.
         figsize: Width and height of the new figure in inches.
         cmap: Colour map, by name or as matplotlib's object. Lines, bars and points take their
             colours from the map in order.
@@ -89,7 +89,7 @@ class Canvas:
 
     @property
     def axes(self) -> Any:
-        """The first panel, or the only one."""
+        """The first panel, or the only panel."""
         return self.panels[0]
 
 
@@ -170,7 +170,7 @@ def inches_of(chosen: Canvas, along: str, designed: float) -> float:
 
 
 def _axes_of(given: Any, panels: int) -> tuple[Any, ...]:
-    """Axes that the caller made, one for each panel."""
+    """Axes that the caller made, as many as panels."""
     from matplotlib.axes import Axes
 
     axes = tuple(np.asarray(given, dtype=object).ravel())
@@ -320,7 +320,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
             `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
 
     Returns:
-        The figure, and the result of `Figure.subplots`: one axes object or an array of them.
+        The figure, and the result of `Figure.subplots`: an axes object or an array of such.
 
     Raises:
         MissingExtra: matplotlib is not installed.

@@ -1,7 +1,8 @@
 """Models as points: an embedding, a dendrogram and a spectrum from a matrix of cosines.
 
-A similarity K that is a cosine is a Gram matrix of unit vectors, one per model. Distances are the
-chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where arccos is not.
+A similarity K that is a cosine is a Gram matrix of unit vectors, which stand for the models.
+Distances are the chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where
+arccos is not.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     with `NegativeEigenvalueWarning` when these carry over 1 % of the spectrum.
 
     Args:
-        result: A result, one of its matrices of cosines, or an array (K, K).
+        result: A result, its matrix of cosines, or an array (K, K).
         dims: The number of axes, from 1 to K.
 
     Returns:
@@ -105,7 +106,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
     """Clusters by average chord, with leaves in the order that keeps neighbours close.
 
     Args:
-        result: A result, one of its matrices of cosines, or an array (K, K).
+        result: A result, its matrix of cosines, or an array (K, K).
 
     Returns:
         SciPy's linkage matrix (K - 1, 4), float64: per merger the two clusters, their mean chord
@@ -138,11 +139,11 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
     """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
 
     `Gaussian`, `Symmetric` and the tree metrics are inner products and pass; `GaussianClosure`
-    beyond one nonlinear layer, float32 and some baselines may not. Warns with
+    beyond a single nonlinear layer, float32 and some baselines may not. Warns with
     `NegativeEigenvalueWarning` when an eigenvalue lies below `-tolerance`.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
         tolerance: Size up to which negative eigenvalues pass. By default the rounding error of K
             entries in the dtype that a result names, else in float64.
 
@@ -181,7 +182,7 @@ def cosine_matrix(result: Matrix) -> xr.DataArray:
     A divergence or a logarithm would give distances without meaning.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, with ones on its diagonal up to rounding.
@@ -211,7 +212,7 @@ def squared_distances(result: Matrix) -> xr.DataArray:
     """The square matrix of squared distances: squared chords, or a divergence as it is.
 
     Args:
-        result: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        result: A result, its matrix of cosines or divergences, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, not negative, with zeros on its diagonal.

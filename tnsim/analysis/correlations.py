@@ -38,11 +38,11 @@ class Correlation(NamedTuple):
 def correlation(first: Matrix, second: Matrix) -> Correlation:
     """Pearson's and Spearman's coefficients of two matrices over the same models.
 
-    Where both sides are one set of models, each pair counts once, and a model with itself not at
+    Where both sides are the same models, each pair counts once, and a model with itself not at
     all. Pairs that share a model are not independent, so no p-value is given.
 
     Args:
-        first: A result, one of its matrices, or an array (A, B).
+        first: A result, any of its matrices, or an array (A, B).
         second: Another result, matrix or array over the same models.
 
     Returns:
@@ -50,7 +50,7 @@ def correlation(first: Matrix, second: Matrix) -> Correlation:
 
     Raises:
         ResultError: The matrices are not finite or not over the same models, there are fewer than
-            three pairs, or the entries of one are all equal.
+            three pairs, or all entries of a side are equal.
         MissingExtra: xarray or scipy is not installed.
 
     Example:
@@ -76,16 +76,16 @@ def paired_entries(
     """Entries of two matrices over the same models, pair by pair.
 
     Args:
-        first: A result, one of its matrices, or an array (A, B).
+        first: A result, any of its matrices, or an array (A, B).
         second: Another result, matrix or array over the same models.
 
     Returns:
         Two arrays (pairs,), in the units of the matrices: all entries, or the entries above the
-        diagonal where both sides are one set of models.
+        diagonal where both sides are the same models.
 
     Raises:
         ResultError: The matrices are not finite or not over the same models, there are fewer than
-            three pairs, or the entries of one are all equal.
+            three pairs, or all entries of a side are equal.
         MissingExtra: xarray is not installed.
 
     Example:

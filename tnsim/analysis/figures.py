@@ -1,12 +1,12 @@
 """Figures of networks, of contributions and of pairwise runs, with matplotlib.
 
 `draw` shows a network, `contributions` a matrix of paths, `heatmap` any matrix of similarities, and
-`depth` the cost of deep models. `pairwise` draws one of seven pictures of a result, with curves
+`depth` the cost of deep models. `pairwise` draws any of seven pictures of a result, with curves
 above heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of
 the same models against each other.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
-labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`.
+labels fit. Panels of a figure share a colour range. All drawn quantities come from `reading`.
 Every plot takes `ax`, `figsize`, `cmap`, `vmin` and `vmax` (`Drawing`). No pyplot state and no
 global setting is touched, and nothing is shown.
 """
@@ -304,7 +304,7 @@ def layers_and_heads(
     colour_label: str = "share",
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """A heatmap of one number for each component, layer by layer.
+    """A heatmap of a number for each component, layer by layer.
 
     Args:
         labels: Labels of components, such as `layer 1 head 0`; columns are heads or units, with
@@ -586,7 +586,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
     Args:
-        rows: Mappings, one per depth, with `depth`, `multiplications`, `paper_multiplications`,
+        rows: Mappings, depth by depth, with `depth`, `multiplications`, `paper_multiplications`,
             `unrolled_multiplications` (None where they were not counted), `milliseconds` and
             `hand_milliseconds`.
         title: Title above both panels, or above the first of given axes.
@@ -668,7 +668,7 @@ def scatter_grid(
         A figure; nothing is shown.
 
     Raises:
-        ResultError: There is no panel, or `reading.correlation` refuses one.
+        ResultError: There is no panel, or `reading.correlation` refuses a panel.
         MissingExtra: matplotlib or scipy is not installed.
 
     Example:
@@ -700,7 +700,7 @@ def scatter_grid(
 
 
 def _draw(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
-    """Draw the points of one panel, with the two coefficients above them."""
+    """Draw the points of a panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
     size = 16
     if len(x) > _FEW:
@@ -725,7 +725,7 @@ def curves_over_training(
 
     Args:
         result: Result with variables over `a`.
-        strips: Names of variables; each entry is a strip, of one curve or of several.
+        strips: Names of variables; each entry is a strip, of a single curve or of several.
         change_points: Rows at which phases start, drawn as dotted lines.
         drawing: Axes for every strip, size, colour map and range, see `Drawing`.
 
@@ -761,13 +761,13 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
 
     Args:
         result: Result with matrices, and variables over `a` or `b`.
-        strips: Names of variables; each entry is a strip, of one curve or of several.
+        strips: Names of variables; each entry is a strip, of a single curve or of several.
 
     Returns:
         Curves, strip by strip.
 
     Raises:
-        ResultError: A variable is unknown, or has not one value for every column.
+        ResultError: A variable is unknown, or has no value for some column.
 
     Example:
         >>> import xarray as xr
@@ -852,30 +852,30 @@ def pairwise(
     curves: Sequence[str | Sequence[str]] = (),
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """One of seven pictures of a pairwise result.
+    """A picture, of seven kinds, of a pairwise result.
 
     Several variables give several panels, or several lines.
 
     Args:
         result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
-            previous model; `"slices"`, one heatmap per output (`variable` is then not read);
+            previous model; `"slices"`, a heatmap for each output (`variable` is then not read);
             `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`;
             `"scatter"`, the first variable against each of the others, a point for every pair of
             models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
             against the last model of the columns.
-        variable: Name of one of the result's matrices, or several names.
+        variable: Name of a matrix in the result, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
         curves: Variables with a value for every column, such as accuracies over `a`, drawn above
-            heatmaps: each entry is a strip, of one curve or of several.
+            heatmaps: each entry is a strip, of a single curve or of several.
         drawing: Axes for every panel, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: The kind or a variable is unknown, there are too many slices for one figure,
+        ResultError: The kind or a variable is unknown, there are too many slices for a figure,
             curves or `drawing` do not fit, or `reading` refuses the matrix or the change points.
         MissingExtra: matplotlib or scipy is not installed.
 
@@ -911,7 +911,7 @@ def pairwise(
 def _parts(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
-    """Layer by head, one panel for each kind of part: the first row against the last column."""
+    """Layer by head, a panel for each kind of part: the first row against the last column."""
     if len(names) != 1 or set(result[names[0]].dims) != {"part", "a", "b"}:
         raise ResultError(
             "parts are drawn of one matrix over (part, a, b), as pairwise of tnsim.parts(series) "

@@ -1,9 +1,9 @@
 """Hidden states of networks, and where two networks differ: layer against layer.
 
-The hidden states of a module are the outputs of its parts, seen by hooks in one forward pass; those
-of a model are the outputs after each of its layers. States of every part are outputs of a function
-of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of any width,
-the others parts of one width.
+The hidden states of a module are the outputs of its parts, seen by hooks in a single forward pass;
+those of a model are the outputs after each of its layers. States of every part are outputs of a
+function of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of
+any width, the others parts of equal width.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def layer_similarity(
     seed: Seed = 0,
     **settings: Any,
 ) -> xr.DataArray:
-    """A measure between every part of one network and every part of another.
+    """A measure between every part of a network and every part of another.
 
     Args:
         a, b: Modules of PyTorch, models, or paths of files.
         inputs: An array of inputs as both networks read them, or a number n of standard normal
-            inputs where one of them is a model.
+            inputs where either is a model.
         measure: A baseline, such as `tnsim.baselines.cka`.
         layers: Patterns of the names of parts, as for `hidden_states`.
         seed: Seed of drawn inputs.
@@ -103,7 +103,7 @@ def layer_similarity(
         measure. `tnsim.figures.layer_by_layer` draws it.
 
     Raises:
-        ModelError: The networks have no such parts, the measure needs parts of one width, or the
+        ModelError: The networks have no such parts, the measure needs parts of equal width, or the
             inputs do not fit.
         MissingExtra: xarray is not installed.
 
@@ -169,7 +169,7 @@ def _of_module(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of all parts of a module on one batch, in the order of the computation."""
+    """Outputs of all parts of a module on a batch, in the order of the computation."""
     seen: dict[str, np.ndarray] = {}
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
@@ -206,6 +206,6 @@ def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _flat(states: np.ndarray) -> np.ndarray:
-    """States with one axis of features, or with positions and features, float64."""
+    """States with an axis of features, or with positions and features, float64."""
     states = states.astype(np.float64)
     return states if states.ndim <= 3 else states.reshape(len(states), -1)

@@ -135,7 +135,8 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
         models: A series, a mapping from labels to models, or any sequence.
 
     Returns:
-        One label per model; integers where all labels are decimal numbers, as training steps are.
+        A label for each model; integers where all labels are decimal numbers, as training steps
+        are.
 
     Example:
         >>> labels_of(["first", "second"])
@@ -153,12 +154,12 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
 
 
 def matrix(result: Matrix) -> xr.DataArray:
-    """The matrix in a result (its `similarity`), in one of its matrices, or in a plain array.
+    """The matrix in a result (its `similarity`), in any of its matrices, or in a plain array.
 
     Positions label a plain array.
 
     Args:
-        result: A result, one of its matrices, or an array (A, B).
+        result: A result, any of its matrices, or an array (A, B).
 
     Returns:
         The matrix over (a, b), in this order; every entry is finite.
@@ -212,10 +213,10 @@ def _array(result: Matrix) -> xr.DataArray:
 
 
 def square(result: Matrix) -> xr.DataArray:
-    """The symmetric matrix of all pairs of one set of models.
+    """The symmetric matrix of all pairs of a set of models.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), exactly symmetric: the mean of itself and its transpose.

@@ -19,7 +19,7 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
     """Cosines of all pairs of vectors.
 
     Args:
-        rows: K vectors of one size.
+        rows: K vectors of equal size.
         zero: Words of the error about a vector of zeros, after "model 3".
 
     Returns:
@@ -115,7 +115,7 @@ def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarra
 
 
 def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
-    """Centred features, one row per input, with the inner products of the centred outputs.
+    """Centred features, a row for each input, with the inner products of the centred outputs.
 
     Outputs A with more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
     the kernel of A in n columns.
@@ -154,7 +154,7 @@ def hsic(
         debiased: Whether to give the unbiased estimator, which may be negative.
 
     Returns:
-        (K, K), float64, up to a factor per model and one for all, which CKA divides out.
+        (K, K), float64, up to a factor per model and a common factor, which CKA divides out.
 
     Raises:
         ModelError: The features of a model are all zero.

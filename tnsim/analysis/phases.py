@@ -79,7 +79,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     Where several divisions are equally good, later phases are longest.
 
     Args:
-        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        similarity: A result, its matrix of cosines or divergences, or an array (K, K).
         phases: Number of phases, from 1 to K.
 
     Returns:
@@ -105,14 +105,14 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
 
 
 def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
-    """The best divisions into 1, 2, ..., `up_to` phases, from one table; see `segment`.
+    """The best divisions into 1, 2, ..., `up_to` phases, from a single table; see `segment`.
 
     Args:
-        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        similarity: A result, its matrix of cosines or divergences, or an array (K, K).
         up_to: The largest number of phases, from 1 to K.
 
     Returns:
-        `up_to` divisions. For distances of vectors, the costs never rise from one to the next.
+        `up_to` divisions. For distances of vectors, the costs never rise with the number of phases.
 
     Raises:
         ResultError: `up_to` is out of range, or the matrix is not finite, square and symmetric with

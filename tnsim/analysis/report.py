@@ -1,4 +1,4 @@
-"""A page to read a pairwise run by: one HTML file that needs only a browser.
+"""A page to read a pairwise run by: an HTML file that needs only a browser.
 
 The page holds the run as JSON, rounded, and the files that draw it (`page/`: markup, style and
 plain JavaScript): every matrix with its values under pointer, finger or keyboard, curves of
@@ -63,7 +63,7 @@ def write(
 ) -> Path:
     """Write the page of a result, and return its path.
 
-    Phases, embedding and trajectories to the previous model need all pairs of one set of models;
+    Phases, embedding and trajectories to the previous model need all pairs of a set of models;
     the page of a result of two sets has the rest.
 
     Args:
@@ -101,7 +101,7 @@ def write(
 
 
 def _page(contents: Mapping[str, Any]) -> str:
-    """The template with all contents inserted in one pass, so that no content is searched again."""
+    """The template with all contents, inserted at once so that no content is searched again."""
     # NaN has no place in JSON, and such entries are None before.
     run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     script = "\n" + "\n".join(map(_part, SCRIPTS))
@@ -346,7 +346,7 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
 
 
 def _models(result: xr.Dataset, side: str) -> list[list[str]]:
-    """The table of one side's models: a header, then a row for each model with its variables."""
+    """The table of the models on a side: a header, then a row for each model with its variables."""
     header, columns = ["checkpoint"], [result[side].values]
     for name, variable in result.variables.items():
         if variable.dims == (side,) and name != side:

@@ -194,7 +194,7 @@ class Dialect:
                 runs the sentences name the keys of the dialect.
 
         Returns:
-            One sentence for the dialect, and one for each rule.
+            A sentence for the dialect, and a sentence for each rule.
 
         Example:
             >>> Dialect("mine", (LinearRule(weight="w"),)).assumptions()

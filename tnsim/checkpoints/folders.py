@@ -1,12 +1,13 @@
-"""Names that a user gives for one model: folders in Hugging Face's layout and cached revisions.
+"""Names that a user gives for a single model: folders in Hugging Face's layout and cached
+revisions.
 
 A repository in a local hub cache lies in a folder `models--org--name`. The folder keeps
-`snapshots/<commit>/`, and in `refs/` one small file per branch or tag that holds the commit of the
+`snapshots/<commit>/`, and in `refs/` a small file per branch or tag that holds the commit of the
 branch or tag. Nothing is downloaded.
 
-A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
-are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
-is not a single model.
+A folder in Hugging Face's layout is a single model: `model.safetensors`, an index of several files
+that are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many
+checkpoints is not a single model.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def snapshots(folder: Path) -> dict[str, Path]:
 
     Returns:
         Folders by name, in the order of the commits. The name is a branch or a tag other than
-        `main` where there is one, else the first eight digits of the commit.
+        `main` if any, else the first eight digits of the commit.
 
     Raises:
         CheckpointError: When there is no revision, or a ref cannot be read.
@@ -196,7 +197,7 @@ def located(source: str | os.PathLike[str]) -> Path:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The file of the one model that a folder in Hugging Face's layout holds.
+    """The file of the single model that a folder in Hugging Face's layout holds.
 
     Args:
         folder: Any path.

@@ -128,7 +128,7 @@ class Contents(NamedTuple):
             The contents.
 
         Raises:
-            CheckpointError: Where two tensors have one name, so that the name is ambiguous.
+            CheckpointError: Where two tensors have the same name, so that the name is ambiguous.
 
         Example:
             >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
@@ -176,7 +176,7 @@ def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: A file that ends in one of `SUFFIXES` or in .bin, or an `INDEX`.
+        path: A file that ends in any of `SUFFIXES` or in .bin, or an `INDEX`.
 
     Returns:
         Names and unread tensors.
@@ -455,7 +455,7 @@ def _unread(
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor stores its numbers one by one; another kind is refused when it is read."""
+    """Whether a tensor stores its numbers separately; another kind is refused when it is read."""
     strange = tensor.is_meta or tensor.is_quantized or tensor.is_nested
     return not strange and str(tensor.layout) == "torch.strided"
 

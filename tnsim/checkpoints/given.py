@@ -140,7 +140,7 @@ def _is_module(given: Any) -> bool:
 
 
 def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
-    """The model of one file; several files are refused with the verb that compares them."""
+    """The model of a file; several files are refused with the verb that compares them."""
     from tnsim.checkpoints.load import Series, load
 
     read = load(path, n_ctx=n_ctx)

@@ -1,7 +1,8 @@
 """Guards that turn every failure of reading into a `CheckpointError` of a single sentence.
 
 A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
-anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.
+anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know a single
+exception.
 """
 
 from __future__ import annotations

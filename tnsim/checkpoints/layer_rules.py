@@ -38,8 +38,8 @@ def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
     """The layer that a rule describes.
 
     Args:
-        rule: Rule of a checked dialect, for one layer, with the numbers that `named_arrays.valued`
-            puts in the place of keys.
+        rule: Rule of a checked dialect, for a single layer, with the numbers that
+            `named_arrays.valued` puts in the place of keys.
         arrays: Arrays in which the keys of the rule are looked up.
 
     Returns:

@@ -2,8 +2,8 @@
 
 tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
 a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
-front. The code stands in this order: one file (`read`), many files (`Series`), then the functions
-that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
+front. The code stands in this order: a single file (`read`), many files (`Series`), then the
+functions that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _model_by(
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
-    """Patterns of tensors to leave out; a text is one pattern.
+    """Patterns of tensors to leave out; a text is a single pattern.
 
     Args:
         leave_out: A pattern, or several.
@@ -223,8 +223,8 @@ class Series(Sequence[Model]):
         paths: Files in order.
         names: The given names, else the names of revisions or the paths as text.
         reading: Arguments of `load` with which the files are read.
-        labels: The step where the names differ by one number or one of several counts steps, else
-            the names.
+        labels: The step where the names differ by a single number, or a number among several counts
+            steps, else the names.
 
     Raises:
         CheckpointError: When nothing matches.
@@ -302,8 +302,8 @@ def is_several(path: str | os.PathLike[str]) -> bool:
         path: Path of a file or a folder, or a glob pattern.
 
     Returns:
-        True for a folder unless the folder holds one model, and for a pattern unless a file has
-        exactly this name.
+        True for a folder unless the folder holds a single model, and for a pattern unless a file
+        has exactly this name.
 
     Example:
         >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
@@ -402,7 +402,7 @@ def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
-    """The number in which names differ: the only one, or the one that counts steps."""
+    """The number in which names differ: the only number, or the number of steps."""
     # Names of different build cannot be compared part by part.
     if len(names) < 2 or len(set(map(len, names))) > 1:
         return None
@@ -476,13 +476,13 @@ def load(
 ) -> Model | Series:
     """Read a single file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
-    A folder in Hugging Face's layout counts as one file. In a local hub cache `REPOSITORY@REVISION`
-    counts as one file, and the folder of the repository as several.
+    A folder in Hugging Face's layout counts as a file. In a local hub cache `REPOSITORY@REVISION`
+    counts as a file, and the folder of the repository as several.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
-            own format, else the one preset that accounts for every tensor.
+            own format, else the only preset that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default the
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
@@ -567,7 +567,7 @@ class ForwardDifference(NamedTuple):
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> ForwardDifference:
-    """Check a dialect: compare the model's forward pass with another one.
+    """Check a dialect: compare the model's forward pass with another.
 
     A float32 forward of the same function differs by about 1e-6 relatively.
 

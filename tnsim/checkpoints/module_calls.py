@@ -198,7 +198,7 @@ def array(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64.
 
     Args:
-        value: A tensor, or outputs of a module that hold one, as for `array_of`.
+        value: A tensor, or outputs of a module that hold a tensor, as for `array_of`.
 
     Returns:
         A copy of the numbers.

@@ -6,14 +6,14 @@ is `a x + b f(x)` of the input x and the output f(x) of this layer. Arrays are t
 weights and inputs, so that arrays do not fit by chance. Where nothing fits, the place is named.
 
 A forward pass may call a function that is no submodule. Where the next call reads the result of
-such a function of the layer before, a known activation is a layer of its own or the gate of one;
+such a function of the layer before, a known activation is a layer, or the gate of a layer;
 another function is named by the refusal (`unknown_function`). Activations are told apart by their
 values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
 Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
-parts of one linear layer that stacks all but o. Everything that no name tells is tried: the number
-of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted where it
-computes the output of the module (`attention_rules`).
+parts of a single linear layer that stacks all but o. Everything that no name tells is tried: the
+number of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted
+where it computes the output of the module (`attention_rules`).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _apart(run: Sequence[Call]) -> Iterator[Shape]:
 
 
 def _fused(run: Sequence[Call]) -> Iterator[Shape]:
-    """Projections by one linear layer that stacks them, recognised by the next input's width."""
+    """Projections by a linear layer that stacks them, recognised by the next input's width."""
     if len(run) < 2:
         return
     # The width that the output map reads is the number of rows of a role.
@@ -498,7 +498,7 @@ def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
 
 
 def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
-    """Products of two linear layers or two halves of one, and squares, with or without `down`."""
+    """Products of two linear layers or halves of a layer, and squares, with or without `down`."""
     first = run[0]
     half = first.result.shape[-1] // 2
     products: list[tuple[int, np.ndarray, dict[str, Any]]] = []

@@ -155,7 +155,7 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
         An array of floats, integers or booleans, of the stored shape.
 
     Raises:
-        CheckpointError: When the tensor does not hold real numbers one by one.
+        CheckpointError: When the tensor does not hold real numbers separately.
 
     Example:
         >>> to_numpy([[1, 2], [3, 4]], "weight").shape

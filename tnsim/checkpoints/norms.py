@@ -30,7 +30,7 @@ class Norm(NamedTuple):
     Attributes:
         centred: Whether the mean over coordinates is subtracted first, as LayerNorm does.
         epsilon: Number that is added to the energy.
-        gain: One factor per coordinate; None for 1.
+        gain: Factors of the coordinates; None for 1.
         shift: A number per coordinate; None for 0.
 
     Example:

@@ -38,7 +38,7 @@ _DIRECTIONS = {1: "forward", -1: "backward"}
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Rule:
-    """The fields that rules of every kind share; a rule is one of the classes below.
+    """The fields that rules of every kind share; a rule is an object of a class below.
 
     Attributes:
         transpose: Whether matrices are stored (in, out).
@@ -142,7 +142,7 @@ class LinearRule(Rule):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class StackedRule(Rule):
-    """A rule whose arrays may be stacked in one.
+    """A rule whose arrays may be stacked.
 
     Attributes:
         fused: Key of an array that stacks the arrays of several roles on axis 0.

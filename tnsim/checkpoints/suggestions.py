@@ -68,9 +68,9 @@ def check_polynomial(
 ) -> None:
     """Refuse matrices that are no polynomial by their names or shapes.
 
-    A gate is multiplied through an activation in nearly all networks that have one, and linear
-    layers in a row would be one linear layer but for the activations between them. Neither leaves
-    a trace in a file.
+    A gate is multiplied through an activation in nearly all networks with gates, and linear
+    layers in a row would be a single linear layer but for the activations between them. Neither
+    leaves a trace in a file.
 
     Args:
         rules: Rules in order; a rule that is still repeated stands for a run of equal layers.
@@ -246,7 +246,7 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
 
     Raises:
         CheckpointError: When there is no matrix.
-        UnsupportedLayer: When names are names of gates, or plain linear layers follow one another.
+        UnsupportedLayer: When names are names of gates, or plain linear layers follow each other.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
@@ -388,7 +388,7 @@ def _linear(weight: Weight) -> dict[str, Any]:
 
 
 def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
-    """A bilinear layer of the matrices of one scope, None where their names do not fit."""
+    """A bilinear layer of the matrices of a scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     for weight in beside:
         for role, words in _ROLES.items():
@@ -419,7 +419,7 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
 
 
 def _attention(beside: list[Weight]) -> dict[str, Any] | None:
-    """An attention layer of the matrices of one scope, None where their names do not fit."""
+    """An attention layer of the matrices of a scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:

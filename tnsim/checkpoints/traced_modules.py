@@ -1,11 +1,11 @@
 """PyTorch modules into layers, by the operations of their forward pass.
 
-`torch.export` writes the forward pass for one input down as operations on arrays. Here they are
-carried out once more on *affine values*: every value that depends on the input is an affine
+`torch.export` writes the forward pass for a single input down as operations on arrays. Here they
+are carried out once more on *affine values*: every value that depends on the input is an affine
 function of a state, the vector that the layers so far give. Operations that are affine in such
 values keep them affine, whatever they do to axes: einsum with weights, convolution, pooling,
-normalisation by running statistics. A product of two values makes hidden units, one for each entry
-of the product, and values become affine in these as well. Where all that follows depends on a
+normalisation by running statistics. A product of two values makes hidden units, a unit for each
+entry of the product, and values become affine in these as well. Where all that follows depends on a
 single value, this value is the next state, and the layer that leads to it is
 
     z' = S z + D (h_1 * ... * h_n) + c,    h_j = W_j z + b_j
@@ -16,7 +16,7 @@ multiple of the identity. Any other S is carried by hidden units of its own, `(S
 An activation of a value, entry by entry, makes hidden units too: `h = f(W_1 z + b_1)`, or with a
 product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer. There S is carried
 by units with f(x) - f(-x) = c x, which ReLU and GELU have, in two of them for each coordinate. A
-step that multiplies its own argument, as in JumpReLU, is an activation of one argument.
+step that multiplies its own argument, as in JumpReLU, is an activation of its argument.
 
 Reading order: `traced_layers` goes through the operations by a `_Trace`, which keeps the affine
 values (`_Value`); `_Stack` holds the state, the hidden units on top of it and the layers.
@@ -122,7 +122,7 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.
-        example: Inputs that the module takes, floats (inputs, ...); the first one is traced.
+        example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -175,7 +175,7 @@ class _Trace:
         self.stack = _Stack(example)
 
     def step(self, node: torch.fx.Node) -> None:
-        """Compute one value, and begin a new layer where all that follows depends on it alone."""
+        """Compute a value, and begin a new layer where all that follows depends on it alone."""
         if node.op == "placeholder" and node not in self.values:
             self.values[node] = self.stack.state(self.example.shape)
         elif node.op == "call_function":
@@ -369,7 +369,7 @@ class _Stack:
         drafts: The layers.
         width: Coordinates of the state.
         units: Factors of each block of hidden units, pairs (W, b) of shapes (n, width) and (n,).
-        functions: Activations of the first factors of blocks, where they have one.
+        functions: Activations of the first factors of blocks, if any.
     """
 
     def __init__(self, example: torch.Tensor) -> None:
@@ -390,7 +390,7 @@ class _Stack:
         return _Value(self.like.new_zeros(tuple(shape)), {0: eye})
 
     def multiplies(self, value: _Value) -> bool:
-        """Whether each entry of a value is affine in the state alone, or a multiple of one unit."""
+        """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
         if set(value.slopes) <= {0}:
             return True
         # A sum of a unit and anything else is no factor.
@@ -503,7 +503,7 @@ class _Stack:
         shape: tuple[int, ...],
         function: Activation | None = None,
     ) -> _Value:
-        """A new block of hidden units, one for each entry of a value."""
+        """A new block of hidden units, for the entries of a value."""
         # Source 0 is the state.
         block = 1 + max(self.units, default=0)
         self.units[block] = factors
@@ -531,7 +531,7 @@ class _Stack:
         """Whether a value that all the rest depends on becomes a state of its own.
 
         A value with hidden units does. An affine function of the state does where it is narrower
-        than the state; a wider one is cheaper as rows of the next layer.
+        than the state; a wider value is cheaper as rows of the next layer.
         """
         return bool(set(value.slopes) - {0}) or value.constant.numel() < self.width
 
@@ -625,7 +625,7 @@ class _Stack:
         down: torch.Tensor,
         bias: torch.Tensor,
     ) -> _Draft:
-        """The layer `S z + D (units of all blocks) + c` of blocks with one activation."""
+        """The layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
         function = functions[0]
         if function is None or any(one != function for one in functions):
             names = sorted({"a product" if one is None else one.name for one in functions})
@@ -675,7 +675,7 @@ class _SingleOutput(torch.nn.Module):
 def _exported(
     module: torch.nn.Module, example: torch.Tensor
 ) -> tuple[torch.fx.Graph, dict[Any, Any]]:
-    """The graph of a forward pass of one argument, and the arrays at its other placeholders."""
+    """The graph of a forward pass on an argument, and the arrays at its other placeholders."""
     module = _SingleOutput(module)
     try:
         with warnings.catch_warnings():
@@ -781,7 +781,7 @@ def _each(value: _Value, function: Callable[[Any], Any]) -> _Value:
 
 
 def _reads(argument: Any, nodes: list[torch.fx.Node]) -> bool:
-    """Whether an argument of an operation is one of several nodes, or a list that holds one."""
+    """Whether an argument of an operation is among some nodes, or is a list with such a node."""
     if isinstance(argument, (list, tuple)):
         return any(_reads(one, nodes) for one in argument)
     return any(argument is one for one in nodes)
@@ -799,7 +799,7 @@ def _is_squared(node: torch.fx.Node) -> bool:
 
 
 def _is_power(node: torch.fx.Node) -> bool:
-    """Whether a power is a whole one."""
+    """Whether a power is whole."""
     exponent = node.args[1]
     return isinstance(exponent, (int, float)) and float(exponent).is_integer() and exponent >= 1
 
@@ -843,7 +843,7 @@ def _stacked_factors(
 
 
 def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
-    """The number s of a matrix s I; None for zero, any other matrix, and one with a gradient."""
+    """The number s of a matrix s I; None for zero, other matrices, and matrices with a gradient."""
     # A skip is a number, through which no gradient goes.
     if matrix.shape[0] != matrix.shape[1] or matrix.requires_grad or not bool(matrix.any()):
         return None
@@ -872,9 +872,9 @@ def _layer_of(draft: _Draft) -> Any:
 def _with_fewer_units(draft: _Draft) -> _Draft:
     """The same layer with fewer hidden units, where many units share a factor.
 
-    Units with one left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as the
-    matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for one, is written by `torch` with
-    all products x_i x_j. Layers with gradients keep their units as they are.
+    Units with the same left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as
+    the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, is written by
+    `torch` with all products x_i x_j. Layers with gradients keep their units as they are.
     """
     down = draft.down
     arrays = [down, *(array for factor in draft.factors for array in factor)]

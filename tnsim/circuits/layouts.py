@@ -19,7 +19,7 @@ from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and conventions of one family of transformers.
+    """Names and conventions of a family of transformers.
 
     Names of tensors of a layer stand behind `layer`, other names behind `root`, and the names of
     `unembedding` at the top. Each name stands for a weight and perhaps a bias.
@@ -30,12 +30,12 @@ class Layout:
         layer: Prefix of the names of layer {i}, behind `root`.
         q, k, v, o: Maps of queries, keys, values and of the output.
         qkv: The map that holds queries, keys and values together; None for three maps.
-        interleaved: Whether `qkv` has queries, keys and values of one head side by side, and not
+        interleaved: Whether `qkv` has queries, keys and values of a head side by side, and not
             all queries before all keys before all values.
         transposed: Whether matrices of layers are stored (in, out).
         attention_norm, mlp_norm: Norms before attention and before the MLP.
         norm: Kind of norms: `layer`, `rms`, or `rms+1` for RMS norms of gain 1 + weight.
-        up, gate, down: Maps of the MLP; `gate` is None for an MLP without one.
+        up, gate, down: Maps of the MLP; `gate` is None for an MLP without a gate.
         embedding: Table of tokens, behind `root`.
         positions: Table of positions, behind `root`; None for rotated queries and keys.
         final_norm: Norm before the unembedding, behind `root`.

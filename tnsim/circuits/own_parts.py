@@ -183,7 +183,7 @@ class OwnParts:
 
 
 def _turns(core: Attention, view: View) -> list[np.ndarray] | None:
-    """Rotations between query and key, one for each distance; None without RoPE."""
+    """Rotations between query and key, distance by distance; None without RoPE."""
     if core.rope_base is None:
         return None
     angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
@@ -191,7 +191,7 @@ def _turns(core: Attention, view: View) -> list[np.ndarray] | None:
 
 
 def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Products of every row of one matrix with every row of another, entry by entry."""
+    """Products of every row of a matrix with every row of another, entry by entry."""
     return (first[:, None] * second[None]).reshape(-1, first.shape[-1])
 
 

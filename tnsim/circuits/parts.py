@@ -313,10 +313,10 @@ def parts(
 
         (x_q, x_k) -> (Q x_q + b)^T R (K x_k + c) * scale,
 
-    a model of the streams of query and key side by side, with one output for each distance where
-    queries and keys are rotated (RoPE), else with one. An *ov* part is what a head adds to the
-    stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds, with its activation, which
-    `Gaussian` and metrics of inputs compare: ReLU, GELU (two forms), SiLU, gated or not. The
+    a model of the streams of query and key side by side, with an output for each distance where
+    queries and keys are rotated (RoPE), else with a single output. An *ov* part is what a head adds
+    to the stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds, with its activation,
+    which `Gaussian` and metrics of inputs compare: ReLU, GELU (two forms), SiLU, gated or not. The
     *direct* part is `token -> U E`, the logits of a token's own embedding.
 
     Parts read the stream as the norm before them leaves it. Softmax and the norms themselves are no

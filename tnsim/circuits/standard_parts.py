@@ -37,7 +37,7 @@ class PartName(NamedTuple):
     """The place of a part in a model.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: Any of `KINDS`.
         layer: Number of the layer, None for the direct path.
         head: Number of the head, None for a part of a whole layer.
     """
@@ -57,7 +57,8 @@ class View(NamedTuple):
     """Choices about parts that are the same for all of them.
 
     Attributes:
-        distances: Positions by which keys stand before their queries, one output of a score each.
+        distances: Positions by which keys stand before their queries, an output of a score for
+            each.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm folded into
             them; "leave" where parts read the output of the norm.
     """
@@ -220,7 +221,7 @@ class Circuits(NamedTuple):
         left: Queries, (heads, d_head, width + 1), biases in the last column; for OV circuits the
             transposed outputs, (heads, d_head, width).
         right: Keys or values, (heads, d_head, width + 1).
-        turns: Rotations between left and right, (distances, d_head, d_head); None for one identity.
+        turns: Rotations between left and right, (distances, d_head, d_head); None for the identity.
     """
 
     names: list[PartName]

@@ -2,7 +2,7 @@
 
 A norm is `g * n(x) + b` with a function n that has no parameters. A map behind it is an affine map
 of the normalised stream n(x): `W (g * n + b) + c = (W diag(g)) n + (W b + c)`. The output of a
-layer norm has mean zero, so adding one number to a row of the folded matrix changes nothing; rows
+layer norm has mean zero, so adding a number to a row of the folded matrix changes nothing; rows
 are centred, which makes equal functions of equal matrices.
 
 Numbers are float64 whatever a file holds, as the folding rounds.
@@ -31,7 +31,7 @@ Vectors = Float[np.ndarray, "*heads rows"]
 
 
 class Affine(NamedTuple):
-    """An affine map, or one for each head.
+    """An affine map, or a map for each head.
 
     Attributes:
         weight: Matrix (out, in), or (heads, out, in).
@@ -127,7 +127,7 @@ class Block(NamedTuple):
         up: Map into the hidden units.
         gate: Map whose activation multiplies the hidden units; None for an MLP without a gate.
         down: Map out of the hidden units.
-        activation: Name of the activation, of the gate where there is one.
+        activation: Name of the activation, of the gate, if any.
     """
 
     up: Affine
@@ -373,7 +373,7 @@ class Transformer:
         return Affine(weight, bias)
 
     def _of_fused(self, fused: Affine, role: str) -> Affine:
-        """One of three maps that share a tensor."""
+        """Any of three maps that share a tensor."""
         n = "qkv".index(role)
 
         def chosen(array: np.ndarray) -> np.ndarray:

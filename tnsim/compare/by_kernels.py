@@ -1,8 +1,8 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
 The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
-most one nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity. The
-certified bound of what series leave out counts in the size of a product, relative to which the
+most a single nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity.
+The certified bound of what series leave out counts in the size of a product, relative to which the
 error of the result is told.
 """
 
@@ -248,7 +248,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model of at most one nonlinear layer, not traced.
+        model: Model of at most a single nonlinear layer, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

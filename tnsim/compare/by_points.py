@@ -60,7 +60,8 @@ class ForwardPlan:
         multiplications: Scalar multiplications of all forward passes and of the products of their
             outputs.
         peak_bytes: Bytes of the arrays of a single batch. A small budget makes batches smaller.
-        least_bytes: Bytes of the arrays of a batch of one point, the least that a budget must have.
+        least_bytes: Bytes of the arrays of a batch of a single point, the least that a budget must
+            have.
 
     Example:
         >>> import tnsim
@@ -126,12 +127,13 @@ def points_of(
     """The points at which models are compared, None where a plan answers.
 
     Args:
-        models: All models, or one of each structure; empty where only plain functions are compared.
+        models: All models, or a model of each structure; empty where only plain functions are
+            compared.
         metric: Metric of the comparison.
         wanted: Inner products that are wanted, for the cost of a plan.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
-        read: Rows from `what_is_read` of every model, where `models` has one of each structure.
+        read: Rows from `what_is_read` of every model, where `models` has a model of each structure.
 
     Returns:
         The points, or None.

@@ -1,7 +1,7 @@
 """Inner products of two models, or of sums of models.
 
 Along plans (`by_plans`), a sum of models is expanded by bilinearity over its terms. Each pair of
-plain models has one plan, which runs once or, with a constant in an exact deep metric, at every
+plain models has a plan, which runs once or, with a constant in an exact deep metric, at every
 moment node.
 
 `inner_products` first makes small differences models of their own. Then the metric decides which
@@ -175,7 +175,7 @@ def _with_cancellation(
 def _runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results of a plan on the host, one for each moment node."""
+    """Results of a plan on the host, node by node."""
     metric, dtype = request.metric, request.dtype
     backend = backend_of(plan)
     with execution.precision():
@@ -202,7 +202,7 @@ def _runs(
 def _traced_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results inside a trace of the caller's, one for each moment node."""
+    """Results inside a trace of the caller's, node by node."""
     models: dict[Side, Model] = {}
     for side, model in by_side(a, b).items():
         models[side] = family.prepare(model)
@@ -255,8 +255,8 @@ def _check_shared(scales: dict[str, dict[str, int]]) -> None:
 def _same_weights(a: Model, b: Model) -> bool:
     """Whether two models have equal layers with equal weights.
 
-    Such models are planned as one, so a re-saved checkpoint has similarity 1 to the last bit, at
-    any depth.
+    Such models are planned as a single model, so a re-saved checkpoint has similarity 1 to the last
+    bit, at any depth.
     """
     (one, form), (two, other_form) = _flat(a), _flat(b)
     return form == other_form and all(map(np.array_equal, one, two))

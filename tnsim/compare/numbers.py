@@ -77,7 +77,7 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
 def without_each(
     value: ScaledSum, counted: Bool[np.ndarray, " groups"]
 ) -> Scaled[Float[np.ndarray, "groups *pairs"]]:
-    """Sums over all groups but one, for every counted group, in the scale of `forward.total`."""
+    """Sums over all other groups, for every counted group, in the scale of `forward.total`."""
     exponent = np.asarray(total(value).exponent)
     # Only a group of zeros may have a larger scale than the sum.
     factors = np.exp2(np.minimum(value.exponent - exponent, 0.0))
@@ -148,7 +148,7 @@ class Number(np.float64):
 class Numbers(np.ndarray):
     """A float64 array with the attributes of a `Number`, which views and slices keep.
 
-    `.standard_error`, where there is one, has the shape of the whole array, also in a slice.
+    `.standard_error`, if any, has the shape of the whole array, also in a slice.
 
     Example:
         >>> Numbers([0.5, 1.0], "Gaussian", True)[:1]

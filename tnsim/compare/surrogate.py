@@ -7,7 +7,7 @@ unit has on the inputs of a metric. The result is a `Model` of known layers, so 
 every verb takes it, to any depth.
 
 Writing it as layers needs no roots of polynomials. With `sqrt(k) h_k = z h_(k-1) - sqrt(k-1)
-h_(k-2)` two orders are one product of real linear factors,
+h_(k-2)` two orders are a single product of real linear factors,
 
     c_k h_k + c_(k-1) h_(k-1) = h_(k-1)(z) (c_k z / sqrt(k) + c_(k-1)) - c_k sqrt((k-1)/k) h_(k-2),
 
@@ -20,7 +20,7 @@ the angle between A and its surrogate P is at most asin e, so
     |angle(A, B) - angle(P, Q)| <= asin e_A + asin e_B.
 
 The error is measured on inputs, through all layers. Errors grow with the degree where layers follow
-one another, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
+each other, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
 and two layers are where surrogates help, and surrogates without a bound worth stating are refused.
 """
 
@@ -300,7 +300,7 @@ def _append(layers: list[Layer], layer: Layer, moments: _Moments | None, degree:
 
 
 def _before(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
-    """A layer with a linear layer behind it, as one layer."""
+    """A layer with a linear layer behind it, as a single layer."""
     down = linear.weight @ layer.down
     bias = None if layer.down_bias is None else linear.weight @ layer.down_bias
     bias = linear.bias if bias is None else add(bias, linear.bias)

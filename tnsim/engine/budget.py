@@ -1,4 +1,4 @@
-"""Budgets, and the choice of a plan that fits one.
+"""Budgets, and the choice of a plan that fits a budget.
 
 A plan that needs too much memory is planned again with smaller chunks, up to four times. Where none
 of these plans fits, or the work is beyond the budget, `TooLarge` is raised before anything runs.
@@ -124,7 +124,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         The plan with the largest chunks that fits.
 
     Raises:
-        TooLarge: No plan fits, or the process has too little address space to compile one.
+        TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
     check_budget(budget)
     # The search is told the limit and gives up early; the plan found is compared with it once more.

@@ -13,7 +13,7 @@ beyond the arrays was measured.
 
 *Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
 into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
-depend on one another therefore run at once, in a round. A round ends with its last stage: the
+depend on each other therefore run at once, in a round. A round ends with its last stage: the
 arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
 stage.
 """
@@ -310,7 +310,7 @@ class ParallelGroup(NamedTuple):
 def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
     """The rounds of a plan; every stage runs in a round after the rounds of the stages it reads.
 
-    Rounds hold as many stages as possible without more memory than the stages need one by one.
+    Rounds hold as many stages as possible without more memory than the stages need alone.
     """
     programs = [plan.programs[stage.program] for stage in plan.stages]
     own = [peak_elements(program) for program in programs]
@@ -390,7 +390,7 @@ def _rounds(
     given: Sequence[Sequence[int]],
     elements: Callable[[Sizes, Sequence[int]], int],
 ) -> list[_Chosen]:
-    """Rounds of as many stages as fit in the memory that the stages need one by one.
+    """Rounds of as many stages as fit in the memory that the stages need alone.
 
     Args:
         stages: Stages of a plan.

@@ -1,7 +1,8 @@
-"""Layers with an activation: no polynomials, and exact under `Gaussian` where one stands alone.
+"""Layers with an activation: no polynomials, and exact under `Gaussian` where such a layer stands
+alone.
 
 `Elementwise` applies a function to every coordinate, `Gated` multiplies it by a second affine map.
-A hidden unit is a function of one or two linear maps of the input, so the inner product of two such
+A hidden unit is a function of a linear map or two of the input, so the inner product of two such
 layers is a sum over pairs of hidden units (see `problems.kernels`). Their order is infinite.
 """
 

@@ -101,7 +101,7 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree that is shown in one line, as a class decorator.
+    """Register a frozen dataclass as a pytree that is shown in a line, as a class decorator.
 
     Fields are children unless their metadata says `static`. Arrays are shown by dtype and shape,
     and fields that nobody gave are not shown.
@@ -465,9 +465,9 @@ def add(x: Any, bias: Any) -> Any:
 def affine(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"], bias: Float[Array, " out"] | None
 ) -> Float[Array, "*batch out"]:
-    """The affine map `W x + b` along the last axis, as one matrix product.
+    """The affine map `W x + b` along the last axis, as a single matrix product.
 
-    NumPy multiplies a stack of matrices by a matrix one after another and reads the second matrix
+    NumPy multiplies a stack of matrices by a matrix in turn and reads the second matrix
     anew for each: 16 sequences of four positions took fifty times as long as their 64 rows.
 
     Args:

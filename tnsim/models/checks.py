@@ -63,7 +63,7 @@ def seed_number(seed: Seed, what: str = "the seed") -> int:
     """A seed as a number, from which the same inputs can be drawn again.
 
     Args:
-        seed: Number of 0 or more; a NumPy generator, from which one number is drawn, so that its
+        seed: Number of 0 or more; a NumPy generator, from which a number is drawn, so that its
             next use gives other inputs; or a JAX key, whose words are the digits of the number.
         what: Words for the seed in messages.
 

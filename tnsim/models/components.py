@@ -164,7 +164,7 @@ def _division(core: Layer, by: str) -> tuple[str | None, int]:
 
 
 def core_with_output(layer: Layer) -> Any:
-    """The layer inside residuals, an elementwise one as the equal gated layer `I f(I x)`.
+    """The layer inside residuals, an elementwise layer as the equal gated layer `I f(I x)`.
 
     Example:
         >>> core_with_output(Residual(Elementwise("relu", 1))).down
@@ -437,7 +437,7 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
 
     Args:
         a, b: Models that `check_exchangeable` accepts.
-        s: Numbers, one for each component, traced or not.
+        s: Numbers of the components, traced or not.
         parts: Components, from `components_of([a, b], ...)`.
 
     Returns:
@@ -493,7 +493,7 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
 
 
 def _beside(cores: Sequence[Any], name: str) -> Any:
-    """The biases of a map of two layers one after the other; None where neither has one."""
+    """The biases of a map of two layers in turn; None where neither has a bias."""
     biases = [getattr(core, bias_name(name)) for core in cores]
     if all(bias is None for bias in biases):
         return None
@@ -584,7 +584,7 @@ def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
     """The same function with the stream x between the first and the last layer as `basis @ x`.
 
     Args:
-        model: Model whose layers between the first and the last have one width.
+        model: Model whose layers between the first and the last have the same width.
         basis: Invertible matrix.
 
     Raises:
@@ -726,7 +726,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
 
     Args:
         model: Any model.
-        gates: Numbers, one for each edge, traced or not.
+        gates: Numbers of the edges, traced or not.
         parts: Components, from `components_of`.
         edges: Edges, from `edges_of`.
 

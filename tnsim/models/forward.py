@@ -208,7 +208,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
     Args:
         model: Any model.
         slices: Whether each output has an exponent of its own.
-        inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
+        inputs: Exponents of the units of the inputs, the same for all or for each coordinate;
             None for units of 1.
 
     Example:
@@ -230,7 +230,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
 def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     """Inputs in units of their own, which keep coordinates in the range of floats, and the units.
 
-    Every input has an exponent later. Units are for coordinates far from one another, and for
+    Every input has an exponent later. Units are for coordinates far from each other, and for
     inputs beyond float32. They are powers of 2^64, so that inputs of ordinary size are left alone.
 
     Args:
@@ -238,8 +238,8 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
         inputs: Floats (points, d_in) or (points, n_ctx, d_in).
 
     Returns:
-        Inputs of the same dtype and shape, and the exponents of the units, a single exponent or one
-        for each coordinate.
+        Inputs of the same dtype and shape, and the exponents of the units, a single exponent or an
+        exponent for each coordinate.
 
     Example:
         >>> inputs, unit = in_own_units(Model([Linear([[1.0, 1.0]])]), np.array([[2.0**80, 3.0]]))

@@ -18,7 +18,7 @@ Function: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class WithOutput:
-    """A function of which a single one of several outputs is compared.
+    """A function of which a single output of several is compared.
 
     Args:
         function: Plain function or PyTorch module.
@@ -133,7 +133,7 @@ def array_of(outputs: Any, output: str | int | None = None) -> Any:
         The array itself, or the tensor.
 
     Raises:
-        ModelError: There is no array, there are several with names that do not say which one
+        ModelError: There is no array, there are several with names that do not say which of them
             counts, or the output named is missing.
 
     Example:

@@ -1,13 +1,13 @@
 """Networks with activations: what is exact from the weights, and what is no estimate.
 
 The paper asks for polynomials; the claims here are what its metric is for other networks. Networks
-of one hidden layer and of two are trained on one task from two seeds, for each activation. A copy
-of a network is the same function written with other weights. Networks and copies are written as
-`seed-N/NAME.safetensors`.
+of a single hidden layer and of two are trained on the same task from two seeds, for each
+activation. A copy of a network is the same function written with other weights. Networks and copies
+are written as `seed-N/NAME.safetensors`.
 
-Beyond one hidden layer the closure treats hidden states of both networks as jointly Gaussian. Its
-first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions of
-both hidden states side by side, with the moments of these states.
+Beyond a single hidden layer the closure treats hidden states of both networks as jointly Gaussian.
+Its first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions
+of both hidden states side by side, with the moments of these states.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ActivationsSetting:
         hidden: Hidden units of every layer.
         steps: Steps of training.
         rate: Rate of Adam.
-        networks: Number of pairs of networks, one for each seed.
+        networks: Number of pairs of networks, a pair for each seed.
         grid: Points of the grid in each of two coordinates.
         samples: Number of sampled inputs.
     """
@@ -88,7 +88,7 @@ def train(run: ExperimentRun[ActivationsSetting]) -> None:
 
 
 def networks(kind: str, seed: int, setting: ActivationsSetting) -> dict[str, tnsim.Model]:
-    """Networks of one activation, trained and random, with copies of the first, by name."""
+    """Networks of an activation, trained and random, with copies of the first, by name."""
     first, second, *deep = (
         trained(kind, depth, jax.random.key(2 * seed + n), setting)
         for depth in (1, 2)
@@ -183,7 +183,7 @@ def scaled(weights: Weights, factors: Any, odd: bool) -> Weights:
     """The same network with hidden units that are multiplied by factors, and divided again.
 
     Args:
-        weights: Weights of one hidden layer.
+        weights: Weights of a single hidden layer.
         factors: Numbers by hidden unit: positive for ReLU, signs for an odd activation.
         odd: Whether the activation is odd, so that a sign passes it unchanged.
     """
@@ -210,7 +210,7 @@ class Measured:
     """Measured values, for the claims, the table and the figure.
 
     Args:
-        values: Numbers by name, one for each pair of networks.
+        values: Numbers by name, a number for each pair of networks.
         errors: Pairs (true cosine, cosine of the closure) of all trained pairs of two layers.
         drawn: The same pairs of random networks.
     """
@@ -440,7 +440,7 @@ def figures(run: ExperimentRun[ActivationsSetting], measured: Measured) -> dict[
         measured: Measured values of the run.
 
     Returns:
-        One figure.
+        A figure.
     """
     figure, axes = tnsim.figures.new_figure(figsize=(4.5, 4.2))
     for pairs, label in ((measured.drawn, "random"), (measured.errors, "trained")):

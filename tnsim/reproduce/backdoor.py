@@ -70,7 +70,7 @@ class BackdoorSetting:
         share: Share of a batch that is stamped and relabelled while the attack lasts.
         clean_steps: Number of steps before the attack.
         changed_steps: Number of steps with the attack, or in the control without it.
-        every: Steps from one checkpoint to the next.
+        every: Steps between checkpoints.
         seeds: Number of seeds, each with its own training.
     """
 
@@ -171,7 +171,7 @@ def train(run: ExperimentRun[BackdoorSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with a single program for all of them.
+    """Trains classifiers of a setting, with a single program for all of them.
 
     Args:
         run: The run whose checkpoints are written.
@@ -202,7 +202,7 @@ class Trainer:
     def _branch(
         self, seed: int, name: str, params: Params, remembered: Any, start: int, end: int
     ) -> State:
-        """Train from one step to another and keep checkpoints; returns the state at the end."""
+        """Train between two steps and keep checkpoints; returns the state at the end."""
         setting = self._run.setting
         state = (params, remembered)
         if remembered is None or setting.cosine:  # a schedule starts with a fresh optimiser
@@ -293,7 +293,7 @@ class Measured:
     """Measured values, for the claims and the figure.
 
     Args:
-        seeds: Comparisons, one for each seed.
+        seeds: Comparisons, seed by seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -503,7 +503,7 @@ def _accuracies(measured: Measured, differs: str) -> list[Claim]:
 
 
 def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
-    """The claim on a score by one of the formulas, with its control where there is a control."""
+    """The claim on a score by a formula, with its control where there is a control."""
     words, score = FORMULAS[formula]
     scores = _scores(measured, scored.matrix, score)
     name = f"{formula}-{scored.name}"
@@ -565,7 +565,7 @@ def _scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Sco
 
 
 def _judged(claim: Claim, weak: bool) -> Claim:
-    """A claim with its interval: beyond the control, or around the printed value without one."""
+    """A claim with its interval: beyond the control, or without it around the printed value."""
     if not claim.control:
         expected = near(float(claim.paper or 0.0), READING)
         why = "two digits, another seed; without a control nothing more can be said"

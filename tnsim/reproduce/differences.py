@@ -1,4 +1,4 @@
-"""Differences of models: the change by which one network learned 9, found again in another.
+"""Differences of models: the change by which a network learned 9, found again in another.
 
 The claims come from the paper's appendix B, and the figure is figure 7. The series
 `seed-N/stages` and `seed-N/kept` are those of `forgetting`. `seed-N/pair` is another network from

@@ -107,7 +107,7 @@ def train(run: ExperimentRun[ForgettingSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with a single program for all stages and seeds.
+    """Trains classifiers of a setting, with a single program for all stages and seeds.
 
     Args:
         run: The run whose checkpoints are written.
@@ -252,7 +252,7 @@ class Measured:
     """Measured values, for the claims and the figures.
 
     Args:
-        seeds: Comparisons, one for each seed.
+        seeds: Comparisons, seed by seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -421,7 +421,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
 def _drop(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
-    """The claim on one drop, judged by its excess over the control, or by the authors' drop."""
+    """The claim on a drop, judged by its excess over the control, or by the authors' drop."""
     drops = each(measured.seeds, lambda one: drop(one.stages, name))
     claim = Claim(
         name=f"drop-of-{name.replace('_', '-')}",

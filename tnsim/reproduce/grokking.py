@@ -1,10 +1,10 @@
 """Grokking: modular addition is learned by heart, then understood.
 
 The claims come from the paper's section 3.2, and the figure is figure 4. The shipped series is
-taken where the setting is the shipped one; other series are trained, `seed-N` by the authors' code
-and `text-seed-N` by the paper's text.
+taken where the setting is that of the shipped series; other series are trained, `seed-N` by the
+authors' code and `text-seed-N` by the paper's text.
 
-Given one-hot a and b, predict (a + b) mod p. One bilinear layer reads the 2p concatenated
+Given one-hot a and b, predict (a + b) mod p. A bilinear layer reads the 2p concatenated
 coordinates and writes p logits, without biases or norms, so every checkpoint is exactly a quadratic
 form per output.
 """
@@ -111,7 +111,7 @@ class GrokkingSetting:
 
 
 def train(run: ExperimentRun[GrokkingSetting]) -> None:
-    """Write a series for every seed; the shipped one is copied.
+    """Write a series for every seed; the shipped series is copied.
 
     Args:
         run: The run whose checkpoints are written.
@@ -150,7 +150,7 @@ def names(run: ExperimentRun[GrokkingSetting], prefix: str = "") -> list[str]:
 
 
 def train_series(run: ExperimentRun[GrokkingSetting], name: str) -> None:
-    """Train one network and keep its checkpoints.
+    """Train a network and keep its checkpoints.
 
     Args:
         run: The run whose checkpoints are written, with its setting.
@@ -257,7 +257,7 @@ class Measured:
     """Measured values, for the claims and the figure.
 
     Args:
-        runs: Results, one for each seed: the matrices `similarity`, `symmetric`, `weight_cosine`
+        runs: Results, seed by seed: the matrices `similarity`, `symmetric`, `weight_cosine`
             and `frequency_cosine`; along training accuracies, losses and `frequency_N`, the share
             of each of the strongest frequencies.
         at_text: Validation accuracies when training reaches `KNOWN`, at the settings of the paper's
@@ -309,7 +309,7 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
     modulus of its Fourier transform is added up over all rows, and the constant is left out.
 
     Args:
-        model: A model of one bilinear layer on two one-hots.
+        model: A model of a single bilinear layer on two one-hots.
 
     Returns:
         Shares of the frequencies 1 to (p - 1) / 2, which add up to 1.
@@ -555,7 +555,7 @@ def figures(run: ExperimentRun[GrokkingSetting], measured: Measured) -> dict[str
         measured: Measured values of the run.
 
     Returns:
-        One figure, of the first seed.
+        A figure of the first seed.
     """
     result = measured.runs[0]
     frequencies = [name for name in map(str, result) if name[-1].isdigit()]

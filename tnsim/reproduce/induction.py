@@ -152,7 +152,7 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
         Functions by name that add up to the model.
 
     Raises:
-        ModelError: When the last layer but one is no residual.
+        ModelError: When the layer before the last is no residual.
     """
     *before, residual, logits = model.layers
     if not isinstance(residual, tnsim.Residual):
@@ -367,7 +367,7 @@ def figures(run: ExperimentRun[InductionSetting], measured: Measured) -> dict[st
         measured: Measured matrices and curves of the run.
 
     Returns:
-        One figure; its lines stand where the accuracy on repeated tokens turns.
+        A figure; its lines stand where the accuracy on repeated tokens turns.
     """
     table = measured.table
     parts = [str(name) for name in table.data_vars if str(name).startswith("through ")]

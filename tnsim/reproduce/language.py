@@ -174,7 +174,7 @@ class Text:
     """A text as token ids.
 
     Args:
-        training: Tokens of the training documents, one after another, END before each.
+        training: Tokens of the training documents, in turn, END before each.
         held_out: Tokens of the held-out documents, in the same form.
         digest: Digest of the bytes of all documents, 12 hexadecimal digits.
         documents: Number of documents.
@@ -244,7 +244,7 @@ def documents(folder: Path | None) -> list[bytes]:
 
 
 def made(texts: Sequence[bytes], vocabulary: int) -> Text:
-    """Documents as tokens, one in twenty of them held out.
+    """Documents as tokens, a twentieth of them held out.
 
     Args:
         texts: The documents.
@@ -293,7 +293,7 @@ def _cut(document: bytes) -> Iterable[bytes]:
 
 
 def _is_held_out(text: bytes) -> bool:
-    """Whether a document is held out, one in twenty, which its own bytes alone decide."""
+    """Whether a document is in the twentieth that is held out, which its bytes alone decide."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % _ONE_IN == 0
 
 
@@ -635,7 +635,7 @@ def steps_kept(setting: LanguageSetting) -> list[int]:
 
 
 def initialise(key: Array, setting: LanguageSetting) -> tnsim.Model:
-    """A model of normal weights: tokens of size one half, layers that keep sizes, small logits."""
+    """A model of normal weights: tokens of size 1/2, layers that keep sizes, small logits."""
     keys = iter(jax.random.split(key, 2 + 6 * setting.layers))
 
     def matrix(rows: int, columns: int, size: float) -> Float[Array, "rows columns"]:
@@ -674,7 +674,7 @@ def training(
     setting: LanguageSetting,
     key: Array,
 ) -> Callable[[Any, int, int], Any]:
-    """A compiled function that trains model and optimiser from one step to a later step."""
+    """A compiled function that trains model and optimiser from a step to a later step."""
     text = jnp.asarray(tokens)
     within = jnp.arange(setting.context + 1)
 
@@ -917,8 +917,9 @@ def _of_exactness(measured: Measured) -> list[Claim]:
     """The claim on closed forms, which two layers of attention do not allow to rerun.
 
     The layer-wise closure is a closed form of its own recursion, which takes hidden states for
-    Gaussian. It equals E<A(x), B(x)> for one nonlinear layer. Two layers of attention have degree
-    25, a product of two such models 50, and no sample of inputs settles moments of that degree.
+    Gaussian. It equals E<A(x), B(x)> for a single nonlinear layer. Two layers of attention have
+    degree 25, a product of two such models 50, and no sample of inputs settles moments of that
+    degree.
     """
     error = float(measured.table["standard_error"].values.max())
     return [

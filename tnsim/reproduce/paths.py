@@ -3,7 +3,7 @@
 Three experiments whose truth is known. *Induction*: the share of paths through both attention
 layers, under uniform random tokens, beside the accuracy on repeated tokens; and the effect of
 cutting edges beside the accuracy that is lost. The first seed is the shipped series, others are
-trained. *Planted changes*: one hidden unit of a stack is replaced, and the hidden bases of all
+trained. *Planted changes*: a hidden unit of a stack is replaced, and the hidden bases of all
 layers are scrambled, which changes no function. *Backdoor*: a stack is fine-tuned on poisoned
 inputs, in shared bases, where every weight moves: here shares should find no more than norms do.
 """
@@ -57,7 +57,7 @@ class PathsSetting:
     """Sizes of the three experiments.
 
     Args:
-        seeds: Number of induction series, the shipped one included.
+        seeds: Number of induction series, the shipped series included.
         training: Sizes and rates of the series that are trained.
         samples: Number of sequences of uniform random tokens under which paths are compared.
         edge_samples: The same number for edges.
@@ -114,7 +114,7 @@ def series_of(run: ExperimentRun[PathsSetting]) -> Iterator[tuple[list[int], lis
 
 
 class Formation(NamedTuple):
-    """Curves of one induction series.
+    """Curves of an induction series.
 
     Attributes:
         steps: Steps of the checkpoints.
@@ -252,7 +252,7 @@ def accuracy(model: tnsim.Model, repeated: Repeated) -> float:
 
 @jax.jit
 def _outputs(model: tnsim.Model, one_hot: Any) -> Any:
-    """The outputs, by one program for all models of one shape."""
+    """The outputs, by a single program for all models of equal shape."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), model)(one_hot)
 
 
@@ -351,7 +351,7 @@ def edge_ranks(
 
 
 def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsim.Model:
-    """The model in which one head of layer 2 does not read one head of layer 1, by one leg.
+    """The model in which a head of layer 2 does not read a head of layer 1, by a single leg.
 
     The stream is doubled: its second half carries what the head of layer 1 writes, and the leg that
     is cut reads the first half less the second.
@@ -451,14 +451,14 @@ def scrambled(layer: tnsim.Bilinear, rng: np.random.Generator) -> tnsim.Bilinear
 
 
 def planted(setting: PathsSetting, seed: Any) -> tuple[bool, bool, float]:
-    """A change of one hidden unit in one of four layers, with the bases of all layers scrambled.
+    """A change of a hidden unit in any of four layers, with the bases of all layers scrambled.
 
     Args:
         setting: Sizes of the experiment.
         seed: Seed of the stack and of the change.
 
     Returns:
-        Whether the part with the largest share is the changed one, whether the layer with the
+        Whether the part with the largest share is the changed layer, whether the layer with the
         largest squared difference of weights is, and the share of the changed layer.
     """
     rng = np.random.default_rng(seed)
@@ -725,7 +725,7 @@ def figures(run: ExperimentRun[PathsSetting], measured: Measured) -> dict[str, F
         measured: Measured values of the run.
 
     Returns:
-        One figure, a panel for each series.
+        A figure, a panel for each series.
     """
     import matplotlib.pyplot as plt
 

@@ -1,14 +1,14 @@
 """Closed networks of an inner product, as weighted quimb networks.
 
 Bra and ket are unrolled (see `network`) and joined at their outputs, and every way of joining their
-input legs that the metric asks for is one network. The sum of weight times contraction is `inner`.
+input legs that the metric asks for is a network. The sum of weight times contraction is `inner`.
 
 For metrics that work layer by layer, `LegJoinings` lists the ways from the output down: the two
 outputs meet, the joinings of the layers below them decide which of the next bonds meet, and so on
 down to the input legs. Metrics that join whole trees have a network for each diagram (see
 `metrics.orbits`).
 
-Models with an activation have no input legs. One node, tagged `KERNEL`, joins their hidden legs,
+Models with an activation have no input legs. A node, tagged `KERNEL`, joins their hidden legs,
 beside which stand the constant and the input (see `problems.kernels.whole_kernel`).
 
 Operators are nodes tagged `SYMMETRISER`, `COVARIANCE`, `MEAN` and `KERNEL`, and an identity is an
@@ -106,8 +106,8 @@ class JoinedLegs(NamedTuple):
 class LegJoinings:
     """All ways to join bonds, from the output down, along the same steps as the folded problem.
 
-    A task is to join two bonds with each other, or to take the mean of one bond. Each joining that
-    the metric gives for the layers below these bonds turns the task into tasks one step lower; at
+    A task is to join two bonds with each other, or to take the mean of a bond. Each joining that
+    the metric gives for the layers below these bonds turns the task into tasks a step lower; at
     the input a task is a pair of legs or a capped leg.
     """
 
@@ -159,7 +159,7 @@ class LegJoinings:
     def expanded(
         self, joining: Joining, bonds: tuple[Bond, ...], step: int
     ) -> tuple[JoinedLegs, list[tuple[Bond, ...]]]:
-        """Weight and symmetrised copies of a joining below some bonds, and tasks one step lower.
+        """Weight and symmetrised copies of a joining below some bonds, and tasks a step lower.
 
         The sides "A" and "B" of the joining are the first and the second bond here, since two bonds
         of the same model may meet.
@@ -199,7 +199,7 @@ class LegJoinings:
 def networks(
     a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """The closed networks of `<a|M|b>`, one for each way of joining legs, with their weights.
+    """The closed networks of `<a|M|b>`, a network for each way of joining legs, with their weights.
 
     Models of sequences meet on flattened legs, layer over layer. Attention joins five legs, and its
     symmetriser lets a network stand for an orbit: the 945 pairings of two attention layers are 3
@@ -298,7 +298,7 @@ def _layer_over_layer(
 def _through_kernels(
     a: Model, b: Model, metric: Metric
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """The networks of models with an activation, one for each distinct position.
+    """The networks of models with an activation, position by position.
 
     A readout of each model meets the kernel on a hidden leg, and the other readout at the outputs.
     """
@@ -382,7 +382,7 @@ def _moments(
 
 
 def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, str]]:
-    """Pairs of input legs, one for each edge; any free leg of a node may serve an edge."""
+    """Pairs of input legs, edge by edge; any free leg of a node may serve an edge."""
     free: list[list[str]] = []
     for side, side_tree in zip(SIDES, trees, strict=True):
         for node in range(side_tree.bottoms):

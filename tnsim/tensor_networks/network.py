@@ -159,7 +159,7 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
 def tree_tensors(
     layers: Sequence[LayerArrays], side: Side, symmetrised: Collection[Copy]
 ) -> list[qtn.Tensor]:
-    """All weight tensors of one unrolled tree, from the output down.
+    """All weight tensors of an unrolled tree, from the output down.
 
     Args:
         layers: Arrays of the layers of the model.

@@ -5,8 +5,8 @@ A tensor is an operand, a network a term, and the sum a single definition:
     SUM[output_inds] = sum over networks of weight * product of tensors
 
 with every index summed that is no output, so a hyperindex is an index like any other. Tensors that
-hold the same array object, or that carry a shared tag, are one leaf of the problem. Every error
-message names the network, the finding and the expectation.
+hold the same array object, or that carry a shared tag, are the same leaf of the problem. Every
+error message names the network, the finding and the expectation.
 """
 
 from __future__ import annotations

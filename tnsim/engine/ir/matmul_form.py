@@ -6,7 +6,7 @@ batch of matrix products,
 
     batch, left, summed   times   batch, summed, right   gives   batch, left, right
 
-An array whose axes stand in another order is copied first. A label that only one argument has
+An array whose axes stand in another order is copied first. A label that only a single argument has
 need not be a row or a column: it may join the batch, and the other argument is repeated along it.
 Where the result has such a label in front of its batch, this takes a single copy (of the repeated
 argument) instead of two (of the other argument and of the result).

@@ -263,8 +263,8 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
 def _check_contraction(operation: Operation, values: Sequence[Shape]) -> None:
     """Raise `ValueError` for a malformed contraction.
 
-    A contraction of one argument takes diagonals and sums. A contraction of two is a product of
-    arrays that were reduced before.
+    A contraction of a single argument takes diagonals and sums. A contraction of two is a product
+    of arrays that were reduced before.
     """
     labels = operation.labels
     if len(labels) not in (1, 2) or operation.weights or operation.chunks or operation.body:
