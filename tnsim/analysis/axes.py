@@ -216,7 +216,7 @@ def show_legend(axes: Axes, inches: float, title: str = "") -> None:
             borderaxespad=0.0,
             frameon=False,
             fontsize=SMALL,
-            ncols=_columns(labels, inches),
+            ncols=_legend_columns(labels, inches),
         )
     # The title stands above the legend; 72 points are an inch.
     axes.set_title(heading(title), pad=6 + 72 * legend_height(labels, inches))
@@ -238,10 +238,10 @@ def legend_height(labels: Sequence[str], inches: float) -> float:
     """
     if not labels:
         return 0.0
-    return _ROW * -(-len(labels) // _columns(labels, inches)) + 0.06
+    return _ROW * -(-len(labels) // _legend_columns(labels, inches)) + 0.06
 
 
-def _columns(labels: Sequence[str], inches: float) -> int:
+def _legend_columns(labels: Sequence[str], inches: float) -> int:
     """Columns of a legend, as many as fit side by side; a legend is filled column by column."""
     # From the widest legend down: fewer rows leave more height to the curves.
     for columns in range(len(labels), 1, -1):

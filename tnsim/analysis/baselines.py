@@ -112,10 +112,10 @@ def outputs_of(
         ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
     """
     features: list[np.ndarray] = []
-    x, about = _inputs(inputs, _reader(models), seed)
+    x, about = _checked_inputs(inputs, _first_reader(models), seed)
     shape: tuple[int, ...] = ()
-    for n, model in enumerate(_each(models)):
-        outputs = np.concatenate(list(_batches(model, x)))
+    for n, model in enumerate(_each_model(models)):
+        outputs = np.concatenate(list(_output_batches(model, x)))
         # The first model tells the shape that all others need.
         shape = shape or outputs.shape
         if one_width and outputs.shape != shape:
@@ -129,13 +129,13 @@ def outputs_of(
     return Outputs(features, about)
 
 
-def _reader(models: Models) -> AnyModel | None:
+def _first_reader(models: Models) -> AnyModel | None:
     """The first model that is no plain function; None where all are plain functions.
 
     Raises `ModelError` where models cannot be compared.
     """
     first: AnyModel | None = None
-    for model in _each(models):
+    for model in _each_model(models):
         if isinstance(model, AnyModel):
             check_numbers(model)
             first = first or model
@@ -163,12 +163,12 @@ def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> Mode
     return given_models(models, inputs=None if drawn else inputs, output=output)
 
 
-def _each(models: Models) -> Iterable[Any]:
+def _each_model(models: Models) -> Iterable[Any]:
     """The models of a sequence, or those of a mapping without their labels."""
     return models.values() if isinstance(models, Mapping) else models
 
 
-def _inputs(
+def _checked_inputs(
     inputs: Inputs, model: AnyModel | None, seed: Seed
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """The inputs, in float64 or as token ids, and their description.
@@ -179,7 +179,7 @@ def _inputs(
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn(int(inputs), model, seed_number(seed))
+        return _drawn_inputs(int(inputs), model, seed_number(seed))
     x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     # Integers are token ids for sequences, and numbers for models of vectors.
@@ -203,7 +203,7 @@ def _inputs(
     return x, given
 
 
-def _drawn(
+def _drawn_inputs(
     count: int, model: AnyModel | None, seed: int
 ) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
     """Standard normal inputs in the shape that the model reads."""
@@ -221,7 +221,7 @@ def _drawn(
     return x, {"inputs": "standard normal", "samples": count, "seed": seed}
 
 
-def _batches(
+def _output_batches(
     model: AnyModel | Function, x: np.ndarray
 ) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
     # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
@@ -332,7 +332,7 @@ def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
 def _of_one_structure(models: Models) -> Iterator[Model]:
     """The models, each after a check that its weights match those of the first model in pairs."""
     first = None
-    for n, model in enumerate(_each(models)):
+    for n, model in enumerate(_each_model(models)):
         if not isinstance(model, Model):
             raise ModelError(
                 f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
@@ -349,18 +349,18 @@ def _of_one_structure(models: Models) -> Iterator[Model]:
         yield model
 
 
-def _weights(model: Model) -> list[Any]:
+def _weight_arrays(model: Model) -> list[Any]:
     """All arrays of a model; the numbers of a residual rule are no weights."""
     return list(filter(np.ndim, jax.tree.leaves(model)))
 
 
 def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)])
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weight_arrays(model)])
 
 
 def _structure(model: Model) -> tuple[Any, ...]:
     """Tree structure and shapes of weights, equal where the weights match in pairs."""
-    return jax.tree.structure(model), *map(np.shape, _weights(model))
+    return jax.tree.structure(model), *map(np.shape, _weight_arrays(model))
 
 
 def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:

@@ -210,7 +210,7 @@ def _span_of(given: Mapping[str, Any]) -> Mapping[str, float]:
     return {name: float(value) for name, value in span.items()}
 
 
-def _checked(low: float, high: float) -> None:
+def _check_range(low: float, high: float) -> None:
     if not low < high:
         raise ResultError(f"vmin is below vmax, found a range from {low:g} to {high:g}: name both")
 
@@ -237,7 +237,7 @@ def colours_of(chosen: Canvas, default: Mapping[str, Any]) -> dict[str, Any]:
     if chosen.cmap is not None:
         colours["cmap"] = chosen.cmap
     if chosen.span:
-        _checked(colours["vmin"], colours["vmax"])
+        _check_range(colours["vmin"], colours["vmax"])
     return colours
 
 
@@ -262,7 +262,7 @@ def limit(chosen: Canvas, axes: Any, along: str = "y") -> None:
         return
     low, high = getattr(axes, f"get_{along}lim")()
     low, high = chosen.span.get("vmin", low), chosen.span.get("vmax", high)
-    _checked(low, high)
+    _check_range(low, high)
     getattr(axes, f"set_{along}lim")(low, high)
 
 

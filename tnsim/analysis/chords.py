@@ -85,7 +85,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     squared = _squared_chords(table.values)
     means = squared.mean(0)
     centred = -(squared - means - means[:, None] + means.mean()) / 2
-    values, vectors = _scipy("an embedding").linalg.eigh(centred)
+    values, vectors = _import_scipy("an embedding").linalg.eigh(centred)
     values, vectors = values[::-1], vectors[:, ::-1]
     negative = _negative_share(values)
     if negative > NEGATIVE_SHARE:
@@ -99,7 +99,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     points = vectors[:, :dims] * np.sqrt(variances)
     points *= np.where(points[-1] < points[0], -1.0, 1.0)
     share = variances / (values[values > 0].sum() or 1.0)
-    return Embedding(_placed(table, points), share, negative)
+    return Embedding(_with_labels(table, points), share, negative)
 
 
 def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
@@ -126,7 +126,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
         Sokal and Michener 1958 for average linkage; Bar-Joseph et al. 2001, "Fast optimal leaf
         ordering for hierarchical clustering".
     """
-    hierarchy = _scipy("a dendrogram").cluster.hierarchy
+    hierarchy = _import_scipy("a dendrogram").cluster.hierarchy
     table = cosine_matrix(result)
     if len(table) < 2:
         raise ResultError("a dendrogram needs at least two models, found one")
@@ -164,7 +164,7 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
         dtype = getattr(result, "attrs", {}).get("dtype", "float64")
         eps = float(np.finfo(dtype).eps)
         tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
-    values = _scipy("a spectrum").linalg.eigvalsh(table.values)
+    values = _import_scipy("a spectrum").linalg.eigvalsh(table.values)
     if values[0] < -tolerance:
         warnings.warn(
             f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
@@ -258,7 +258,7 @@ def _negative_share(eigenvalues: Float[np.ndarray, " K"]) -> float:
     return float(np.abs(eigenvalues[eigenvalues < 0]).sum() / total)
 
 
-def _placed(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
+def _with_labels(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
     """Points with the rows' coordinates of a matrix, over (a, axis)."""
     dims = points.shape[1]
     column = table[:, :1].drop_vars("b").rename(b="axis")
@@ -267,7 +267,7 @@ def _placed(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.Data
     return placed.assign_attrs(distance="sqrt(2 - 2 similarity)")
 
 
-def _scipy(purpose: str) -> Any:
+def _import_scipy(purpose: str) -> Any:
     try:
         import scipy.cluster.hierarchy
         import scipy.linalg

@@ -100,7 +100,7 @@ def paired_entries(
         if not np.array_equal(labels, others):
             raise ResultError(
                 f"two matrices are compared over the same models; along {axis} the first has "
-                f"{_named(labels)}, the second {_named(others)}"
+                f"{_label_range(labels)}, the second {_label_range(others)}"
             )
     values = [table.values for table in tables]
     rows, columns = values[0].shape
@@ -120,7 +120,7 @@ def paired_entries(
     return x, y
 
 
-def _named(labels: np.ndarray) -> str:
+def _label_range(labels: np.ndarray) -> str:
     """The number of labels with the first and the last, for a message."""
     return f"{len(labels)} models, {labels[0]} to {labels[-1]}"
 

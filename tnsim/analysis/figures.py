@@ -536,7 +536,7 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     layers = [tag for tag in layer_tags if tag in tags]
     operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
     has_ket = "B" in tags
-    colours = _colours(layers, operators, chosen)
+    colours = _operator_colours(layers, operators, chosen)
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
@@ -564,7 +564,9 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     return chosen.figure
 
 
-def _colours(layers: Sequence[str], operators: Sequence[str], chosen: Canvas) -> dict[str, Any]:
+def _operator_colours(
+    layers: Sequence[str], operators: Sequence[str], chosen: Canvas
+) -> dict[str, Any]:
     """The colour of every tag; colours of layers repeat."""
     colours: dict[str, Any] = {}
     for n, tag in enumerate(layers):
@@ -614,12 +616,14 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     refuse_span(chosen, "a figure of two quantities")
     left, right = chosen.panels
     first, second = (colour_of(n, 2, chosen) for n in (0, 1))
-    _curve(left, rows, "multiplications", "o-", "tnsim plan", first)
-    _curve(left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black")
-    _curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
+    _draw_curve(left, rows, "multiplications", "o-", "tnsim plan", first)
+    _draw_curve(
+        left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black"
+    )
+    _draw_curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
     left.set_ylabel("scalar multiplications")
-    _curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
-    _curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
+    _draw_curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
+    _draw_curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
     right.set_ylabel("milliseconds")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -634,7 +638,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     return chosen.figure
 
 
-def _curve(
+def _draw_curve(
     axes: Axes,
     rows: Sequence[Mapping[str, Any]],
     column: str,
@@ -688,7 +692,7 @@ def scatter_grid(
     size = (_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4)
     chosen = canvas(drawing, size, len(panels), columns)
     for axes, (title, (first, second)) in zip(chosen.panels, panels.items(), strict=True):
-        _draw(chosen, axes, first, second)
+        _draw_points(chosen, axes, first, second)
         axes.set_title(heading(title))
         if not chosen.is_new:
             axes.set_xlabel(heading(x_label))
@@ -699,7 +703,7 @@ def scatter_grid(
     return chosen.figure
 
 
-def _draw(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
+def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
     """Draw the points of a panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
     size = 16
@@ -908,7 +912,7 @@ def pairwise(
     return _heatmaps(result, names, points, drawing, strips_of(result, curves))
 
 
-def _parts(
+def _part_panels(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     """Layer by head, a panel for each kind of part: the first row against the last column."""
@@ -974,7 +978,7 @@ def _heatmaps(
     return chosen.figure
 
 
-def _slices(
+def _slice_panels(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     slices = result["slices"].transpose("output", "a", "b")
@@ -1120,9 +1124,9 @@ def _scatters(
 _KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int], Drawing], Figure]] = {
     "heatmap": _heatmaps,
     "trajectory": _trajectories,
-    "slices": _slices,
+    "slices": _slice_panels,
     "mds": _embeddings,
     "dendrogram": _dendrograms,
     "scatter": _scatters,
-    "parts": _parts,
+    "parts": _part_panels,
 }

@@ -57,7 +57,9 @@ def labelled(
     kept = list(labels)  # xarray would read a tuple as a variable
     coordinates = {"a": kept, "b": kept}
     dims = ("a", "b", "output")[: values.ndim]
-    return _xarray().DataArray(values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name)
+    return _import_xarray().DataArray(
+        values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name
+    )
 
 
 def of_models(
@@ -174,7 +176,7 @@ def matrix(result: Matrix) -> xr.DataArray:
         >>> matrix(np.array([[1.0, 0.5, 0.25]])).sizes["b"]
         3
     """
-    table = _array(result)
+    table = _unchecked_array(result)
     if set(table.dims) != {"a", "b"}:
         raise ResultError(
             f"expected a matrix over (a, b), found dimensions {table.dims}; "
@@ -191,9 +193,9 @@ def matrix(result: Matrix) -> xr.DataArray:
     return table
 
 
-def _array(result: Matrix) -> xr.DataArray:
+def _unchecked_array(result: Matrix) -> xr.DataArray:
     """The matrix of `matrix` before the check of its dimensions, which may exceed (a, b)."""
-    xr = _xarray()
+    xr = _import_xarray()
     given: Any = result
     if isinstance(given, xr.DataArray):
         return given
@@ -272,7 +274,7 @@ def is_symmetric(values: Float[np.ndarray, "K K"]) -> bool:
     return bool(np.abs(values - values.T).max() <= TOLERANCE * np.abs(values).max())
 
 
-def _xarray() -> Any:
+def _import_xarray() -> Any:
     try:
         import xarray
     except ImportError:

@@ -179,7 +179,7 @@ def hsic(
     scaled = []
     for x, diagonal in zip(features, diagonals, strict=True):
         scaled.append(x / np.sqrt(diagonal.sum()))
-    biased = _overlaps(scaled)
+    biased = _kernel_overlaps(scaled)
     if not debiased:
         return biased
     # With K = A A' and L = B B', the kernels of centred features A and B, `biased` holds
@@ -203,7 +203,7 @@ def hsic(
     return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
 
 
-def _overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
+def _kernel_overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
     """`|A' B|^2 = tr K L` of all pairs, with the kernels K = A A' and L = B B'.
 
     Features of n columns are no smaller than their n x n kernels. The trace of two kernels, summed

@@ -154,7 +154,7 @@ def _best_divisions(
 
     The minimising s are kept for every p and e, and read back from the last row to the first.
     """
-    scatter = _scatter(squared)
+    scatter = _scatter_table(squared)
     count = len(squared)
     best = scatter[0]
     last_starts: list[Int[np.ndarray, " K+1"]] = []
@@ -177,7 +177,7 @@ def _read_back(last_starts: Sequence[Int[np.ndarray, " K+1"]], end: int) -> tupl
     return tuple(reversed(points))
 
 
-def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
+def _scatter_table(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
     """The scatter of rows s to e - 1 around their mean in entry (s, e), infinite unless s < e.
 
     With C(i, j) the sum of the upper left i x j squared distances, a diagonal block has the sum

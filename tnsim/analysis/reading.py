@@ -141,7 +141,7 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
         raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
     same = group[:, None] == group
     within = same & ~np.eye(len(values), dtype=bool)
-    return _contrast(values, within, ~same, group)
+    return _mean_contrast(values, within, ~same, group)
 
 
 def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
@@ -179,10 +179,10 @@ def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     block = phase_of_rows(change_points, len(values))
     last = block == block[-1]
     within = last[:, None] & last & ~np.eye(len(values), dtype=bool)
-    return _contrast(values, within, last[:, None] & ~last, block)
+    return _mean_contrast(values, within, last[:, None] & ~last, block)
 
 
-def _contrast(
+def _mean_contrast(
     values: Float[np.ndarray, "K K"],
     within: Bool[np.ndarray, "K K"],
     across: Bool[np.ndarray, "K K"],
@@ -235,7 +235,7 @@ def against_control(
     changed, kept = square(similarity), square(control)
     if not np.array_equal(changed["a"], kept["a"]):
         raise ResultError(
-            f"a control has the steps of its run: found {_ends(kept)}, and {_ends(changed)} in the "
+            f"a control has the steps of its run: found {_row_range(kept)}, and {_row_range(changed)} in the "
             "run"
         )
     # The last change point is the change; blocks before it only divide the common past.
@@ -251,7 +251,7 @@ def against_control(
     return AgainstControl(of_run, of_control, of_run - of_control)
 
 
-def _ends(table: Matrix) -> str:
+def _row_range(table: Matrix) -> str:
     """The number of rows with their first and last label, for a message."""
     labels = square(table)["a"].values
     return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
@@ -290,11 +290,11 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
         column = matrix(result)[:, -1]
     else:
         table = matrix(result)
-        column = table[:, _place(table["b"].values.tolist(), to)]
+        column = table[:, _column_number(table["b"].values.tolist(), to)]
     return column.drop_vars("b").assign_attrs(to=to)
 
 
-def _place(labels: list[int | str], wanted: int | str) -> int:
+def _column_number(labels: list[int | str], wanted: int | str) -> int:
     """The number of the first column with this label."""
     if wanted not in labels:
         raise ResultError(

@@ -87,7 +87,7 @@ def write(
         >>> "<title>Two models</title>" in page.read_text()
         True
     """
-    page = _page({"title": title, **_contents(result)})
+    page = _filled_page({"title": title, **_run_contents(result)})
     path = Path(path)
     # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its
     # escape, which JSON reads.
@@ -100,28 +100,28 @@ def write(
     return path
 
 
-def _page(contents: Mapping[str, Any]) -> str:
+def _filled_page(contents: Mapping[str, Any]) -> str:
     """The template with all contents, inserted at once so that no content is searched again."""
     # NaN has no place in JSON, and such entries are None before.
     run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    script = "\n" + "\n".join(map(_part, SCRIPTS))
+    script = "\n" + "\n".join(map(_page_part, SCRIPTS))
     parts = {
         "TITLE": html.escape(contents["title"]),
-        "POLICY": _policy(script),
-        "STYLE": _part("page.css"),
+        "POLICY": _content_policy(script),
+        "STYLE": _page_part("page.css"),
         # Escaped, so that no text can close the element in which it stands.
         "RUN": run.replace("<", "\\u003c"),
         "SCRIPT": script,
     }
-    return re.sub(r"__([A-Z]+)__", lambda place: parts[place[1]], _part("page.html"))
+    return re.sub(r"__([A-Z]+)__", lambda place: parts[place[1]], _page_part("page.html"))
 
 
-def _part(name: str) -> str:
+def _page_part(name: str) -> str:
     """The text of a file of the page."""
     return (resources.files("tnsim.analysis") / "page" / name).read_text(encoding="utf-8")
 
 
-def _policy(script: str) -> str:
+def _content_policy(script: str) -> str:
     """The content security policy of the page: run this very script, and fetch nothing."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = (
@@ -134,7 +134,7 @@ def _policy(script: str) -> str:
     return "; ".join(rules)
 
 
-def _contents(result: xr.Dataset) -> dict[str, Any]:
+def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     """The data that the template draws."""
     if "part" in result.dims:
         return _contents_of_parts(result)
@@ -153,10 +153,10 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
-        **_common(result, one_set),
+        **_common_contents(result, one_set),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
-        "about": _about(matrices),
+        "about": _attributes_of(matrices),
         "phases": phases,
         "embedding": embedding,
         "parts": [],
@@ -171,7 +171,7 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
     }
     return {
-        **_common(result, np.array_equal(result["a"], result["b"])),
+        **_common_contents(result, np.array_equal(result["a"], result["b"])),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": [],
         "about": {},
@@ -199,7 +199,7 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
     return grids
 
 
-def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
+def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
     """The data that pages of all results have."""
     return {
         "rows": result["a"].values.tolist(),
@@ -209,7 +209,7 @@ def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
         "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
         "guarantee": _guarantee(result),
         "provenance": [[str(key), str(value)] for key, value in in_words(result.attrs).items()],
-        "models": {"a": _models(result, "a"), "b": _models(result, "b")},
+        "models": {"a": _model_table(result, "a"), "b": _model_table(result, "b")},
     }
 
 
@@ -229,12 +229,12 @@ def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
     return matrices
 
 
-def _about(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
+def _attributes_of(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
     """The attributes of matrices, such as those of baselines, by the name of the matrix."""
     about = {}
     for name, table in matrices.items():
         if table.attrs:
-            about[name] = [[str(key), _text(value)] for key, value in table.attrs.items()]
+            about[name] = [[str(key), _cell_text(value)] for key, value in table.attrs.items()]
     return about
 
 
@@ -246,14 +246,14 @@ def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
         is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
         # The run's own norms are no curves of training.
         if is_curve and name != f"log_norm_{side}":
-            values = list(map(_rounded, variable.values.astype(float).tolist()))
+            values = list(map(_rounded_value, variable.values.astype(float).tolist()))
             # A curve of gaps alone is none.
             if values.count(None) < len(values):
                 curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
     return curves
 
 
-def _rounded(value: float) -> float | None:
+def _rounded_value(value: float) -> float | None:
     """The value to six digits, or None where it is not finite: JSON has no such number."""
     if not np.isfinite(value):
         return None
@@ -281,11 +281,11 @@ def _check_size(numbers: int) -> None:
 def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dict[str, Any]]:
     packed = []
     for name, table in matrices.items():
-        packed.append({"name": name, **_packed(table.values, decimals)})
+        packed.append({"name": name, **_packed_matrix(table.values, decimals)})
     return packed
 
 
-def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
+def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
 
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
@@ -345,7 +345,7 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
     }
 
 
-def _models(result: xr.Dataset, side: str) -> list[list[str]]:
+def _model_table(result: xr.Dataset, side: str) -> list[list[str]]:
     """The table of the models on a side: a header, then a row for each model with its variables."""
     header, columns = ["checkpoint"], [result[side].values]
     for name, variable in result.variables.items():
@@ -354,11 +354,11 @@ def _models(result: xr.Dataset, side: str) -> list[list[str]]:
             columns.append(variable.values)
     table = [header]
     for row in zip(*columns, strict=True):
-        table.append(list(map(_text, row)))
+        table.append(list(map(_cell_text, row)))
     return table
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return f"{value:.6g}"
     return str(value)

@@ -142,11 +142,11 @@ class Dialect:
             if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
                 raise ValueError(f'it must be an object with "format": {FORMAT}')
             fields = _without_comments(fields)
-            rules = [_rule(n, rule) for n, rule in enumerate(fields.pop("layers"))]
+            rules = [_rule_from(n, rule) for n, rule in enumerate(fields.pop("layers"))]
             if "guesses" in fields:
                 if not isinstance(fields["guesses"], list):
                     raise ValueError("guesses must be a list of guesses")
-                fields["guesses"] = [_guess(n, one) for n, one in enumerate(fields["guesses"])]
+                fields["guesses"] = [_guess_from(n, one) for n, one in enumerate(fields["guesses"])]
             for name, value in fields.items():
                 # JSON has no tuples, and dialects are compared and hashed.
                 if isinstance(value, list):
@@ -154,7 +154,7 @@ class Dialect:
             return cls(layers=tuple(rules), **fields)
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_dialect(self)
 
     def open_guesses(self) -> tuple[str, ...]:
         """The guesses that are not confirmed, a single sentence each.
@@ -251,14 +251,14 @@ def _without_comments(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.startswith("#")}
 
 
-def _rule(n: int, fields: Any) -> Rule:
+def _rule_from(n: int, fields: Any) -> Rule:
     """A rule from JSON."""
     if not isinstance(fields, dict):
         raise ValueError(f"layer rule {n} must be an object, found {fields!r}")
     return rule_of(_without_comments(fields), f"layer rule {n}")
 
 
-def _guess(n: int, fields: Any) -> Guess:
+def _guess_from(n: int, fields: Any) -> Guess:
     """A guess from JSON."""
     known = [field.name for field in dataclasses.fields(Guess)]
     if isinstance(fields, dict):
@@ -268,7 +268,7 @@ def _guess(n: int, fields: Any) -> Guess:
     return Guess(**fields)
 
 
-def _check(dialect: Dialect) -> None:
+def _check_dialect(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
             raise CheckpointError(f"the {field} of a dialect must be text")

@@ -79,8 +79,8 @@ def snapshot(source: str) -> Path:
     repository, _, revision = source.rpartition("@")
     folder = Path(repository)
     if not is_cache(folder):
-        folder = _repository(repository)
-    refs = _names(folder / "refs")
+        folder = _repository_folder(repository)
+    refs = _ref_names(folder / "refs")
     # A commit is the name of an existing folder, so no ref or revision leads out of the cache.
     commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
     named = [commit for commit in commits if revision in refs.get(commit, ())]
@@ -115,7 +115,7 @@ def snapshots(folder: Path) -> dict[str, Path]:
         >>> list(snapshots(cache))
         ['01234567']
     """
-    refs = _names(folder / "refs")
+    refs = _ref_names(folder / "refs")
     found: dict[str, Path] = {}
     for path in sorted((folder / "snapshots").iterdir()):
         names = refs.get(path.name, [path.name[:8]])
@@ -126,9 +126,9 @@ def snapshots(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _repository(name: str) -> Path:
+def _repository_folder(name: str) -> Path:
     """The folder of a repository in the user's hub cache."""
-    root = _root()
+    root = _cache_root()
     folders = [root / f"{kind}--{name.replace('/', '--')}" for kind in KINDS]
     folder = next(filter(is_cache, folders), None)
     if folder is None:
@@ -139,7 +139,7 @@ def _repository(name: str) -> Path:
     return folder
 
 
-def _root() -> Path:
+def _cache_root() -> Path:
     """The folder in which the hub's client keeps repositories, by its environment variables."""
     # The variables are asked in the order of the hub's own client.
     if cache := os.environ.get("HF_HUB_CACHE"):
@@ -149,7 +149,7 @@ def _root() -> Path:
     return (Path(home) if home else Path(general, "huggingface")) / "hub"
 
 
-def _names(folder: Path) -> dict[str, list[str]]:
+def _ref_names(folder: Path) -> dict[str, list[str]]:
     """Names of branches and tags by the commit they point to."""
     names: dict[str, list[str]] = {}
     for ref in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -205,7 +205,7 @@ def contents(path: Path) -> Contents:
         raise CheckpointError("is a folder, not a checkpoint file")
     # The parts of an index are checked one by one, by their own sizes.
     if path.name == INDEX:
-        return _parts(path)
+        return _part_contents(path)
     if not path.exists():
         raise CheckpointError("no such file")
     if not path.is_file():
@@ -250,7 +250,7 @@ def _safetensor(path: Path, file: Any, name: str) -> Stored:
     dtype = declared.get_dtype()
     if dtype not in SAFETENSORS:
         # The file is readable as long as nobody asks for this tensor.
-        return Stored(name, dtype, 0, functools.partial(_unreadable, name, dtype))
+        return Stored(name, dtype, 0, functools.partial(_refuse_dtype, name, dtype))
     numbers = np.dtype(SAFETENSORS[dtype])
     if dtype in FLOAT8:
         read = functools.partial(_float8, path, name, numbers)
@@ -259,7 +259,7 @@ def _safetensor(path: Path, file: Any, name: str) -> Stored:
     return Stored(name, numbers.name, math.prod(declared.get_shape()) * numbers.itemsize, read)
 
 
-def _unreadable(name: str, dtype: str) -> None:
+def _refuse_dtype(name: str, dtype: str) -> None:
     raise CheckpointError(f"tensor {name!r} holds {dtype}, which is not read; convert it to F32")
 
 
@@ -273,7 +273,7 @@ def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
         return np.frombuffer(file.read(end - begin), dtype).reshape(declared["shape"])
 
 
-def _parts(index: Path) -> Contents:
+def _part_contents(index: Path) -> Contents:
     """All tensors of a model in several files; the size of each file limits its own tensors."""
     with refusing("not a readable index of safetensors"):
         places = json.loads(read_text(index))["weight_map"]
@@ -294,7 +294,7 @@ def _parts(index: Path) -> Contents:
 
 # npz: a zip archive of npy files
 def _npz(path: Path) -> Contents:
-    archive = _archive(path)
+    archive = _open_archive(path)
     return Contents.flat([_npy(archive, member) for member in archive.infolist()])
 
 
@@ -338,7 +338,7 @@ def _npy_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _archive(path: Path) -> zipfile.ZipFile:
+def _open_archive(path: Path) -> zipfile.ZipFile:
     """The zip archive of a file, unless the directory of the archive is too long to be read."""
     length = _directory_bytes(path)
     if length > DIRECTORY_BYTES:
@@ -377,7 +377,7 @@ def _torch(path: Path) -> Contents:
                 "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
                 f"{WEIGHTS_ALONE}"
             )
-    _check_records(_archive(path))
+    _check_records(_open_archive(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
@@ -393,7 +393,7 @@ def _torch(path: Path) -> Contents:
     if not isinstance(state, Mapping):
         raise CheckpointError(f"expected a state_dict, found {type(state).__name__}")
     tensors: list[Stored] = []
-    return Contents(_unread(state, torch.Tensor, tensors, {}), tuple(tensors), {})
+    return Contents(_without_numbers(state, torch.Tensor, tensors, {}), tuple(tensors), {})
 
 
 def _import_torch(path: Path) -> Any:
@@ -436,7 +436,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             check_pickle(archive.read(member))
 
 
-def _unread(
+def _without_numbers(
     state: Mapping, tensor_type: type, tensors: list[Stored], seen: dict[int, Any]
 ) -> dict[Any, Any]:
     """A mapping, which may hold itself, with its tensors as `Stored`, collected in `tensors`."""
@@ -447,7 +447,7 @@ def _unread(
     for name, value in state.items():
         unread[name] = value
         if isinstance(value, Mapping):
-            unread[name] = _unread(value, tensor_type, tensors, seen)
+            unread[name] = _without_numbers(value, tensor_type, tensors, seen)
         elif isinstance(value, tensor_type) and _is_plain(value):
             unread[name] = _torch_tensor(name, value)
             tensors.append(unread[name])

@@ -50,7 +50,7 @@ def given_model(
         (True, 3)
     """
     if isinstance(given, str | os.PathLike):
-        given = _read(given, n_ctx)
+        given = _read_model(given, n_ctx)
     elif inputs is None and _is_module(given):
         from tnsim.checkpoints.modules import from_module
 
@@ -139,7 +139,7 @@ def _is_module(given: Any) -> bool:
     return is_function(given) and hasattr(given, "named_parameters")
 
 
-def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
+def _read_model(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
     """The model of a file; several files are refused with the verb that compares them."""
     from tnsim.checkpoints.load import Series, load
 

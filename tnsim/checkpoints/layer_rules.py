@@ -93,8 +93,8 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
     norm = Norm(
         rule.norm == "layer",
         rule.norm_epsilon,
-        _vector(rule.norm_weight, plain.d_in, arrays),
-        _vector(rule.norm_bias, plain.d_in, arrays),
+        _norm_vector(rule.norm_weight, plain.d_in, arrays),
+        _norm_vector(rule.norm_bias, plain.d_in, arrays),
     )
     # Without a constant energy, inputs have to tell the energy later.
     if energy is None:
@@ -102,7 +102,7 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
     return Normed(at_energy(Normed(plain, norm), energy, str(rule.norm_energy)))
 
 
-def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
+def _norm_vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
     """An array with a number for each coordinate that a layer reads, None for no key."""
     array = arrays.get(key)
     if array is not None and array.shape != (size,):
@@ -120,7 +120,7 @@ def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     left_bias = arrays.get(rule.left_bias)
     right_bias = arrays.get(rule.right_bias)
     if rule.fused:
-        stacked = _unfused(rule, arrays)
+        stacked = _unstacked_roles(rule, arrays)
         left, right = stacked["left"], stacked["right"]
         left_bias, right_bias = stacked.get("left_bias"), stacked.get("right_bias")
     else:
@@ -133,7 +133,7 @@ def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     down = arrays.matrix(rule.down, rule.transpose)
     if down is None:
         # Hidden units are the output, which a readout by the identity says.
-        down = _identity(left)
+        down = _identity_readout(left)
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
@@ -145,7 +145,7 @@ def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
 def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     own: Any = rule.activation
     if rule.fused:
-        stacked = _unfused(rule, arrays)
+        stacked = _unstacked_roles(rule, arrays)
         gate, up = stacked["gate"], stacked["up"]
         gate_bias, up_bias = stacked.get("gate_bias"), stacked.get("up_bias")
     else:
@@ -156,7 +156,7 @@ def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     return Gated(gate, up, down, own, gate_bias, up_bias, arrays.get(rule.down_bias))
 
 
-def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
+def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = str(rule.fused_order).split("-")
     found: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     return found
 
 
-def _identity(left: np.ndarray) -> np.ndarray:
+def _identity_readout(left: np.ndarray) -> np.ndarray:
     """The identity as readout of a layer without `down`; refused where larger than the layer."""
     rank = left.shape[0]
     # The identity is written out, so a small file could ask for a large one.
@@ -215,7 +215,7 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
 
 
 def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
-    stacked = _unfused(rule, arrays) if rule.fused else {}
+    stacked = _unstacked_roles(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
         if rule.fused and role != "o":
             both = role[0]  # the name q or k, shared by both scores

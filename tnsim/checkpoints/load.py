@@ -252,11 +252,11 @@ class Series(Sequence[Model]):
         if dialect is not None:
             dialect = find_dialect(dialect)
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
-        found = list(_expand(source))
+        found = list(_expand_source(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
         # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
-        self.labels: tuple[str, ...] = _labels([Path(name) for name in self.names])
+        self.labels: tuple[str, ...] = _series_labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -316,10 +316,10 @@ def is_several(path: str | os.PathLike[str]) -> bool:
     return glob.has_magic(str(path)) and not os.path.exists(path)
 
 
-def _expand(source: Any) -> Iterator[tuple[str, Path]]:
+def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
     if isinstance(source, (str, os.PathLike)):
-        yield from _matches(source)
+        yield from _source_matches(source)
         return
     if isinstance(source, Mapping):
         raise CheckpointError(
@@ -332,12 +332,12 @@ def _expand(source: Any) -> Iterator[tuple[str, Path]]:
             "read by tnsim.from_module"
         )
     for one in source:
-        yield from _expand(one)
+        yield from _expand_source(one)
 
 
-def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
+def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     with naming(source):
-        paths = _paths(source)
+        paths = _source_paths(source)
         if not paths:
             raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
         # Folders list files in an order of their own.
@@ -345,7 +345,7 @@ def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
         return [(name, located(paths[name])) for name in ordered]
 
 
-def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
+def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     """Files, folders of a single model and snapshots by the names from which labels are taken."""
     folder = Path(source)
     # A repository in a hub cache has a snapshot for each revision, which are the checkpoints of a
@@ -378,17 +378,17 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     at_end = (int(path.stem.lower() in LAST), 0, "")
     texts = path.name, str(path)
     # The odd parts of the split are the numbers.
-    name, whole = ([_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
+    name, whole = ([_name_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
     return [at_end, *name], whole
 
 
-def _part(part: str) -> tuple[int, int, str]:
+def _name_part(part: str) -> tuple[int, int, str]:
     if part.isdecimal():
         return (1, int(part), "")
     return (0, 0, part)
 
 
-def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+def _series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
     """The single number that tells the names apart, or the names."""
     stems = [path.stem for path in paths]
     numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
@@ -411,7 +411,7 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
     # A word that differs says more than the numbers beside it.
     if not all(all(map(str.isdecimal, columns[n])) for n in differing):
         return None
-    number = _counting(differing, columns)
+    number = _counting_column(differing, columns)
     if len(differing) == 1:
         number = differing[0]
     if number is None:
@@ -421,7 +421,7 @@ def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
     return labels if len(set(labels)) == len(names) else None
 
 
-def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
+def _counting_column(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
     """The column of the finest count among several numbers in names, as in `epoch=3-step=1200`.
 
     Args:

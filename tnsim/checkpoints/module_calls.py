@@ -261,15 +261,15 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
         return example.double() if example.is_floating_point() else example
     # The last refusal is told where no guess fits.
     error: Exception | None = None
-    for example in _guesses(module, n_ctx):
-        error = _refusal(module, example)
+    for example in _guessed_inputs(module, n_ctx):
+        error = _refusal_of(module, example)
         if error is None:
             return example
     # Modules of parameters alone do not say which axis reads the input.
     widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
     vectors = [torch.ones(SAMPLES, width, dtype=torch.float64) for width in widths]
     # A single width that fits is the input; several would be a guess.
-    taken = [example for example in vectors if n_ctx is None and not _refusal(module, example)]
+    taken = [example for example in vectors if n_ctx is None and not _refusal_of(module, example)]
     if len(taken) == 1:
         return taken[0]
     if taken:
@@ -281,7 +281,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     ) from error
 
 
-def _refusal(module: Any, example: Any) -> Exception | None:
+def _refusal_of(module: Any, example: Any) -> Exception | None:
     """The error of a forward pass, or None where the module takes the inputs."""
     try:
         module(example)
@@ -292,7 +292,7 @@ def _refusal(module: Any, example: Any) -> Exception | None:
     return None
 
 
-def _guesses(module: Any, n_ctx: int | None) -> Iterable[Any]:
+def _guessed_inputs(module: Any, n_ctx: int | None) -> Iterable[Any]:
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
     for _, leaf in leaves_of(module, ()):
@@ -335,7 +335,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
             # Opposite inputs take the other branch of a forward pass that asks for a sign.
             drawn = torch.randn(example.shape, generator=rng) if scale > 0 else drawn
             inputs = scale * drawn
-            x = array(inputs).reshape(_shape(example, layers[0].layer.d_in))
+            x = array(inputs).reshape(_input_shape(example, layers[0].layer.d_in))
             expected = array(module(inputs))
         else:
             inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
@@ -345,7 +345,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
                 expected = array(module(inputs))
         for one in layers:
             x = one(x)
-        errors.append(_error(x, expected))
+        errors.append(_relative_error(x, expected))
     # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
         each = ", ".join(f"{error:.2g}" for error in errors)
@@ -358,7 +358,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     return max(errors)
 
 
-def _shape(example: Any, d_in: int) -> tuple[int, ...]:
+def _input_shape(example: Any, d_in: int) -> tuple[int, ...]:
     """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
     if example.shape[-1] == d_in:
         return tuple(example.shape)
@@ -377,7 +377,7 @@ def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
         handle.remove()
 
 
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     # Outputs of other size are no function to compare.
     if found.size != expected.size:
         return float("inf")

@@ -160,11 +160,11 @@ def attention_rules(
     # Attention reads a batch of sequences.
     if run[0].given.ndim != 3:
         return
-    for shape in (*_fused(run), *_apart(run)):
+    for shape in (*_stacked_projections(run), *_separate_projections(run)):
         output = run[shape.calls - 1].result
         for rule in _hypotheses(shape, module):
             # Nothing but the output decides; names only make the hypotheses fewer.
-            power = _power(rule, NamedArrays(arrays, None), run[0].given, output)
+            power = _fitting_power(rule, NamedArrays(arrays, None), run[0].given, output)
             if power is not None:
                 yield shape.calls, replace(rule, score_power=power)
                 return
@@ -184,9 +184,9 @@ class Shape(NamedTuple):
     rows: tuple[int, int]
 
 
-def _apart(run: Sequence[Call]) -> Iterator[Shape]:
+def _separate_projections(run: Sequence[Call]) -> Iterator[Shape]:
     """Projections by separate linear layers, recognised by their names."""
-    roles = _roles(run)
+    roles = _projection_roles(run)
     if roles is None:
         return
     keys: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def _apart(run: Sequence[Call]) -> Iterator[Shape]:
     yield Shape(len(roles), keys, (query.result.shape[-1], roles["v"].result.shape[-1]))
 
 
-def _fused(run: Sequence[Call]) -> Iterator[Shape]:
+def _stacked_projections(run: Sequence[Call]) -> Iterator[Shape]:
     """Projections by a linear layer that stacks them, recognised by the next input's width."""
     if len(run) < 2:
         return
@@ -221,7 +221,7 @@ def _attention_keys(role: str, call: Call) -> dict[str, str]:
     return keys
 
 
-def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
+def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
     """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
@@ -250,7 +250,7 @@ def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
     # Heads divide the rows of queries and the rows of values alike.
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
     # Without a rotation first, then bases that the module itself names.
-    bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
+    bases = (None, *dict.fromkeys((*_rotation_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
         rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
@@ -261,7 +261,7 @@ def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
                 yield replace(rule, rope_layout=layout, rope_direction=turn)
 
 
-def _bases(module: Any) -> Iterator[float]:
+def _rotation_bases(module: Any) -> Iterator[float]:
     """Numbers in attributes of submodules whose names fit the base of a rotation."""
     for child in module.modules():
         for name, value in vars(child).items():
@@ -269,7 +269,9 @@ def _bases(module: Any) -> Iterator[float]:
                 yield float(value)
 
 
-def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray) -> int | None:
+def _fitting_power(
+    rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray
+) -> int | None:
     """The power of d_head with which a rule computes the module's output, None where none does."""
     # The rule has the power 2, so other powers differ by a factor of d_head alone.
     attention: Any = layer(rule, arrays)
@@ -351,21 +353,21 @@ def parts_of(
         name = activation_between(stream, call.given)
         # A function before the next call is an activation of its own.
         if norm is None and name is not None and not same(call.given, stream):
-            parts.append(_elementwise(name))
+            parts.append(_elementwise_part(name))
             stream = call.given
         # A norm waits for the layer behind it.
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
             norm = last_norm = call
             n += 1
             continue
-        unit, part = _next(reader, calls[n:], stream, norm, end, last_norm)
+        unit, part = _next_unit(reader, calls[n:], stream, norm, end, last_norm)
         parts.append(part)
         n += unit.calls
         # The next input tells how the layer goes on: by itself, in a residual or through an
         # activation.
         after = _given_next(calls[n:], end)
         # A layer whose output passes through an activation before the next layer reads it.
-        stream, norm = unit.result if _activated(unit, after) else after, None
+        stream, norm = unit.result if _is_activated(unit, after) else after, None
     if norm is not None:
         raise UnsupportedLayer(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
@@ -374,16 +376,16 @@ def parts_of(
     if not same(stream, end):
         name = activation_between(stream, end)
         if name is None:
-            raise _gap(calls[-1:], True, end, last_norm)
-        parts.append(_elementwise(name))
+            raise _unexplained_step(calls[-1:], True, end, last_norm)
+        parts.append(_elementwise_part(name))
     return parts
 
 
-def _elementwise(name: str) -> ModulePart:
+def _elementwise_part(name: str) -> ModulePart:
     return ModulePart("", ElementwiseRule(activation=name))
 
 
-def _next(
+def _next_unit(
     reader: Reader,
     calls: Sequence[Call],
     stream: np.ndarray,
@@ -398,30 +400,30 @@ def _next(
     # The layer behind a norm reads the norm's output, while its residual adds to the stream.
     available = stream if norm is None else norm.result
     reads_stream = False
-    for unit in _units(reader, calls):
+    for unit in _possible_units(reader, calls):
         if not same(unit.given, available):
             continue
         reads_stream = True
         after = _given_next(calls[unit.calls :], end)
         # A residual is tried first, as the plain layer is the case of skip 0.
-        found = _residual(reader, unit, stream, after)
-        if found is None and _activated(unit, after):
+        found = _with_residual(reader, unit, stream, after)
+        if found is None and _is_activated(unit, after):
             found = unit.part
         if found is None or (_is_plain(unit.part.rule) and found is unit.part):
             continue
         if norm is not None:
-            found = _behind(norm, found)
+            found = _behind_norm(norm, found)
         return unit, found
     if norm is not None and not reads_stream:
         # A norm that nothing reads has no place in a rule.
         raise UnsupportedLayer(
-            f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
+            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there is no layer "
             f"into which it could go. {ON_INPUTS}"
         )
-    raise _gap(calls, reads_stream, end, norm or last_norm)
+    raise _unexplained_step(calls, reads_stream, end, norm or last_norm)
 
 
-def _activated(unit: Unit, after: np.ndarray) -> bool:
+def _is_activated(unit: Unit, after: np.ndarray) -> bool:
     """Whether an activation alone leads from the output of a unit to the next input."""
     # The identity is no activation.
     if same(unit.result, after):
@@ -441,13 +443,13 @@ def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
     return calls[0].given if calls else end
 
 
-def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
+def _possible_units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
     """Units with which the next calls may begin, the longest first."""
     first = calls[0]
     # Declarations of the user go before any recognition.
     for cls, declared in reader.declared.items():
         if isinstance(first.module, cls):
-            yield Unit(1, first.given, first.result, _declared(first, declared))
+            yield Unit(1, first.given, first.result, _declared_part(first, declared))
             return
     if kind(first.module) == "Embedding":
         # Embeddings are stored by token, so rows are outputs.
@@ -455,15 +457,15 @@ def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
     if kind(first.module) != "Linear":
         return
-    run = list(_linears(calls))
+    run = list(_leading_linears(calls))
     # The longest unit first: a bilinear layer begins with a linear one.
-    yield from _attentions(reader, run)
-    yield from _bilinears(run)
-    yield from _gated(run)
-    yield Unit(1, first.given, first.result, _linear(first))
+    yield from _attention_units(reader, run)
+    yield from _bilinear_units(run)
+    yield from _gated_units(run)
+    yield Unit(1, first.given, first.result, _linear_part(first))
 
 
-def _linears(calls: Sequence[Call]) -> Iterator[Call]:
+def _leading_linears(calls: Sequence[Call]) -> Iterator[Call]:
     """The calls of linear layers with which a list begins."""
     for call in calls:
         if kind(call.module) != "Linear":
@@ -471,7 +473,7 @@ def _linears(calls: Sequence[Call]) -> Iterator[Call]:
         yield call
 
 
-def _declared(call: Call, declared: Declared) -> ModulePart:
+def _declared_part(call: Call, declared: Declared) -> ModulePart:
     """The layer that the user declared for a class, with the names of the whole module."""
     if not isinstance(declared, Rule):
         return ModulePart(call.path, None, declared)
@@ -485,11 +487,11 @@ def _declared(call: Call, declared: Declared) -> ModulePart:
     return ModulePart(call.path, replace(declared, **keys))
 
 
-def _linear(call: Call) -> ModulePart:
-    return ModulePart(call.path, LinearRule(**_keys(call, "weight", "bias")))
+def _linear_part(call: Call) -> ModulePart:
+    return ModulePart(call.path, LinearRule(**_layer_keys(call, "weight", "bias")))
 
 
-def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
+def _layer_keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
     """The fields of a rule for a single linear layer."""
     keys = {weight: join(call.path, "weight")}
     if call.module.bias is not None:
@@ -497,7 +499,7 @@ def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
     return keys
 
 
-def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
+def _bilinear_units(run: Sequence[Call]) -> Iterator[Unit]:
     """Products of two linear layers or halves of a layer, and squares, with or without `down`."""
     first = run[0]
     half = first.result.shape[-1] // 2
@@ -506,25 +508,27 @@ def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
     if len(run) > 1 and same(run[1].given, first.given):
         second = run[1]
         if second.result.shape == first.result.shape:
-            keys = _keys(first, "left", "left_bias") | _keys(second, "right", "right_bias")
+            keys = _layer_keys(first, "left", "left_bias") | _layer_keys(
+                second, "right", "right_bias"
+            )
             products.append((2, first.result * second.result, keys))
     # One layer may stack both factors.
     if first.result.shape[-1] == 2 * half:
         halves = first.result[..., :half] * first.result[..., half:]
-        products.append((1, halves, _keys(first, "fused", "fused_bias")))
+        products.append((1, halves, _layer_keys(first, "fused", "fused_bias")))
     # The square of a layer is the product with itself.
-    square = _keys(first, "left", "left_bias") | _keys(first, "right", "right_bias")
+    square = _layer_keys(first, "left", "left_bias") | _layer_keys(first, "right", "right_bias")
     products.append((1, first.result**2, square))
     for count, product, keys in products:
         if len(run) > count and same(run[count].given, product):
             down = run[count]
-            rule = BilinearRule(**keys, **_keys(down, "down", "down_bias"))
+            rule = BilinearRule(**keys, **_layer_keys(down, "down", "down_bias"))
             yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
         # The product may also be the output, without `down`.
         yield Unit(count, first.given, product, ModulePart(first.path, BilinearRule(**keys)))
 
 
-def _gated(run: Sequence[Call]) -> Iterator[Unit]:
+def _gated_units(run: Sequence[Call]) -> Iterator[Unit]:
     """Hidden layers with an activation, alone or as the gate of a second linear layer or half."""
     first = run[0]
     half = first.result.shape[-1] // 2
@@ -534,15 +538,15 @@ def _gated(run: Sequence[Call]) -> Iterator[Unit]:
         if second.result.shape == first.result.shape:
             # Either of the two may be the gate; the activation decides.
             for gate, up in ((first, second), (second, first)):
-                keys = _keys(gate, "gate", "gate_bias") | _keys(up, "up", "up_bias")
+                keys = _layer_keys(gate, "gate", "gate_bias") | _layer_keys(up, "up", "up_bias")
                 gates.append((2, gate.result, up.result, keys))
     if first.result.shape[-1] == 2 * half:
-        keys = _keys(first, "fused", "fused_bias")
+        keys = _layer_keys(first, "fused", "fused_bias")
         before, behind = first.result[..., :half], first.result[..., half:]
         gates.append((1, before, behind, keys | {"fused_order": "gate-up"}))
         gates.append((1, behind, before, keys | {"fused_order": "up-gate"}))
     # Without a second factor the activation stands alone.
-    gates.append((1, first.result, None, _keys(first, "gate", "gate_bias")))
+    gates.append((1, first.result, None, _layer_keys(first, "gate", "gate_bias")))
     for count, gate, up, keys in gates:
         if len(run) <= count:
             continue
@@ -551,24 +555,24 @@ def _gated(run: Sequence[Call]) -> Iterator[Unit]:
             # Values decide: names of classes may lie.
             hidden = activation(name)(gate) if up is None else activation(name)(gate) * up
             if same(hidden, down.given):
-                keys |= {"activation": name} | _keys(down, "down", "down_bias")
+                keys |= {"activation": name} | _layer_keys(down, "down", "down_bias")
                 rule = GatedRule(**keys)
                 yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
                 break
 
 
-def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
+def _attention_units(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
     """Bilinear attention, recognised by the names of its linear layers and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
         yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 
 
-def _residual(
+def _with_residual(
     reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray
 ) -> ModulePart | None:
     """The layer with its residual, where `after = a x + b f(x)` for some numbers a and b."""
     # Two numbers are fitted to many entries, which fit by no chance.
-    skip, scale = _fit(stream, unit.result, after)
+    skip, scale = _fitted_residual(stream, unit.result, after)
     if scale is None:
         return None
     part = unit.part
@@ -591,7 +595,7 @@ def _residual(
     return None
 
 
-def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
+def _fitted_residual(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
     """Numbers (a, b) of 12 digits for which `after = a x + b y`; b is None where none fit."""
     if same(y, after):
         return 0.0, 1.0
@@ -608,7 +612,7 @@ def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float 
     return skip, scale if fits and abs(scale) > FITS else None
 
 
-def _behind(norm: Call, part: ModulePart) -> ModulePart:
+def _behind_norm(norm: Call, part: ModulePart) -> ModulePart:
     """A layer with the norm before it."""
     if part.rule is None or part.rule.norm is not None:
         raise UnsupportedLayer(
@@ -642,13 +646,13 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
-def _gap(
+def _unexplained_step(
     calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
 ) -> UnsupportedLayer:
     """The refusal of a module in which no known layer explains a step between two calls."""
-    place, following = _name(calls[0]), "the output"
+    place, following = _call_name(calls[0]), "the output"
     if len(calls) > 1:
-        following = f"what {_name(calls[1])} is given"
+        following = f"what {_call_name(calls[1])} is given"
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
@@ -656,7 +660,7 @@ def _gap(
     if name := unknown_function(calls, end):
         said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
-        said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
+        said += f"; {_call_name(norm)} is there, which is known before a layer only, inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
@@ -665,5 +669,5 @@ def _gap(
     )
 
 
-def _name(call: Call) -> str:
+def _call_name(call: Call) -> str:
     return f"{call.path or 'the module'} ({type(call.module).__name__})"

@@ -240,7 +240,7 @@ def recognised(
             "tnsim.from_state_dict(state, dialect), a file by tnsim.load(path, dialect)"
         )
     check_length(n_ctx)
-    module = _unwrapped(module)
+    module = _unwrapped_module(module)
     # The caller's mapping stays as it is.
     declared = dict(layers or {})
     _check_repeatable(module)
@@ -260,14 +260,14 @@ def recognised(
                 _check_describable(module, tuple(declared))  # which says more, where it fails
             raise
         try:
-            found = _watched(module, double, own, declared, example)
+            found = _watched_layers(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
             vectors = inputs is None and n_ctx is None and example.ndim == 2
             found, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
-                    found = _traced(module, own, example)
+                    found = _traced_module(module, own, example)
                 except (UnsupportedLayer, ModelError) as why:
                     log.debug("%s: %s", type(module).__name__, why)
                     # Calls of layers say more than operations, where there are any.
@@ -285,7 +285,7 @@ def recognised(
     return found
 
 
-def _watched(
+def _watched_layers(
     module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
 ) -> Recognised:
     """The layers of a module, found by watching the calls of its submodules.
@@ -299,7 +299,7 @@ def _watched(
     """
     _check_describable(module, tuple(declared))
     # Inputs of two sizes pass the kinks of activations such as ReLU6.
-    parts = _parts(double, declared, _of_two_sizes(example))
+    parts = _module_parts(double, declared, _of_two_sizes(example))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
     arrays = NamedArrays(tensors, None)
     found = []
@@ -313,7 +313,7 @@ def _watched(
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
-def _traced(module: Any, own: Any, example: Any) -> Recognised:
+def _traced_module(module: Any, own: Any, example: Any) -> Recognised:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
@@ -343,7 +343,7 @@ def _watched_on_sequences(
     rng = torch.Generator().manual_seed(0)
     sequences = torch.randn((SAMPLES, POSITIONS, example.shape[-1]), generator=rng)
     try:
-        return _watched(module, double, own, declared, sequences)
+        return _watched_layers(module, double, own, declared, sequences)
     except Exception as reason:  # also errors of a forward pass that takes vectors alone
         log.debug("%s: %s", type(module).__name__, reason)
         return None
@@ -358,7 +358,7 @@ def _of_two_sizes(example: Any) -> Any:
     return example * sizes.reshape(-1, *(1,) * (example.ndim - 1))
 
 
-def _unwrapped(module: Any) -> Any:
+def _unwrapped_module(module: Any) -> Any:
     """The module inside wrappers that compile or distribute it, which change no number."""
     while True:
         inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
@@ -391,10 +391,10 @@ def _settle_epsilons(module: Any, double: Any) -> None:
         )
     dtype = next(iter(dtypes), torch.get_default_dtype())
     for _, norm in norms:
-        norm.eps = _epsilon(dtype)
+        norm.eps = _default_epsilon(dtype)
 
 
-def _epsilon(dtype: Any) -> float:
+def _default_epsilon(dtype: Any) -> float:
     """The epsilon of PyTorch's RMSNorm with `eps=None` for inputs of a dtype.
 
     Versions of PyTorch differ: the epsilon is the machine epsilon of a narrow dtype, or of float32,
@@ -430,7 +430,7 @@ def _check_repeatable(module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    wrong = [f"{path or 'the module'}: {why}" for path, why in _wrong(module, declared)]
+    wrong = [f"{path or 'the module'}: {why}" for path, why in _unreadable_parts(module, declared)]
     if not wrong:
         return
     shown = "; ".join(wrong[:6])
@@ -442,7 +442,7 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     )
 
 
-def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
+def _unreadable_parts(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
     # PyTorch's attention is named as a whole, since its linear layers alone look readable.
     for path in softmax:
@@ -452,10 +452,10 @@ def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
         if name and name not in (*LEAVES, *SILENT, *ENTRYWISE):
-            yield path, f"{name}, {_reason(leaf)}"
+            yield path, f"{name}, {_leaf_reason(leaf)}"
 
 
-def _reason(leaf: Any) -> str:
+def _leaf_reason(leaf: Any) -> str:
     # Classes of the user may derive from those of PyTorch.
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
@@ -491,7 +491,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return found
 
 
-def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
+def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
     """The layers of the module, found on random weights."""
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)

@@ -266,7 +266,7 @@ def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -
     """The number as by `number`, or None where the dialect or the configuration gives None."""
     found: Any = value
     if isinstance(value, str) and value.startswith("config:"):
-        found = _configured(value.removeprefix("config:"), what, arrays.config)
+        found = _configured_entry(value.removeprefix("config:"), what, arrays.config)
     elif isinstance(value, str):
         found = arrays.single(value)
     # A tensor with a gradient was checked when it was read.
@@ -300,7 +300,7 @@ def constant(number: Any, what: str) -> Any:
     return number
 
 
-def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
+def _configured_entry(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
     """The entry of the configuration at the first of several paths that exists."""
     if config is None:
         first = name.partition("|")[0]
@@ -308,7 +308,7 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
             f"the {what} is {first} of config.json or config.yaml, and none is beside it"
         )
     paths = name.split("|")
-    found = [_entry(config, path) for path in paths]
+    found = [_config_entry(config, path) for path in paths]
     # None is a value: a configuration may state that there is no rotation.
     for entry, missing in found:
         if not missing:
@@ -319,7 +319,7 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
     raise ModelError(f"the {what} is {first} of the configuration, which has no {missing!r}{nor}")
 
 
-def _entry(config: Any, path: str) -> tuple[Any, str]:
+def _config_entry(config: Any, path: str) -> tuple[Any, str]:
     """The entry at a path of names, or None and the first name that is missing."""
     for key in path.split("."):
         if not isinstance(config, Mapping) or key not in config:

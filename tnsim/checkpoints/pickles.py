@@ -54,10 +54,10 @@ def check_pickle(data: bytes) -> None:
         tnsim.errors.CheckpointError: its pickle asks for bytearray of 2130706432 bytes, which no...
     """
     with refusing("its pickle is damaged"):
-        _follow(data)
+        _follow_pickle(data)
 
 
-def _follow(data: bytes) -> None:
+def _follow_pickle(data: bytes) -> None:
     """Go through the instructions up to the last, or up to the first that no weights need."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # stacks that marks have saved
@@ -68,16 +68,16 @@ def _follow(data: bytes) -> None:
         if code in _INTEGERS:
             size = _INTEGERS[code]
             # Four-byte integers of pickle are signed, shorter ones are not.
-            stack.append(int.from_bytes(_taken(data, at, size), "little", signed=size == 4))
+            stack.append(int.from_bytes(_taken_bytes(data, at, size), "little", signed=size == 4))
             at += size
         elif code == pickle.BINGET:
-            stack.append(memo[_taken(data, at, 1)[0]])
+            stack.append(memo[_taken_bytes(data, at, 1)[0]])
             at += 1
         elif code == pickle.LONG_BINGET:
-            stack.append(memo[int.from_bytes(_taken(data, at, 4), "little")])
+            stack.append(memo[int.from_bytes(_taken_bytes(data, at, 4), "little")])
             at += 4
         elif code in _FIXED:
-            number = _taken(data, at, _FIXED[code])
+            number = _taken_bytes(data, at, _FIXED[code])
             at += len(number)
             if code in (pickle.BINPUT, pickle.LONG_BINPUT):
                 # A value may be used again by its number in the memo.
@@ -103,12 +103,12 @@ def _follow(data: bytes) -> None:
             stack.append(_UNKNOWN)
         elif code in (pickle.BINUNICODE, pickle.SHORT_BINSTRING, pickle.LONG1):
             width = 4 if code == pickle.BINUNICODE else 1
-            size = int.from_bytes(_taken(data, at, width), "little")
-            text = _taken(data, at + width, size)
+            size = int.from_bytes(_taken_bytes(data, at, width), "little")
+            text = _taken_bytes(data, at + width, size)
             at += width + size
-            stack.append(_value(code, text))
+            stack.append(_decoded_value(code, text))
         elif code == pickle.GLOBAL:
-            module, name, at = _line(data, at)
+            module, name, at = _two_lines(data, at)
             stack.append(_Named(module, name))
         elif code in (pickle.REDUCE, pickle.NEWOBJ):
             arguments, function = stack.pop(), stack.pop()
@@ -128,7 +128,7 @@ def _follow(data: bytes) -> None:
             return  # the end, or an instruction that the reader refuses
 
 
-def _taken(data: bytes, at: int, size: int) -> bytes:
+def _taken_bytes(data: bytes, at: int, size: int) -> bytes:
     """The `size` bytes from a place, refused where the data are shorter."""
     found = data[at : at + size]
     if len(found) < size:
@@ -136,7 +136,7 @@ def _taken(data: bytes, at: int, size: int) -> bytes:
     return found
 
 
-def _line(data: bytes, at: int) -> tuple[str, str, int]:
+def _two_lines(data: bytes, at: int) -> tuple[str, str, int]:
     """Two lines of text, and the place behind them."""
     # No name of a function is longer than this, and a file without line ends is not searched to its
     # end.
@@ -144,7 +144,7 @@ def _line(data: bytes, at: int) -> tuple[str, str, int]:
     return module.decode(), name.decode(), at + len(module) + len(name) + 2
 
 
-def _value(code: bytes, data: bytes) -> Any:
+def _decoded_value(code: bytes, data: bytes) -> Any:
     if code == pickle.BINUNICODE:
         return str(data, "utf-8", "surrogatepass")
     return int.from_bytes(data, "little", signed=True) if code == pickle.LONG1 else data

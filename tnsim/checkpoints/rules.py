@@ -445,7 +445,7 @@ def check_rule(rule: Any, where: str) -> None:
     if type(rule) not in KINDS.values():
         names = ", ".join(f"tnsim.{kind.__name__}" for kind in KINDS.values())
         raise CheckpointError(f"{where} must be one of {names}, found {rule!r}")
-    hints = _hints(type(rule))
+    hints = _field_types(type(rule))
     for field in dataclasses.fields(rule):
         # JSON gives any type for any field.
         value = getattr(rule, field.name)
@@ -492,7 +492,7 @@ def _check_keys(rule: Rule, where: str) -> None:
 
 
 @functools.cache
-def _hints(kind: type[Rule]) -> dict[str, Any]:
+def _field_types(kind: type[Rule]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

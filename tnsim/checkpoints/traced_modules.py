@@ -168,7 +168,7 @@ class _Trace:
     """
 
     def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
-        self.graph, self.values = _exported(module, example)
+        self.graph, self.values = _exported_graph(module, example)
         # A value that no later operation reads is left out of the next state.
         self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
@@ -179,14 +179,14 @@ class _Trace:
         if node.op == "placeholder" and node not in self.values:
             self.values[node] = self.stack.state(self.example.shape)
         elif node.op == "call_function":
-            self.values[node] = self._computed(node)
+            self.values[node] = self._computed_value(node)
         for before in node.all_input_nodes:
             self.uses[before].discard(node)
-        live = self._live()
+        live = self._live_values()
         # Only a value that carries all the rest can become the next state.
         alone = list(live) == [(node, None)] and self.stack.ends_layer(live[node, None])
         if alone and not _is_squared(node):  # relu(x)^2 is one activation
-            self._settle(live)
+            self._settle_values(live)
 
     def layers(self, output: torch.fx.Node) -> list[Any]:
         """The layers, up to the output."""
@@ -196,7 +196,7 @@ class _Trace:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
         return self.stack.finished(value)
 
-    def _live(self) -> dict[Hashable, _Value]:
+    def _live_values(self) -> dict[Hashable, _Value]:
         """Values that depend on the input and are used later, by node and place in a list."""
         live: dict[Hashable, _Value] = {}
         for node, value in self.values.items():
@@ -205,7 +205,7 @@ class _Trace:
                 live |= {(node, n): part for n, part in parts if isinstance(part, _Value)}
         return live
 
-    def _settle(self, live: dict[Hashable, _Value]) -> None:
+    def _settle_values(self, live: dict[Hashable, _Value]) -> None:
         """End a layer: live values become affine functions of a new state."""
         for (node, place), value in self.stack.settle(live).items():  # pyright: ignore
             if place is None:
@@ -213,9 +213,9 @@ class _Trace:
             else:
                 self.values[node][place] = value
 
-    def _computed(self, node: torch.fx.Node) -> Any:
+    def _computed_value(self, node: torch.fx.Node) -> Any:
         """The result of a single operation on arrays and affine values."""
-        name = _name(node)
+        name = _operation_name(node)
         if name == "getitem":
             whole, place = node.args
             return self.values[whole][place]
@@ -223,38 +223,38 @@ class _Trace:
         if name.startswith("_assert"):
             return None
         if not varying:
-            return self._applied(node, self.values)
+            return self._applied_operation(node, self.values)
         if name == "pow" and _is_power(node):
-            return self._power(node)
-        places = [n for n, one in enumerate(node.args) if _reads(one, varying)]
+            return self._power_value(node)
+        places = [n for n, one in enumerate(node.args) if _reads_any(one, varying)]
         # A function of a single value, with settings that do not depend on the input.
-        if places == [0] and (found := self._function(node, name)) is not None:
-            return self._activated(node, *found)
+        if places == [0] and (found := self._activation_in(node, name)) is not None:
+            return self._activated_value(node, *found)
         chooses = name == "where" and places[0] == 0
         if chooses and places == [0, 1] and not self._has_entries(node.args[2]):
-            return self._multiplied(node, places)  # where(u > t, u, 0)
+            return self._multiplied_values(node, places)  # where(u > t, u, 0)
         if name not in AFFINE or (name in FIRST_ALONE and places != [0]) or chooses:
-            raise UnsupportedLayer(f"{_place(node)} computes {name}, {_reason(name)}")
+            raise UnsupportedLayer(f"{_place_of(node)} computes {name}, {_refusal_reason(name)}")
         # The first argument of `addmm` and `baddbmm` is added, not multiplied.
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in PRODUCTS.split() and len(factors) > 1:
-            return self._multiplied(node, factors)
-        return self._affine(node, varying)
+            return self._multiplied_values(node, factors)
+        return self._affine_result(node, varying)
 
-    def _applied(self, node: torch.fx.Node, values: dict[Any, Any]) -> Any:
+    def _applied_operation(self, node: torch.fx.Node, values: dict[Any, Any]) -> Any:
         """The operation itself, on arrays."""
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda one: values[one])
         assert callable(node.target)
         return node.target(*arguments[0], **arguments[1])
 
-    def _affine(self, node: torch.fx.Node, varying: list[torch.fx.Node]) -> Any:
+    def _affine_result(self, node: torch.fx.Node, varying: list[torch.fx.Node]) -> Any:
         """An affine operation f: its constant is f(constants), its slopes are f(slopes) - f(0)."""
         given = [self.values[one] for one in varying]
 
         def applied(*arrays: torch.Tensor) -> Any:
             # All other arguments are arrays, which stay the same in every direction.
             known = self.values | dict(zip(varying, arrays, strict=True))
-            return self._applied(node, known)
+            return self._applied_operation(node, known)
 
         constant = applied(*(value.constant for value in given))
         origin = applied(*(torch.zeros_like(value.constant) for value in given))
@@ -278,26 +278,30 @@ class _Trace:
             parts.append(_affine_value(part, origin[n], own))
         return parts
 
-    def _multiplied(self, node: torch.fx.Node, places: list[int]) -> _Value:
+    def _multiplied_values(self, node: torch.fx.Node, places: list[int]) -> _Value:
         """A product of several arguments that depend on the input."""
-        name = _name(node)
+        name = _operation_name(node)
         if len(places) == 2:
-            first, second = self._factors([node.args[n] for n in places])
+            first, second = self._unit_factors([node.args[n] for n in places])
             if name in ("mul", "where"):
-                return self._hidden(first, second)
+                return self._hidden_product(first, second)
             if name in ("mm", "bmm", "mv", "dot", "matmul"):
                 # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
-                first = _each(first, lambda x: x.unsqueeze(-1))
-                second = _each(second, lambda y: y.unsqueeze(-3))
-                return _each(self._hidden(first, second), lambda product: product.sum(-2))
+                first = _mapped_value(first, lambda x: x.unsqueeze(-1))
+                second = _mapped_value(second, lambda y: y.unsqueeze(-3))
+                return _mapped_value(
+                    self._hidden_product(first, second), lambda product: product.sum(-2)
+                )
             if name == "_trilinear" and places == [0, 2]:
                 # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
                 weight = self.values[node.args[1]]
-                first = _each(first, lambda x: torch.einsum("bi,oij->boj", x, weight))
-                second = _each(second, lambda y: y.unsqueeze(-2))
-                return _each(self._hidden(first, second), lambda product: product.sum(-1))
+                first = _mapped_value(first, lambda x: torch.einsum("bi,oij->boj", x, weight))
+                second = _mapped_value(second, lambda y: y.unsqueeze(-2))
+                return _mapped_value(
+                    self._hidden_product(first, second), lambda product: product.sum(-1)
+                )
         raise UnsupportedLayer(
-            f"{_place(node)} multiplies {len(places)} values by {name}, which is not read"
+            f"{_place_of(node)} multiplies {len(places)} values by {name}, which is not read"
         )
 
     def _has_entries(self, argument: Any) -> bool:
@@ -305,7 +309,7 @@ class _Trace:
         known = self.values[argument] if isinstance(argument, torch.fx.Node) else argument
         return bool(torch.as_tensor(known).any())
 
-    def _function(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
+    def _activation_in(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
         """The activation that an operation is, and what it takes off its argument first."""
         if name == "gt":
             threshold = node.args[1]
@@ -319,12 +323,12 @@ class _Trace:
         function = _activation_of(name, settings, node.kwargs)
         return None if function is None else (function, 0.0)
 
-    def _activated(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
+    def _activated_value(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
         """An activation of a value, of every entry alone."""
         (argument, *_) = node.args
         # Hidden units of an activation read the state alone, so other values end a layer first.
         if not set(self.values[argument].slopes) <= {0}:
-            self._settle(self._live())
+            self._settle_values(self._live_values())
         value: _Value = self.values[argument]
         constant = value.constant - shift
         shape = constant.shape
@@ -334,31 +338,31 @@ class _Trace:
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
         return self.stack.activated(_Value(constant, slopes), function)
 
-    def _power(self, node: torch.fx.Node) -> _Value:
+    def _power_value(self, node: torch.fx.Node) -> _Value:
         """A whole power of a value, as a product of equal factors."""
         if node.args[1] == 2 and (squared := self.stack.squared(self.values[node.args[0]])):
             return squared
-        (base,) = self._factors([node.args[0]])
+        (base,) = self._unit_factors([node.args[0]])
         # Each factor is a leg of the next `Multilinear` layer.
         result = base
         for _ in range(int(node.args[1]) - 1):  # pyright: ignore
-            result = self._hidden(result, base)
+            result = self._hidden_product(result, base)
         return result
 
-    def _factors(self, nodes: list[Any]) -> list[_Value]:
+    def _unit_factors(self, nodes: list[Any]) -> list[_Value]:
         """Values that hidden units can be made of, after a new layer where they are no such."""
         values = [self.values[one] for one in nodes]
         # Only products of affine functions, or with single units, are hidden units again.
         if not (all(map(self.stack.multiplies, values)) and self.stack.gates(values)):
-            self._settle(self._live())
+            self._settle_values(self._live_values())
         return [self.values[one] for one in nodes]
 
-    def _hidden(self, one: _Value, two: _Value) -> _Value:
+    def _hidden_product(self, one: _Value, two: _Value) -> _Value:
         """The product of two values that broadcast to a common shape."""
         shape = torch.broadcast_shapes(one.shape, two.shape)
         # A product of n entries has n units, each with a row as wide as the state.
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
-        grown = [_each(value, lambda x: x.expand(shape)) for value in (one, two)]
+        grown = [_mapped_value(value, lambda x: x.expand(shape)) for value in (one, two)]
         return self.stack.multiplied(*grown)
 
 
@@ -386,7 +390,7 @@ class _Stack:
     def state(self, shape: Sequence[int]) -> _Value:
         """The state itself, as an array of a shape."""
         _check_size(self.width**2)
-        eye = self._eye(self.width).reshape(self.width, *shape)
+        eye = self._eye_matrix(self.width).reshape(self.width, *shape)
         return _Value(self.like.new_zeros(tuple(shape)), {0: eye})
 
     def multiplies(self, value: _Value) -> bool:
@@ -402,45 +406,45 @@ class _Stack:
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
-        if self._function(one) is None and self._function(two) is None:
-            return self._block([*self._factors(one), *self._factors(two)], one.shape)
+        if self._activation_in(one) is None and self._activation_in(two) is None:
+            return self._new_block([*self._unit_factors(one), *self._unit_factors(two)], one.shape)
         # The activation goes first, as the gate of its layer.
-        first, second = (one, two) if self._function(one) is not None else (two, one)
+        first, second = (one, two) if self._activation_in(one) is not None else (two, one)
         # A step multiplies what it is a step of, so the step decides.
-        if self._function(second) is not None and self._name(second) == "step":
+        if self._activation_in(second) is not None and self._operation_name(second) == "step":
             first, second = second, first
-        function = self._function(first)
+        function = self._activation_in(first)
         assert function is not None  # as `gates` says
-        size, ((weight, bias),) = self._unit(first)
+        size, ((weight, bias),) = self._unit_of(first)
         if function.name != "step":
-            up, shift = self._factors(second)[0]
+            up, shift = self._unit_factors(second)[0]
             factors = [(weight, bias), (size[:, None] * up, size * shift)]
-            return self._block(factors, one.shape, function)
+            return self._new_block(factors, one.shape, function)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
-        height, thresholds = self._heights(first, second)
+        height, thresholds = self._step_heights(first, second)
         # A step at zero of its own argument is ReLU.
         if not bool((thresholds > 0).any()):
-            found = self._block([(weight, bias)], one.shape, activation("relu"))
+            found = self._new_block([(weight, bias)], one.shape, activation("relu"))
         else:
             factors = [(weight / thresholds[:, None], bias / thresholds + 1)]
             height = height * thresholds
-            found = self._block(factors, one.shape, jump_relu(1.0))
+            found = self._new_block(factors, one.shape, jump_relu(1.0))
         # Heights are put into the slope, behind the activation.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size * height).reshape(one.shape)})
 
     def activated(self, value: _Value, function: Activation) -> _Value:
         """An activation of every entry of a value that is affine in the state."""
-        return self._block(self._factors(value), value.shape, function)
+        return self._new_block(self._unit_factors(value), value.shape, function)
 
     def squared(self, value: _Value) -> _Value | None:
         """The square of multiples of rectified units, hidden units as well; else None."""
-        if self._name(value) != "relu" or not self.multiplies(value):
+        if self._operation_name(value) != "relu" or not self.multiplies(value):
             return None
-        size, factors = self._unit(value)
+        size, factors = self._unit_of(value)
         if len(factors) > 1:
             return None
-        found = self._block(factors, value.shape, activation("relu2"))
+        found = self._new_block(factors, value.shape, activation("relu2"))
         # The square of k relu(u) is k^2 times the square of relu(u), whatever the sign of k.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size**2).reshape(value.shape)})
@@ -450,46 +454,48 @@ class _Stack:
 
         An activation multiplies an affine function of the state, or a step what it is a step of.
         """
-        found = [value for value in values if self._function(value) is not None]
+        found = [value for value in values if self._activation_in(value) is not None]
         if not found:
             return True
-        if len(values) != 2 or any(len(self._unit(value)[1]) > 1 for value in found):
+        if len(values) != 2 or any(len(self._unit_of(value)[1]) > 1 for value in found):
             return False
-        if not any(self._name(value) == "step" for value in found):
+        if not any(self._operation_name(value) == "step" for value in found):
             return len(found) == 1
-        first, second = values if self._name(values[0]) == "step" else values[::-1]
+        first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
         # A step times ReLU is ReLU again, at the step's threshold.
-        if self._name(second) not in ("", "relu"):
+        if self._operation_name(second) not in ("", "relu"):
             return False
-        known = self._heights(first, second)
+        known = self._step_heights(first, second)
         if known is None or bool((known[1] < 0).any()):
             return False
         # Thresholds of both kinds would need two activations in one layer.
         return bool((known[1] > 0).all()) or not bool(known[1].any())
 
-    def _heights(self, step: _Value, other: _Value) -> Any:
+    def _step_heights(self, step: _Value, other: _Value) -> Any:
         """Numbers k and t with other = k (u + t) where a step is 1(u > 0); None without such."""
-        _, ((weight, bias),) = self._unit(step)
-        if self._function(other) is None:
-            size, (up, shift) = torch.ones_like(bias), self._factors(other)[0]
+        _, ((weight, bias),) = self._unit_of(step)
+        if self._activation_in(other) is None:
+            size, (up, shift) = torch.ones_like(bias), self._unit_factors(other)[0]
         else:
-            size, ((up, shift),) = self._unit(other)
+            size, ((up, shift),) = self._unit_of(other)
         count = len(bias)
         # The step must read the rows that it multiplies.
         if len(shift) != count or not bool((weight == up).all()):
             return None
         return size, shift - bias
 
-    def _function(self, value: _Value) -> Activation | None:
+    def _activation_in(self, value: _Value) -> Activation | None:
         """The activation of the hidden units that a value is made of."""
         found = [self.functions[block] for block in value.slopes if block in self.functions]
         return found[0] if found else None
 
-    def _name(self, value: _Value) -> str:
-        function = self._function(value)
+    def _operation_name(self, value: _Value) -> str:
+        function = self._activation_in(value)
         return "" if function is None else function.name
 
-    def _unit(self, value: _Value) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _unit_of(
+        self, value: _Value
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The numbers by which entries are multiples of hidden units, and the factors of these."""
         ((block, slope),) = value.slopes.items()
         # `multiplies` has made sure of a single unit for each entry.
@@ -497,7 +503,7 @@ class _Stack:
         size = slope.flatten(1).gather(0, units[None])[0]
         return size, [(w[units], b[units]) for w, b in self.units[block]]
 
-    def _block(
+    def _new_block(
         self,
         factors: list[tuple[torch.Tensor, torch.Tensor]],
         shape: tuple[int, ...],
@@ -510,10 +516,10 @@ class _Stack:
         if function is not None:
             self.functions[block] = function
         count = math.prod(shape)
-        slope = self._eye(count).reshape(count, *shape)
+        slope = self._eye_matrix(count).reshape(count, *shape)
         return _Value(self.like.new_zeros(shape), {block: slope})
 
-    def _factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _unit_factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The factors of every entry of a value that `multiplies`.
 
         An entry that is a multiple of a hidden unit has the factors of the unit.
@@ -524,7 +530,7 @@ class _Stack:
             if 0 not in value.slopes:
                 return [(self.like.new_zeros(len(flat), self.width), flat)]
             return [(value.slopes[0].flatten(1).T, flat)]
-        factor, ((weight, bias), *others) = self._unit(value)
+        factor, ((weight, bias), *others) = self._unit_of(value)
         return [(factor[:, None] * weight, factor * bias), *others]
 
     def ends_layer(self, value: _Value) -> bool:
@@ -548,7 +554,7 @@ class _Stack:
         """
         if len(values) == 1:
             ((name, value),) = values.items()
-            self._append(value)
+            self._append_layer(value)
             return {name: self.state(value.shape)}
         sources = sorted({source for value in values.values() for source in value.slopes})
         # Units of an activation cannot be carried over the next layer.
@@ -559,7 +565,7 @@ class _Stack:
             )
         sizes = [self.size(source) for source in sources]
         # The new state is all sources one after another.
-        slopes = dict(zip(sources, self._eye(sum(sizes)).split(sizes), strict=True))
+        slopes = dict(zip(sources, self._eye_matrix(sum(sizes)).split(sizes), strict=True))
         moved = {}
         for name, value in values.items():
             parts = []
@@ -567,19 +573,19 @@ class _Stack:
                 zero = value.constant.new_zeros((size, *value.shape))
                 parts.append(value.slopes.get(source, zero))
             moved[name] = _Value(value.constant, {0: torch.cat(parts)})
-        self._append(_Value(self.like.new_zeros(sum(sizes)), slopes))
+        self._append_layer(_Value(self.like.new_zeros(sum(sizes)), slopes))
         return moved
 
     def finished(self, value: _Value) -> list[Any]:
         """All layers of tnsim, the last of which gives a value."""
         slope = value.slopes.get(0, value.constant[None]).flatten(1)
         # A last layer that is the identity is left out.
-        is_state = set(value.slopes) == {0} and _equal(slope, self._eye(self.width))
+        is_state = set(value.slopes) == {0} and _are_equal(slope, self._eye_matrix(self.width))
         if not self.drafts or not is_state or bool(value.constant.any()):
-            self._append(value)
+            self._append_layer(value)
         return [_layer_of(_with_fewer_units(draft)) for draft in self.drafts]
 
-    def _append(self, value: _Value) -> None:
+    def _append_layer(self, value: _Value) -> None:
         """Add the layer that gives a value, flat, and make the value the state."""
         bias = value.constant.flatten()
         matrix = bias.new_zeros(len(bias), self.width)
@@ -594,14 +600,14 @@ class _Stack:
             if any(functions):
                 self.drafts.append(self._activation_layer(units, functions, matrix, down, bias))
             else:
-                self.drafts.append(self._product(units, matrix, down, bias))
+                self.drafts.append(self._product_layer(units, matrix, down, bias))
         else:
             self._append_linear(matrix, bias)
         self.width = len(bias)
         # Values are affine in the new state from here on.
         self.units, self.functions = {}, {}
 
-    def _product(
+    def _product_layer(
         self,
         units: list[list[tuple[torch.Tensor, torch.Tensor]]],
         matrix: torch.Tensor,
@@ -614,7 +620,7 @@ class _Stack:
         if skip is None and (matrix.requires_grad or bool(matrix.any())):
             # The block has a single factor, which `_stacked_factors` multiplies by 1.
             units = [*units, [(matrix, torch.zeros_like(bias))]]
-            down = torch.cat([down, self._eye(len(matrix))], 1)
+            down = torch.cat([down, self._eye_matrix(len(matrix))], 1)
         return _Draft(_stacked_factors(units), down, bias, skip)
 
     def _activation_layer(
@@ -641,7 +647,7 @@ class _Stack:
                     "no multiple of the identity"
                 )
             # f(x) - f(-x) = slope * x
-            eye, zero = self._eye(self.width), self.like.new_zeros(self.width)
+            eye, zero = self._eye_matrix(self.width), self.like.new_zeros(self.width)
             units = [*units, [(eye, zero)], [(-eye, zero)]]
             down = torch.cat([down, matrix / slope, -matrix / slope], 1)
         return _Draft(_stacked_factors(units), down, bias, skip, function)
@@ -657,7 +663,7 @@ class _Stack:
                 return
         self.drafts.append(_Draft([], matrix, bias))
 
-    def _eye(self, size: int) -> torch.Tensor:
+    def _eye_matrix(self, size: int) -> torch.Tensor:
         return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
 
 
@@ -672,7 +678,7 @@ class _SingleOutput(torch.nn.Module):
         return array_of(self.module(x))
 
 
-def _exported(
+def _exported_graph(
     module: torch.nn.Module, example: torch.Tensor
 ) -> tuple[torch.fx.Graph, dict[Any, Any]]:
     """The graph of a forward pass on an argument, and the arrays at its other placeholders."""
@@ -724,7 +730,7 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         (end,) = settings
         if not isinstance(end, (int, float)):
             return None
-        return _clamp(end, None) if name == "maximum" else _clamp(None, end)
+        return _clamp_activation(end, None) if name == "maximum" else _clamp_activation(None, end)
     if name == "gelu":
         return activation("gelu_tanh" if named.get("approximate") == "tanh" else "gelu")
     if name == "leaky_relu":
@@ -738,11 +744,11 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         ends = (*settings, *ends[len(settings) :])
         low, high = named.get("min", ends[0]), named.get("max", ends[1])
         if all(one is None or isinstance(one, (int, float)) for one in (low, high)):
-            return _clamp(low, high)
+            return _clamp_activation(low, high)
     return None
 
 
-def _clamp(low: float | None, high: float | None) -> Activation:
+def _clamp_activation(low: float | None, high: float | None) -> Activation:
     """The activation that keeps its argument between two ends, None for no end."""
     known = {(0, None): "relu", (0, 6): "relu6", (-1, 1): "hardtanh"}
     # Known clamps have a name, and closed forms come with it.
@@ -763,7 +769,7 @@ def _odd_slope(function: Activation) -> float | None:
     return float(slopes[1]) if np.ptp(slopes) <= 1e-13 and slopes[1] else None
 
 
-def _reason(name: str) -> str:
+def _refusal_reason(name: str) -> str:
     """The reason why an operation makes no layer."""
     if name in ("topk", "sort", "kthvalue", "median", "argsort"):
         return "which compares hidden units with one another, and no pair of units knows the rest"
@@ -774,20 +780,20 @@ def _reason(name: str) -> str:
     return "which is neither polynomial nor a known activation"
 
 
-def _each(value: _Value, function: Callable[[Any], Any]) -> _Value:
+def _mapped_value(value: _Value, function: Callable[[Any], Any]) -> _Value:
     """A linear operation on an affine value."""
     slopes = {source: torch.vmap(function)(slope) for source, slope in value.slopes.items()}
     return _Value(function(value.constant), slopes)
 
 
-def _reads(argument: Any, nodes: list[torch.fx.Node]) -> bool:
+def _reads_any(argument: Any, nodes: list[torch.fx.Node]) -> bool:
     """Whether an argument of an operation is among some nodes, or is a list with such a node."""
     if isinstance(argument, (list, tuple)):
-        return any(_reads(one, nodes) for one in argument)
+        return any(_reads_any(one, nodes) for one in argument)
     return any(argument is one for one in nodes)
 
 
-def _name(node: torch.fx.Node) -> str:
+def _operation_name(node: torch.fx.Node) -> str:
     """The name of an operation without its overload, as `add` for `aten.add.Tensor`."""
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
     return str(name).partition(".")[0]
@@ -795,7 +801,7 @@ def _name(node: torch.fx.Node) -> str:
 
 def _is_squared(node: torch.fx.Node) -> bool:
     """Whether squares alone read a value."""
-    return all(_name(user) == "pow" and user.args[1] == 2 for user in node.users)
+    return all(_operation_name(user) == "pow" and user.args[1] == 2 for user in node.users)
 
 
 def _is_power(node: torch.fx.Node) -> bool:
@@ -804,7 +810,7 @@ def _is_power(node: torch.fx.Node) -> bool:
     return isinstance(exponent, (int, float)) and float(exponent).is_integer() and exponent >= 1
 
 
-def _place(node: torch.fx.Node) -> str:
+def _place_of(node: torch.fx.Node) -> str:
     """The submodule in which an operation stands."""
     path, _ = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
     path = str(path).removeprefix("L['self']").strip(".").removeprefix("module").strip(".")
@@ -818,7 +824,7 @@ def _check_size(entries: int) -> None:
         )
 
 
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _are_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
     return one.shape == two.shape and bool((one == two).all())
 
 
@@ -848,7 +854,7 @@ def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
     if matrix.shape[0] != matrix.shape[1] or matrix.requires_grad or not bool(matrix.any()):
         return None
     diagonal = torch.diag(matrix[0, 0].expand(len(matrix)))
-    return float(matrix[0, 0]) if _equal(matrix, diagonal) else None
+    return float(matrix[0, 0]) if _are_equal(matrix, diagonal) else None
 
 
 def _layer_of(draft: _Draft) -> Any:

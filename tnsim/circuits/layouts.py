@@ -96,7 +96,7 @@ class Layout:
         return self.layer.format(i=i) + module
 
 
-def _gated(name: str, **others: Any) -> Layout:
+def _llama_layout(name: str, **others: Any) -> Layout:
     """A layout with Llama's names."""
     values: dict[str, Any] = {
         "root": "model.",
@@ -162,10 +162,10 @@ LAYOUTS: Mapping[str, Layout] = {
                 "*rotary_emb.inv_freq",
             ),
         ),
-        _gated("llama"),
-        _gated("mistral"),
-        _gated("qwen2"),
-        _gated("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
+        _llama_layout("llama"),
+        _llama_layout("mistral"),
+        _llama_layout("qwen2"),
+        _llama_layout("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
         Layout(
             name="opt",
             root="model.decoder.",
@@ -232,16 +232,16 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     name = config.get("model_type")
     # Known types that are no polynomial get their own reason, not the word unknown.
     if reason := NOT_POLYNOMIAL.get(str(name)):
-        raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable()}")
+        raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable_layouts()}")
     if name not in LAYOUTS:
         raise UnsupportedLayer(
-            f"no layout is known of transformers of type {printable(repr(name), 80)}; {_readable()}"
+            f"no layout is known of transformers of type {printable(repr(name), 80)}; {_readable_layouts()}"
         )
     _check_settings(config)
     return LAYOUTS[str(name)]
 
 
-def _readable() -> str:
+def _readable_layouts() -> str:
     return f"taken apart are {', '.join(LAYOUTS)}, and models of tnsim"
 
 
@@ -253,11 +253,11 @@ def _check_settings(config: Mapping[str, Any]) -> None:
         if config.get(key):
             raise UnsupportedLayer(
                 f"{key} = {config[key]!r} of config.json caps by tanh (softcap), and a cap is no "
-                f"polynomial; {_readable()}"
+                f"polynomial; {_readable_layouts()}"
             )
     for key in _QK_NORMS:
         if config.get(key):
-            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable()}")
+            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable_layouts()}")
     if config.get("quantization_config"):
         raise CheckpointError(
             "quantization_config of config.json says that weights are packed; save the model in "

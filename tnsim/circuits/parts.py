@@ -73,7 +73,7 @@ class Parts(Mapping[str, Model]):
 
     def __getitem__(self, label: str) -> Model:
         name = self.place(label)
-        with _naming(self.file):
+        with _naming_file(self.file):
             return self.anatomy.part(name, self.view)
 
     def place(self, label: str) -> PartName:
@@ -127,13 +127,13 @@ class Parts(Mapping[str, Model]):
         return len(self._by_label)
 
     def __repr__(self) -> str:
-        return f"Parts({_some(self)})"
+        return f"Parts({_some_labels(self)})"
 
     def _repr_html_(self) -> str:
-        return _table(self.names)
+        return _parts_table(self.names)
 
 
-def _naming(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
+def _naming_file(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
     """Put the name of a file in front of every refusal, where there is a file."""
     return contextlib.nullcontext() if file is None else naming(file)
 
@@ -147,17 +147,17 @@ class UnknownPart(ModelError, KeyError):
 
 def unknown_part(label: Any, known: Any) -> UnknownPart:
     """The refusal of a name that is none of `known`."""
-    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some(known)}")
+    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some_labels(known)}")
 
 
-def _some(labels: Any) -> str:
+def _some_labels(labels: Any) -> str:
     """The number of parts, and the first of them."""
     labels = list(labels)
     shown = ", ".join(labels[:3])
     return f"{len(labels)} parts: {shown}{', ...' if len(labels) > 3 else ''}"
 
 
-def _table(names: Sequence[PartName]) -> str:
+def _parts_table(names: Sequence[PartName]) -> str:
     counts: dict[str, list[str]] = {}
     for name in names:
         counts.setdefault(name.kind, []).append(str(name))
@@ -274,10 +274,10 @@ class SeriesParts(Mapping[str, PartSeries]):
         return len(self._by_label)
 
     def __repr__(self) -> str:
-        return f"SeriesParts({len(self.series)} checkpoints, {_some(self)})"
+        return f"SeriesParts({len(self.series)} checkpoints, {_some_labels(self)})"
 
     def _repr_html_(self) -> str:
-        return _table(self.names)
+        return _parts_table(self.names)
 
 
 @overload
@@ -363,7 +363,7 @@ def parts(
         return SeriesParts(checkpoint, chosen, view)
     anatomy = opened(checkpoint)
     file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
-    with _naming(file):
+    with _naming_file(file):
         return Parts(anatomy, chosen, view, file)
 
 

@@ -93,14 +93,14 @@ class StandardParts:
             return [PartName("direct")] if transformer.has_unembedding else []
         if kind == "mlp":
             # An unknown activation is refused here, before the first part is read.
-            _activation(transformer.activation)
+            _activation_of(transformer.activation)
             return [PartName("mlp", i) for i in layers]
         return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
 
     def part(self, name: PartName, view: View) -> Model:
         """The model of a part."""
         if name.layer is None:
-            return self._direct(view)
+            return self._direct_path(view)
         if name.head is None:
             return self._mlp(name.layer, view)
         return {"qk": self._qk, "ov": self._ov}[name.kind](name.layer, name.head, view)
@@ -160,10 +160,10 @@ class StandardParts:
         if transformer.rotary is not None:
             turns = [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
             # The query stands still, and each distance turns the key.
-            keys = [_turned(key, turn) for turn in turns]
+            keys = [_turned_key(key, turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
         scores = score(query, keys, transformer.score_scale(i))
-        return self._model([scores], said, self._reads("attention", i, view))
+        return self._part_model([scores], said, self._reads_from("attention", i, view))
 
     def _ov(self, i: int, h: int, view: View) -> Model:
         transformer = self.transformer
@@ -171,12 +171,12 @@ class StandardParts:
         value = view.behind(transformer.attention_norm(i), value)
         layers = [Linear(*value), Linear(transformer.outputs(i)[h])]
         said = "what the head adds to the stream for each position that it attends to fully"
-        return self._model(layers, said, self._reads("attention", i, view))
+        return self._part_model(layers, said, self._reads_from("attention", i, view))
 
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
         block, norm = transformer.block(i), transformer.mlp_norm(i)
-        function = _activation(block.activation)
+        function = _activation_of(block.activation)
         up, (down, bias) = view.behind(norm, block.up), block.down
         layers: list[Layer]
         if block.gate is not None:
@@ -188,24 +188,28 @@ class StandardParts:
             # Without a gate the block is three plain layers.
             layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
         said = f"what the block adds to the stream, by the activation {block.activation}"
-        return self._model(layers, said, self._reads("the MLP", i, view))
+        return self._part_model(layers, said, self._reads_from("the MLP", i, view))
 
-    def _direct(self, view: View) -> Model:
+    def _direct_path(self, view: View) -> Model:
         transformer = self.transformer
         logits = view.behind(transformer.final_norm(), transformer.unembedding())
         layers = [Linear(transformer.embedding().T), Linear(*logits)]
         caveat = "the direct path leaves out the final norm, whose factor depends on the input"
         if transformer.layout.positions is not None:
             caveat += ", and the embeddings of positions"
-        return self._model(layers, "logits of a token's own embedding", "one-hot tokens", caveat)
+        return self._part_model(
+            layers, "logits of a token's own embedding", "one-hot tokens", caveat
+        )
 
-    def _reads(self, before: str, i: int, view: View) -> str:
+    def _reads_from(self, before: str, i: int, view: View) -> str:
         what = "the normalised stream, gain and bias folded,"
         if view.norm == "leave":
             what = "the output of the norm"
         return f"{what} before {before} of layer {i}"
 
-    def _model(self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = "") -> Model:
+    def _part_model(
+        self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = ""
+    ) -> Model:
         said = (f"reads {reads}", f"gives {gives}")
         caveats = (caveat,) if caveat else ()
         return Model(
@@ -265,11 +269,11 @@ def _of_head(maps: Affine, h: int) -> Affine:
     return Affine(maps.weight[h], None if maps.bias is None else maps.bias[h])
 
 
-def _turned(key: Affine, turn: np.ndarray) -> Affine:
+def _turned_key(key: Affine, turn: np.ndarray) -> Affine:
     return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
-def _activation(name: str) -> Activation:
+def _activation_of(name: str) -> Activation:
     """The activation that config.json names."""
     if name not in _ACTIVATIONS:
         raise UnsupportedLayer(

@@ -173,7 +173,7 @@ class Transformer:
 
     # Sizes
 
-    def _count(self, what: str, keys: str, default: int | None = None) -> int:
+    def _count_of(self, what: str, keys: str, default: int | None = None) -> int:
         """A positive integer of the configuration."""
         if default is not None and not any(self.config.get(key) for key in keys.split("|")):
             return default
@@ -186,18 +186,18 @@ class Transformer:
     @cached_property
     def layers(self) -> int:
         """Number of layers."""
-        return self._count("number of layers", "num_hidden_layers|n_layer")
+        return self._count_of("number of layers", "num_hidden_layers|n_layer")
 
     @cached_property
     def heads(self) -> int:
         """Number of heads of a layer."""
-        return self._count("number of heads", "num_attention_heads|n_head")
+        return self._count_of("number of heads", "num_attention_heads|n_head")
 
     @cached_property
     def groups(self) -> int:
         """Number of heads of keys and values of a layer, each for as many queries."""
         # Queries may share keys and values (grouped heads).
-        groups = self._count("number of key heads", "num_key_value_heads", self.heads)
+        groups = self._count_of("number of key heads", "num_key_value_heads", self.heads)
         if self.heads % groups:
             raise ModelError(f"{self.heads} heads cannot share {groups} heads of keys and values")
         return groups
@@ -205,14 +205,14 @@ class Transformer:
     @cached_property
     def width(self) -> int:
         """Coordinates of the stream."""
-        return self._count("width", "hidden_size|n_embd")
+        return self._count_of("width", "hidden_size|n_embd")
 
     @cached_property
     def d_head(self) -> int:
         """Coordinates of a query."""
         # Heads may be wider than their share of the stream.
         if self.config.get("head_dim"):
-            return self._count("width of a head", "head_dim")
+            return self._count_of("width of a head", "head_dim")
         if self.width % self.heads:
             raise ModelError(f"{self.heads} heads do not divide a stream of width {self.width}")
         return self.width // self.heads
@@ -273,10 +273,10 @@ class Transformer:
     # Tensors
 
     @cached_property
-    def _roots(self) -> tuple[str, str]:
+    def _name_roots(self) -> tuple[str, str]:
         return root_of(self.layout, self.state)
 
-    def _array(self, name: str) -> Float[np.ndarray, "..."] | None:
+    def _array_of(self, name: str) -> Float[np.ndarray, "..."] | None:
         """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
         if name not in self.state:
             return None
@@ -289,9 +289,9 @@ class Transformer:
             raise ModelError(f"tensor {printable(name, 120)!r} has entries that are not finite")
         return array
 
-    def _shaped(self, name: str, shape: tuple[int | None, ...]) -> Any:
+    def _shaped_array(self, name: str, shape: tuple[int | None, ...]) -> Any:
         """A tensor of a known shape, None where it is absent; a size of None may be any."""
-        array = self._array(name)
+        array = self._array_of(name)
         if array is None:
             return None
         fits = array.ndim == len(shape)
@@ -304,22 +304,22 @@ class Transformer:
             )
         return array
 
-    def _matrix(self, name: str, rows: int | None, columns: int | None) -> Any:
+    def _matrix_of(self, name: str, rows: int | None, columns: int | None) -> Any:
         """The matrix (rows, columns) of a module of a layer."""
         shape = (columns, rows) if self.layout.transposed else (rows, columns)
-        weight = self._shaped(f"{name}.weight", shape)
+        weight = self._shaped_array(f"{name}.weight", shape)
         if weight is None:
             raise ModelError(f"tensor {printable(name, 120) + '.weight'!r} is missing")
         return weight.T if self.layout.transposed else weight
 
-    def _map(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
-        name = self._roots[0] + self.layout.at(i, module)
-        weight = self._matrix(name, rows, columns)
-        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+    def _map_of(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
+        name = self._name_roots[0] + self.layout.at(i, module)
+        weight = self._matrix_of(name, rows, columns)
+        return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
-    def _norm(self, name: str) -> Norm:
-        weight = self._shaped(f"{name}.weight", (self.width,))
-        bias = self._shaped(f"{name}.bias", (self.width,))
+    def _norm_of(self, name: str) -> Norm:
+        weight = self._shaped_array(f"{name}.weight", (self.width,))
+        bias = self._shaped_array(f"{name}.bias", (self.width,))
         gain = np.ones(self.width) if weight is None else weight
         if self.layout.norm == "rms+1":
             # Gemma stores gains less one.
@@ -328,19 +328,19 @@ class Transformer:
 
     def attention_norm(self, i: int) -> Norm:
         """The norm before the attention of layer i."""
-        return self._norm(self._roots[0] + self.layout.at(i, self.layout.attention_norm))
+        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.attention_norm))
 
     def mlp_norm(self, i: int) -> Norm:
         """The norm before the MLP of layer i."""
-        return self._norm(self._roots[0] + self.layout.at(i, self.layout.mlp_norm))
+        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.mlp_norm))
 
     def mlp_path(self, i: int) -> str:
         """Name of the module of an MLP, as the tensors are named; empty where it has none."""
-        return self._roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
+        return self._name_roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
 
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
-        return self._norm(self._roots[0] + self.layout.final_norm)
+        return self._norm_of(self._name_roots[0] + self.layout.final_norm)
 
     # Maps
 
@@ -362,9 +362,11 @@ class Transformer:
             shared = 1
         heads = self.heads // shared
         if layout.qkv is None:
-            found = self._map(i, getattr(layout, role), heads * d_head, self.width)
+            found = self._map_of(i, getattr(layout, role), heads * d_head, self.width)
         else:
-            found = self._of_fused(self._map(i, layout.qkv, 3 * heads * d_head, self.width), role)
+            found = self._of_fused(
+                self._map_of(i, layout.qkv, 3 * heads * d_head, self.width), role
+            )
         weight = found.weight.reshape(heads, d_head, self.width)
         bias = None if found.bias is None else found.bias.reshape(heads, d_head)
         if shared > 1:
@@ -388,24 +390,24 @@ class Transformer:
 
     def outputs(self, i: int) -> Matrices:
         """The output maps of the heads of layer i, (heads, width, d_head)."""
-        joined = self._map(i, self.layout.o, self.width, self.heads * self.d_head).weight
+        joined = self._map_of(i, self.layout.o, self.width, self.heads * self.d_head).weight
         # Columns of the output map belong to heads.
         return joined.reshape(self.width, self.heads, self.d_head).swapaxes(0, 1)
 
     def block(self, i: int) -> Block:
         """The MLP of layer i, behind the norm."""
-        up = self._map(i, self.layout.up, None, self.width)
+        up = self._map_of(i, self.layout.up, None, self.width)
         hidden = up.weight.shape[0]
         gate = None
         if self.layout.gate is not None:
-            gate = self._map(i, self.layout.gate, hidden, self.width)
-        down = self._map(i, self.layout.down, self.width, hidden)
+            gate = self._map_of(i, self.layout.gate, hidden, self.width)
+        down = self._map_of(i, self.layout.down, self.width, hidden)
         return Block(up, gate, down, self.activation)
 
     def embedding(self) -> Float[np.ndarray, "vocabulary width"]:
         """The table of tokens, as the stream begins with it."""
-        name = f"{self._roots[0]}{self.layout.embedding}.weight"
-        table = self._shaped(name, (None, self.width))
+        name = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+        table = self._shaped_array(name, (None, self.width))
         if table is None:
             raise ModelError(f"tensor {printable(name, 120)!r} is missing")
         if self.layout.embedding_by_root_of_width:
@@ -424,7 +426,7 @@ class Transformer:
     @property
     def _logits_name(self) -> str | None:
         """Name of the matrix of logits, None where the checkpoint has none of its own."""
-        names = (f"{self._roots[1]}{name}" for name in self.layout.unembedding)
+        names = (f"{self._name_roots[1]}{name}" for name in self.layout.unembedding)
         return next((name for name in names if f"{name}.weight" in self.state), None)
 
     def unembedding(self) -> Affine:
@@ -440,9 +442,9 @@ class Transformer:
             )
         name = self._logits_name
         if name is None:
-            name = f"{self._roots[0]}{self.layout.embedding}"
-        weight = self._shaped(f"{name}.weight", (None, self.width))
-        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+            name = f"{self._name_roots[0]}{self.layout.embedding}"
+        weight = self._shaped_array(f"{name}.weight", (None, self.width))
+        return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
 
 def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
@@ -496,7 +498,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
         # Stretched positions are slower frequencies.
         frequencies = frequencies / value(1.0, "factor")
     elif kind == "llama3":
-        frequencies = _stretched(frequencies, found)
+        frequencies = _stretched_frequencies(frequencies, found)
     elif kind not in (None, "default"):
         raise UnsupportedLayer(
             f"RoPE of type {printable(repr(kind), 40)} changes frequencies with the length of the "
@@ -505,7 +507,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     return Rotary(frequencies)
 
 
-def _stretched(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
+def _stretched_frequencies(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
     """Frequencies with long waves slowed by a factor, and waves between left between."""
     arrays = NamedArrays({}, {"rope": found})
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

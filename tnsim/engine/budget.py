@@ -90,7 +90,7 @@ class _Needed(NamedTuple):
     programs: int
 
 
-def _needed(plan: Plan) -> _Needed:
+def _needed_bytes(plan: Plan) -> _Needed:
     """The bytes that a plan needs. Raises `TooLarge` where it cannot be compiled but has to be."""
     if tier_of(plan) == "interpret":
         return _Needed(plan.interpreted_bytes, 0)
@@ -142,7 +142,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
             f"more than the budget of {limit:.3g}, and would run "
             f"{seconds(best)}; {advice}"
         )
-    needed = _needed(best)
+    needed = _needed_bytes(best)
     allowed = budget.room(needed.programs, needed.arrays)
     if needed.arrays > allowed:  # arrays that other calls left give way
         session().belongings.clear()
@@ -154,7 +154,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
         best = plan_at(large=LARGE >> finer, limit=limit)
-        needed = _needed(best)
+        needed = _needed_bytes(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:
         return best
