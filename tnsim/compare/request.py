@@ -97,7 +97,7 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
 
 
 def parts(model: Any) -> Terms:
-    """The coefficients and models of a sum; a model or a plain function is a sum of one.
+    """The coefficients and models of a sum; a model or a plain function is a sum of a single term.
 
     Raises:
         ModelError: The argument is neither a model, nor a combination of models, nor a function.
