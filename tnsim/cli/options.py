@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
         "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
-        f"read the module: .origin.dialect.to_json() of either is a dialect. {ON_INPUTS}"
+        "read the module: .origin.dialect.to_json() of either is a dialect"
     )
 
 
