@@ -74,6 +74,29 @@ CheckOption = Annotated[
         "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
     ),
 ]
+OtherOption = Annotated[
+    list[str] | None,
+    typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
+]
+PartsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parts", help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct."
+    ),
+]
+DistancesOption = Annotated[
+    str,
+    typer.Option("--distances", help="Positions by which keys of qk parts stand before queries."),
+]
+PlotsOption = Annotated[
+    bool,
+    typer.Option(
+        "--plots", help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png."
+    ),
+]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", help="Also write one HTML page, to be opened offline.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
