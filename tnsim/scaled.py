@@ -147,6 +147,8 @@ def total(value: ScaledSum, slices: bool) -> ScaledSum:
     """The sum over outputs, the last axis if `slices`; otherwise the value itself."""
     if not slices:
         return value
+    # Outputs with scales of their own are brought to the largest scale of their pair before they
+    # are added.
     if np.ndim(value.exponent) == np.ndim(value.mantissa):
         value = _in_scale(value, _own_exponent(value).max(axis=-1))
     return ScaledSum(value.mantissa.sum(axis=-1), value.exponent, value.size.sum(axis=-1))
@@ -344,6 +346,7 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
 def _two_to(exponent: Any, dtype: Any) -> jax.Array:
     """The float `2 ** exponent` from its bits, which is exact; clipped to normal floats."""
     about = jnp.finfo(dtype)
+    # The bits of a float: an exponent field, shifted by its bias, above a mantissa field of zeros.
     biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
     bits = biased.astype(f"uint{about.bits}") << about.nmant
     return jax.lax.bitcast_convert_type(bits, about.dtype)

@@ -121,7 +121,9 @@ def pairwise(
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     models, other = _given(models, other, metric, dialect, n_ctx)
+    # Every model is read once here; nothing is computed yet.
     run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
+    # The store says which pairs are finished, and of which earlier models.
     found = growing.opened(run, path)
     pieces = growing.stores_of(found, run)
     if damaged := growing.damaged(found, pieces):

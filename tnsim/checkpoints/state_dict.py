@@ -10,7 +10,8 @@ of the function, such as a step counter, and *leave out* a tensor that is: the m
 function than the network, and every result says so. Weights that the forward pass does not use are
 listed as *unused*.
 
-`model_from_state` applies a given dialect, and `detect` finds the one preset that fits.
+`model_from_state` applies a given dialect, and `detect` finds the one preset that fits, which stays
+a guess until the caller names it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
-from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
+from tnsim.checkpoints.dialects import PRESETS, Dialect, Guess, is_pattern
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
@@ -436,7 +437,11 @@ def detect(
     config: Mapping[str, Any] | None = None,
     leave_out: Sequence[str] = (),
 ) -> Dialect:
-    """The one preset that accounts for every key.
+    """The one preset that accounts for every key, as a guess.
+
+    Names of tensors are no proof of a function: an activation, a softmax or a residual connection
+    leaves no tensor in a file. The preset therefore carries a guess, which the caller confirms by
+    giving the name of the preset in the place of a search, or by `tnsim.confirm`.
 
     Args:
         state: Arrays or tensors by name.
@@ -444,7 +449,7 @@ def detect(
         leave_out: Patterns of keys that no preset need account for.
 
     Returns:
-        The preset.
+        The preset with an open guess about its choice.
 
     Raises:
         CheckpointError: When no preset fits, or more than one.
@@ -454,8 +459,9 @@ def detect(
     Example:
         >>> import numpy as np
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
-        >>> detect({name: np.ones(shape) for name, shape in shapes.items()}).name
-        'bilinear-readout'
+        >>> found = detect({name: np.ones(shape) for name, shape in shapes.items()})
+        >>> found.name, [guess.about for guess in found.guesses]
+        ('bilinear-readout', ['dialect bilinear-readout'])
     """
     fitting: list[Dialect] = []
     errors: list[TnsimError] = []
@@ -466,13 +472,25 @@ def detect(
         except TnsimError as error:
             errors.append(error)
     if len(fitting) == 1:
-        return fitting[0]
+        return _by_names(fitting[0])
     if fitting:
         names = ", ".join(dialect.name for dialect in fitting)
         raise CheckpointError(
             f"the dialects {names} all fit these keys but mean different functions; name one"
         )
     raise _closest(errors) or _unknown(state)
+
+
+def _by_names(preset: Dialect) -> Dialect:
+    """A preset that names of tensors led to, with what the names leave open as a guess."""
+    name = preset.name
+    open_to_others = Guess(
+        f"dialect {name}",
+        "chosen by names of tensors, which show no activation, no softmax, no residual connection, "
+        "no scale and no norm without weights; where the dialect is right, give its name "
+        f'(--dialect {name}, dialect="{name}") or compare a forward pass by tnsim.confirm',
+    )
+    return dataclasses.replace(preset, guesses=(open_to_others,))
 
 
 def _closest(errors: list[TnsimError]) -> TnsimError | None:

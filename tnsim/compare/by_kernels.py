@@ -130,6 +130,8 @@ def kernel_plan(
     positions = len(marginals(metric, a.d_in, a.n_ctx))
     counts = count_of_units(kinds(a)), count_of_units(kinds(b))
     item = ITEM_BYTES[dtype]
+    # The numbers of units of bra and ket for each product: False is the first model, True the
+    # second.
     sides = [(counts[pair.bra == "B"], counts[pair.ket == "B"]) for pair in wanted]
     work = sum(pair_work(*both, a.d_in, a.d_out) for both in sides)
     largest = max(pair_bytes(*both, item) for both in sides)
@@ -216,6 +218,8 @@ class _Comparison:
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
         reading = summands[0][1].d_in, summands[0][1].n_ctx
+        # Small differences become functions of their own; all others are prepared once for as long
+        # as their model lives.
         made = []
         for c, units in small_differences(known, dtype) if len(known) > 1 else known:
             if id(units) in models:

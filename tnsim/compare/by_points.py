@@ -139,17 +139,20 @@ def points_of(
     Raises:
         ModelError: The metric has no inputs for these models.
     """
+    # Tokens have an exact plan up to a single attention layer.
     if isinstance(metric, Categorical) and metric.samples is None and has_plan(models, metric):
         return None
     if adds_up(metric):
         _check_concrete(metric)
         return metric.points(reading_of(models))
+    # A subclass may weigh inputs otherwise, so only the class itself has quadrature.
     if type(metric) is not Gaussian or not models:
         return None
     if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
         return None
     if read is None:
         read = [what_is_read(model, metric) for model in models]
+    # A model that reads too many directions has no quadrature.
     rows = [one for one in read if one is not None]
     if len(rows) < len(read):
         return None

@@ -68,6 +68,8 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         # The dtype of the weights as given: units of untraced models are applied in float64.
         request = request._replace(dtype=weights_dtype(*models))
     slices, dtype = request.slices, request.dtype
+    # All models of a comparison are written in the same units, as are the inputs; the metric then
+    # follows the inputs.
     units = common_units(models, request.metric)
     known = {id(model): in_units(model, units, slices) for model in models}
     bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
@@ -112,6 +114,7 @@ def _of_sums(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[s
     request = request._replace(squared_norms=False)
     known: dict[tuple[int, int], ScaledSum] = {}
 
+    # Terms of both sums may be one model, and AA has each pair twice.
     def product(m: Model, n: Model) -> ScaledSum:
         key = (id(m), id(n))
         if key not in known:
@@ -309,6 +312,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         )
         return _traced(one, two, request.squared_norms, inner)
     found = sums([one], [two], points, request.slices, request.dtype, request.budget)
+    # Sums of forward passes are matrices of all rows with all columns; here each side is one row.
     values = {
         "AB": taken(total(found.products), (0, 0)),
         "AA": taken(total(found.rows), 0),

@@ -143,6 +143,7 @@ def runs_together(plan: Plan, budget: Budget) -> bool:
     slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must also fit into
     the budget's memory.
     """
+    # The average operation of a run keeps the device busy by itself.
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:
         return False

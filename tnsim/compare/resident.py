@@ -74,12 +74,14 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         measured(made.value, units.metric)
         return made
 
+    # Arrays that the scaled model shares with the model count with the model.
     def own_bytes(made: Scaled[Model]) -> int:
         known = set(map(id, jax.tree.leaves(model)))
         return _nbytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)
+    # The key is everything besides the model that scaling reads.
     inputs = np.asarray(units.inputs).tobytes()
     key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)

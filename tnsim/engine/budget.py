@@ -127,6 +127,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         TooLarge: No plan fits, or the process has too little address space to compile one.
     """
     check_budget(budget)
+    # The search is told the limit and gives up early; the plan found is compared with it once more.
     limit = budget.multiplications
     try:
         best = plan_at(large=LARGE, limit=limit)
@@ -148,6 +149,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         devices.give_back_freed()
         allowed = budget.room(needed.programs, needed.arrays)
     least = needed.arrays
+    # Chunks a quarter as large each time; LARGE / 4, / 16, / 64, / 256.
     for finer in range(2, 10, 2):
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller

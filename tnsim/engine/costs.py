@@ -63,6 +63,8 @@ def peak_elements(program: Program) -> int:
     """The largest number of elements alive at once: inputs, outputs, intermediates and copies."""
     buffers, outputs = _lowered(program)
     fused = _fused(buffers, outputs)
+    # A fused buffer is computed inside its reader, so its arguments are alive until the reader
+    # runs.
     last: dict[int, int] = {}
     reads = [_stored(buffer.reads, buffers, fused) for buffer in buffers]
     for number, stored in enumerate(reads):
@@ -105,6 +107,8 @@ def loops(program: Program) -> int:
 
 def _copied_outputs(buffers: list[Buffer], outputs: list[int], inputs: int) -> int:
     """Elements of the copies of outputs that are inputs, or other outputs once more."""
+    # XLA gives each output memory of its own: an input handed through, or a value given twice, is
+    # copied.
     copies = [n for n in outputs if n < inputs]
     for number, count in Counter(outputs).items():
         if number >= inputs:
@@ -177,6 +181,7 @@ class _Lowering:
 
     def copy(self, read: int, labels: Labels, order: Labels, sizes: Mapping[int, int]) -> int:
         """Number of a copy with its axes in another order, repeated along axes that it lacks."""
+        # The key tells where each axis comes from, or how often the array is repeated along it.
         axes = tuple((labels.index(x), 1) if x in labels else (-1, sizes[x]) for x in order)
         if (read, axes) not in self.copies:
             elements = math.prod(sizes[label] for label in order)
@@ -312,6 +317,8 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
     given = [[math.prod(p.value_shapes[output]) for output in p.outputs] for p in programs]
     read = {name: math.prod(shape) for name, shape in plan.shapes.items()}
 
+    # Inputs of running stages are counted in the stages' own peaks, so only other values wait
+    # beside them.
     def elements(alive: Sizes, chosen: Sequence[int]) -> int:
         names = {name for n in chosen for name in plan.stages[n].inputs}
         waiting = sum(size for name, size in alive.items() if name not in names)
@@ -345,6 +352,7 @@ def interpreted_rounds(
     def of_rooms(chosen: Sequence[int]) -> tuple[int, int]:
         return min(len(chosen), _INTERPRETED_AT_ONCE), max(rooms[stages[n]] for n in chosen)
 
+    # Interpreted, stages run in rooms, and inputs are not part of a room.
     def elements(alive: Sizes, chosen: Sequence[int]) -> int:
         computed = sum(results[stages[n]] for n in chosen)
         return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
@@ -392,6 +400,8 @@ def _rounds(
         elements: Function of the elements alive by name and of stages; returns the elements alive
             while the stages run.
     """
+    # At most 0 elements leaves each round with a single stage, the minimum a round has. What these
+    # rounds need at most is allowed to rounds of several stages.
     one_by_one = list(_rounds_within(stages, kept, read, given, elements, 0))
     if len(stages) < 2:
         return one_by_one
@@ -409,10 +419,12 @@ def _rounds_within(
 ) -> Iterator[_Chosen]:
     """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
     alive = dict(read)
+    # How many stages are still to read each value.
     readers = Counter(name for stage in stages for name in set(stage.inputs) - kept)
     left = dict(enumerate(stages))
     while left:
         chosen: list[int] = []
+        # Stages in order, each taken where its inputs exist and memory allows.
         for number, stage in left.items():
             if not alive.keys() >= set(stage.inputs):
                 continue

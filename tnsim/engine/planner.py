@@ -70,6 +70,8 @@ def plan_problem(
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
     with progress.planning(metric), _of_all_runs(runs):
+        # Three steps: terms are settled on their cheapest way, every stage becomes a program, and
+        # programs of equal form are numbered once.
         check = _Check(problem, limit / runs)
         problem = _settled(problem, large, check)
         planner = _Planner(problem, large, check)
@@ -125,6 +127,7 @@ class _Check:
             known = tuple(shapes[strip_alias(name)] for name in inputs)
             given = check_limit(_numbered(stage, inputs), known, self.limit)
             shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
+        # Checked once; later calls return at once.
         self.limit = math.inf
 
 
@@ -155,6 +158,7 @@ class _Planner:
     def add(self, stage: Stage) -> None:
         """Plan one more stage, as one program or, where that is long, as several."""
         inputs = _inputs(stage)
+        # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
@@ -167,6 +171,8 @@ class _Planner:
             self.exchangeable[definition.name] = definition.exchangeable
             self.scales[definition.name] = definition.powers
 
+        # The parts of a long program hand intermediate values on under names that no definition
+        # has: "#" with the number of the stage and of the value.
         names = dict(enumerate(arrays))  # value number -> name, for later parts of the program
         *first, last = split(program, MAX_OPERATIONS)
         for part in first:
@@ -247,6 +253,8 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     scale_groups = []
     for g in stage.scale_groups:
         definition = g.definition and names[g.definition]
+        # The degree does not change the program, only how exponents are counted, so it is left out
+        # of the key.
         scale_groups.append(g._replace(group=groups[g.group], degree=0, definition=definition))
     return Stage(tuple(definitions), tuple(scale_groups))
 

@@ -290,6 +290,7 @@ def warn(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> No
     """Warn with `PrecisionWarning` of a visible error; arguments are as for `report`."""
     if error <= VISIBLE:
         return
+    # Either the degree alone explains the error, or terms cancel; the message says which.
     if arithmetic.alone > USELESS or error <= 2 * arithmetic.alone:
         message = (
             f"{arithmetic.text}: rounding alone may change the result by {min(error, 2.0):.1g}"

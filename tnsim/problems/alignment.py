@@ -55,6 +55,8 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     """
     steps: list[Step] = []
     i, j = 0, 0
+    # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
+    # the loop ends.
     while i < len(bra) or j < len(ket):
         advances_bra, advances_ket = _advances(_order_at(bra, i), _order_at(ket, j))
         step = Step(i if advances_bra else None, j if advances_ket else None)

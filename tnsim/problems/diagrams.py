@@ -366,6 +366,8 @@ def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
     for level in reversed(range(1, len(tree.orders))):
         order = tree.orders[level]
         for copy in range(copies):
+            # Copies of a level are numbered from left to right, so that the children of copy c are
+            # consecutive.
             children = range(copy * order, (copy + 1) * order)
             legs = tuple(_bond(slot, level - 1, child) for child in children)
             yield _Node(level, _bond(slot, level, copy), legs)
@@ -449,6 +451,7 @@ def first_layer(
     """
     edges = tuple(edges)
     operands: list[Operand] = []
+    # Legs of each node that no edge has taken yet.
     free_legs: dict[int, list[str]] = {}
     for number, (side, bond) in enumerate(nodes):
         tree = parts.trees[side]
@@ -477,6 +480,8 @@ def _over_units(
     """Matrices between hidden units; the bond at a node's output also names the node's units."""
     merged = Merge()
     bottoms = _bottoms(parts, pair)
+    # Nodes with a loop are replaced by their mean further up and have no legs or units of their
+    # own.
     looped = {bottoms[u].bond for u, v in diagram.edges if u == v}
     operands, free_legs = _up_the_trees(parts, pair, form, looped)
     for u, v in diagram.edges:
@@ -514,6 +519,7 @@ def _up_the_trees(
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
         for node in _upper_nodes(slot, parts.trees[side]):
+            # Layers above level 1 are inside V.
             if form == "tops" and node.level > 1:
                 continue
             # A hidden unit multiplies its branches. Each branch is a factor of its own: the unit's

@@ -115,6 +115,8 @@ class LayerWise(_RunOnce):
         lifted = must_lift(bra, ket or bra)
         joined = as_layerwise(metric)
         depth = nonlinear(bra, ket or ())
+        # The metric itself may hold numbers. A family keeps its answers for the orders that meet,
+        # so that metrics with equal answers share a plan.
         joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
         return cls(metric.name, joinings, bra, ket, input_kind(metric, lifted), lifted)
 
@@ -316,6 +318,7 @@ class WholeTree:
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
+        # Flattened, the positions' moments are the moments of a single long vector.
         if self.n_ctx is not None:
             metric, d_in = flattened(metric, d_in, self.n_ctx), self.n_ctx * d_in
         leaves = input_moments(metric, d_in, self.lifted)
@@ -332,6 +335,8 @@ class WholeTree:
         positions = self.n_ctx or 1
         if positions == 1:
             return all_but_constant(d_out)
+        # Shape (1 + positions x d, 1 + d): row (s, i) has a 1 at the coordinate i, and the
+        # constant's row and column are zero.
         same_coordinate = np.tile(np.eye(d_out // positions), (positions, 1))
         return np.pad(same_coordinate, ((1, 0), (1, 0)))
 
@@ -371,6 +376,8 @@ class Tokens(_RunOnce):
             )
         ket = None if b is None else token_kind(b)
         family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
+        # Shapes of the leaves without their numbers: the arrays are evaluated abstractly, since a
+        # table over a vocabulary would take memory.
         leaves = family._constants(metric, a.d_in)
         for side, model in by_side(a, b).items():
             leaves |= jax.eval_shape(functools.partial(family.weights, side), model)

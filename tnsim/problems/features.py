@@ -91,14 +91,18 @@ class EntrySpace(NamedTuple):
         return None
 
     def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
+        # `before` is the product of the linear layers below, which goes into both legs.
         before, (layer,) = merged_layers(weights)
         left, right = (leg if before is None else leg @ before for leg in layer.legs)
         outputs = slice(int(self.lifted), None)
         down, xp = layer.down[outputs], library(left)
+        # Entries (out, i, j) of the bilinear form.
         form = xp.einsum("oh,hi,hj->oij", down, left, right)
         if layer.copy is not None:
             copy = layer.copy[outputs]
             copy = copy if before is None else copy @ before
+            # A skip reads x on one leg and the constant, coordinate 0, on the other, in both ways
+            # with weight 1/2.
             one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
             form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
         return form.reshape(len(form), -1)
@@ -263,6 +267,7 @@ def compared(
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
     cross = add([products(both, both, slices) for both in blocks])
     squares = add([norms(both, slices) for both in blocks])
+    # Row 0 is the first combination, row 1 the second.
     return {
         "AB": taken(cross, (0, 1)),
         "AA": taken(squares, 0),
@@ -315,6 +320,7 @@ def _combined(
     exponent = powers.max(axis=1)
     factors = mantissas * np.exp2(powers - exponent[:, None])
     sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
+    # k rows, m models, o outputs, f features.
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
     values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
     return FeatureBlock(values, exponent, _lengths(values), sizes)
@@ -349,6 +355,7 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
     else:
         with execution.precision():
             gram = _compiled_gram(spread(rows.values), replicated(columns.values), slices)
+    # Rows that were repeated, to fill the devices or as room for further models, are cut off.
     mantissa = np.asarray(gram, np.float64)[: len(rows.exponent), : len(columns.exponent)]
     equation = "ko,lo->klo" if slices else "ko,lo->kl"
     size = np.einsum(equation, rows.lengths, columns.sizes)
@@ -438,6 +445,7 @@ def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
         exponent = scale_exponent(values)
         return shifted(values, -exponent), exponent
 
+    # Every device goes through its share of the models, a few at a time.
     each = jax.shard_map(
         lambda part: jax.lax.map(one, part, batch_size=space.at_once),
         mesh=mesh(),

@@ -157,6 +157,8 @@ class _Placed(NamedTuple):
 
     def name_of(self, index: str) -> str:
         """The name that an index of the part has in the term."""
+        # An input index of the part is the leg of the joining that stands there; all other indices
+        # get the side in front, so that bra and ket differ.
         for n, leg in enumerate(self.order):
             if index == input_index(n):
                 return _end(Leg(self.side, leg))
@@ -338,6 +340,7 @@ def fold_layers(
         dict.fromkeys(PAIRS), dict.fromkeys(SIDES), dict.fromkeys(SIDES, inputs.centred)
     )
     stages = []
+    # All steps but the last form moments; the last one gives inner products, which are traces.
     for number in range(len(steps) - 1):
         stage, states = _LayerFold(comparison, number, states).stage()
         stages.append(stage)
@@ -367,6 +370,7 @@ class _LayerFold:
         """The stage of the step, and the names of the moments and means after it."""
         comparison = self.comparison
         below = self.below
+        # Whatever the step leaves as it is keeps its name.
         above = States(dict(below.moments), dict(below.means), dict(below.centred))
         definitions: list[Definition] = []
         if comparison.metric.pairs_within_model:

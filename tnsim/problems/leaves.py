@@ -49,6 +49,8 @@ def must_lift(bra: Kinds, ket: Kinds) -> bool:
         >>> must_lift(biased, biased)
         True
     """
+    # A kind depends on shapes and on which biases exist, never on numbers, so plans are found by
+    # it.
     if any(layer.constant for layer in bra + ket):
         return True
     return tree(bra).legs % 2 != tree(ket).legs % 2

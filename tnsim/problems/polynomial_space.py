@@ -163,6 +163,7 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
     found: Series = {}
+    # Every sorted index of the product is read off at all its splits, and the entries are added.
     for (rows, columns), matrix in matrices.items():
         first, *others = packed.splits(rows, columns, block.start, block.stop)
         read = _take(matrix, first, 0)
@@ -271,6 +272,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
         (True, array([[3.]]))
     """
     before, multiplying = None, []
+    # Linear layers behind a product are multiplied into its output matrix and into its skip.
     for roles in layers:
         if WEIGHT not in roles:
             multiplying.append(_multiplying(roles))
@@ -409,6 +411,7 @@ class PolynomialSpace(NamedTuple):
             mean, root = _affine(metric, self.d_in)
         if not self.lifted:
             return {1: root.astype(dtype)}
+        # Row 0 is the constant coordinate 1, with no linear part.
         constant = np.concatenate([[1.0], mean])[:, None]
         root = np.concatenate([np.zeros((1, root.shape[1])), root])
         return {0: constant.astype(dtype), 1: root.astype(dtype)}
@@ -427,6 +430,7 @@ class PolynomialSpace(NamedTuple):
         """Lengths of the basis: roots of the weights of squared coefficients."""
         multiple = packed.multiplicities(self.block.stop, order, self.block.start)
         if self.gaussian:
+            # E[He_n He_n] = n!, and each sorted index stands for `multiplicities` entries.
             return np.sqrt(math.factorial(order) * multiple)
         return np.sqrt(multiple / math.comb(self.degree, order))
 
@@ -515,6 +519,7 @@ def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: Polynomi
         own = {order: numbers[outputs] for order, numbers in state.items()}
         return within(own, space.block)
     *hidden, last = multiplying
+    # Hidden layers need all coefficients, the last layer only those of the block.
     for layer in hidden:
         state = _applied(layer, state, whole(space.block.width), space.gaussian)
     copy = None if last.copy is None else last.copy[outputs]
@@ -528,6 +533,7 @@ def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) 
     if len(factors) == 1:
         result = within(mapped(layer.down, factors[0]), block)
     else:
+        # Products from left to right; the output matrix comes with the last product.
         first, *between, last = factors
         everything = whole(block.width)
         for factor in between:
@@ -555,5 +561,6 @@ def _affine(
     deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
     unit = np.where(deviation > 0, deviation, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
+    # Directions of rounding size are no directions of the input.
     kept = values > d_in * np.finfo(np.float64).eps * values[-1]
     return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])

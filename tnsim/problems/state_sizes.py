@@ -174,6 +174,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
     else:
         sequence_inputs(metric, first.d_in, first.n_ctx)
     sizes = input_sizes(metric, first.d_in)
+    # A skip carries the inputs on as they are, so all coordinates get a single unit.
     if any(isinstance(model.layers[0], Residual) for model in models):
         sizes = sizes.max()
     unit = nearest_unit(sizes)
@@ -247,6 +248,7 @@ class MeasuredStates:
         roles = arrays(layer, lifted=True)
         if DOWN not in roles:
             (weight,) = roles.values()
+            # For a linear layer S' = W S W^T.
             second = _times(weight, self.second) @ weight.T
             return dataclasses.replace(self, second=second, mean=weight @ self.mean)
         return self._after_product(layer, roles)
@@ -299,6 +301,7 @@ class MeasuredStates:
         def of_heads(name: str, moment: Any) -> Any:
             """The moments <rows rows^T> of the rows of every head, (heads, rows, rows)."""
             rows = _with_bias(xp, getattr(core, name), getattr(core, f"{name}_bias"))
+            # Shape (heads, rows of a head, coordinates).
             read = _times(rows, moment).reshape(core.n_heads, -1, rows.shape[1])
             return read @ rows.reshape(core.n_heads, -1, rows.shape[1]).swapaxes(1, 2)
 
@@ -319,6 +322,8 @@ class MeasuredStates:
         heads = keys * of_values(self.second) + in_common
         skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
         down = scale * core.o
+        # O is (out, heads x values); heads are summed after each has been multiplied with its own
+        # moment.
         by_head = down.reshape(core.d_out, core.n_heads, -1).swapaxes(0, 1) @ heads
         second = by_head.swapaxes(0, 1).reshape(down.shape) @ down.T
         mean = xp.zeros(core.d_out) if core.o_bias is None else scale * core.o_bias
@@ -347,6 +352,7 @@ class _JoinedLegs:
 
     def product(self, bra: Sequence[LegRows], ket: Sequence[LegRows]) -> Any:
         """The moments `<prod_i bra_i[r] prod_j ket_j[q]>`, (rows of the bra, rows of the ket)."""
+        # Moments of pairs of legs, which many joinings have in common.
         read: dict[tuple[int, ...], Any] = {}
         total: Any = 0.0
         for joining in self.joinings:

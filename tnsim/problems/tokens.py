@@ -276,6 +276,7 @@ def _attention_arrays(
     rotations = core.rotations(int(np.abs(at).max()) + 1)
     arrays: dict[str, Any] = {}
     for name in affine_maps(core)[0]:
+        # Shape (vocabulary, heads, coordinates of a head): every token at once.
         leg = affine(table, getattr(core, name), getattr(core, bias_name(name)))
         leg = leg.reshape(len(table), core.n_heads, -1)
         if name.startswith("q"):  # 1 / d_head for each of the two scores
@@ -445,6 +446,7 @@ def _inner_product(pair: Pair, kinds: tuple[TokenKind, TokenKind], slices: bool)
     # sum_s E <W f + b, V g + c> = tr(W M V^T) + c . W E sum_s f + b . V E sum_s g + n b . c
     moment = Operand(_before_tails_name(pair), tuple(ends))
     terms = [Term(1.0, (moment, *tails[0], *tails[1]))]
+    # The bias of the other model meets the mean of this one, hence the reversed order.
     for side, end, tail, bias in zip(pair, ends, tails, reversed(biases), strict=True):
         if bias is not None:
             mean = (Operand(TOKENS, ("x",)), _output_mean(side, end), *tail)

@@ -147,6 +147,7 @@ def upper_tensors(parts: TreeOperands) -> Iterator[Definition]:
         tree = parts.trees[side]
         yield _symmetrised(parts, side)
         for free in reversed(range(tree.bottoms)):
+            # An odd number of legs cannot be joined in pairs.
             if tree.bunch * (tree.bottoms - free) % 2 == 0:
                 yield _joined_within(parts, side, free)
 
@@ -180,6 +181,7 @@ def _tree_over(parts: TreeOperands, side: Side, nodes: list[str]) -> tuple[Opera
     operands: list[Operand] = []
     bonds = nodes
     orders = parts.trees[side].orders
+    # From level 1 upwards: each node takes the next bonds as its legs, in the given order.
     for level in range(1, len(orders)):
         order = orders[level]
         above = [f"{level}.{copy}" for copy in range(len(bonds) // order)]
@@ -223,6 +225,7 @@ class Crossing(NamedTuple):
     def form(self) -> Hashable:
         """A key that crossing parts share if they differ by the numbering of nodes alone."""
         bras, kets = self.free
+        # Nodes of bra and ket are marked by different references; an edge may be read either way.
         nodes: list[Tensor] = [(int(node >= bras), (node,)) for node in range(bras + kets)]
         edges: list[Tensor] = [(2, edge) for edge in self.edges]
         key, _ = canonical(nodes + edges, (), lambda ref: 2 if ref == 2 else 0)

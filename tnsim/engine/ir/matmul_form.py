@@ -64,6 +64,9 @@ class MatrixProduct(NamedTuple):
 
         The matrices of the argument may stand transposed.
         """
+        # `order` is (batch, rows, columns) of this argument's matrices: (batch, left, summed) for
+        # the first argument, (batch, summed, right) for the second. BLAS reads either of the two
+        # transposed.
         batch = len(self.batch)
         rows = self.left if order == self.orders[0] else self.summed
         columns = order[batch + len(rows) :]
@@ -149,6 +152,7 @@ def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProdu
     """
     shared = [label for label in first if label in second]
     summed = tuple(label for label in shared if label not in output)
+    # In the order of the output, so that rows and columns can be written without a copy.
     left = tuple(label for label in output if label in first and label not in second)
     right = tuple(label for label in output if label in second and label not in first)
     # Otherwise the contraction is a product entry by entry, or of a matrix and a vector, and a
@@ -167,6 +171,8 @@ def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProdu
 
 def _matrix_at_the_end(output: Sequence[int], left: Labels, right: Labels) -> tuple[Labels, Labels]:
     """The longest end of the output that consists of rows followed by columns."""
+    # From the end backwards: columns as far as they go, then rows in front of them. All labels
+    # before that can join the batch, since a batch is any prefix of the output.
     end = len(output)
     middle = end
     while middle and output[middle - 1] in right:

@@ -148,6 +148,7 @@ def program_from_data(data: Any) -> Program:
     fields = _fields(data, Program)
     shapes = _each(fields["shapes"], "shape", _shape)
     values, operations = list(shapes), []
+    # Each operation is checked against the shapes of all earlier values, and adds its own.
     for n, row in enumerate(_rows(fields["operations"])):
         with _within(f"operation {n}"):
             operation = _operation(row)
@@ -208,6 +209,7 @@ def _check_wiring(plan: Schedule) -> None:
             _same_length(stage.groups, program.scales, "scale groups")
             if shapes.keys() & set(stage.outputs) or len(set(stage.outputs)) < len(stage.outputs):
                 raise ValueError("it gives a name that is taken")
+        # `made` holds the outputs that no later stage has read.
         made -= set(stage.inputs)
         made |= set(stage.outputs)
         shapes |= dict(zip(stage.outputs, results, strict=True))

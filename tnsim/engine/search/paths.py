@@ -357,6 +357,8 @@ def _normal_form(
                 label: (colour, sorted([seen[number] for number in on[label]]))
                 for label, colour in colours.items()
             }
+            # Labels of equal signatures get the position of the first of them as their colour, so
+            # that colours are the same whatever the names of labels are.
             order = sorted(signatures, key=signatures.__getitem__)
             colours, last = {}, None
             for place, label in enumerate(order):
@@ -383,6 +385,8 @@ def _normal_form(
         colours = refined(doubled)
     order = sorted(colours, key=colours.__getitem__)
     number = {label: place for place, label in enumerate(order)}
+    # Operands with labels sorted by number: networks that differ in names and order alone are now
+    # equal.
     written = [tuple(sorted([number[label] for label in labels])) for labels in inputs]
     operands = sorted(range(len(inputs)), key=written.__getitem__)
     sizes = dict(items)
@@ -442,6 +446,8 @@ class LabelledProduct:
         A product keeps the labels that another tensor or the output has.
         """
         found = []
+        # Tensors not contracted yet, as sets of labels; the result of a step gets the next number,
+        # as SSA paths count.
         pool = dict(enumerate(self.inputs))
         for number, (one, two) in enumerate(path, start=len(pool)):
             both = pool.pop(one) | pool.pop(two)
@@ -458,6 +464,8 @@ class LabelledProduct:
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
         """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
+        # A label that is looped over has a single value in a turn, so it is masked out of all
+        # sizes.
         inside = ~self._mask(chunks)
         known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0
@@ -476,6 +484,7 @@ class LabelledProduct:
 
     def _size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
+        # `left & -left` is the lowest bit that is set.
         size, left = 1, mask
         while left:
             bit = left & -left
@@ -536,6 +545,7 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
     multiplications, price, largest = whole.multiplications, whole.price, whole.largest
     while largest > large:
         fitting, smaller = [], []
+        # Output labels are never looped over: a loop adds up, and its result must have them.
         for label in sorted(set(product.sizes) - set(output) - set(chunks)):
             turns = math.prod(product.sizes[x] for x in (*chunks, label))
             turn = product.cost_of(steps, (*chunks, label))

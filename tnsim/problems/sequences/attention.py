@@ -40,6 +40,7 @@ def head_mean(expansions: Expansions) -> Operand | None:
     Later stages use the mean to centre covariances.
     """
     names = expansions.legs.names
+    # Each slot has its output position, followed by its key position.
     positions: dict[Slot, str] = {"bra": names.outputs["bra"] + KEY_POSITION["bra"]}
     summands = []
     for frame in expansions.frames(positions, names.step.rules.within):

@@ -232,6 +232,8 @@ class BraKet:
         moment = self.step.states.moments[stored]
         if models[0] != models[1] or not moment.name:
             return moment
+        # In <A|A> moments of the bra's model with itself, of the ket's, and between both are three
+        # names of one array, as they would be three arrays for two models.
         mark = self.marks[one] if one == two else 2 * self.marks["ket"]
         return moment._replace(name=moment.name + mark)
 

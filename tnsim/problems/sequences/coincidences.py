@@ -134,6 +134,7 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
     """
     lowest = int(pattern.relative)  # relative: the lowest position is 0, the others are chosen
     chosen = len(pattern.classes) - lowest
+    # Ascending sets of positions; every allowed order of the classes then permutes the columns.
     sets = itertools.combinations(range(lowest, n_ctx), chosen)
     flat = np.fromiter(itertools.chain.from_iterable(sets), int)
     ascending = flat.reshape(math.comb(n_ctx - lowest, chosen), chosen)

@@ -286,6 +286,8 @@ class SequenceFold:
                 values.append(_carried(step, f"m.{model}", axes, (Operand(mean.name, axes),), own))
                 mean = mean._replace(name=values[-1].name)
             above.means[model] = mean
+        # The covariance of two outputs needs the means of both, and is carried under a name that
+        # the last stage of the step divides by scales.
         for pair in self.scales.tracked:
             if all(step.kinds[model] is None for model in pair):
                 continue

@@ -127,6 +127,7 @@ def rules_of(metric: LayerwiseMetric) -> MetricRules:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
     symmetrised = way is PairingRule.SYMMETRISED
     across = ACROSS if symmetrised else STRAIGHT
+    # A tree metric joins no legs of one layer, so the mean of a layer is its value at zero.
     return MetricRules(NONE, across, STREAM_ACROSS, gaussian=False, symmetrised=symmetrised)
 
 

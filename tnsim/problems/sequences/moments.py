@@ -66,6 +66,8 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     summands += _bias(names)
     if not summands:
         return OutputMean(None, heads=heads, stage=stage.stage())
+    # Where nothing in the sum depends on a position, the mean is alike at all positions and has no
+    # axis for it.
     by_position = any("s" in indices_of(summand.product) for summand in summands)
     form: PositionForm = "each" if by_position else "alike"
     axes = MEAN_AXES[form]

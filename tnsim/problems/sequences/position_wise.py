@@ -71,6 +71,8 @@ class Projections:
             Mean with the end `FIRST`; None where it vanishes: no mean below, and no bias.
         """
         names, slot = self.names, leg.slot
+        # Definitions are made under the bra's names; the operand then gets the names of its own
+        # slot.
         at_leg = {"s": names.position(leg), "a": HEAD[slot]}
         if leg.role == STREAM:
             below = names.state_mean(slot, FIRST)

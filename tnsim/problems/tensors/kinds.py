@@ -137,6 +137,8 @@ def layer_kind(layer: Layer) -> LayerKind:
     for name in names:
         if getattr(core, bias_name(name)) is not None:
             biases.append(name.upper())
+    # A layer that reads its input through a single map, without an activation, is linear, whatever
+    # its class.
     own = LayerKind(
         name=type(core).__name__,
         legs=(WEIGHT,),

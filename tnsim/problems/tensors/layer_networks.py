@@ -203,6 +203,8 @@ def _attention_leg(
     rows = arrays[role].shape[-2]
     every = np.arange(n_ctx)
     constant = np.zeros((n_ctx, heads, rows))
+    # Axes (position of the leg, head, row, position of the input, coordinate); a leg reads its own
+    # position only, so the blocks off the diagonal stay zero.
     body = np.zeros((n_ctx, heads, rows, n_ctx, core.d_in))
     constant[:, : core.n_heads] = arrays.get(bias_of(role), 0.0)
     constant[:, core.n_heads :, 0] = 1.0
@@ -222,6 +224,7 @@ def _attention_output(
     heads = core.n_heads + 1 + len(copies)
     every = np.arange(n_ctx)
     output = np.zeros((1 + n_ctx * core.d_out, n_ctx, heads, core.d_value))
+    # The constant output is read off the first extra head at position 0.
     output[0, 0, core.n_heads, 0] = 1.0
     blocks = output[1:].reshape(n_ctx, core.d_out, n_ctx, heads, core.d_value)  # a view
     blocks[every, :, every, : core.n_heads] = arrays[OUTPUT]

@@ -212,6 +212,8 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     copy = xp.eye(skip.shape[0], dtype=skip.dtype)
     one = xp.zeros_like(copy) + copy[0]
     legs = [role for role in roles if role != DOWN]
+    # Units of a skip stand behind the units of the layer: one block of d + 1 units for every leg,
+    # which reads the coordinates on that leg and the constant on all others.
     spelled = {}
     for role in legs:
         units = [copy if other == role else one for other in legs]
@@ -373,6 +375,7 @@ def _balanced(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
     norms = [xp.sqrt((rows * rows).sum(axis=1)) for rows in (left, right)]
+    # A row of zeros has no length to balance; its product is zero in any case.
     usable = (norms[0] > 0) & (norms[1] > 0)
     ratio = xp.where(usable, norms[1], 1.0) / xp.where(usable, norms[0], 1.0)
     balance = xp.sqrt(ratio)[:, None].astype(left.dtype)

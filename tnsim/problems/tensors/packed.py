@@ -54,6 +54,8 @@ def sorted_indices(width: int, order: int, start: int = 0) -> Int[np.ndarray, "c
     """
     if order == 0:
         return np.zeros((int(start == 0), 0), np.int64)
+    # Indices with the largest coordinate i are all shorter indices below i + 1, which come first in
+    # the order, with i behind.
     shorter = sorted_indices(width, order - 1)
     ends = [count(largest + 1, order - 1) for largest in range(start, width)]
     others = np.concatenate([shorter[:end] for end in ends])
@@ -84,6 +86,8 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
         [1.0, 2.0, 1.0]
     """
     indices = sorted_indices(width, order, start)
+    # A coordinate that occurs r times in a row divides n! by 2, 3, ..., r, one factor at each
+    # repetition.
     found = np.full(len(indices), float(math.factorial(order)))
     run = np.ones(len(indices))
     for j in range(1, order):

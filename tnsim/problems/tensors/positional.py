@@ -100,6 +100,7 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
         if bias is not None:
             roles[bias_of(name.upper())] = bias
     last = output.upper()
+    # The scale of a residual multiplies the output matrix and its bias.
     for role in (last, bias_of(last)):
         if role in roles:
             roles[role] = scale * roles[role]
