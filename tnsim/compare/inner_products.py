@@ -203,12 +203,16 @@ def _traced_runs(
     models: dict[Side, Model] = {}
     for side, model in by_side(a, b).items():
         models[side] = family.prepare(model)
-    weights = model_weights(family, models)
+
+    def cast(arrays: dict[str, Any]) -> dict[str, jax.Array]:
+        named = {name: array for name, array in arrays.items() if name in plan.shapes}
+        return {name: jnp.asarray(array, request.dtype) for name, array in named.items()}
+
+    weights = cast(model_weights(family, models))
     results = []
     for t in family.nodes.points if family.nodes else (None,):
-        known = weights | family.inputs(plan.shapes, request.metric, a.d_in, t)
-        arrays = {name: jnp.asarray(known[name], request.dtype) for name in plan.shapes}
-        results.append(execution.run(plan, arrays, "traced"))
+        inputs = cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
+        results.append(request.launch(plan, weights | inputs))
     return results
 
 

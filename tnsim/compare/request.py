@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
+
+import jax
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.execution import Result, run
 from tnsim.errors import ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
@@ -33,6 +38,15 @@ MOST_DEGREE = 10**100
 degree, and squares of these logarithms must be floats."""
 
 
+Launch: TypeAlias = Callable[[Plan, dict[str, jax.Array]], Result]
+"""A function that runs a plan on arrays inside a trace."""
+
+
+def traced(plan: Plan, arrays: dict[str, jax.Array]) -> Result:
+    """The result of a plan that becomes a part of the caller's trace."""
+    return run(plan, arrays, "traced")
+
+
 class Request(NamedTuple):
     """A question about two models, or about all pairs of models in two sums.
 
@@ -42,6 +56,7 @@ class Request(NamedTuple):
         budget: Limits of the computation.
         squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         slices: Whether outputs are told apart.
+        launch: Function that runs plans inside a trace.
     """
 
     metric: Metric
@@ -49,6 +64,7 @@ class Request(NamedTuple):
     budget: Budget
     squared_norms: bool = False
     slices: bool = False
+    launch: Launch = traced
 
     @property
     def pairs(self) -> tuple[Pair, ...]:

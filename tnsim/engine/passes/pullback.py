@@ -94,6 +94,7 @@ class Pullback:
     Attributes:
         forward: The plan, with the values that the pullback reads among its outputs.
         backward: Plan of the derivatives.
+        outputs: Names of the outputs of the plan itself.
         cotangents: Name in `backward` of the derivative in each output of the plan.
         factors: Name in `backward` of each power of two, with triples (stage, scale group, power):
             it is 2 to the power of minus the sum of the powers times the exponents of the scales.
@@ -104,6 +105,7 @@ class Pullback:
 
     forward: Plan
     backward: Plan
+    outputs: tuple[str, ...]
     cotangents: dict[str, str]
     factors: dict[str, tuple[tuple[int, str, int], ...]]
     constants: dict[str, Constant]
@@ -430,7 +432,15 @@ class _Planner:
             outputs=(*plan.outputs, *kept),
             scales=plan.scales | dict.fromkeys(kept, ()),
         )
-        return Pullback(forward, backward, self.cotangents, self.factors, self.constants, gradients)
+        return Pullback(
+            forward,
+            backward,
+            plan.outputs,
+            self.cotangents,
+            self.factors,
+            self.constants,
+            gradients,
+        )
 
     def _add(self, n: int, stage: PlanStage) -> None:
         """Add the adjoint of a stage."""

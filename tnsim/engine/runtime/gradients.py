@@ -49,8 +49,10 @@ def run_kept(pullback: Pullback, arrays: Mapping[str, Any]) -> tuple[Result, Kep
         kept[name] = np.ldexp(np.ones((), plan.dtype), -int(exponent))
     for name, constant in pullback.constants.items():
         shape = constant.shape
-        kept[name] = (np.eye(*shape) if constant.is_identity else np.ones(shape)).astype(plan.dtype)
-    return result, Kept(pullback, kept)
+        made = np.eye(shape[0]) if constant.is_identity else np.ones(shape)
+        kept[name] = made.astype(plan.dtype)
+    values = {name: result.values[name] for name in pullback.outputs}
+    return result._replace(values=values), Kept(pullback, kept)
 
 
 def gradients(kept: Kept, cotangents: Mapping[str, Any]) -> dict[str, Any]:
