@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
@@ -27,6 +27,7 @@ from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 from tnsim.scaled import ScaledSum
 
+V = TypeVar("V")
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
@@ -38,13 +39,20 @@ MOST_DEGREE = 10**100
 degree, and squares of these logarithms must be floats."""
 
 
-Launch: TypeAlias = Callable[[Plan, dict[str, jax.Array]], Result]
-"""A function that runs a plan on arrays inside a trace."""
+class Tracing:
+    """The way in which a comparison is traced: as a whole, its plans being a part of the trace."""
 
+    def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
+        """The result of a plan."""
+        return run(plan, arrays, "traced")
 
-def traced(plan: Plan, arrays: dict[str, jax.Array]) -> Result:
-    """The result of a plan that becomes a part of the caller's trace."""
-    return run(plan, arrays, "traced")
+    def noted(self, make: Callable[[], V]) -> V:
+        """A value that depends on no plan, and is not differentiated where plans have run.
+
+        Args:
+            make: Function that computes the value, a pytree.
+        """
+        return make()
 
 
 class Request(NamedTuple):
@@ -56,7 +64,7 @@ class Request(NamedTuple):
         budget: Limits of the computation.
         squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         slices: Whether outputs are told apart.
-        launch: Function that runs plans inside a trace.
+        tracing: Way in which the comparison is traced.
     """
 
     metric: Metric
@@ -64,7 +72,7 @@ class Request(NamedTuple):
     budget: Budget
     squared_norms: bool = False
     slices: bool = False
-    launch: Launch = traced
+    tracing: Tracing = Tracing()
 
     @property
     def pairs(self) -> tuple[Pair, ...]:

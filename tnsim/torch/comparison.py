@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from tnsim.compare.inner_products import at_traced_points, inner_products
-from tnsim.compare.request import Launch, Request, traced
+from tnsim.compare.request import Request, Tracing
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic, Cosine
@@ -64,13 +64,13 @@ class Comparison:
         """Degree and precision, which bound the errors of rounding."""
         return Arithmetic(self.degree, self.dtype)
 
-    def cosine(self, moving: Weights, fixed: Fixed, launch: Launch = traced) -> Cosine:
+    def cosine(self, moving: Weights, fixed: Fixed, tracing: Tracing) -> Cosine:
         """The cosine, float64 and unclipped, and its error bound, as JAX traces them.
 
         Args:
             moving: Weights with respect to which derivatives are taken.
             fixed: Numbers without derivatives.
-            launch: Function that runs the plans on the way.
+            tracing: Way in which the comparison is traced.
 
         Returns:
             Two scalars.
@@ -80,7 +80,7 @@ class Comparison:
             leaves[n] = jnp.asarray(array, self.dtype)
         a, b, metric = jax.tree.unflatten(self.form, [leaves[n] for n in range(len(leaves))])
         if fixed.sample is None:
-            request = Request(metric, self.dtype, self.budget, squared_norms=True, launch=launch)
+            request = Request(metric, self.dtype, self.budget, squared_norms=True, tracing=tracing)
             found = inner_products(a, b, request).values
         else:
             found = at_traced_points(a, b, fixed.sample, self.dtype).values

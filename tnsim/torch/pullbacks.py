@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.planned import ADVICE
+from tnsim.compare.request import Tracing
 from tnsim.engine.budget import check_pullbacks
 from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.plan import Plan
@@ -31,6 +32,8 @@ from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.gradients import Kept, gradients, run_kept
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.torch.comparison import Comparison, Fixed, Weights, compiled
+
+V = TypeVar("V")
 
 
 class _Run(NamedTuple):
@@ -59,20 +62,40 @@ class _Runs:
     varying: tuple[int, ...]
 
 
-class _Recorder:
-    """A function that runs no plan: it records the arrays and returns zeros for the results.
+class _Given(NamedTuple):
+    """What a trace is given after its plans.
+
+    Attributes:
+        mantissas: Outputs of each run by name.
+        exponents: Exponents of the scales of each run.
+        notes: Values noted before and between the plans.
+    """
+
+    mantissas: list[dict[str, Any]]
+    exponents: list[dict[tuple[int, str], Any]]
+    notes: list[Any]
+
+
+class _Recorded(Tracing):
+    """A trace that runs no plan: it records the arrays and goes on with zeros for the results.
 
     Attributes:
         runs: Runs asked for so far.
         arrays: Distinct arrays of all runs; runs at several moment nodes read the same weights.
+        notes: Values noted so far.
     """
 
     def __init__(self) -> None:
         self.runs: list[_Run] = []
         self.arrays: list[jax.Array] = []
+        self.notes: list[Any] = []
         self._numbers: dict[int, int] = {}  # by identity; `arrays` keeps the objects alive
 
-    def __call__(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
+    def noted(self, make: Callable[[], V]) -> V:
+        self.notes.append(make())
+        return self.notes[-1]
+
+    def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
         places = {}
         for name, array in arrays.items():
             places[name] = self._numbers.setdefault(id(array), len(self.arrays))
@@ -84,20 +107,34 @@ class _Recorder:
         return Result(values, exponents, plan.scale_weights)
 
 
+class _Resumed(Tracing):
+    """A trace that is given the results of its plans, and the values noted before them."""
+
+    def __init__(self, given: _Given) -> None:
+        self.notes = iter(given.notes)
+        self.results = iter(zip(given.mantissas, given.exponents, strict=True))
+
+    def noted(self, make: Callable[[], V]) -> V:
+        return next(self.notes)
+
+    def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
+        return Result(*next(self.results), plan.scale_weights)
+
+
 @compiled(static_argnums=0)
-def _before(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any, _Runs]:
-    """The arrays of all plans by number, the pullback of those that vary, and the runs."""
+def _before(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any, Any, _Runs]:
+    """The arrays of all plans by number, the pullback of those that vary, notes, and the runs."""
 
     def arrays(weights: Weights) -> Any:
-        recorder = _Recorder()
-        comparison.cosine(weights, fixed, recorder)
-        varying = _varying(recorder.arrays)
-        every = dict(enumerate(recorder.arrays))
+        recorded = _Recorded()
+        comparison.cosine(weights, fixed, recorded)
+        varying = _varying(recorded.arrays)
+        every = dict(enumerate(recorded.arrays))
         moved = {n: every.pop(n) for n in varying}
-        return moved, (every, _Runs(tuple(recorder.runs), varying))
+        return moved, (every, recorded.notes, _Runs(tuple(recorded.runs), varying))
 
-    moved, pullback, (others, runs) = jax.vjp(arrays, moving, has_aux=True)
-    return moved | others, pullback, runs
+    moved, pullback, (others, notes, runs) = jax.vjp(arrays, moving, has_aux=True)
+    return moved | others, pullback, notes, runs
 
 
 def _varying(arrays: list[jax.Array]) -> tuple[int, ...]:
@@ -120,43 +157,26 @@ def _varying(arrays: list[jax.Array]) -> tuple[int, ...]:
     return tuple(found)
 
 
-_Numbers = tuple[dict[str, Any], dict[tuple[int, str], Any]]
-"""Mantissas and exponents of the result of a plan."""
-
-
-def _cosine(
-    comparison: Comparison, moving: Weights, fixed: Fixed, mantissas: Any, exponents: Any
-) -> Cosine:
-    """The cosine and its error bound, from the results of all plans."""
-    results = iter(zip(mantissas, exponents, strict=True))
-
-    def given(plan: Plan, arrays: dict[str, jax.Array]) -> Result:
-        return Result(*next(results), plan.scale_weights)
-
-    return comparison.cosine(moving, fixed, given)
-
-
 @compiled(static_argnums=0)
 def _after(
-    comparison: Comparison, moving: Weights, fixed: Fixed, mantissas: Any, exponents: Any
+    comparison: Comparison, moving: Weights, fixed: Fixed, given: _Given
 ) -> tuple[Cosine, tuple[Any, Any]]:
     """The cosine, and its derivatives in moving weights and mantissas of plans."""
 
     def cosine(weights: Weights, mantissas: Any) -> tuple[Any, Any]:
-        value, error = _cosine(comparison, weights, fixed, mantissas, exponents)
+        tracing = _Resumed(given._replace(mantissas=mantissas))
+        value, error = comparison.cosine(weights, fixed, tracing)
         return value, error
 
     differentiated = jax.value_and_grad(cosine, (0, 1), has_aux=True)
-    (value, error), slopes = differentiated(moving, mantissas)
+    (value, error), slopes = differentiated(moving, given.mantissas)
     return Cosine(value, error), slopes
 
 
 @compiled(static_argnums=0)
-def _value(
-    comparison: Comparison, moving: Weights, fixed: Fixed, mantissas: Any, exponents: Any
-) -> Cosine:
+def _value(comparison: Comparison, moving: Weights, fixed: Fixed, given: _Given) -> Cosine:
     """The cosine from the results of all plans, without derivatives."""
-    return _cosine(comparison, moving, fixed, mantissas, exponents)
+    return comparison.cosine(moving, fixed, _Resumed(given))
 
 
 @compiled()
@@ -176,14 +196,15 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
     Returns:
         Two scalars.
     """
+    if fixed.sample is not None:
+        return _value(comparison, moving, fixed, _given([], []))
+    arrays, _, notes, runs = _before(comparison, moving, fixed)
     results = []
-    if fixed.sample is None:
-        arrays, _, runs = _before(comparison, moving, fixed)
-        for plan, places in runs.runs:
-            backend = backend_of(plan)
-            placed = execution.placed(_named(arrays, places), plan.dtype, backend)
-            results.append(execution.run(plan, placed, backend))
-    return _value(comparison, moving, fixed, *_numbers(results))
+    for plan, places in runs.runs:
+        backend = backend_of(plan)
+        placed = execution.placed(_named(arrays, places), plan.dtype, backend)
+        results.append(execution.run(plan, placed, backend))
+    return _value(comparison, moving, fixed, _given(results, notes))
 
 
 def cosine_and_pullback(
@@ -204,9 +225,9 @@ def cosine_and_pullback(
         TooLarge: The plans, their pullbacks and what these keep exceed the budget.
     """
     if fixed.sample is not None:
-        found, (own, _) = _after(comparison, moving, fixed, [], [])
+        found, (own, _) = _after(comparison, moving, fixed, _given([], []))
         return jax.block_until_ready(found), lambda: own
-    arrays, pullback, runs = _before(comparison, moving, fixed)
+    arrays, pullback, notes, runs = _before(comparison, moving, fixed)
     pullbacks = []
     for plan, places in runs.runs:
         wanted = frozenset(name for name, n in places.items() if n in runs.varying)
@@ -218,7 +239,7 @@ def cosine_and_pullback(
         result, read = run_kept(one, _named(arrays, places))
         results.append(result)
         kept.append(read)
-    found, (own, slopes) = _after(comparison, moving, fixed, *_numbers(results))
+    found, (own, slopes) = _after(comparison, moving, fixed, _given(results, notes))
     # The caller may write to the tensors as soon as this returns, so JAX must be done.
     jax.block_until_ready((found, pullback))
     return found, partial(_pulled, runs, kept, pullback, slopes, own)
@@ -229,9 +250,10 @@ def _named(arrays: dict[int, Any], places: dict[str, int]) -> dict[str, Any]:
     return {name: arrays[n] for name, n in places.items()}
 
 
-def _numbers(results: list[Result]) -> tuple[list[Any], list[Any]]:
-    """Mantissas and exponents of the results of plans."""
-    return [result.values for result in results], [result.exponents for result in results]
+def _given(results: list[Result], notes: list[Any]) -> _Given:
+    """The results of plans, and notes, as arguments of a compiled program."""
+    mantissas = [result.values for result in results]
+    return _Given(mantissas, [result.exponents for result in results], notes)
 
 
 def _pulled(
