@@ -222,12 +222,11 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
         ((1,), ((3, 5), (4, 5)), ((0, 2), (1, 2)))
     """
     writer = _Writer()
+    varies = _varying(program, wanted)
     values = [writer.input(shape) for shape in program.shapes]
-    varies = list(wanted)
     for operation in program.operations:
         args = tuple(values[a] for a in operation.args)
         values.append(writer.add(operation._replace(args=args)))
-        varies.append(any(varies[a] for a in operation.args))
     scaled = []
     if any(program.powers):
         scaled = [n for n, powers in enumerate(program.powers) if powers and given[n]]
@@ -264,6 +263,14 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
     order = [*reads, *factors.values(), *cotangents, *constants.values()]
     written = writer.program(order, outputs)
     return Adjoint(written, reads, tuple(scaled), tuple(constants), gives)
+
+
+def _varying(program: Program, inputs: Sequence[bool]) -> list[bool]:
+    """Whether each value of a program depends on inputs that vary."""
+    found = list(inputs)
+    for operation in program.operations:
+        found.append(any(found[a] for a in operation.args))
+    return found
 
 
 def _pulled(writer: _Writer, operation: Operation, slot: int, cotangent: int) -> _Term | None:
@@ -391,14 +398,14 @@ class _Planner:
         self.plan = plan
         self.wanted = wanted
         self.varies = set(wanted)
-        for stage in plan.stages:
-            if not self.varies.isdisjoint(stage.inputs):
-                self.varies.update(stage.outputs)
         self.known = {name: tuple(shape) for name, shape in plan.shapes.items()}
         for stage in plan.stages:
             program = plan.programs[stage.program]
+            varies = _varying(program, [name in self.varies for name in stage.inputs])
             for name, number in zip(stage.outputs, program.outputs, strict=True):
                 self.known[name] = program.value_shapes[number]
+                if varies[number]:
+                    self.varies.add(name)
         self.programs: dict[Program, int] = {}
         self.stages: list[PlanStage] = []
         self.shapes: dict[str, Shape] = {}
