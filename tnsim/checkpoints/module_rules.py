@@ -417,8 +417,8 @@ def _next_unit(
     if norm is not None and not reads_stream:
         # A norm that nothing reads has no place in a rule.
         raise UnsupportedLayer(
-            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there is "
-            f"no layer into which it could go. {ON_INPUTS}"
+            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there "
+            f"is no layer into which it could go. {ON_INPUTS}"
         )
     raise _unexplained_step(calls, reads_stream, end, norm or last_norm)
 
