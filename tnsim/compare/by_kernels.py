@@ -99,12 +99,12 @@ class KernelPlan:
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+        return "\n".join(f"{name:<16} {text}" for name, text in self._kernel_rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Plan", self._rows())
+        return html_table("Plan", self._kernel_rows())
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _kernel_rows(self) -> list[tuple[str, str]]:
         guarantee = "exact" if self.exact else "approximation"
         first, second = self.units
         memory = f"{self.peak_bytes / 2**20:,.2f}"
@@ -234,6 +234,8 @@ class _Comparison:
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
         reading = summands[0][1].d_in, summands[0][1].n_ctx
+        # Small differences become functions of their own; all others are prepared once for as long
+        # as their model lives.
         made = []
         for c, units in small_differences(known, dtype) if len(known) > 1 else known:
             if id(units) in models:
@@ -246,10 +248,10 @@ class _Comparison:
         """The inner product of two sums, without their exponents."""
         parts = []
         for (c, x, m), (d, y, n) in itertools.product(bra.value, ket.value):
-            parts.append(times(self._product(m, n), c * d, x + y))
+            parts.append(times(self._kernel_product(m, n), c * d, x + y))
         return add(parts)
 
-    def _product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
+    def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
             found = product_of(a, b, self.request.slices, self.request.dtype)

@@ -157,6 +157,7 @@ def units_under(
     units, exponent = _in_range(units)
     found, counts = [], []
     roots = (_roots if is_traced(metric) else _kept_roots)(metric, d_in, n_ctx)
+    # Positions with the same marginal are computed once and counted.
     for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
         found.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
         counts.append(count)
@@ -329,6 +330,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
         found = inner(one, two, slices)
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * (found.bound + error * found.size)
+    # The bound of truncation is expressed as size, on which the error of rounding is relative.
     size = size + bound / Arithmetic(1, dtype).rounding
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
 
