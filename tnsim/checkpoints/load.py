@@ -29,7 +29,7 @@ from tnsim.checkpoints.module_calls import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import detect, model_from_state
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.models.checks import Seed, seed_number
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -636,7 +636,8 @@ def confirm(
         raise ModelError(
             "the forward pass is another function than the model, so a guess of its dialect is "
             f"wrong: outputs on inputs of size {sizes} differ by {found} of the largest output. "
-            f"Mend the dialect, or where there is an activation: {ON_INPUTS}"
+            "Mend the rule that is wrong, or have tnsim.from_module(net) read the layers off the "
+            "module; or compare outputs, metric tnsim.Empirical(inputs)"
         )
     origin = model.origin or Origin("a forward pass")
     # The dialect goes on to the next file, so its guesses are confirmed there as well.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.checkpoints.norms import Normed
-from tnsim.errors import ON_INPUTS, MissingExtra, ModelError
+from tnsim.errors import MissingExtra, ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, run_module
 
@@ -275,9 +275,9 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     if taken:
         fits = ", ".join(str(example.shape[1]) for example in taken)
         raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, an example")
+    last = "" if error is None else f" (the last try: {error})"
     raise ModelError(
-        "no inputs were found that the module takes; give inputs=, an example of them "
-        f"(the last try: {error})"
+        f"no inputs were found that the module takes; give inputs=, an example of them{last}"
     ) from error
 
 
@@ -352,8 +352,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
             f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}. "
-            f"{ON_INPUTS}"
+            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}"
         )
     return max(errors)
 

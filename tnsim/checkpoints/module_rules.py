@@ -656,17 +656,20 @@ def _unexplained_step(
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
+    advice = ""
     # A function that is known by name says more than the place alone.
     if name := unknown_function(calls, end):
+        advice = f". {ON_INPUTS}"
         said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
-        said += f"; {_call_name(norm)} is there, "
-        said += "which is known before a layer only, inside its residual"
+        advice = f". {ON_INPUTS}"
+        said += f"; {_call_name(norm)} is there, which is known before a layer only, "
+        said += "inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
         "o, or q, k, v in one). Declare the class around it: layers={Class: BilinearRule(...) or a "
-        f"function from an instance to layers of tnsim}}. {ON_INPUTS}"
+        f"function from an instance to layers of tnsim}}{advice}"
     )
 
 

@@ -430,15 +430,19 @@ def _check_repeatable(module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    wrong = [f"{path or 'the module'}: {why}" for path, why in _unreadable_parts(module, declared)]
+    found = list(_unreadable_parts(module, declared))
+    wrong = [f"{path or 'the module'}: {why}" for path, why in found]
     if not wrong:
         return
     shown = "; ".join(wrong[:6])
     if len(wrong) > 6:
         shown += f"; and {len(wrong) - 6} more"
+    said = f"no layers of tnsim describe this module: {shown}"
+    if all(why.endswith(_ASK_FOR_INPUTS) for _, why in found):
+        raise UnsupportedLayer(said)
     raise UnsupportedLayer(
-        f"no layers of tnsim describe this module: {shown}. A class of your own that they describe "
-        f"can be declared: layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
+        f"{said}. A class of your own that they describe can be declared: "
+        f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
     )
 
 
@@ -461,10 +465,11 @@ def _leaf_reason(leaf: Any) -> str:
         if cls.__module__ == "torch.nn.modules.activation":
             return "which has no exact similarity"
         if cls.__module__ in _OF_IMAGES:
-            return "of which the input's size is to be known: give inputs=, an example of them"
+            return f"of which the input's size is to be known: {_ASK_FOR_INPUTS}"
     return "which is no layer of tnsim"
 
 
+_ASK_FOR_INPUTS = "give inputs=, an example of them"
 _OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
 """Modules of layers that are read off operations on an example of the input."""
 
@@ -503,7 +508,7 @@ def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) 
     if not found:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
+            "layers={Class: BilinearRule(...) or a function}"
         )
     state = tensors_of(module)
     # Parameters of one entry may be scales of residuals.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from tnsim.activations.activation import activation
-from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
+from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
@@ -342,8 +342,7 @@ def rule_of(fields: Mapping[str, Any], where: str) -> Rule:
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedLayer(
-            f"{where}: kind {kind!r} is no layer that can be read; "
-            f"known are {', '.join(KINDS)}. {ON_INPUTS}"
+            f"{where}: kind {kind!r} is no layer that can be read; known are {', '.join(KINDS)}"
         )
     # An unknown field is refused and never ignored: it may have been meant to change the function.
     known = {field.name for field in dataclasses.fields(KINDS[kind])}

@@ -264,7 +264,7 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
     if norm is not None:
         return UnsupportedLayer(
             f"{norm} is a normalisation: one that depends on the input is no polynomial. "
-            f"{_choices(norm)}. {ON_INPUTS}"
+            f"{_choices(norm)}"
         )
     names = ", ".join(surplus[:8])
     return KeysDiffer(
@@ -413,7 +413,8 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
         "Give norm_inputs=inputs (--norm-inputs FILE) to fold it at its mean energy on them, "
-        f"which says how far off that is; or leave it as it is. {ON_INPUTS}"
+        "which says how far off that is; or compare the network as it is by its outputs, "
+        "metric tnsim.Empirical(inputs)"
     )
 
 
@@ -527,7 +528,7 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         "tnsim dialect suggest FILE > mine.json, confirm its guesses, and give it as "
         '--dialect mine.json or dialect="mine.json"; or have the nn.Module, and '
         "tnsim.from_module(net).origin.dialect "
-        f"reads its files; or name a preset: {', '.join(PRESETS)}. {ON_INPUTS}"
+        f"reads its files; or name a preset: {', '.join(PRESETS)}"
     )
 
 

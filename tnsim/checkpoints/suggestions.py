@@ -20,7 +20,7 @@ from tnsim.checkpoints.dialects import FORMAT
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.rules import CONFIGURED_HEADS, PROJECTIONS
 from tnsim.checkpoints.state_dict import BIAS, NORM, Place, common_prefix, inside
-from tnsim.errors import ON_INPUTS, CheckpointError, UnsupportedLayer, printable
+from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 
 _GATE = re.compile(
     r"(w_?)?(g|gate|gates|gating)(_?(proj|projection|layer|linear))?|gate_?up(_?proj)?|wi_?[01]"
@@ -29,9 +29,9 @@ _GATE = re.compile(
 )
 _GATED = re.compile(r"(^|[._])(swi|ge|re|se)?glu(_?mlp)?\d*([._]|$)", re.IGNORECASE)
 _BY_HAND = (
-    "If it is a polynomial after all, write its rule by hand, "
-    '{"kind": "bilinear", "left": ..., "right": ..., "down": ...} or {"kind": "linear", '
-    '"weight": ...}, or read the module by tnsim.from_module, which runs it'
+    "Read the module by tnsim.from_module, which runs it; or, if it is a polynomial after all, "
+    'write its rule by hand, {"kind": "bilinear", "left": ..., "right": ..., "down": ...} or '
+    '{"kind": "linear", "weight": ...}; or compare outputs, metric tnsim.Empirical(inputs)'
 )
 _ORDER = (
     "the layers follow one another in this order, and nothing stands before, between or behind "
@@ -93,7 +93,7 @@ def check_polynomial(
         raise UnsupportedLayer(
             f"{printable(gate)} is a gate by its name: nearly all networks put it through an "
             "activation (SwiGLU, GEGLU, GLU), which leaves no trace in a file and is no "
-            f"polynomial. {_BY_HAND}. {ON_INPUTS}"
+            f"polynomial. {_BY_HAND}"
         )
     before: dict[str, Any] | None = None
     for rule in rules:
@@ -108,7 +108,7 @@ def check_polynomial(
             raise UnsupportedLayer(
                 f"{printable(' and '.join(both))} are plain linear layers in a row, which would be "
                 "one linear layer but for activations between them (ReLU, GELU): these leave no "
-                f"trace in a file and are no polynomials. {_BY_HAND}. {ON_INPUTS}"
+                f"trace in a file and are no polynomials. {_BY_HAND}"
             )
         before = rule
 

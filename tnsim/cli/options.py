@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -73,6 +73,29 @@ CheckOption = Annotated[
     typer.Option(
         "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
     ),
+]
+OtherOption = Annotated[
+    list[str] | None,
+    typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
+]
+PartsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parts", help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct."
+    ),
+]
+DistancesOption = Annotated[
+    str,
+    typer.Option("--distances", help="Positions by which keys of qk parts stand before queries."),
+]
+PlotsOption = Annotated[
+    bool,
+    typer.Option(
+        "--plots", help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png."
+    ),
+]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", help="Also write one HTML page, to be opened offline.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -174,7 +197,7 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
         "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
-        f"read the module: .origin.dialect.to_json() of either is a dialect. {ON_INPUTS}"
+        "read the module: .origin.dialect.to_json() of either is a dialect"
     )
 
 

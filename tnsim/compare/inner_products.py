@@ -32,7 +32,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.metrics.points import WeightedPoints
-from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
@@ -71,7 +71,10 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     # All models of a comparison are written in the same units, as are the inputs; the metric then
     # follows the inputs.
     units = common_units(models, request.metric)
-    known = {id(model): in_units(model, units, slices) for model in models}
+    known = {}
+    for model in models:
+        scaled = partial(in_units, model, units, slices)
+        known[id(model)] = request.tracing.noted(scaled)
     bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
     metric, request = request.metric, request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
@@ -157,17 +160,22 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    return _with_cancellation(total, a, b, request.metric)
+    return _with_cancellation(total, a, b, request)
 
 
 def _with_cancellation(
-    products: dict[str, ScaledSum], a: Model, b: Model, metric: Metric
+    products: dict[str, ScaledSum], a: Model, b: Model, request: Request
 ) -> dict[str, ScaledSum]:
     """Products whose sizes count the cancellation within each model, see `conditioning`."""
     # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
     # geometric mean of the factors of the norms.
-    first = precision.cancellation(conditioning(a, metric))
-    second = first if a is b else precision.cancellation(conditioning(b, metric))
+
+    def factor(model: Model) -> Any:
+        made = partial(conditioning, model, request.metric)
+        return precision.cancellation(request.tracing.noted(made))
+
+    first = factor(a)
+    second = first if a is b else factor(b)
     factors = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
 
@@ -206,12 +214,16 @@ def _traced_runs(
     models: dict[Side, Model] = {}
     for side, model in by_side(a, b).items():
         models[side] = family.prepare(model)
-    weights = model_weights(family, models)
+
+    def cast(arrays: dict[str, Any]) -> dict[str, jax.Array]:
+        named = {name: array for name, array in arrays.items() if name in plan.shapes}
+        return {name: jnp.asarray(array, request.dtype) for name, array in named.items()}
+
+    weights = cast(model_weights(family, models))
     results = []
     for t in family.nodes.points if family.nodes else (None,):
-        known = weights | family.inputs(plan.shapes, request.metric, a.d_in, t)
-        arrays = {name: jnp.asarray(known[name], request.dtype) for name in plan.shapes}
-        results.append(execution.run(plan, arrays, "traced"))
+        inputs = cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
+        results.append(request.tracing.run(plan, weights | inputs))
     return results
 
 

@@ -19,10 +19,11 @@ from tnsim.names import Pair
 from tnsim.problems.base import Family
 from tnsim.sessions import session
 
-_ADVICE = (
+ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
     "sequences (n_ctx) or a larger tnsim.Budget"
 )
+"""Advice where a comparison is beyond its budget."""
 
 _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
@@ -131,7 +132,7 @@ def affordable(
     family: Family, wanted: tuple[Pair, ...], slices: bool, dtype: str, budget: Budget
 ) -> Plan:
     """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
-    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), _ADVICE)
+    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), ADVICE)
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:

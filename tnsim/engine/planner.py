@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tnsim.engine import disk_cache
 from tnsim.engine.ir.plan_json import program_data, program_from_data
@@ -33,6 +33,7 @@ from tnsim.engine.search.routes import (
 from tnsim.engine.search.stages import build_program, choose_alternatives
 from tnsim.sessions import session
 
+T = TypeVar("T")
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
 MAX_OPERATIONS = 200
@@ -266,17 +267,28 @@ def _cheapest_ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> t
         return choose_alternatives(stage, shapes, large)
 
     key = ("ways", stage, shapes, large)
-    ways, _ = session().results.get(
+    ways, _ = _kept(key, search, list, lambda data: _ways_of_stage(data, stage))
+    return ways
+
+
+def _kept(
+    key: tuple[Hashable, ...],
+    search: Callable[[], T],
+    encode: Callable[[T], Any],
+    decode: Callable[[Any], T],
+) -> tuple[T, str]:
+    """A result from the caches, or newly searched, and the searcher.
+
+    Results of an optimiser of the caller are not kept: another call may come with another.
+    """
+    if (name := paths.foreign()) is not None:
+        return search(), name
+    return session().results.get(
         key,
         lambda: disk_cache.kept(
-            key,
-            search,
-            encode=list,
-            decode=lambda data: _ways_of_stage(data, stage),
-            searcher=paths.version(),
+            key, search, encode=encode, decode=decode, searcher=paths.version()
         ),
     )
-    return ways
 
 
 def _ways_of_stage(data: Any, stage: Stage) -> tuple[Choices, ...]:
@@ -306,16 +318,7 @@ def _stage_program(
         return build_program(stage, shapes, exchangeable, large)
 
     key = ("program", stage, shapes, exchangeable, large)
-    return session().results.get(
-        key,
-        lambda: disk_cache.kept(
-            key,
-            search,
-            encode=program_data,
-            decode=lambda data: _program_for(data, stage, shapes),
-            searcher=paths.version(),
-        ),
-    )
+    return _kept(key, search, program_data, lambda data: _program_for(data, stage, shapes))
 
 
 def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:

@@ -49,6 +49,7 @@ from tnsim.scaled import (
 )
 
 _TOGETHER = 4  # models that are made together
+_PADDED = 2**26  # bytes of a block up to which it is padded
 
 
 class EntrySpace(NamedTuple):
@@ -213,7 +214,7 @@ class FeatureBlock(NamedTuple):
     """Features `values * 2 ** exponent` of some models, each model's largest value near 1.
 
     Args:
-        values: Vectors, output by output.
+        values: Vectors, output by output; small blocks have further rows, see `_padded`.
         exponent: Exponents of the scales of whole models or of every output.
         lengths: Lengths of `values`, output by output.
         sizes: Sums of the lengths of the terms; they exceed `lengths` by the parts that cancel
@@ -296,13 +297,15 @@ def block(
         values, own = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # one exponent per output
             own = own[:, None]
-        lengths = _vector_lengths(values)
+        lengths = _vector_lengths(values)[: len(models)]
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
         factors = np.sqrt(cancellations(models, metric))
         single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
-        return single if weights is None else _combined_features(single, weights, dtype)
+        if weights is None:
+            return single
+        return _combined_features(single._replace(values=values[: len(models)]), weights, dtype)
 
 
 def _combined_features(
@@ -352,8 +355,8 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
     else:
         with execution.precision():
             gram = _compiled_gram(spread(rows.values), replicated(columns.values), slices)
-    # Rows that were repeated to fill the devices are cut off.
-    mantissa = np.asarray(gram, np.float64)[: len(rows.exponent)]
+    # Rows that were repeated, to fill the devices or as room for further models, are cut off.
+    mantissa = np.asarray(gram, np.float64)[: len(rows.exponent), : len(columns.exponent)]
     equation = "ko,lo->klo" if slices else "ko,lo->kl"
     size = np.einsum(equation, rows.lengths, columns.sizes)
     size += np.einsum(equation, rows.sizes, columns.lengths)
@@ -385,7 +388,7 @@ _compiled_gram = jax.jit(_gram_block, static_argnames="slices")
 def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
-    """Features of all models, and the exponents of their scales.
+    """Features of all models, perhaps with further rows, and the exponents of their scales.
 
     Models of equal layers are stacked and go through a single compiled program.
     """
@@ -396,11 +399,13 @@ def _of_models(
     order, blocks, exponents = [], [], []
     for members in groups.values():
         weights = [space.weights(models[n]) for n in members]
+        nbytes = space.length * space.d_out * np.dtype(dtype).itemsize
+        weights += [weights[-1]] * (_padded(len(members), nbytes) - len(members))
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
         values, exponent = _stacked_features(spread(stack), inputs, space)
         # Models come back in groups of equal layers; `back` restores the order of the caller.
         order += members
-        if len(values) > len(members):  # repeated to fill the devices
+        if len(groups) > 1 and len(values) > len(members):
             values = values[: len(members)]
         blocks.append(values)
         exponents.append(np.asarray(exponent[: len(members)], np.float64))
@@ -409,6 +414,20 @@ def _of_models(
     if len(blocks) > 1:  # one group is in order already, and a copy takes memory
         values = jnp.concatenate(blocks)[back]
     return values, np.concatenate(exponents)[back]
+
+
+def _padded(count: int, nbytes: int) -> int:
+    """The number of vectors of a block with room for further models.
+
+    A run that grows has blocks of every size, and each size compiles programs of its own. So small
+    blocks are padded to a power of two; large blocks compute longer than they compile.
+
+    Args:
+        count: Number of models.
+        nbytes: Bytes of the vector of a model.
+    """
+    room = 1 << (count - 1).bit_length()
+    return room if room * nbytes <= _PADDED else count
 
 
 @partial(jax.jit, static_argnames="space")

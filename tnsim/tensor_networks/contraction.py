@@ -37,6 +37,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.rates import backend_of
+from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array
 from tnsim.scaled import Scaled, library
@@ -137,6 +138,7 @@ def contract(
     dtype: DTypeLike | None = None,
     backend: Backend | None = None,
     budget: Budget = Budget(),
+    optimize: Any = None,
 ) -> Any:
     """The sum of weighted tensor networks, planned and contracted as a whole.
 
@@ -160,6 +162,10 @@ def contract(
         backend: Library that computes: `"jax"` compiles first, `"numpy"` does not; None for the
             tier of the session (`tnsim.Session`).
         budget: Limits on memory and work of the contraction.
+        optimize: Name of a method of cotengra, such as "greedy", or an optimiser, such as a
+            `cotengra.ReusableHyperOptimizer`, that searches the path of every product; None for the
+            searches of tnsim. Common parts are shared and large contractions chunked in any case;
+            slices of the optimiser are not used.
 
     Returns:
         An array of float64 or complex128 with the axes `output_inds`, or a scalar without axes;
@@ -168,7 +174,8 @@ def contract(
         of the mantissa is 1 in size; the mantissa of a sum of zero is 0.
 
     Raises:
-        ModelError: The networks cannot be added up, or an array is not finite, or empty.
+        ModelError: The networks cannot be added up, an array is not finite, or empty, or the
+            optimiser finds no path.
         TooLarge: The contraction would exceed the budget; nothing has run.
         TnsimError: A number left the range of floats on the way; use `strip_exponent`.
 
@@ -193,6 +200,7 @@ def contract(
         dtype=dtype,
         backend=backend,
         budget=budget,
+        optimize=optimize,
     )
     return expression()
 
@@ -207,12 +215,13 @@ def contract_expression(
     dtype: DTypeLike | None = None,
     backend: Backend | None = None,
     budget: Budget = Budget(),
+    optimize: Any = None,
 ) -> Expression:
     """Plan a sum of networks once, to contract it many times with new arrays.
 
     Args:
-        networks, output_inds, shared_tags, symmetric_tags, strip_exponent, dtype, backend, budget:
-            Arguments of `contract`.
+        networks, output_inds, shared_tags, symmetric_tags, strip_exponent, dtype, backend, budget,
+        optimize: Arguments of `contract`.
 
     Returns:
         A function of arrays by tag, to which `jax.grad`, `jax.jit` and `jax.vmap` apply. Arrays
@@ -241,9 +250,10 @@ def contract_expression(
     count = len(total.counts)
     name = "a network" if count == 1 else f"a sum of {count:,} networks"
     # A plan that does not fit the budget ends here, with advice.
-    plan = within(
-        budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
-    )
+    with searched_by(optimize):
+        plan = within(
+            budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
+        )
     way = backend_of(plan) if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)
     exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}

@@ -6,6 +6,9 @@ alone: cotengra's hyper-optimisers stop by the clock and start processes, so the
 Its greedy, optimal and seeded random-greedy searches are used. They run in `cotengrust`, some
 thirty times as fast as in Python: for three nonlinear layers, with thousands of products, the
 search takes seconds instead of a minute.
+
+A caller may search with an optimiser of cotengra instead (`searched_by`). Its path is then the only
+route of a product, and nothing that it finds is kept for others.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.search.progress import count_search
+from tnsim.errors import ModelError
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
@@ -92,7 +98,88 @@ def version() -> str:
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
-@session_cache
+class _Search(NamedTuple):
+    """A search with an optimiser of a caller.
+
+    Args:
+        optimizer: Optimiser of cotengra, or its name.
+        found: Paths of the products searched so far; an optimiser may find another path each time.
+    """
+
+    optimizer: Any
+    found: dict[tuple[Any, ...], Path]
+
+
+_SEARCH: ContextVar[_Search | None] = ContextVar("search", default=None)
+
+
+@contextmanager
+def searched_by(optimizer: Any) -> Iterator[None]:
+    """Search paths with an optimiser of cotengra; None searches as always.
+
+    Args:
+        optimizer: Name of a method of cotengra, such as "greedy", or an optimiser, such as a
+            `cotengra.ReusableHyperOptimizer`.
+
+    Raises:
+        ModelError: The optimiser fails on a product, or is a path.
+
+    Example:
+        >>> chain = ((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9))
+        >>> with searched_by("greedy"):
+        ...     [route.path for route in routes(*chain, effort=2, large=10**6)]
+        [((0, 1), (2, 3))]
+    """
+    if isinstance(optimizer, (tuple, list)):
+        raise ModelError(
+            "optimize is the name of a method of cotengra or an optimiser, which search a path for "
+            "every product of a sum; found a path"
+        )
+    token = _SEARCH.set(None if optimizer is None else _Search(optimizer, {}))
+    try:
+        yield
+    finally:
+        _SEARCH.reset(token)
+
+
+def foreign() -> str | None:
+    """The name of the optimiser of a caller, None where paths are searched as always."""
+    search = _SEARCH.get()
+    if search is None:
+        return None
+    name = search.optimizer
+    return f"{version()}: {name if isinstance(name, str) else type(name).__name__}"
+
+
+def _by_optimizer(
+    search: _Search, inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> Path:
+    """The path that an optimiser of a caller finds for a product."""
+    import cotengra
+
+    key = inputs, output, items
+    if key not in search.found:
+        product = LabelledProduct(inputs, output, dict(items))
+        letters, out, sizes = product.spelled
+        whole = {letter: int(size) for letter, size in sizes.items()}
+        try:
+            tree: Any = cotengra.array_contract_tree(
+                letters, out, whole, optimize=search.optimizer, canonicalize=False
+            )
+        except Exception as error:  # whatever an optimiser of the caller raises
+            raise ModelError(
+                f"optimize={search.optimizer!r} finds no path: {error}; give the name of a method "
+                'of cotengra, such as "greedy", or an optimiser'
+            ) from error
+        if [set(labels) for labels in tree.inputs] != [set(labels) for labels in letters]:
+            raise ModelError(
+                f"optimize={search.optimizer!r} gives the path of another product: an optimiser "
+                "for a single contraction; give a cotengra.ReusableHyperOptimizer"
+            )
+        search.found[key] = _pair_steps(tree.get_ssa_path(), product.count)
+    return search.found[key]
+
+
 def routes(
     inputs: tuple[Labels, ...],
     output: Labels,
@@ -127,6 +214,23 @@ def routes(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
+    search = _SEARCH.get()
+    if search is None or len(inputs) < 3:
+        return _searched(inputs, output, items, effort, large, many)
+    path = _by_optimizer(search, inputs, output, items)
+    return (_route_along(LabelledProduct(inputs, output, dict(items)), output, path, large),)
+
+
+@session_cache
+def _searched(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+    many: bool,
+) -> tuple[Route, ...]:
+    """The routes of a product by the searches of this module, see `routes`."""
     count_search()
     if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
         return _routes_of(inputs, output, items, effort, large)
