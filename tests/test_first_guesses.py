@@ -135,6 +135,79 @@ def test_outputs_are_unwrapped(form, nets, models):
     assert_close(found, tnsim.baselines.cka(models, x), scale=1.0)
 
 
+class Headed(nn.Module):
+    """Scores and the states that a norm and a head read, as models of Hugging Face with heads."""
+
+    def __init__(self, net, form):
+        super().__init__()
+        self.net, self.form = net, form
+        self.norm, self.head = nn.LayerNorm(2).double(), nn.Linear(2, 5).double()
+
+    def forward(self, x):
+        states = self.net(x)
+        return self.form(self.head(self.norm(states)), states)
+
+
+NAMED = {
+    "last_hidden_state": lambda y, h: Output(logits=y, last_hidden_state=h, hidden_states=(h,)),
+    "states": lambda y, h: {"loss": torch.zeros(()), "logits": y, "states": h},
+    1: lambda y, h: (y, h),
+}
+
+
+@pytest.mark.parametrize("output", NAMED)
+def test_an_output_is_named(output, nets, models, tmp_path):
+    """`output=` chooses the states where `logits` would count; the head behind has no share."""
+    headed = [Headed(net, NAMED[output]).eval() for net in nets]
+    read = [tnsim.from_module(net, output=output) for net in headed]
+    assert_close(tnsim.pairwise(read).similarity, tnsim.pairwise(models).similarity)
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    metric = tnsim.Empirical(x, output=output)
+    wanted = tnsim.pairwise(models, tnsim.Empirical(x)).similarity.values
+    assert_close(tnsim.pairwise(headed, metric).similarity.values, wanted, scale=1.0)
+    assert_close(tnsim.similarity(headed[0], models[1], metric), wanted[0, 1], scale=1.0)
+    store = tmp_path / "store.zarr"
+    found = tnsim.pairwise(headed, metric, other=models[:1], store=store)
+    assert_close(found.similarity.values[:, 0], wanted[:, 0], scale=1.0)
+    with pytest.raises(
+        tnsim.ModelError, match="to 2 outputs, but 0 maps None to 5"
+    ):  # the scores, of another width
+        tnsim.pairwise(headed, tnsim.Empirical(x), other=models[:1], store=store)
+    for measure in (tnsim.baselines.cka, tnsim.baselines.agreement):
+        assert_close(measure(headed, x, output=output), measure(models, x), scale=1.0)
+
+
+def test_an_output_of_a_module_that_reads_tokens(nets):
+    """Calls are watched where tokens go in: the norm and the head behind the states are left out."""
+    del nets[0].loss, nets[0].later
+    whole = nn.Sequential(nn.Embedding(5, 3).double(), nets[0])
+    headed = Headed(whole, NAMED["last_hidden_state"]).eval()
+    model = tnsim.from_module(headed, output="last_hidden_state")
+    assert_close(tnsim.similarity(model, whole), 1.0, rtol=1e-12)
+    assert [rule.down for rule in model.origin.dialect.layers[1:]] == ["net.1.down.weight"]
+    assert set(model.origin.ignored) == {
+        f"{name}.{w}" for name in ("norm", "head") for w in ("weight", "bias")
+    }
+
+
+def test_an_output_that_is_missing_is_refused(nets):
+    headed = [Headed(net, NAMED["states"]).eval() for net in nets]
+    x = np.ones((5, 3))
+    for output, message in [
+        ("state", "no output 'state'; the function gives loss, logits, states"),
+        (1, "no output 1; the function gives loss, logits, states"),
+    ]:
+        with pytest.raises(tnsim.ModelError, match=message):
+            tnsim.from_module(headed[0], output=output)
+        with pytest.raises(tnsim.ModelError, match=message):
+            tnsim.similarity(*headed[:2], tnsim.Empirical(x, output=output))
+    pairs = [Headed(net, NAMED[1]).eval() for net in nets]
+    with pytest.raises(tnsim.ModelError, match="a tuple of 2 without names; name its place"):
+        tnsim.baselines.cka(pairs, x, output="states")
+    with pytest.raises(tnsim.ModelError, match="a single Tensor without a name"):
+        tnsim.from_module(nets[0], output="logits")
+
+
 def test_inner_parts_are_models(nets):
     """A submodule is a module; a name of a submodule finds it."""
     whole = [nn.Sequential(net, nn.Linear(2, 2)) for net in nets]

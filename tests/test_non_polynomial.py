@@ -41,7 +41,7 @@ class Gated(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-@pytest.fixture(params=["transformer", "gated", "mlp"])
+@pytest.fixture(params=["transformer", "norm", "mlp"])
 def setting(request, rng):
     """Two networks of a kind, and inputs."""
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def setting(request, rng):
         make = Transformer
     else:
         inputs = rng.normal(size=(6, 5))
-        make = Gated
+        make = lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
     if request.param == "mlp":
         make = lambda: nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1), nn.Linear(4, 3))  # noqa: E731
     return make().double().eval(), make().double().eval(), inputs
@@ -76,23 +76,34 @@ def test_the_code_in_the_error_runs_as_it_stands(setting):
     assert measured.shape == (2, 2) and measured.attrs["inputs"] == "given"
 
 
-def test_every_road_in_names_it(tmp_path, rng):
-    """Files, dialects, layers and modules that no polynomial describes."""
+def test_every_road_in_names_it_where_it_is_the_fix(tmp_path, rng):
+    """Softmax and norms between layers; all else ends with a fix of its own."""
     torch.save(Transformer().state_dict(), tmp_path / "softmax.pt")
-    torch.save(Gated().state_dict(), tmp_path / "gated.pt")
-    attempts = [
+    norm_between = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 3))
+    for attempt in (
         lambda: tnsim.load(tmp_path / "softmax.pt"),
-        lambda: tnsim.load(tmp_path / "gated.pt"),
-        lambda: tnsim.Dialect.from_json(SOFTMAX),
-        lambda: tnsim.Model([torch.relu]),
-        lambda: tnsim.Residual(nn.ReLU()),
-        lambda: tnsim.from_module(Gated()),
         lambda: tnsim.from_module(Transformer().eval()),
-        lambda: tnsim.from_module(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))),
-    ]
-    for attempt in attempts:
+        lambda: tnsim.from_module(nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))),
+        lambda: tnsim.from_module(norm_between),
+    ):
         said = refusal(attempt)
         assert "tnsim.Empirical(inputs)" in said and "tnsim.baselines.cka" in said, said
+
+
+def test_other_errors_end_with_their_own_fix(tmp_path):
+    """A file, a dialect, a layer, a norm and an image say what to write, and nothing besides."""
+    torch.save(Gated().state_dict(), tmp_path / "gated.pt")
+    for attempt, fix in (
+        (lambda: tnsim.load(tmp_path / "gated.pt"), "or name a preset: .*"),
+        (lambda: tnsim.Dialect.from_json(SOFTMAX), "known are linear, bilinear, .*"),
+        (lambda: tnsim.Model([torch.relu]), r"is read by tnsim.from_module\(module\)"),
+        (lambda: tnsim.Residual(nn.ReLU()), r"is read by tnsim.from_module\(module\)"),
+        (lambda: tnsim.from_module(Gated()), r"metric tnsim.Empirical\(inputs\)"),
+        (lambda: tnsim.from_module(nn.Conv2d(3, 4, 3)), "give inputs=, an example of them"),
+        (lambda: tnsim.from_module(nn.ReLU()), "give inputs=, an example of them"),
+    ):
+        said = refusal(attempt)
+        assert re.search(f"{fix}$", said) and "What has no layer here" not in said, said
 
 
 def test_measures_of_functions_beside_models(rng):

@@ -15,6 +15,7 @@ from stored_runs import TINY, Stopping, contents
 import tnsim
 from tnsim.all_pairs import growing
 from tnsim.all_pairs import store as store_module
+from tnsim.problems import features
 
 
 @pytest.fixture
@@ -103,6 +104,20 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
         tnsim.pairwise(models[:count], store=store)
     records = [record for piece, record in computed(store) if "grown/2" in piece]
     assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
+
+
+def test_one_model_after_another_compiles_nothing_new(rng, tmp_path, monkeypatch):
+    """Blocks of five to eight models have one shape; padding changes numbers by rounding alone."""
+    models = [tnsim.Model([bilinear(rng, 5, 7, 3, True)]) for _ in range(8)]
+    compiled = []
+    for count in (4, 5, 6, 7, 8):
+        found = tnsim.pairwise(models[:count], store=tmp_path / "store.zarr")
+        programs = features._features, features._compiled_gram, features._squares
+        compiled.append([program._cache_size() for program in programs])
+    assert found.attrs["plan"].startswith("features")
+    assert compiled[2] == compiled[3] == compiled[4]  # one against five, six and seven
+    monkeypatch.setattr(features, "_PADDED", 0)
+    assert same(found, tnsim.pairwise(models))
 
 
 @pytest.mark.slow
@@ -313,3 +328,57 @@ def test_processes_at_a_growing_store(folder):
     assert same(found, tnsim.pairwise(series, tnsim.GaussianClosure(), budget=TINY))
     counts = computed(store)
     assert len(counts) <= 1.1 * len(set(counts)) + 1
+
+
+LOOK = """
+import sys, time, warnings
+from pathlib import Path
+import numpy as np, tnsim
+store, stop, known, looks, sizes = Path("store.zarr"), Path("stop"), None, 0, set()
+warnings.simplefilter("ignore")
+while not stop.exists():
+    if store.exists():
+        found = tnsim.open_pairwise(store).similarity.values
+        if known is not None:
+            same = found[: len(known), : len(known)]
+            assert ((same == known) | np.isnan(known)).all()
+        known, looks = found, looks + 1
+        sizes.add(len(found))
+    time.sleep(0.02)
+print(looks, *sorted(sizes))
+"""
+
+
+@pytest.mark.slow
+def test_hundreds_of_checkpoints_grow_while_a_process_looks(rng, tmp_path):
+    """200 checkpoints, then 203, then 210: only new tiles are computed, numbers have equal bits."""
+    for n in range(210):
+        model = tnsim.Model([bilinear(rng, 3, 4, 2, True)])
+        tnsim.save(model, tmp_path / "run" / f"step_{n:04}.safetensors")
+    series, store, known, before = (
+        tnsim.load(tmp_path / "run"),
+        tmp_path / "store.zarr",
+        None,
+        set(),
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    looker = subprocess.Popen(
+        [sys.executable, "-c", LOOK],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    pairs = {200: {"."}, 203: {f"grown/1/{name}" for name in ("within", "across")}}
+    pairs[210] = {f"grown/2/{name}" for name in ("within", "across")}
+    for count, pieces in pairs.items():
+        found = tnsim.pairwise(series[:count], store=store).similarity.values
+        if known is not None:
+            assert (found[: len(known), : len(known)] == known).all()
+        now = computed(store)
+        assert len(now) == len(set(now)) and {piece for piece, _ in set(now) - before} == pieces
+        known, before = found, set(now)
+    (tmp_path / "stop").touch()
+    looks, *sizes = map(int, looker.communicate(timeout=100)[0].split())
+    assert looker.returncode == 0 and looks > 0 and set(sizes) <= {200, 203, 210}
+    assert_close(known, tnsim.pairwise(series).similarity.values, scale=1.0, rtol=1e-12)

@@ -99,8 +99,9 @@ class TestTorch:
             {k: v.double().numpy() for k, v in state.items()}, x := rng.normal(size=(3, 6))
         )
         assert_close(checkpoint.model(x), expected, rtol=1e-12)
-        direct = tnsim.from_state_dict(state)
-        assert tnsim.similarity(direct, checkpoint.model) == 1
+        direct = tnsim.from_state_dict(state, "bilinear-classifier")
+        named = tnsim.load(tmp_path / "m.pt", "bilinear-classifier")
+        assert tnsim.similarity(direct, named) == 1
 
     def test_nested_state(self, rng, tmp_path):
         state = {k: self.torch.tensor(v) for k, v in classifier(rng).items()}

@@ -48,9 +48,10 @@ def test_a_folder_of_one_model_is_read_by_every_command(tmp_path, rng):
     one, two = (tmp_path / "run" / f"checkpoint-{step}" for step in (5, 40))
     said = command("inspect", two, "--n-ctx", 2).stdout
     assert "2 heads, causal mask" in said and "s = 0.35" in said and "config:" not in said
-    options = ("--metric", "tree", "--n-ctx", 2, "--json")
+    given = ("--n-ctx", 2, "--dialect", "bilinear-attention")
+    options = ("--metric", "tree", *given, "--json")
     value = json.loads(command("similarity", one, two, *options).stdout)["similarity"]
-    models = tnsim.load(one, n_ctx=2), tnsim.load(two, n_ctx=2)
+    models = [tnsim.load(file, "bilinear-attention", n_ctx=2) for file in (one, two)]
     assert value == tnsim.similarity(*models, tnsim.TreeSymmetric())
     planned = command("pairwise", tmp_path / "run", "--dry-run", *options).stdout
     assert json.loads(planned)["pairs"] == 3
@@ -266,7 +267,8 @@ def test_the_command_line_wants_every_guess_confirmed(tmp_path, rng, monkeypatch
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert "mine.json: guesses that are not confirmed: layers, product of" in done.stderr
         assert '"confirmed": true' in done.stderr and " ... " not in done.stderr
-        assert "tnsim.confirm(model, forward)" in done.stderr and "Empirical" in done.stderr
+        assert "tnsim.confirm(model, forward)" in done.stderr
+        assert done.stderr.endswith(".origin.dialect.to_json() of either is a dialect\n")
     assert not (tmp_path / "out").exists() and not (tmp_path / "c.safetensors").exists()
     monkeypatch.setattr("sys.stdin", io.StringIO(dialect.read_text()))
     piped = command("similarity", *files, "--dialect", "-", check=False)
@@ -303,6 +305,66 @@ def test_a_forward_pass_confirms_guesses_or_refutes_them(tmp_path, rng):
     for activation, skip in [(lambda x: np.maximum(x, 0), 1), (lambda x: x, 0), (lambda x: x * (1 + np.tanh(x / 2)) / 2, 1)]:  # fmt: skip
         with pytest.raises(tnsim.ModelError, match=r"a guess of its dialect is wrong: .*Empirical"):
             tnsim.confirm(model, network(activation, skip))
+
+
+class Gated:
+    """A network whose tensors have the names of a preset, and whose activation leaves no tensor."""
+
+    def __init__(self, rng, activation):
+        shapes = {"embed": (4, 6), "body.left": (5, 4), "body.right": (5, 4), "body.down": (4, 5), "head": (3, 4)}  # fmt: skip
+        self.state = {f"{key}.weight": rng.normal(size=shape).astype(np.float32) for key, shape in shapes.items()}  # fmt: skip
+        self.activation = activation
+
+    def __call__(self, x):
+        embed, left, right, down, head = (matrix.T for matrix in self.state.values())
+        return (self.activation(x @ embed @ left) * (x @ embed @ right)) @ down @ head
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def test_a_preset_found_by_names_is_a_guess_in_every_result(tmp_path, rng):
+    nets = [Gated(rng, silu) for _ in range(2)]
+    files = [tmp_path / f"step_{n}.npz" for n in range(2)]
+    for net, file in zip(nets, files, strict=True):
+        np.savez(file, **net.state)
+    run = tmp_path / "run"
+    orders = [
+        ("similarity", *files),
+        ("paths", *files),
+        ("paths", files[0]),
+        ("pairwise", *files, "--out", run, "--report", tmp_path / "page.html"),
+    ]
+    for order in orders:
+        done = command(*order, "--json")
+        said = json.loads(done.stdout)
+        assert said["exact"] is False and len(said["caveats"]) == 1, order
+        assert "dialect bilinear-classifier: chosen by names of tensors" in said["caveats"][0]
+        assert '(--dialect bilinear-classifier, dialect="bilinear-classifier")' in done.stderr
+    named = command(*orders[0], "--dialect", "bilinear-classifier", "--json")
+    assert json.loads(named.stdout)["exact"] is True and named.stderr == ""
+    page = (tmp_path / "page.html").read_text()
+    assert '["exact","no"]' in page and "chosen by names of tensors" in page
+    assert "guessed in part" in command(*orders[0]).stdout
+    assert "guessed     dialect bilinear-classifier" in command("inspect", files[0]).stdout
+    command("convert", files[0], tmp_path / "own.safetensors")
+    for source in (files[0], tmp_path / "own.safetensors", nets[0].state):
+        model = tnsim.from_state_dict(source) if isinstance(source, dict) else tnsim.load(source)
+        assert len(model.origin.guesses) == 1
+        with pytest.warns(tnsim.CaveatWarning, match="chosen by names of tensors"):
+            assert tnsim.inner(model, model).exact is False
+        assert tnsim.plan(model, model).exact is False
+        with pytest.raises(tnsim.ModelError, match="a guess of its dialect is wrong"):
+            tnsim.confirm(model, nets[0])
+
+
+def test_a_preset_found_by_names_is_confirmed_by_a_forward_pass(rng):
+    net = Gated(rng, lambda x: x)
+    known = tnsim.confirm(tnsim.from_state_dict(net.state), net)
+    assert tnsim.similarity(known, known).exact is True
+    named = tnsim.from_state_dict(net.state, known.origin.dialect)
+    assert named.origin.guesses == () and tnsim.similarity(named, known).exact is True
 
 
 def test_guesses_that_are_none(tmp_path):

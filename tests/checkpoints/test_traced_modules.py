@@ -191,7 +191,7 @@ def test_outputs_are_unwrapped(name, rng):
 
 def test_outputs_that_do_not_say_which_counts_are_refused():
     module = Module(lambda m, x: {"first": m.a(x), "second": m.b(x)}, **MAPS)
-    with pytest.raises(tnsim.ModelError, match=r"found first, second: choose one, as by lambda"):
+    with pytest.raises(tnsim.ModelError, match=r"found first, second: choose one, as by output="):
         tnsim.from_module(module)
 
 

@@ -43,6 +43,30 @@ def cache(folder):
     return root
 
 
+def test_forward_passes_on_a_file_of_inputs(folder, rng):
+    """`--metric empirical --inputs FILE` in every command that takes it, as Python has it."""
+    inputs, models = folder / "inputs.npy", folder / "models"
+    np.save(inputs, rng.normal(size=(30, 3)))
+    metric = tnsim.Empirical(inputs)
+    wanted = tnsim.pairwise(tnsim.load(models), metric).similarity.values
+    options = ("--metric", "empirical", "--inputs", inputs)
+    command("pairwise", models, "--out", folder / "out", *options)
+    found = tnsim.open_pairwise(folder / "out" / "store.zarr")
+    assert_close(found.similarity.values, wanted, scale=1.0, rtol=1e-12)
+    assert found.attrs["metric"] == "empirical" and "standard_error" in found
+    watched = folder / "watched"
+    command("watch", models, "--out", watched, "--until", 3, "--every", 0.05, *options)
+    found = tnsim.open_pairwise(watched / "store.zarr").similarity.values
+    assert_close(found, wanted, scale=1.0, rtol=1e-12)
+    files = [models / f"step_{n:03}.safetensors" for n in (0, 10)]
+    said = json.loads(command("similarity", *files, "--json", *options).stdout)
+    assert_close(said["similarity"], wanted[0, 1], scale=1.0, rtol=1e-12)
+    assert "forward passes" in command("plan", *files, *options).stdout
+    for wrong in (("--metric", "empirical"), ("--inputs", inputs)):
+        done = command("pairwise", models, "--out", folder / "no", *wrong, check=False)
+        assert done.returncode == 2 and "forward passes need both" in done.stderr
+
+
 def test_all_pairs_and_what_is_written(folder):
     out = folder / "out"
     text = process(

@@ -12,6 +12,7 @@ from commands import command
 from oracles import bilinear
 
 import tnsim
+from tnsim.cli import watch
 
 
 def saved(rng, folder, step):
@@ -74,6 +75,55 @@ def test_a_checkpoint_that_changed_ends_it(tmp_path, rng):
     saved(rng, run, 20)
     done = command(*options, 3, check=False)
     assert done.returncode == 2 and "holds another run: other weights for 0" in done.stderr
+
+
+def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch):
+    """The store holds a checkpoint that this watcher sees whole two looks later."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    paths = [saved(rng, run, step) for step in (0, 10, 20)]
+    wanted = tnsim.pairwise(run, store=out / "store.zarr")
+    late, sleeps = paths[2].read_bytes(), []
+    paths[2].unlink()
+
+    def sleep(_):
+        sleeps.append(None)
+        if len(sleeps) == 2:  # after a look that found two files whole, and a refusal
+            paths[2].write_bytes(late)
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    done = command("watch", run, "--out", out, "--every", 0.05, "--until", 3)
+    assert "models 3, 3 new" in done.stdout and len(sleeps) == 3
+    assert tnsim.open_pairwise(out / "store.zarr").identical(wanted)
+
+
+def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    paths = [saved(rng, run, step) for step in (0, 10)]
+    options = ("watch", run, "--every", 0.05, "--until", 2, "--other", paths[0])
+    command(*options, "--out", out)
+    found = tnsim.open_pairwise(out / "store.zarr").similarity
+    assert found.shape == (2, 1) and found.values[0, 0] == 1
+    layer = {
+        name: rng.normal(size=shape)
+        for name, shape in [
+            ("q1", (4, 3)),
+            ("k1", (4, 3)),
+            ("q2", (4, 3)),
+            ("k2", (4, 3)),
+            ("v", (4, 3)),
+            ("o", (3, 4)),
+        ]
+    }
+    for path in paths:
+        layer["v"] = layer["v"] + 0.1
+        tnsim.save(tnsim.Model([tnsim.Attention(**layer, n_heads=2)]), path)
+    done = command(*options[:-2], "--parts", "ov", "--out", tmp_path / "parts")
+    assert "in layer 0 head" in done.stdout
+    found = tnsim.open_pairwise(tmp_path / "parts" / "parts")
+    wanted = tnsim.pairwise(tnsim.parts(tnsim.load(run), ["ov"])).similarity.values
+    assert abs(found.similarity.values - wanted).max() < 1e-12 and wanted.shape == (2, 2, 2)
 
 
 def test_results_do_not_go_among_the_checkpoints(tmp_path):

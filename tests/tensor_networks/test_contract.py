@@ -4,6 +4,7 @@ import itertools
 
 import backends
 import cases
+import cotengra
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,6 +178,71 @@ def test_sums_come_before_products(rng):
         assert_close(expression(), by_quimb(networks), rtol=1e-12)
         costs.append(expression.plan.multiplications)
     assert costs[0] == costs[1] == 16**3 + 16**2
+
+
+OPTIMIZERS = {
+    "name": lambda: "greedy",
+    "reusable": lambda: cotengra.ReusableHyperOptimizer(
+        max_repeats=4, parallel=False, methods=["greedy"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_paths_by_an_optimiser_of_cotengra(name, rng):
+    """Equal to quimb with the same optimiser, for vectors, open indices and large intermediates."""
+    a, b = cases.pair(
+        cases.SHALLOW["biases"]
+        if "biases" in cases.SHALLOW
+        else next(iter(cases.SHALLOW.values())),
+        rng,
+    )
+    networks = list(tnsim.networks(a, b, tnsim.GaussianClosure()))
+    found = tnsim.contract(networks, optimize=OPTIMIZERS[name]())
+    scale = sum(abs(weight * by_quimb([(1.0, network)])) for weight, network in networks)
+    assert_close(found, by_quimb(networks), scale=scale, rtol=1e-11)
+    chain = qtn.TN_rand_reg(10, 3, 4, seed=1, phys_dim=2)
+    outer = chain.outer_inds()
+    optimizer = OPTIMIZERS[name]()
+    expression = tnsim.contract_expression(chain, outer, optimize=optimizer)
+    wanted = chain.contract(output_inds=outer, optimize=optimizer).data
+    assert_close(expression(), wanted, scale=LARGEST, rtol=1e-12)
+    searcher = "greedy" if name == "name" else type(optimizer).__name__
+    assert expression.plan.searched_with.endswith(searcher)
+    assert not tnsim.contract_expression(chain, outer).plan.searched_with.endswith(searcher)
+
+
+def test_an_optimiser_finds_the_path_that_runs(rng):
+    """The path is the one of the optimiser, also where it is a bad one."""
+    sizes = {"i": 2, "j": 30, "k": 30, "l": 30}
+    pairs = ("ij", "jk", "kl")
+    chain = qtn.TensorNetwork(
+        [qtn.Tensor(rng.normal(size=[sizes[i] for i in pair]), pair) for pair in pairs]
+    )
+
+    class Last(cotengra.oe.PathOptimizer):
+        def __call__(self, inputs, output, size_dict, memory_limit=None):
+            ends = [n for n, labels in enumerate(inputs) if min(map(size_dict.get, labels)) == 30]
+            return [tuple(ends), (0, 1)]
+
+    bad = tnsim.contract_expression(chain, ("i", "l"), optimize=Last())
+    good = tnsim.contract_expression(chain, ("i", "l"))
+    assert bad.plan.multiplications == 30**3 + 2 * 30**2 and good.plan.multiplications == 4 * 30**2
+    assert_close(bad(), good(), scale=LARGEST, rtol=1e-12)
+
+
+def test_an_optimiser_for_one_contraction_is_refused_for_more(rng):
+    a, b = cases.pair(cases.SHALLOW["bilinear biases"], rng)
+    once = cotengra.HyperOptimizer(max_repeats=4, parallel=False, methods=["greedy"])
+    with pytest.raises(tnsim.ModelError, match=r"another product.*ReusableHyperOptimizer"):
+        tnsim.contract(tnsim.networks(a, b, tnsim.GaussianClosure()), optimize=once)
+
+
+@pytest.mark.parametrize("wrong", ["no such method", 3, [(0, 1), (0, 1)]])
+def test_optimisers_without_a_path_are_refused(wrong, rng):
+    chain = qtn.MPS_rand_state(4, 2, seed=1)
+    with pytest.raises(tnsim.ModelError, match=r"optimize.*name of a method of cotengra"):
+        tnsim.contract(chain, optimize=wrong)
 
 
 def test_declared_symmetries_save_work(rng):

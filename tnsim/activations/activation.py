@@ -100,7 +100,11 @@ class Gate:
         """
         gate, delta = list(self.weights), []
         for _ in range(order):
+            # The gate's own derivative is the density, times the polynomial in front; at a kink
+            # only the constant survives.
             through = gate if self.width else gate[:1]
+            # Derivative of the polynomial at the density, and the derivative -u / kappa^2 of the
+            # density itself, which raises the power.
             lower = [p * w for p, w in enumerate(delta)][1:]
             raised = [0.0, *(-w / self.width**2 for w in delta)] if delta and self.width else []
             delta = [sum(x) for x in zip_longest(through, lower, raised, fillvalue=0.0)]
@@ -181,6 +185,7 @@ class Remainder:
             return _derivative_in_jax(self._values, order)(u)
         if self.reach == inf:
             return _numbers(self.function, u, order)
+        # Beyond `reach` function and gates agree to rounding, and their difference would be noise.
         inside = np.clip(u, -self.reach, self.reach)
         values = _numbers(self.function, inside, order)
         for gate in self.less:
@@ -232,6 +237,7 @@ class Activation:
         pieces = tuple(tuple(float(x) for x in piece) for piece in self.pieces)
         object.__setattr__(self, "kinks", kinks)
         object.__setattr__(self, "pieces", pieces)
+        # Named activations bring their parts along; nothing is derived for them.
         if self.parts:
             return
         if (self.function is None) == (not pieces) or (self.function is not None) != (
@@ -278,6 +284,7 @@ class Activation:
     def _values(self, x: Any, xp: Any) -> Any:
         if self.function is not None:
             return self.function(x)
+        # From left to right, each kink replaces the value to its right.
         values = _horner(self.pieces[0], x)
         for kink, piece in zip(self.kinks, self.pieces[1:], strict=True):
             values = xp.where(x > kink, _horner(piece, x), values)
@@ -412,6 +419,7 @@ def _gates(kinks: tuple[float, ...], pieces: tuple[tuple[float, ...], ...]) -> t
         size = max(len(left), len(right))
         change = np.zeros(size)
         change[: len(right)] += right
+        # What the polynomial gains at the kink, first in powers of u, then in powers of u - kink.
         change[: len(left)] -= left
         shifted = [
             sum(change[q] * comb(q, p) * kink ** (q - p) for q in range(p, size))
@@ -475,6 +483,8 @@ def _numbers(function: Callable[..., Any], u: np.ndarray, order: int = 0) -> np.
     if hasattr(function, "in_numpy") and (not order or function.in_numpy):  # see `_in_numpy`
         return function(u, order) if function.in_numpy else function(u)
     flat = np.ravel(u)
+    # Lengths grow by factors of eight, so a function is compiled for few lengths and at most seven
+    # eighths of a row are filled up in vain.
     size = 256
     while size < flat.size:
         size *= 8
@@ -517,6 +527,8 @@ def _logistic(u: Any, order: int = 0) -> Any:
 
     if not order:
         return sigmoid(u)
+    # Terms (s r)^p (r - s)^q with weights. Differentiating the first factor gives p (s r)^p (r -
+    # s)^(q+1), differentiating the second -2 q (s r)^(p+1) (r - s)^(q-1).
     terms = {(1, 0): 1.0}  # powers of s r and of r - s
     for _ in range(order - 1):
         following: dict[tuple[int, int], float] = {}
@@ -579,6 +591,8 @@ def _gelu_tanh(u: Any, order: int = 0) -> Any:
     """
     wave = np.polynomial.Polynomial(2 * sqrt(2 / pi) * np.array([0.0, 1.0, 0.0, 0.044715]))
     inner = _horner(tuple(wave.coef.tolist()), u)
+    # Derivative n of sigmoid(w(u)) as {p: polynomial that multiplies derivative p of sigmoid at w}.
+    # The chain rule raises p by one and brings w', the product rule differentiates the polynomial.
     chains = [{0: np.polynomial.Polynomial([1.0])}]
     for _ in range(order):
         following: dict[int, Any] = {}
@@ -591,6 +605,7 @@ def _gelu_tanh(u: Any, order: int = 0) -> Any:
         terms = chains[order].items()
         return sum(_horner(tuple(x.coef.tolist()), u) * _logistic(inner, p) for p, x in terms)
 
+    # (u g)^(n) = u g^(n) + n g^(n-1).
     return u * gate(order) + order * gate(order - 1) if order else u * _logistic(inner)
 
 

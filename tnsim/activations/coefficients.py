@@ -55,7 +55,10 @@ def trapezoidal_step(distance: Real, order: int = 0) -> Real:
     the Gaussian's growth off the axis; Hermite polynomials of order k add exp(y sqrt k) each.
     """
     xp = library(distance)
+    # Natural logarithm of the accuracy wanted: an error of eps, with a factor e to spare.
     digits = 1.0 - log(xp.finfo(xp.result_type(distance)).eps)
+    # The exponent -2 pi y / h + y^2 / 2 equals -digits at the step below. A y beyond sqrt(2 digits)
+    # would lose more by the Gaussian's growth than it gains.
     y = xp.minimum(distance, sqrt(2 * digits))
     return 2 * pi * y / (digits + y**2 / 2 + 2 * y * sqrt(order))
 
@@ -68,6 +71,7 @@ def polynomial_coefficients(
     z^j = sum_i j! / (2^i i! (j - 2i)!) he_(j - 2i).
     """
     degree = len(polynomial) - 1
+    # Coefficients of z^j in the polynomial of m + s z, by the binomial theorem.
     powers = [
         sum(polynomial[q] * comb(q, j) * mean ** (q - j) for q in range(j, degree + 1))
         * deviation**j
@@ -76,6 +80,7 @@ def polynomial_coefficients(
     zero = 0 * (mean + deviation)
     rows = []
     for k in range(degree + 1):
+        # he_k gets a share of every z^j with j - k even, and he_k = sqrt(k!) h_k.
         terms = (
             powers[j]
             * (factorial(j) / (2 ** ((j - k) // 2) * factorial((j - k) // 2) * sqrt(factorial(k))))
@@ -137,6 +142,8 @@ def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
     Returns:
         Array in the shape of the means.
     """
+    # Closed means have derivatives of every order as they are. Those of a remainder are sums, for
+    # which a rule of their own takes derivatives under the sum.
     total = 0 * mean
     for part in f.parts:
         if not isinstance(part, Remainder):
@@ -155,6 +162,7 @@ def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: 
     step = trapezoidal_step(part.strip / xp.maximum(deviation, smallest(mean.dtype)), 2)
     count = nodes_of(part, (high - low) / step)
 
+    # Nodes of different units differ in number; nodes beyond the end count zero.
     def body(i: Real, total: Real) -> Real:
         z = low + i * step
         values = density(z) * step * part(mean + deviation * z, derivative)
@@ -209,6 +217,7 @@ def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Any, "o
     if not isinstance(first, jax.Array):
         found = np.empty((order + 1, *np.shape(first)), dtype)
         found[0] = first
+        # sqrt(k + 1) h_(k+1) = z h_k - sqrt(k) h_(k-1), in place in the rows of the result.
         for k in range(order):
             np.multiply(z, found[k], out=found[k + 1])
             if k:
@@ -238,18 +247,26 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
     """
     xp, dtype = library(mean, deviation), mean.dtype
     most = len(gate.weights) - 1
+    # Each multiplication by u takes the coefficients of one order more, so a gate of power p starts
+    # p orders further and the surplus is cut off at the end.
     extra = order + (most if gate.width else 0)
     u = mean - gate.knot
     total = xp.maximum(xp.hypot(deviation, gate.width), smallest(dtype))
+    # Beyond 40 deviations the density is zero in float64, and Hermite polynomials of the clipped
+    # place stay finite.
     h = xp.clip(u / total, -40, 40)
     k = xp.arange(1, extra + 1, dtype=dtype)[:, None]
+    # The density is the first factor of the recursion: polynomials of large arguments then never
+    # stand alone, where they would overflow.
     rows = _hermite_rows(density(h), -h, max(extra - 1, 0), dtype)[:extra]
     share = deviation / total
     rows = rows * share**k / xp.sqrt(k)
+    # Order 0 is the mean of the gate, the orders above follow the closed form.
     rows = xp.concatenate([cumulative(u / total)[None], rows])
     result = gate.weights[0] * rows
     average = [rows[0]]
     for p in range(1, most + 1):
+        # Smooth gate: u f = (m - knot) f + s z f, and z moves orders up and down.
         if gate.width:
             up = xp.sqrt(k) * rows[1:]
             down = xp.sqrt(k[: len(rows) - 1]) * rows[:-1]
@@ -257,6 +274,9 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
             beside = xp.concatenate([up, none]) + xp.concatenate([none, down])
             rows = u * rows + deviation * beside
         else:
+            # Kink: the derivative of u_+^p is p u_+^(p-1), and c_k[f] = s c_(k-1)[f'] / sqrt k.
+            # Only the means, the order 0, need the moments of a normal variable cut off at the
+            # kink.
             if p == 1:
                 average.append(u * average[0] + deviation * density(u / total))
             else:
@@ -274,6 +294,7 @@ def _wave_coefficients(mean: Real, deviation: Real, order: int) -> Real:
     factors = [xp.exp(-0.5 * xp.square(deviation))[None], deviation / xp.sqrt(k)]
     sizes = xp.cumprod(xp.concatenate(factors), 0)
     waves = xp.sin(mean), xp.cos(mean)
+    # sin(m + k pi / 2) runs through sin, cos, -sin, -cos.
     signs = xp.stack([(-1) ** (n // 2) * waves[n % 2] for n in range(order + 1)])
     return sizes * signs
 
@@ -296,9 +317,11 @@ def _summed_coefficients(part: Part, mean: Real, deviation: Real, order: int) ->
     count = nodes_of(part, (high - low) / step)
     offsets, weights = (NODES, WEIGHTS) if kinked else (np.arange(8), np.ones(8))
     offsets, weights = (xp.asarray(x, dtype)[:, None] for x in (offsets, weights))
+    # Each turn takes 20 nodes of a panel, or 8 neighbouring nodes of the trapezoidal sum.
     turns = count if kinked else count // 8 + 1
 
     def body(i: Real, total: Real) -> Real:
+        # From the upper end downwards: there a kinked part ends, at which panels have to begin.
         z = high - ((i if kinked else 8 * i) + offsets) * step
         first = weights * density(z) * step * part(mean + deviation * z)
         rows = _hermite_rows(xp.where(z < low, 0.0, first), z, order, dtype)
@@ -326,6 +349,8 @@ def norms(
     """
     xp = library(mean, deviation)
     safe = xp.maximum(deviation, smallest(mean.dtype))
+    # Between two landmarks every part is a polynomial or analytic in a strip, so panels of a length
+    # that the strips allow converge.
     places = (-inf, *_landmarks(f), inf)
     ends = [xp.clip((x - mean) / safe, -REACH, REACH) for x in places]
     nodes, weights = (xp.asarray(x, mean.dtype)[:, None] for x in (NODES, WEIGHTS))
@@ -333,10 +358,14 @@ def norms(
     for (left, right), (low, high) in zip(pairwise(places), pairwise(ends), strict=True):
         strips = [part.strip for part in f.parts if _alive(part, left, right)]
         longest = xp.minimum(2.0, 2 * min(strips, default=inf) / safe)
+        # Panels of one interval are equally long, with a number that the longest interval of all
+        # units needs.
         turns.append(nodes_of(f.parts[-1], (high - low) / longest) - 1)
         lows.append(low)
         lengths.append((high - low) / xp.maximum(turns[-1], 1))
 
+    # Two nested loops, over intervals and over their panels, so that a trace compiles one panel
+    # only.
     def panels(n: Any, totals: list[Real]) -> list[Real]:
         low, length, count = (xp.stack(x)[n] for x in (lows, lengths, turns))
 
@@ -349,6 +378,7 @@ def norms(
 
         return repeat(count, panel, totals)
 
+    # The integrands are called once on zeros to learn how many there are.
     totals = [0 * mean] * len(integrands(*[0 * mean] * 3))
     return repeat(xp.asarray(len(lows)), panels, totals)
 

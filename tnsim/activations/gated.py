@@ -135,6 +135,7 @@ def gated_moments(
     f = activation(f)
     (mean, deviation, shift, slope, _), unit, e = _split(units)
     with np.errstate(all="ignore"):
+        # E f, E f' and E f'' of every unit; `slope * deviation` is s b, from Stein's lemma for z.
         first, second, third = (average(f, mean, deviation, order) for order in range(3))
     value = shift * first + slope * deviation * second
     by_mean = shift * second + slope * deviation * third
@@ -144,6 +145,8 @@ def gated_moments(
 
 def _continuous(f: str | Activation) -> Activation:
     f = activation(f)
+    # The series of the slope of a step does not converge in the mean square, so no rest of it has a
+    # bound. The tail of ELU jumps as well, at its end.
     jumps = [x for x in f.parts if isinstance(x, Gate) and x.width == 0 and x.weights[0]]
     if jumps or any(isinstance(x, Tail) for x in f.parts):
         raise ModelError(
@@ -159,6 +162,8 @@ def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
     if all(not isinstance(x, jax.Array) for x in (*units.gate, *units.up)):
         units = GatedUnits(*(Units(*(np.asarray(x, float) for x in y)) for y in units))
     deviation, unit = directions(units.gate.rows)
+    # b is the component of the row of w along the direction of u, and the row of e is what remains,
+    # so that e is independent of z.
     slope = library(unit, units.up.rows).sum(units.up.rows * unit, 1)
     e = units.up.rows - slope[:, None] * unit
     return (units.gate.mean, deviation, units.up.mean, slope, directions(e)[0]), unit, e
@@ -171,6 +176,8 @@ class _GatedPairing:
     f: Activation
     g: Activation
 
+    # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
+    # is p, 2 is q and 3 is d.
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
 
     def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
@@ -179,6 +186,7 @@ class _GatedPairing:
 
     def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
         unit, e, other_unit, other_e = left.unit, left.across, right.unit, right.across
+        # In the order of the weights: g12 = E e z', g21 = E z e', eps = E e e'.
         products = ((e, other_unit), (unit, other_e), (e, other_e))
         return correlations(unit, other_unit), *(product_of_rows(*both) for both in products)
 
@@ -198,6 +206,7 @@ class _GatedPairing:
         (m, s, a, b, _), (n, t, a1, b1, _) = left, right
         g12, g21, eps = cross
         values = partial(pair_values, self.f, self.g, m, s, n, t, rho, gap)
+        # Covariances of w with u and v, of w' with u and v, and of w with w'.
         wu, wv = b * s, t * (b * rho + g12)
         xu, xv = s * (b1 * rho + g21), b1 * t
         joint = eps + b * b1 * rho + b * g21 + b1 * g12
@@ -211,6 +220,8 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     """Fields c, p, q, d, and their slopes by the parameters."""
     mean, deviation, shift, slope, spread = parameters
     highest = highest_order(f, mean)
+    # Multiplying by z and differentiating each need one order beyond the result, and derivatives by
+    # the parameters further ones.
     order = highest + 4
 
     def fields(mean: Real, deviation: Real, shift: Real, slope: Real, _: Real) -> Real:
@@ -229,6 +240,7 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
             kinds.append(jax.jvp(fields, parameters, tangents)[1])
 
     def squares(value: Real, by_z: Real, z: Real) -> list[Real]:
+        # The four integrands are f^2, phi^2, (dphi/dz)^2 and (df/dz)^2, in the order of the fields.
         factor = shift + slope * z
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
@@ -238,6 +250,7 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         left_over(f, c, energy, int(i == 1))
         for i, (c, energy) in enumerate(zip(kinds[0], found, strict=True))
     ]
+    # E (f w)^2 = E phi^2 + E e^2 E f^2.
     plain, whole, *_ = found
     size = xp.sqrt(whole + spread**2 * plain)
     factors = abs(shift) + abs(slope) + spread

@@ -156,9 +156,13 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
 def directions(rows: Float[Any, "units rank"]) -> tuple[Real, Real]:
     """Lengths of rows and rows of length 1, with gradients; rows of length 0 stay as they are."""
     xp = library(rows)
+    # Rows are divided by their largest entry first, so that squares neither overflow nor vanish.
+    # The divisor is a constant to derivatives, as the length does not depend on it.
     largest = held(xp.max(abs(rows), axis=1, initial=0.0))
     scale = xp.where(largest > 0, largest, 1.0)[:, None]
     rows = rows / scale
+    # A row of zeros has no direction, and the root has no slope there. Both `where`s are needed:
+    # the inner one keeps the root away from zero, so that no derivative is infinite times zero.
     square = xp.sum(xp.square(rows), 1)
     length = xp.sqrt(xp.where(square > 0, square, 1.0))
     return xp.where(square > 0, length, 0.0) * scale[:, 0], rows / length[:, None]
@@ -317,6 +321,8 @@ def between(pairing: Any, first: Expanded, second: Expanded, together: Together)
 
 def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
     if slopes:
+        # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) = z f'(m + s
+        # z), which raises the order by one: hence the one order more, which is cut off again.
         c, c_slope = hermite(f, mean, deviation, ORDER + 1)
         kinds = [c[:-1], c_slope[:-1], times_z(c_slope)[:-1]]
     else:
@@ -336,6 +342,8 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
 
 def highest_order(f: Activation, mean: Real) -> int:
     """The highest order that coefficients of an activation are made for."""
+    # A remainder has no closed form for pairs, so pairs alone cost integrals, and a series of 256
+    # orders is cheaper by far. Closed forms are cheap enough to end at 64.
     integrates = any(isinstance(x, Remainder) for x in f.parts)
     return _LONG if integrates and library(mean) is np else ORDER
 
@@ -358,6 +366,8 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
     for part in f.parts:
         if isinstance(part, Gate):
             width = 0.0 if part.width == inf else part.width
+            # How far the argument of the gate reaches: its distance from the knot, its spread and
+            # the width of the gate. A power p of it bounds the moment of that power.
             reach = abs(mean - part.knot) + deviation + width
             powers = (abs(w) * reach**p for p, w in enumerate(part.weights) if w)
             total = total + sum(powers, 0 * size)
@@ -374,6 +384,8 @@ def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Rea
 def times_z(c: Real) -> Real:
     """Coefficients of z f: z h_k = sqrt(k+1) h_(k+1) + sqrt k h_(k-1); the last order is short."""
     xp = library(c)
+    # `none + k c[:-1]` raises: entry k gets sqrt(k) c_(k-1). `k c[1:] + none` lowers: entry k gets
+    # sqrt(k+1) c_(k+1), for which the last entry lacks its partner.
     k = xp.sqrt(xp.arange(1, len(c), dtype=c.dtype))[:, None]
     none = xp.zeros_like(c[:1])
     return xp.concatenate([none, k * c[:-1]]) + xp.concatenate([k * c[1:], none])
@@ -392,6 +404,7 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
         degree: Degree by which a factor raises that of f.
     """
     xp = library(c, energy)
+    # known[k] is the energy of all orders up to k; E f^2 is the energy of all orders (Parseval).
     known = xp.cumsum(xp.square(c), 0)
     if f.is_polynomial:  # its series ends, and leaves nothing behind
         sizes = [len(part.weights) for part in f.parts if isinstance(part, Gate)]  # all of them
@@ -400,6 +413,7 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
     else:
         rounding = 4 * float(xp.finfo(c.dtype).eps)
         left = xp.maximum(energy - known, 0) + rounding * xp.maximum(energy, known[-1])
+    # Entry n is what is left after order 8 (n + 1), as orders begin at 0.
     return xp.sqrt(left[_TURN::_TURN])
 
 
@@ -423,7 +437,10 @@ def numbers_of(
     right: Any = second.side
     rows, columns = cross[0].shape
     values = np.empty((rows, columns))
+    # One order for all pairs: the series then runs over whole tiles, with no branch for single
+    # pairs.
     order = _order_of(pairing, left, right, cross)
+    # Tiles of at most 32 rows, the arrays of which stay in a core's cache.
     height = max(1, min(rows, 32))
     width = max(1, _TILE // height)
     tiles = [
@@ -431,6 +448,7 @@ def numbers_of(
         for i in range(0, rows, height)
         for j in range(0, columns, width)
     ]
+    # At most 64 tasks, so that starting a task costs little beside its tiles.
     runs = np.array_split(np.arange(len(tiles)), min(len(tiles), 64))
 
     def run(places: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
@@ -438,9 +456,12 @@ def numbers_of(
 
     found = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
     share = max((x[2] for x in found), default=0.0)
+    # Rows and columns of all pairs whose series has not converged at the common order.
     at = tuple(np.concatenate([x[n] for x in found]) if found else np.zeros(0, int) for n in (0, 1))
 
     share = [share]
+    # Pairs that are left over try the longest series first, where coefficients of so many orders
+    # exist.
     if min(x.tables.shape[2] for x in (left, right)) > _LONG:
         places = np.arange(0, len(at[0]), _CHUNK)
         parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
@@ -449,6 +470,7 @@ def numbers_of(
         at = tuple(np.concatenate([x[n] for x in found] or [at[n]]) for n in (0, 1))
         share += [x[2] for x in found]
 
+    # What still is left takes closed forms or integrals, a thousand pairs at a time.
     def alone(start: int) -> None:
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
@@ -471,6 +493,8 @@ def _by_long_series(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Single pairs by the longest series into `values`; the pairs left over, and others' share."""
     left, right, cross = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
+    # The bound |rho|^(K+1) r_K r'_K of everything beyond the last order, relative to the gross
+    # sizes in which a kernel is rounded anyway.
     own, other = (_quotient(x.rest[:, -1], x.gross) for x in (left, right))
     tails = _form(pairing, own, other, tuple(map(np.abs, cross)))
     tails = tails * _powers(np.abs(cross[0]), _LONG + 1)
@@ -479,6 +503,7 @@ def _by_long_series(
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
         c, d = left.tables[0, a], right.tables[0, b]
         series = c[_LONG] * d[_LONG]
+        # Horner's rule in rho.
         for k in range(_LONG - 1, -1, -1):
             series = series * cross[0] + c[k] * d[k]
         total = series if isinstance(weight, float) else total + weight * series
@@ -505,18 +530,23 @@ def _order_of(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ..
     if not rows * columns:
         return _TURN
     for f, side in ((pairing.f, left), (pairing.g, right)):
+        # The rests of a polynomial are zero from some turn on; the series ends there, and is exact.
         if f.is_polynomial:  # a finite sum
             ended = ~side.rest.any((0, 2))
             return _TURN * (1 + int(np.argmax(ended))) if ended.any() else ORDER
+    # Every n-th row and column, so that about `_SAMPLE` pairs decide.
     share = max(1.0, np.sqrt(rows * columns / _SAMPLE))
     i, j = (np.arange(0, n, share).astype(int) for n in (rows, columns))
     some = tuple(x[np.ix_(i, j)] for x in cross)
     left, right = left.part(i), right.part(j)
     dear = _cost(pairing.f, pairing.g)
     power = np.abs(some[0])
+    # Costs are counted in orders per pair: the orders of the series, and for each pair that is
+    # marked as left over the cost of a pair alone. A longer series marks fewer pairs.
     steps, costs = _powers(power, _TURN), []
     power = steps * power
     for turn in range(ORDER // _TURN):
+        # `power` is |rho|^(K+1) at the end of each turn; it begins at K + 1 = 9.
         marked = _tails(pairing, left, right, some, turn) * power > _TOLERANCE
         costs.append(_TURN * (turn + 1) + dear * np.count_nonzero(marked) / marked.size)
         power = power * steps
@@ -548,12 +578,14 @@ def _tile(
     cross = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
     rho, total, product = cross[0], 0.0, np.empty(cross[0].shape)
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
+        # Shapes (orders, rows, 1) and (orders, 1, columns), which broadcast to the tile.
         c, d = left.tables[0, a, :, i, None], right.tables[0, b, :, None, j]
         series = c[order] * d[order]
         for k in range(order - 1, -1, -1):  # Horner's rule
             series *= rho
             np.multiply(c[k], d[k], out=product)
             series += product
+        # A weight that is a plain float is 1, and belongs to the first term of every pairing.
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
@@ -563,6 +595,7 @@ def _tile(
     tails = tails * _powers(np.abs(rho), order + 1)
     marked = tails > _TOLERANCE
     rows, columns = np.nonzero(marked)
+    # Marked pairs are computed alone, so their tails are no part of the error of what remains.
     tails[marked] = 0.0
     return rows + i.start, columns + j.start, float(tails.max(initial=0.0))
 
@@ -585,6 +618,7 @@ def matrix(
         unit: Rows of length 1 of the first layer's units.
         other_unit: Rows of length 1 of the second layer's units.
     """
+    # Sizes and shares are bounds, of which nobody needs a derivative.
     values, *rest = _values(pairing, left, right, cross, unit, other_unit)
     return Kernel(values, *map(jax.lax.stop_gradient, rest))
 
@@ -599,6 +633,8 @@ def _values(pairing, left, right, cross, unit, other_unit):
 def _values_jvp(pairing, primals, tangents):
     (value, *slopes), *rest = _blocks(pairing, True, *primals)
     left, right, cross, *_ = tangents
+    # Slopes by parameters of the left units broadcast along rows, those of the right units along
+    # columns; slopes by cross matrices have an entry for each pair already.
     changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
     change = sum(x * y for x, y in zip(slopes, changes, strict=True))
     return (value, *rest), (change, *map(jnp.zeros_like, rest))
@@ -608,11 +644,15 @@ def _values_jvp(pairing, primals, tangents):
 def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
     """All pairs in blocks of rows: values first, after them slopes by left, right and cross."""
     rows, columns = cross[0].shape
+    # Even blocks of at most `_BLOCK` pairs: the number of blocks, rounded up, and then the rows of
+    # each.
     count = -(-rows // max(1, min(rows, _BLOCK // max(columns, 1))))
     block = -(-rows // count)
     first = pairing.side(pairing.f, left, slopes)
     second = pairing.side(pairing.g, right, slopes)
 
+    # The axis of units is padded with zeros to whole blocks and moved in front as (blocks, rows of
+    # a block); padded rows are cut off at the end.
     def split(x: Real, axis: int) -> Real:
         width = [(0, 0)] * x.ndim
         width[axis] = (0, count * block - rows)
@@ -646,9 +686,14 @@ def _block(pairing, slopes, other_unit, second, argument):
         )
         values = [form(left[0], right[0]) * power]
         if slopes:
+            # Tables hold the coefficients, and behind them their slopes by each parameter of a
+            # unit.
             values += [form(left[i + 1], right[0]) * power for i in range(parameters)]
             values += [form(left[0], right[i + 1]) * power for i in range(parameters)]
+            # d/drho rho^k = k rho^(k-1).
             values.append(k * form(left[0], right[0]) * before)
+            # Weights of the fields depend on the further cross matrices, by which they are
+            # differentiated in turn.
             for i in range(len(others)):
                 tangents = tuple(jnp.full_like(rho, i == j) for j in range(len(others)))
                 moved = jax.jvp(
@@ -659,6 +704,8 @@ def _block(pairing, slopes, other_unit, second, argument):
                 values.append(moved * power)
         return jnp.stack(values)
 
+    # One turn of eight orders, and afterwards a look at the pairs that are left over: how many
+    # there are decides whether another turn repays itself.
     def orders(state: tuple[Any, Real, Real, Real, Any]) -> tuple[Any, Real, Real, Real, Any]:
         turn, before, total, _, _ = state
         for i in range(_TURN):
@@ -676,6 +723,7 @@ def _block(pairing, slopes, other_unit, second, argument):
         turn, _, _, _, count = state
         return (turn < ORDER // _TURN) & (count * dear > _TURN * rho.size)
 
+    # Order 0 before the loop; `before` is rho^0.
     one = jnp.ones_like(rho)
     start = orders((jnp.asarray(0), one, term(0, one, one), one, jnp.asarray(0)))
     _, _, total, tail, count = jax.lax.while_loop(repays, orders, start)
@@ -684,6 +732,8 @@ def _block(pairing, slopes, other_unit, second, argument):
     share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
         return tuple(total), share
+    # Shapes inside a trace are fixed, so marked pairs cannot be collected by a mask. Their places
+    # are found rank by rank, a chunk at a time, until the count is reached.
     chunk = min(_CHUNK, rho.size)
     groups = jnp.pad(marked.ravel(), (0, -rho.size % _GROUP)).reshape(-1, _GROUP)
     ends = jnp.cumsum(jnp.sum(groups, 1))
@@ -718,6 +768,7 @@ def _cost(f: Activation, g: Activation) -> float:
     """What a pair alone costs, in orders of the series for a pair."""
     cost = 0.0
     for a, b in product(f.parts, g.parts):
+        # Two gates have a closed form; every other pair is an integral.
         kinds = (
             sum(isinstance(x, Gate) for x in (a, b)),
             sum(isinstance(x, Remainder) for x in (a, b)),
@@ -731,6 +782,8 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
 
     Two levels, counts of groups and marks within a group, so that nothing runs over all pairs.
     """
+    # The first group whose cumulated count exceeds the rank holds the pair; within the group, it is
+    # the first place whose cumulated marks exceed the rank less those of all groups before.
     group = jnp.minimum(jnp.searchsorted(ends, ranks, side="right"), len(ends) - 1)
     marks = groups[group]
     before = ends[group] - jnp.sum(marks, 1)
@@ -746,6 +799,7 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     rows keeps all digits, and is zero for equal rows.
     """
     xp = library(rho)
+    # For unit rows |e - e'|^2 / 2 = 1 - rho, and |e + e'|^2 / 2 = 1 + rho.
     gap = 1 - abs(rho)
     sign = xp.where(rho < 0, -1.0, 1.0)
 
@@ -753,11 +807,13 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
         difference = unit[i] - sign[:, None] * other_unit[j]
         return 0.5 * xp.sum(xp.square(difference), 1)
 
+    # Elsewhere the difference 1 - |rho| has lost two digits at most.
     close = gap < 0.01
     if xp is np:
         exact = distances() if close.any() else gap
     else:
         exact = jax.lax.cond(jnp.any(close), distances, lambda: gap)
+    # Rows of zeros belong to units without randomness, which correlate with nothing.
     close &= xp.any(unit[i] != 0, 1) & xp.any(other_unit[j] != 0, 1)
     gap = xp.where(close, exact, gap)
     return xp.where(close, sign * (1 - gap), rho), gap
@@ -775,6 +831,7 @@ def _direct(pairing, left, right, rho, gap, others, slopes):
     arguments = (*left, *right, rho, *others)
     count = len(left)
 
+    # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
     def values_at(*moved: Real) -> Real:
         moved_gap = floor - sign * (moved[2 * count] - rho)
         return pairing.alone(
@@ -789,5 +846,6 @@ def _direct(pairing, left, right, rho, gap, others, slopes):
         tangents = tuple(x * jnp.ones_like(gap) for x in direction)
         return jax.jvp(values_at, arguments, tangents)[1]
 
+    # One forward derivative along each argument, all at once.
     every = jax.vmap(slope)(jnp.eye(len(arguments), dtype=gap.dtype))
     return jnp.concatenate([values[None], every])

@@ -104,10 +104,13 @@ def owens_t(h: Real, a: Real) -> Real:
         True
     """
     xp = library(h, a)
+    # T is even in h and odd in a, so absolute values do, and the sign of a returns at the end.
     h, size = xp.abs(h), xp.minimum(xp.abs(a), 1 / smallest(xp.result_type(h, a)) ** 2)
     large = size > 1
+    # a h, without overflow: beyond 40 every term below has vanished.
     product = xp.minimum(h * xp.where(large, size, 1.0), 40.0)
     h = xp.minimum(h, 40.0)
+    # Where the reflection is used, the integral is T(a h, 1 / a); otherwise T(h, a) itself.
     first = xp.where(large, product, h)
     upper = xp.where(large, 1 / xp.where(large, size, 1.0), size)
     exponent = -0.5 * xp.square(first)
@@ -143,9 +146,11 @@ def thresholds(h: Real, k: Real, r: Real, gap: Real) -> tuple[Real, Real, Real, 
     """
     xp = library(h, k, r, gap)
     tiny = smallest(xp.result_type(h))
+    # A threshold of zero would be divided by; a tiny positive one has the same probabilities.
     h, k = (xp.where(xp.abs(x) < tiny, tiny, x) for x in (h, k))
     bar = xp.maximum(xp.sqrt(gap * (2 - gap)), tiny)
     near = xp.where(r < 0, -1.0, 1.0)
+    # k - r h = near ((near k - h) + gap h), as r = near (1 - gap).
     k_given_h = near * ((near * k - h) + gap * h) / bar
     h_given_k = near * ((near * h - k) + gap * k) / bar
     both = owens_t(h, k_given_h / h) + owens_t(k, h_given_k / k)
@@ -243,15 +248,19 @@ def gate_tables(
     m, n, s, t, rho, gap = xp.broadcast_arrays(m, n, s, t, rho, gap)
     c, zero = rho * s * t, xp.zeros_like(rho)
     open_u, open_v = kappa == inf, lam == inf
+    # An open gate has no threshold; its noise counts as zero where formulas of the other gate ask
+    # for it.
     noise_u, noise_v = (0.0 if x == inf else x for x in width)
     tiny = smallest(rho.dtype)
     total_s = xp.maximum(xp.hypot(s, noise_u), tiny)
     total_t = xp.maximum(xp.hypot(t, noise_v), tiny)
     h, k = m / total_s, n / total_t
+    # E delta(U) and E delta(V), the first entries of X and Y before the other gate is considered.
     at_u = zero if open_u else density(h) / total_s
     at_v = zero if open_v else density(k) / total_t
     joint, bar = zero, zero + 1.0
     if open_u or open_v:
+        # With an open gate the two thresholds do not interact.
         probability = (1.0 if open_u else cumulative(h)) * (1.0 if open_v else cumulative(k)) + zero
     else:
         share_s, share_t = s / total_s, t / total_t
@@ -259,7 +268,9 @@ def gate_tables(
         noise = (noise_u / total_s) ** 2 * share_t**2 + (noise_v / total_t) ** 2
         r_gap = gap + xp.abs(rho) * noise / (1 + share_s * share_t)
         probability, k_given_h, h_given_k, bar = thresholds(h, k, rho * share_s * share_t, r_gap)
+        # delta(U) delta(V) has the density of U times that of V given U, whose deviation is T bar.
         joint = at_u * density(k_given_h) / total_t  # Z[0][0] bar
+        # Given U = 0 the other gate opens with the probability Phi((k - r h) / bar).
         at_u, at_v = at_u * cumulative(k_given_h), at_v * cumulative(h_given_k)
 
     def kept(width: float, total: Real) -> Real:
@@ -269,13 +280,17 @@ def gate_tables(
     # given U = V = 0
     powers = (most[0] + 1 if noise_u else 0), (most[1] + 1 if noise_v else 0)
     z = [[joint / bar]]
+    # Determinant of the covariance of (U, V).
     determinant = xp.square(total_s * total_t * bar)
     safe = xp.where(determinant > 0, determinant, 1.0)
+    # Means, variances and covariance of (u, v) given U = V = 0 by the usual formulas of
+    # conditioning. Each is written with the widths as factors, so that a kink gives exact zeros.
     m2 = noise_u**2 * (total_t**2 * m - c * n) / safe
     n2 = noise_v**2 * (total_s**2 * n - c * m) / safe
     s2 = noise_u**2 * s**2 * total_t**2 * kept(noise_v, total_t) / safe
     t2 = noise_v**2 * t**2 * total_s**2 * kept(noise_u, total_s) / safe
     c2 = (noise_u * noise_v) ** 2 * c / safe
+    # First the row of u^0, then every further power of u from the rows before.
     for q in range(powers[1]):
         z[0].append(_raised(z[0], q, n2, t2))
     for p in range(powers[0]):
@@ -302,11 +317,15 @@ def gate_tables(
         def both(p: int, q: int) -> Real:
             return at(z, q, p) if flip else at(z, p, q)
 
+        # Row 0 holds the powers of the other variable. The derivative of its gate contributes the
+        # table of both densities, for power 0 through `spread_zero`, where the quotient by bar is
+        # avoided.
         row = [first]
         for q in range(most):
             through = spread_zero if q == 0 else variance * both(0, q)
             row.append(_raised(row, q, mean, variance) + through)
         table = [row]
+        # Powers of the variable at its own threshold, by the law given that threshold.
         for p in range(powers):
             table.append(
                 [
@@ -317,6 +336,8 @@ def gate_tables(
             )
         return table
 
+    # Given U = 0 the variable u keeps the share kappa^2 / S^2 of its mean and variance, and v loses
+    # what U explains of it.
     share_u, share_v = (noise_u / total_s) ** 2, (noise_v / total_t) ** 2
     v_kept, u_kept = t**2 * kept(noise_u, total_s), s**2 * kept(noise_v, total_t)
     kinks = not noise_u and not noise_v
@@ -325,8 +346,11 @@ def gate_tables(
     given_u = m * share_u, s**2 * share_u, n - c * m / total_s**2, v_kept, c * share_u
     given_v = n * share_v, t**2 * share_v, m - c * n / total_t**2, u_kept, c * share_v
     x = conditional(at_u, given_u, v_through, most[1], powers[0], False)
+    # The mirror image: the same recursion with u and v exchanged gives rows by powers of v, which
+    # are transposed into Y[p][q].
     flipped = conditional(at_v, given_v, u_through, most[0], powers[1], True)
     y = [[flipped[q][p] for q in range(len(flipped))] for p in range(most[0] + 1)]
+    # Row 0 first, by the mirror image of the recursion for M, and then row by row.
     table = [[probability]]
     for q in range(most[1]):
         table[0].append(_raised(table[0], q, n, t**2) + t**2 * at(y, 0, q) + c * x[0][q])

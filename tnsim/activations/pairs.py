@@ -60,17 +60,23 @@ def pair_values(
     flipped = n, t, m, s, rho, gap
     i, j = derivatives
     total = 0 * rho
+    # Gates of one width share their tables of moments, so they are evaluated together, knots along
+    # axes of their own.
     for left, right in product(_by_width(f), _by_width(g)):
         if derivatives == (0, 0) and isinstance(rho, jax.Array):
             total = total + _gates(left, right, *law)
         else:
             total = total + _differentiated_gates(left, right, law, derivatives)
+    # All pairs of parts with at least one that is no gate.
     for a, b in product(f.parts, g.parts):
         if isinstance(a, Gate) and isinstance(b, Gate):
             continue
         if isinstance(a, Wave) and isinstance(b, Wave):
             total = total + _waves(i, j, *law)
             continue
+        # A part without a closed mean is integrated over, and the other part enters through its
+        # mean given the first variable. Of two parts with closed means a gate, if there is one,
+        # enters through its mean.
         if not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
             total = total + _one_integral(b, j, a, i, *flipped)
         elif not isinstance(b, Remainder):
@@ -90,6 +96,8 @@ def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: R
     """
     xp = library(rho)
     sign = xp.where(rho < 0, -1.0, 1.0)
+    # (s - t)^2 + 2 s t (1 - |rho|) = s^2 + t^2 - 2 s t |rho|, a sum of two terms that are not
+    # negative.
     near = xp.square(s - t) + 2 * s * t * gap  # of u - sign v
     far = xp.square(s + t) - 2 * s * t * gap
 
@@ -98,6 +106,7 @@ def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: R
         value = xp.sin(mean) if order % 2 else xp.cos(mean)
         return (-1) ** ((order + 1) // 2) * value * xp.exp(-0.5 * variance)
 
+    # Derivatives shift the phase: that by v changes the sign of the first cosine's argument.
     difference = wave(m - n, xp.where(sign > 0, near, far), i + j)
     together = wave(m + n, xp.where(sign > 0, far, near), i + j)
     return 0.5 * ((-1) ** j * difference - together)
@@ -123,6 +132,7 @@ def _gates_jvp(left, right, primals, tangents):
     _, s, _, t, *_ = primals
     m1, s1, n1, t1, rho1, _ = tangents
     values = partial(_differentiated_gates, left, right, primals)
+    # The law seen from v: means and deviations change places, rho and gap stay.
     flipped = (*primals[2:4], *primals[:2], *primals[4:])
     slope = m1 * values((1, 0)) + n1 * values((0, 1)) + rho1 * s * t * values((1, 1))
     slope = slope + s1 * values((1, 0), times_z=True)
@@ -148,6 +158,7 @@ def _differentiated_gates(
     (knots, terms), (others, other_terms) = (
         _terms(gates, order) for gates, order in zip((left, right), derivatives, strict=True)
     )
+    # Shapes (knots, 1, pairs) and (1, other knots, pairs): every knot of u meets every knot of v.
     m, n = m - knots[:, None, None], n - others[:, None]
     width = left[0].width, right[0].width
     powers, other_powers = (max(len(x.weights) for x in gates) - 1 for gates in (left, right))
@@ -162,6 +173,9 @@ def _differentiated_gates(
     total = xp.maximum(xp.hypot(s, 0.0 if width[0] == inf else width[0]), smallest(rho.dtype))
     share = 0.0 if width[0] == inf else (width[0] / total) ** 2
 
+    # By Stein's lemma E z F = s E dF/du + rho t E dF/dv. Behind a gate the derivative lowers a
+    # power or turns the gate into its density. At the density of a threshold the law given U = 0
+    # takes the place of the plain law, with its own mean and covariances.
     def value(kind: int, other: int, p: int, q: int) -> Real:
         table = kinds[kind][other]
         if not times_z:
@@ -174,6 +188,8 @@ def _differentiated_gates(
         return -m * s / total**2 * at(table, p, q) + share * (s * by_u + rho * t * by_v)
 
     result = 0 * rho
+    # Weights per knot stand along the axes of knots, which are summed over; what remains has an
+    # entry per pair.
     for (kind, p), weights in terms.items():
         for (other, q), other_weights in other_terms.items():
             weight = weights[:, None, None] * other_weights[:, None]
@@ -217,10 +233,15 @@ def _one_integral(
     xp, dtype = library(rho), rho.dtype
     tiny, eps = smallest(dtype), float(xp.finfo(dtype).eps)
     nodes, weights = (xp.asarray(x, dtype) for x in (NODES, WEIGHTS))
+    # Where the part is alive. Panels are no longer than 2, on which 20 nodes integrate the density
+    # to rounding, and no longer than the strip of the part allows.
     low, high = span(part, m, s, _REACH)
     longest = xp.minimum(2.0, 2 * part.strip / xp.maximum(s, tiny))
+    # The conditional law of v: its mean moves by `slope` with z, and `left_over` is its deviation,
+    # from 1 - rho^2 = (1 - |rho|) (1 + |rho|).
     slope, left_over = t * rho, t * xp.sqrt(gap * (2 - gap))
     steep = xp.maximum(xp.abs(slope), tiny)
+    # An entire function has no transition; its strip as a function of z limits the panels instead.
     if closed.width == inf:
         longest = xp.minimum(longest, 2 * closed.strip / steep)
         centre, width = 0.5 * (low + high), xp.full_like(rho, 2 * _REACH)
@@ -228,17 +249,22 @@ def _one_integral(
         signed = xp.where(slope < 0, -steep, steep)
         centre = xp.clip((closed.knot - n) / signed, -1e6, 1e6)
         width = xp.maximum(xp.hypot(left_over, closed.width) / steep, 16 * eps)
+    # Where panels begin and end changes no integral, so nothing is differentiated through them.
     centre, width, longest = (held(x) for x in (centre, width, longest))
+    # Only the check that the sum would end; the number itself is not used.
     if xp is np:
         nodes_of(part, (high - low) / longest)
     start = xp.clip(centre, low, high)
 
+    # A derivative of a gate without any width left is a density without width, so a deviation of
+    # rounding is kept.
     def conditional(mean: Real, deviation: Real) -> Real:
         if other_derivative:
             deviation = xp.maximum(deviation, eps)
         return closed.mean(mean, deviation + 0 * mean, other_derivative)
 
     def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
+        # A panel ends at the end of the interval at the latest; at the end its length is zero.
         length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edge - centre)))
         length = xp.minimum(length, sign * (end - edge))
         z = edge[:, None] + sign * length[:, None] * nodes
@@ -246,6 +272,7 @@ def _one_integral(
         values = density(z) * part(m[:, None] + s[:, None] * z, derivative) * inner
         return edge + sign * length, length * xp.sum(weights * values, 1)
 
+    # One panel to the left and one to the right of what has been integrated so far.
     def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
         left, right, total = state
         left, first = panel(left, low, -1.0)
@@ -289,6 +316,7 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
         count = (nodes_of(b, (last - first) / inner_step[:, None], _NODES) - 1) // columns + 1
 
         def inner(turn: Any, part: Real) -> Real:
+            # Axes are (pairs, nodes of x, nodes of y).
             y = first[..., None] + (columns * turn + together) * inner_step[:, None, None]
             values = density(y) * b(mean[..., None] + spread[:, None, None] * y, j)
             return part + xp.sum(xp.where(y > last[..., None], 0.0, values), 2)
@@ -297,6 +325,7 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
         weight = density(x) * a(m[:, None] + s[:, None] * x, i)
         return total + xp.sum(xp.where(x > high[:, None], 0.0, weight) * integral, 1)
 
+    # Steps are common to all nodes of a sum, so they multiply the total once.
     count = (nodes_of(a, (high - low) / step, _NODES) - 1) // rows + 1
     return repeat(count, outer, 0 * rho) * step * inner_step
 
@@ -312,6 +341,8 @@ def _two_integrals_by_scale(a, b, i, j, m, s, n, t, rho, gap):
     for chosen, flip in ((wide, False), (~wide, True)):
         if chosen.any():
             u, v = (m[chosen], s[chosen]), (n[chosen], t[chosen])
+            # Exchanging u and v exchanges parts, derivatives, means and deviations; the correlation
+            # is symmetric.
             both = (b, a, j, i, *v, *u) if flip else (a, b, i, j, *u, *v)
             total[chosen] = _two_integrals(*both, rho[chosen], gap[chosen])
     return total

@@ -148,6 +148,7 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
     """
     if family.nodes is not None or plan.multiplications < WORTH:
         return uncut(plan)
+    # Arrays of the input belong to no model and have no side in their names.
     owners: dict[str, str] = {}
     for name in plan.shapes:
         side = side_of(name)
@@ -200,6 +201,7 @@ def stack(
     read = {leaf: place(array) for leaf, array in arrays.items() if leaf in names}
     over = dict.fromkeys(read, (True,)) if count > 1 else {}
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
+    # The own share runs on the stack of all models at once, and its outputs join the arrays.
     with execution.precision():
         result = execution.run(share.plan, read, setting.backend, over)
     return Stack(arrays | result.values, _of_whole(result, share))
@@ -223,12 +225,17 @@ def contracted(
     runs: list[tuple[float | None, float]] = [(None, 1.0)]
     if family.nodes:
         runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
+    # Names say the side, so the stacks of both sides have different names.
     arrays = {name: x for one, _ in stacks for name, x in one.arrays.items()}
     over = {name: axes for one, axes in stacks for name in one.arrays}
     own: Exponents = {}
+    # Exponents of own shares have the axis of their side only, and get axes of size 1 for the
+    # others, so that they add up by broadcasting.
     for one, axes in stacks:
         own |= {key: aligned(np.asarray(x), axes) for key, x in one.exponents.items()}
     names = crossing.plan.shapes
+    # The plan runs once for each second moment of the constant, and the results are summed with
+    # weights.
     for t, weight in runs:
         known = family.inputs(names, setting.units.metric, d_in, t)
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
@@ -322,6 +329,7 @@ def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     if budget.memory_bytes is not None:
         in_flight = int(min(in_flight, budget.memory_bytes))
     most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))
+    # Evenly filled batches, in numbers that all devices share evenly.
     even = math.ceil(models / math.ceil(models / most))
     return mesh().size * math.ceil(even / mesh().size)
 
@@ -332,6 +340,8 @@ def norms(block: StackBlock, setting: PairSetting) -> ScaledSum:
     |sum_s c_s f_s|^2 = sum_st c_s c_t <f_s|f_t>. Every product of two models is computed once.
     """
     index, (coefficients, exponents) = block.terms.index, block.coefficients()
+    # Pairs of models that occur together in some combination, each once with the smaller number
+    # first.
     wanted: set[tuple[int, int]] = set()
     for row in index.tolist():
         ascending = sorted(set(row))
@@ -343,6 +353,7 @@ def norms(block: StackBlock, setting: PairSetting) -> ScaledSum:
     known = {}
     for (low, high), product in zip(in_order, _paired(pairs, setting), strict=True):
         known[low, high] = magnified(product, block.roots[low] * block.roots[high])
+    # One part for each pair of terms (s, t), over all rows at once.
     parts = []
     for s in range(index.shape[1]):
         for t in range(index.shape[1]):
@@ -382,6 +393,7 @@ def products(
     parts = []
     for s in range(rows.terms.index.shape[1]):
         for t in range(columns.terms.index.shape[1]):
+            # Entry (i, j) of the part is the product of term s of row i with term t of column j.
             terms = np.ix_(rows.terms.index[:, s], columns.terms.index[:, t])
             part = taken(crossed, terms)
             factors = first.value[:, s, None] * second.value[None, :, t]
@@ -405,15 +417,20 @@ def _crossed(
     others = rows if columns is None else columns
     pairs = (len(rows.models), len(others.models))
     outputs = (rows.models[0].d_out,) if setting.slices else ()
+    # Filled group by group; every entry is written, as the groups cover all pairs.
     whole = ScaledSum(np.empty(pairs + outputs), np.empty(pairs), np.empty(pairs + outputs))
     row_groups, column_groups = _by_kind(rows.models), _by_kind(others.models)
     for n, row_group in enumerate(row_groups):
+        # Models of one list meet in both orders; groups up to the own one suffice, and the rest is
+        # mirrored.
         met = column_groups[: n + 1] if columns is None else column_groups
         for column_group in met:
             triangle = columns is None and column_group == row_group
             bra, ket = _chosen(rows, row_group), _chosen(others, column_group)
             for i, j, batch in _batches(bra, ket, setting, sizes, triangle, keep):
                 at, to = row_group[i], column_group[j]
+                # In a batch on the diagonal both orders of a pair were computed, and rounding may
+                # tell them apart: the upper triangle is replaced by the lower one.
                 diagonal = triangle and at == to
                 for array, values in zip(whole, batch, strict=True):
                     part = np.asarray(values)[: len(at), : len(to)]
@@ -459,6 +476,7 @@ def _batches(
             at = slice(i, i + together)
             key = (name, pairs.family, together, *models.digests[at])
             make = partial(stack, name, models.models[at], together, pairs, setting)
+            # Only stacks with own shares are dear enough to be kept.
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
@@ -507,6 +525,7 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -
                     found = stack(name, models, together, plan, setting)
                     stacks.append((_placed(found, spread, setting), (together > 1,)))
             values = contracted(plan, stacks, pair, setting, a.d_in)
+            # The last batch was filled up with repeats, whose results nobody reads.
             for place, n in enumerate(at):
                 products[n] = taken(values, place)
     return [products[n] for n in range(len(pairs))]

@@ -71,6 +71,8 @@ def route(
     run = Sizes.of(rows, columns, examples, setting)
     # Sums are kept by groups of points, for the standard errors.
     run = run._replace(products=run.products * GROUPS)
+    # Work plays no part in the size of a tile: passes are shared by all pairs of the tile, so
+    # larger tiles are cheaper.
     tile = run.tile(1, 2 * max(1, run.weights))
     # Half of the memory is for the batches, an eighth each for weights and for products.
     while (
@@ -81,6 +83,7 @@ def route(
     every = [entry for entry in (*rows, *(columns or ()))]
     passes = sum(_passes(entry, examples, points) for entry in every)
     outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
+    # Every tile runs the models of its rows and its columns.
     again = max(1, 2 * run.tiles(tile) * tile // len(every))
     work = again * passes + run.pairs * outputs
     batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
@@ -112,6 +115,7 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
 
     `columns` is None for rows with rows.
     """
+    # Parts that several entries have in common run once.
     known: dict[str, Part] = {}
     first = [_terms(entry, known, setting.dtype) for entry in rows]
     second = None

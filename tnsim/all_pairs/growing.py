@@ -112,6 +112,7 @@ class History:
 
     def models(self, side: str) -> list[Listed]:
         """The models of a side in the order in which runs gave them."""
+        # Places count in the list after the growth, and rise, so models are inserted in this order.
         found = listed(self.attrs, side)
         for growth in self.growths:
             for place, model in growth.added[side]:
@@ -141,6 +142,7 @@ class History:
     ) -> list[Piece]:
         assert self.path is not None  # a run in memory never grows
         folder = growth_folder(self.path, n)
+        # A new model may equal an earlier one; its pairs are known then.
         new = {side: _new(added[side], known[side]) for side in added}
         rows, columns = new["a"], new.get("b", ())
         found = []
@@ -149,6 +151,8 @@ class History:
         if self.sides == "ab" and rows:
             found.append(("rows", rows, tuple(known["b"])))
         if columns:
+            # Rows r..s are new in the same growth and meet the new columns here, as `rows` has
+            # earlier columns only.
             found.append(("columns", (*known["a"], *rows), columns))
         return [Piece(folder / name, *lists) for name, *lists in found]
 
@@ -202,6 +206,8 @@ def opened(run: PairwiseRun, path: Path | None) -> History:
     attrs = preparation.attributes_of(run)
     if path is None:
         return History(None, attrs)
+    # Another process may create or grow the store between any two steps, so each turn reads the
+    # store again, until the store holds all models of the run.
     while True:
         if not path.exists():
             stores.create(path, attrs)
@@ -232,6 +238,7 @@ def history(path: Path, ours: Mapping[str, Any] | None = None) -> History:
             raise
         attrs = _of_an_earlier_run(path, ours)
     growths = []
+    # Growths are numbered without gaps, so the first folder that is missing ends the list.
     for n in itertools.count(1):
         folder = growth_folder(path, n)
         if not folder.exists():
@@ -251,6 +258,8 @@ def history(path: Path, ours: Mapping[str, Any] | None = None) -> History:
 def _of_an_earlier_run(path: Path, ours: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a store that lost them, begun with the first of the models of `ours`."""
     error: DamagedStore | None = None
+    # The store may have begun with fewer models than the run has now. The longest beginning is
+    # tried first, and the digest of the run says which one is right.
     for count in range(len(ours["hash_a"]), 0, -1):
         lists = {name: ours[name][:count] for name in ("hash_a", "labels_a", "names_a")}
         try:
@@ -273,6 +282,8 @@ def _matched(found: History, attrs: Mapping[str, Any]) -> tuple[History, dict[st
         StoreMismatch: Models of the store are not among the models given, in order.
     """
     assert found.path is not None
+    # The latest state of the store is tried first. Only that state may be grown; an earlier one is
+    # only read, where the models given are exactly its models.
     for growths in range(len(found.growths), -1, -1):
         earlier = found.first(growths)
         added = {}
@@ -299,6 +310,8 @@ def _missing(stored: Sequence[Listed], given: Sequence[Listed]) -> list[int] | N
 
     keys: list[Callable[[Listed], tuple[str, ...]]] = [digest_and_label, lambda one: (one.hash,)]
     for key in keys:
+        # Stored models are looked for in the order given; `waiting` ends with the next one to be
+        # found.
         waiting = list(reversed(stored))
         missing = []
         for place, one in enumerate(given):
@@ -322,12 +335,16 @@ def _grow(found: History, added: Mapping[str, list[int]], run: PairwiseRun) -> N
     grown = History(found.path, found.attrs, (*found.growths, Growth(new, {})))
     place = growth_folder(found.path, len(grown.growths))
     added, labels = {}, {}
+    # Labels are written only where those of earlier models changed, as happens when numbers become
+    # names.
     for side, models in new.items():
         added[side] = [[at, *model] for at, model in models]
         given = ours[f"labels_{side}"]
         if [str(one.label) for one in grown.models(side)] != [*map(str, given)]:
             labels[side] = given
     content = {"begun": _begun(found.attrs), "added": added, "labels": labels}
+    # The folder is filled under another name and renamed as a whole, so no process sees half a
+    # growth. If the rename fails because the folder exists, another process was first.
     with stores.writing(found.path):
         place.parent.mkdir(exist_ok=True)
         try:
@@ -417,6 +434,7 @@ def stores_of(found: History, run: PairwiseRun) -> list[tuple[Piece, Store]]:
     opened_stores = []
     for n, piece in enumerate(pieces):
         assert piece.path is not None
+        # The first piece is the store itself.
         attrs = found.attrs if n == 0 else piece.described(found.attrs)
         if not piece.path.exists():  # removed by hand: planned as the growth planned it
             attrs = preparation.attributes_of(_run_of(piece, run, found.attrs))
@@ -437,6 +455,8 @@ def _completed(
     is_whole = len(found.pieces) == 1 and run.plan.route == target.attrs["route"]
     of_piece = run if is_whole else _run_of(piece, run, target.attrs)
     of_piece = as_stored(of_piece, target, executor is None)
+    # Norms of models that an earlier piece has are copied, never computed again: another plan could
+    # round them differently.
     for side in target.layout.sides:
         for record in target.layout.norms(side):
             values = arrays.norms_of(piece, side, record)
@@ -516,6 +536,7 @@ class _Arrays:
         """Copy the numbers of a piece."""
         rows = self._at("a", piece.rows)
         columns = rows if piece.columns is None else self._at("b", piece.columns)
+        # In the store of one list a piece of rows against columns fills both triangles.
         is_mirrored = piece.columns is not None and self._found.sides == "a"
         for name in self._names:
             values = target.arrays[name]
@@ -548,6 +569,8 @@ class _Arrays:
 
     def _stored(self, name: str) -> str:
         """The array of all models for an array of norms of a piece."""
+        # Names of norms end with the side: "log_norm_b" of a piece is "log_norm_a" of a single
+        # list.
         return f"{name[:-1]}{self._side(name[-1])}"
 
 

@@ -174,6 +174,7 @@ def _side(anatomy: Anatomy, kind: str, through: str | None, view: View) -> _Side
     if through is None:
         return _Side(circuits)
     embedded, unembedding = anatomy.ends()
+    # The maps are lifted and read a constant one behind the coordinates.
     lifted = np.concatenate([embedded, np.ones((len(embedded), 1))], axis=1)
     return _Side(circuits, lifted, unembedding if kind == "ov" else None)
 
@@ -221,6 +222,8 @@ def _moments(a: _Side, b: _Side) -> Moments:
 
 def _inner(a: Circuits, b: Circuits, moments: Moments) -> Float[np.ndarray, "A B"]:
     """Inner products of all heads of one model with all heads of another."""
+    # M is applied to the maps of the second model once, (Q' M^T), so that every pair of heads costs
+    # two products of head width.
     left, right = (
         maps if moment is None else maps @ moment.T
         for maps, moment in zip((b.left, b.right), moments, strict=True)
@@ -229,14 +232,17 @@ def _inner(a: Circuits, b: Circuits, moments: Moments) -> Float[np.ndarray, "A B
     parts = []
     for start in range(0, len(a.names), block):
         chosen = slice(start, start + block)
+        # Shape (heads of a, rows of a, heads of b, rows of b), for queries and for keys.
         queries = _crossed(a.left[chosen], left)
         keys = _turned(_crossed(a.right[chosen], right), a.turns, b.turns)
+        # The sum over entries of the two matrices of each pair of heads.
         parts.append(np.einsum("aibj,aibj->ab", queries, keys))
     return np.concatenate(parts)
 
 
 def _crossed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Products of all rows of all heads, (heads of a, rows of a, heads of b, rows of b)."""
+    # All rows of all heads in a single matrix product.
     products = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
     return products.reshape(*a.shape[:2], *b.shape[:2])
 
@@ -250,6 +256,7 @@ def _turned(keys: np.ndarray, a: np.ndarray | None, b: np.ndarray | None) -> np.
     for n in range(count):
         turned = keys
         if a is not None:
+            # R acts on the rows of a (axis 1 of keys) and R' on the rows of b (the last axis).
             turned = np.tensordot(a[n], turned, axes=(1, 1)).swapaxes(0, 1)
         if b is not None:
             turned = turned @ b[n].T

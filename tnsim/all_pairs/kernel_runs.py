@@ -133,6 +133,7 @@ class _Products:
     def of(self, i: int, j: int) -> ScaledSum:
         """The inner product of row i with column j."""
         parts = []
+        # All terms of row i with all terms of column j, by bilinearity.
         for m, c in zip(self.rows.terms.index[i], self.rows.terms.coefficients[i], strict=True):
             both = zip(self.columns.terms.index[j], self.columns.terms.coefficients[j], strict=True)
             for n, d in both:

@@ -72,6 +72,7 @@ def tile_arrays(
     errors = []
     for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
         if norm in bra:
+            # Norms of rows along the first axis of the tile, norms of columns along the second.
             rows = taken(bra[norm], np.s_[:, None])
             columns = taken(ket[norm], None)
             cosines = precision.cosine(values, rows, columns, arithmetic)
@@ -80,6 +81,7 @@ def tile_arrays(
     for array in arrays.values():
         # A model with itself: cosine and sign are 1, without the rounding of the computation.
         array[same] = 1
+    # The inner product of a model with itself is its stored squared norm, to the bit.
     rows = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
     arrays["log_inner"][same] = rows[same]
     return arrays, np.where(same, 0.0, np.max(errors, axis=0))

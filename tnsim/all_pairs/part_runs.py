@@ -141,6 +141,8 @@ def _listed(folder: Path) -> dict[str, Any]:
             found = json.loads(file.read(_LONGEST))
         names = [PartName(*name) for name in found["parts"]]
         whole = all(isinstance(one, int) for one in found["distances"])
+        # Labels become names of folders, so only parts that models can have are accepted from a
+        # file.
         places = {str(name) for name in names if _is_place(name)}
         if not (names and whole and len(places) == len(names) and isinstance(found["norm"], str)):
             raise ValueError("a part has no place")
@@ -190,6 +192,7 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
     for side in "ab":
         coordinates[side] = first[side].values
         coordinates[f"name_{side}"] = (side, first[f"name_{side}"].values)
+        # Digests differ from part to part, so they have the dimension of parts as well.
         hashes = [_of(one, f"hash_{side}", first) for one in results]
         coordinates[f"hash_{side}"] = (("part", side), np.stack(hashes))
     variables = {}
@@ -226,6 +229,7 @@ def with_all_models(
 
 def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
     """A result over the models of a larger result; None where these have other labels."""
+    # Places of the models of the smaller result among those of the larger one, by label.
     at = {}
     for side in "ab":
         places = {str(label): n for n, label in enumerate(like[side].values.tolist())}
@@ -237,6 +241,7 @@ def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
     for name in (*like.data_vars, "hash_a", "hash_b"):
         values = _of(None, str(name), like)
         dims = like[name].dims
+        # Only the dimensions a and b differ in length.
         inside = [at.get(str(dim), range(like.sizes[dim])) for dim in dims]
         values[np.ix_(*inside)] = result[name].values
         variables[str(name)] = (dims, values)

@@ -174,6 +174,8 @@ def prepared(
     columns = rows._replace(name="b")
     if other is not None:
         columns = _side("b", other, None, known, (metric, dtype, stored))
+    # All models agree in widths and length with the first model, and a model of every form is
+    # checked under the metric.
     _check_shapes((*rows.all, *columns.all))
     for model in known.examples.values():
         check_comparison(model, model, metric)
@@ -231,6 +233,8 @@ def _planned(
     units = common_units(known.examples.values(), settings[0])
     setting = PairSetting(*settings, pairs, units)
     route = _route(rows.entries, others, known, setting, kept)
+    # A part of a run that grew keeps the route of the first run where the route is among those
+    # weighed now.
     plan = next((one for one in route.plan.routes if one.route == kept), route.plan)
     setting = setting._replace(tier=plan.tier)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
@@ -262,6 +266,7 @@ def _route(
     is.
     """
     examples = known.examples
+    # Activations have one route only.
     if kernel_runs.applies(list(examples.values()), setting):
         return kernel_runs.route(rows, columns, examples, setting)
     read = list(known.read.values())
@@ -269,6 +274,7 @@ def _route(
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan
+    # A metric that adds up over inputs has no other route.
     if adds_up(setting.metric) or kept == FORWARD:
         return forward
     if kept is None and passes.multiplications <= _FREE_FOR_A_RUN:
@@ -386,6 +392,7 @@ def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
     sizes = _sizes(run.rows, run.columns, tile)
     job = run.job._replace(setting=setting, sizes=sizes, space=space, keep_bytes=keep, alone=alone)
     streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
+    # Blocks of two sides, of every part of the features: what a tile needs at once.
     if not streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))
     return run._replace(job=job)

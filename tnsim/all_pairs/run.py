@@ -121,7 +121,9 @@ def pairwise(
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     models, other = _given(models, other, metric, dialect, n_ctx)
+    # Every model is read once here; nothing is computed yet.
     run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
+    # The store says which pairs are finished, and of which earlier models.
     found = growing.opened(run, path)
     pieces = growing.stores_of(found, run)
     if damaged := growing.damaged(found, pieces):
@@ -270,13 +272,15 @@ def _given(
     """Both sides of a run as models, see `given_models`; parts of files stay in their files."""
     if isinstance(models, (PartSeries, SeriesParts)):
         return models, other
-    inputs = metric.inputs if isinstance(metric, Empirical) else None
-    first = given_models(models, n_ctx, inputs, dialect)
+    inputs = output = None
+    if isinstance(metric, Empirical):
+        inputs, output = metric.inputs, metric.output
+    first = given_models(models, n_ctx, inputs, dialect, output)
     if other is None:
         return first, None
     # A dialect for the files of one side says nothing about models on the other.
     of_paths = dialect if is_path_or_paths(other) else None
-    return first, given_models(other, n_ctx, inputs, of_paths)
+    return first, given_models(other, n_ctx, inputs, of_paths, output)
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:

@@ -130,6 +130,7 @@ class Sizes(NamedTuple):
             model_bytes: Bytes of a single model.
             share: Share of the memory for the models of a tile.
         """
+        # A tile of n models a side has n^2 pairs, so limits on pairs are limits on n^2.
         by_work = math.isqrt(max(1, _tile_work() // work))
         by_models = share * self.available / (self.terms * model_bytes)
         by_products = math.sqrt(self.available / 8 / self.products)
@@ -314,6 +315,7 @@ def plan(
 
 def _recursion(run: Sizes, work: _Work) -> PairwisePlan:
     """The cost of contracting every pair along its plan."""
+    # Written elements count as well, since small contractions wait for memory.
     one_pair = max(1, (work.multiplications + _ELEMENT_WORK * work.written) // run.pairs)
     tile = run.tile(one_pair, 2 * (run.weights + work.own_bytes))
     # Six stacks: rows and columns, each as read, on the device, and left from the previous tile.
@@ -352,6 +354,8 @@ def _features(
         tile = run.tile(1, run.weights + 2 * part_bytes, share=1 / 2)
     else:
         tile = run.tile(numbers, run.weights + 2 * vector_bytes)
+    # Every tile makes the features of its rows and its columns, so each model is made about 2 tiles
+    # x tile / models times.
     if not kept:
         work += 2 * run.tiles(tile) * tile // len(made) * making
     # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
@@ -406,6 +410,7 @@ class _Work:
         self.written += times * plan.written_elements
         self.programs.update(plan.programs)
         self.plans.append((times, plan))
+        # A square of models runs at once.
         batch = batched_plans.batch_side(plan, LARGEST_TILE, self.budget) ** 2
         batch_bytes = batched_plans.intermediate_bytes(plan) * batch
         self.intermediate_bytes = max(self.intermediate_bytes, batch_bytes)
@@ -428,6 +433,7 @@ def _contractions(
         setting: Settings common to all pairs.
     """
     work = _Work(setting.budget)
+    # Norms: every model with itself.
     for bases in several:
         for kinds, times in bases.items():
             work.add(times, batched_plans.pair_plan(examples[kinds], None, setting))
@@ -448,6 +454,8 @@ def _pairs_of_kinds(
     one_list = len(several) == 1
     for n, (bra, times) in enumerate(rows):
         for m, (ket, others) in enumerate(columns):
+            # Of a single list, pairs of different kinds are counted once, and pairs of equal kinds
+            # without the norms, which are counted above.
             sides = {"A": times, "B": others}
             if not one_list or m < n:
                 yield bra, ket, sides, times * others
@@ -491,6 +499,7 @@ def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
         over: dict[str, Axes] = {}
         for name in plan.shapes if side > 1 else ():
             owner = side_of(name)
+            # The first stacked axis belongs to rows, the second to columns.
             if owner is not None:
                 over[name] = (owner == SIDES[0], owner == SIDES[1])
         found.append(Runs(plan, times, side, over))

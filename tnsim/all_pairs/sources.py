@@ -251,6 +251,7 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         ModelError: It is no model, or its weights are tensors that require grad.
     """
     check_numbers(model)
+    # Small differences of models become models of their own, and digests belong to these.
     parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]
     layers = [kinds(part) for part in parts]

@@ -257,12 +257,15 @@ def attributes(path: Path) -> dict[str, Any]:
         attrs = data["attributes"]["tnsim"]
         theirs = attrs["format"]
     except (*_UNREADABLE, KeyError, TypeError) as error:
+        # The arrays still say that this is a store, so the root is damaged; otherwise it is
+        # something else.
         if _bound(path) is not None:
             raise _damaged(path, "its attributes") from None
         raise StoreMismatch(
             f"{path}: not a store of tnsim.pairwise ({type(error).__name__}: {error}); "
             "give the path of one, or of nothing"
         ) from None
+    # The format is compared before the digest, since another format may have another digest.
     if theirs != FORMAT:
         raise _other_run(path, _differs("format", theirs, FORMAT))
     found = data["attributes"]
@@ -283,6 +286,7 @@ def of_the_same_run(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `DamagedStore` where nothing shows that it belongs to this run.
     """
+    # Route, tile and tier were chosen when the store was begun, and the arrays remember them.
     bound = _bound(path) or {}
     attrs = {**attrs, **{name: bound.get(name) for name in _CHOSEN}}
     if bound != binding(attrs):
@@ -294,6 +298,7 @@ def restore(path: Path, fresh: Path) -> None:
     """Replace the metadata of a store by the metadata of the new store `fresh`; numbers stay."""
     for file in fresh.rglob(FILE):
         target = path / file.relative_to(fresh)
+        # Something else may stand in the place of a folder or of a file.
         for place, is_wanted in ((target.parent, Path.is_dir), (target, Path.is_file)):
             if os.path.lexists(place) and not is_wanted(place):
                 remove(place)
@@ -371,6 +376,7 @@ def _other_models(side: str, theirs: Mapping[str, Any], ours: Mapping[str, Any])
         return "models against others, and no others are given"
     if len(stored) > len(given):
         return f"{len(stored)} models on side {side}, and {len(given)} are given"
+    # Labels say which model changed; a label that is not given now compares equal to itself.
     now = dict(zip(map(str, ours[f"labels_{side}"]), given, strict=True))
     labels = theirs[f"labels_{side}"]
     for n, (label, known) in enumerate(zip(labels, stored, strict=True)):
@@ -405,6 +411,7 @@ class Disk:
             ValueError: A chunk is longer or shorter than its numbers.
         """
         spec = self.specs[name]
+        # Chunks are read as a whole into `found`; the region wanted is cut out of it afterwards.
         held = _held(at, spec)
         sizes = [len(numbers) * size for numbers, size in zip(held, spec.chunks, strict=True)]
         found = np.empty(sizes, spec.dtype)
@@ -415,6 +422,8 @@ class Disk:
                 place.append(slice(start, start + size))
             found[tuple(place)] = self._chunk(name, chunk)
         inside: list[int | slice] = []
+        # Places within `found`, relative to the first chunk read; an integer index drops its axis,
+        # as in NumPy.
         for axis, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
             start, stop = _bounds(at, axis, length)
             first = held[axis].start * size
@@ -434,6 +443,8 @@ class Disk:
         numbers = np.full(spec.chunks, _fill(spec), _stored_type(spec))
         numbers[tuple(map(slice, np.shape(value)))] = value
         file = self._file(name, chunk)
+        # A name of its own for every writer, so that two processes that write one chunk do not
+        # meet.
         temporary = file.with_name(f".{'-'.join(claims.maker())}{_PARTIAL}")
         try:
             _make_folders(self.path, file.parent)
@@ -493,6 +504,7 @@ def create(path: Path, attrs: Mapping[str, Any]) -> None:
             with fresh(path, attrs) as new:
                 new.rename(path)
         except OSError:
+            # Renaming onto a folder fails where the folder is not empty: another process was first.
             if not path.exists():
                 raise
 
@@ -572,10 +584,12 @@ def sweep(path: Path) -> None:
 
 def _is_left(path: Path, suffix: str) -> bool:
     """Whether the process that a temporary name names as its maker is gone."""
+    # The name ends with the maker: host, process number and a random number.
     words = path.name.removesuffix(suffix).lstrip(".").split("-")[-3:]
     if len(words) == 3 and words[0] == claims.host():
         return claims.is_gone(words[1])
     try:
+        # Of another host nobody knows whether its process lives; only age tells.
         return time.time() - path.stat().st_mtime > _ABANDONED
     except FileNotFoundError:
         return False
@@ -591,6 +605,7 @@ def _short(path: Path) -> str:
 
 def _make_folders(root: Path, folder: Path) -> None:
     """Make the folders from `root` down to `folder`, replacing files in their places."""
+    # From the root of the store downwards.
     for level in (*reversed(folder.parents), folder):
         if not level.is_relative_to(root) or level == root:
             continue
@@ -716,6 +731,7 @@ class Store:
 
     def write(self, record: Record, values: Sequence[np.ndarray]) -> None:
         """Write the numbers of a record, an array for each region, and then its marker."""
+        # The digest covers the type of the numbers, so they get the type of their array first.
         specs = self.layout.arrays
         typed = []
         for (name, _), value in zip(record.regions, values, strict=True):
@@ -754,6 +770,8 @@ class Store:
 
         Zero is the marker of a missing record.
         """
+        # The label and the run are part of the digest: a record moved to another place, or to
+        # another run, has a wrong marker.
         run = binding(self.attrs)["run"]
         state = hashlib.blake2b(f"{run} {record.label}".encode(), digest_size=8)
         for value in values:
@@ -811,6 +829,7 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
     check(path, theirs, attrs)
     if not damaged:
         damaged = [f"metadata of {name}" for name in damaged_arrays(path)]
+    # Metadata come from a new empty store of the same run, which has the same metadata.
     if damaged:
         with writing(path), fresh(path, theirs) as new:
             restore(path, new)

@@ -101,6 +101,7 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Scale
     products = []
     for part in job.parts:
         first = _block(job, rows, part)
+        # One object for both sides tells the routes below that the tile is symmetric.
         second = first if rows == columns else _block(job, columns, part)
         products.append(_part_products(job, first, second))
     return _checked(add(products), job)
@@ -159,6 +160,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     if job.kernels:
         return kernel_runs.block(models, combined, job.setting)
     units, dtype = job.setting.units, job.setting.dtype
+    # Models in scientific notation, in units that all models of the run share.
     made = [scaled_under(model, units, job.setting.slices) for model in models]
     models = tuple(one.value for one in made)
     exponents = np.array([one.exponent for one in made])
@@ -166,6 +168,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
         roots = np.sqrt(cancellations(models, units.metric))
         return batched_plans.StackBlock(models, digests, exponents, combined, roots)
+    # Where every entry is a single model with coefficient 1, features need no sums.
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
@@ -192,6 +195,7 @@ def _dense(combined: Terms, count: int) -> np.ndarray:
     """Linear combinations as a matrix, (rows, models)."""
     weights = np.zeros((len(combined.index), count))
     rows = np.arange(len(weights))[:, None]
+    # A model may occur in several terms, the coefficients of which add up.
     np.add.at(weights, (rows, combined.index), combined.coefficients)
     return weights
 

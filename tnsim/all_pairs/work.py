@@ -84,10 +84,14 @@ def completed(
         if cluster is not None:
             cluster.look()
         while True:
+            # Tasks are drawn from the iterator only when there is room: drawing claims a record,
+            # and a claim without work would hold other processes back.
             while len(running) < _IN_FLIGHT and (task := next(waiting, None)) is not None:
                 key, (function, arguments) = task
                 future = _submit(executor, function, arguments, advice)
                 running[id(future)] = (key, future)
+                # Futures report their end by name into a queue, so results come in the order in
+                # which they are finished.
                 future.add_done_callback(lambda _, name=id(future): done.put(name))
             if not running:
                 return
@@ -260,6 +264,8 @@ def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> 
     pending = list(work.records)
     doubts: list[Doubt] = []
     while pending:
+        # Every turn computes what nobody else has claimed and collects the rest, which is looked at
+        # again after a pause: another process may have finished it, or died.
         elsewhere: list[Record] = []
         tasks = _claimed(pending, elsewhere, work, store, claims)
         finished = completed(tasks, executor, advice(store.path), work.together)
@@ -376,16 +382,19 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     if isinstance(products, Estimated):
         products, estimated = products
     same = _digests(rows)[:, None] == _digests(columns)
+    # Norms were written before any tile was begun.
     bra = norms_in(target.arrays, "a", at, slices)
     ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, slices)
     blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
     if estimated is not None:
         blocks["standard_error"] = np.where(same, 0.0, estimated)
+    # The pair of the largest error stands for the tile in warnings.
     row, column = np.unravel_index(np.argmax(error), error.shape)
     what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
     doubt = Doubt(float(error[row, column]), what)
     precision.refuse(*doubt, run.arithmetic)
     values = []
+    # Regions beside the place of the tile are its mirror image.
     for name, place in record.regions:
         block = blocks[name]
         values.append(block if place == (at, to) else np.swapaxes(block, 0, 1))

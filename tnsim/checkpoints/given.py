@@ -12,14 +12,19 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tnsim.errors import ModelError
-from tnsim.models.functions import is_function
+from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, terms
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Series
 
 
-def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any:
+def given_model(
+    given: Any,
+    n_ctx: int | None = None,
+    inputs: Any = None,
+    output: str | int | None = None,
+) -> Any:
     """A model, a module or a path as the thing that is compared.
 
     Args:
@@ -28,9 +33,11 @@ def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any
         inputs: Inputs on which the comparison runs, None where weights are compared. Modules run on
             inputs as they are, also modules that compute no polynomial; and inputs say how long
             sequences are.
+        output: Name or place of the output of functions with several, where these run on inputs.
 
     Returns:
-        A model or a combination; a plain function, and a module that runs on inputs, unchanged.
+        A model or a combination; a plain function, and a module that runs on inputs, unchanged but
+        for the choice of an output.
         Anything else is returned unchanged too, for the check of the comparison to refuse.
 
     Raises:
@@ -43,20 +50,26 @@ def given_model(given: Any, n_ctx: int | None = None, inputs: Any = None) -> Any
         (True, 3)
     """
     if isinstance(given, str | os.PathLike):
-        given = _read(given, n_ctx)
+        given = _read_model(given, n_ctx)
     elif inputs is None and _is_module(given):
         from tnsim.checkpoints.modules import from_module
 
         given = from_module(given, n_ctx=n_ctx)
     if not isinstance(given, AnyModel):
-        return given
+        # Plain functions and foreign objects are judged by the comparison itself.
+        return with_output(given, output)
+    # Inputs tell the length only where a model would otherwise be open in it.
     if n_ctx is None and given.n_ctx is None and any(part.attends for _, part in terms(given)):
         n_ctx = _length_of_inputs(inputs)
     return given if n_ctx is None else of_length(given, n_ctx)
 
 
 def given_models(
-    models: Any, n_ctx: int | None = None, inputs: Any = None, dialect: Any = None
+    models: Any,
+    n_ctx: int | None = None,
+    inputs: Any = None,
+    dialect: Any = None,
+    output: str | int | None = None,
 ) -> Any:
     """Models, modules or paths as the many models that are compared.
 
@@ -66,6 +79,7 @@ def given_models(
         n_ctx: Length of the sequences on which models with attention are compared.
         inputs: Inputs on which the comparison runs, as for `given_model`.
         dialect: Dialect of the files, as for `load`.
+        output: Name or place of an output, as for `given_model`.
 
     Returns:
         A `Series` of paths, else a mapping or a list of models and functions.
@@ -83,6 +97,7 @@ def given_models(
     from tnsim.checkpoints.load import Series
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
     if is_path_or_paths(models):
@@ -95,9 +110,9 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        return {label: given_model(model, n_ctx, inputs) for label, model in models.items()}
+        return {label: given_model(one, n_ctx, inputs, output) for label, one in models.items()}
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs) for model in models]
+        return [given_model(model, n_ctx, inputs, output) for model in models]
     return models
 
 
@@ -124,8 +139,8 @@ def _is_module(given: Any) -> bool:
     return is_function(given) and hasattr(given, "named_parameters")
 
 
-def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
-    """The model of one file; several files are refused with the verb that compares them."""
+def _read_model(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
+    """The model of a file; several files are refused with the verb that compares them."""
     from tnsim.checkpoints.load import Series, load
 
     read = load(path, n_ctx=n_ctx)
@@ -141,6 +156,7 @@ def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
 def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:
     """Checkpoints at the length asked for, else of the inputs where the first model attends."""
     if n_ctx is None and models.reading.n_ctx is None:
+        # The first file is read only where inputs have a length at all.
         n_ctx = _length_of_inputs(inputs)
         if n_ctx is not None:
             first = models[0]
@@ -151,6 +167,7 @@ def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:
 def _length_of_inputs(inputs: Any) -> int | None:
     """Number of positions of sequences of vectors or of tokens; None for vectors and no inputs."""
     shape = getattr(inputs, "shape", ())
+    # Two axes are sequences only for token ids; floats with two axes are vectors.
     if len(shape) == 3 or (len(shape) == 2 and inputs.dtype.kind in "iu"):
         return int(shape[1])
     return None

@@ -10,7 +10,8 @@ of the function, such as a step counter, and *leave out* a tensor that is: the m
 function than the network, and every result says so. Weights that the forward pass does not use are
 listed as *unused*.
 
-`model_from_state` applies a given dialect, and `detect` finds the one preset that fits.
+`model_from_state` applies a given dialect, and `detect` finds the one preset that fits, which stays
+a guess until the caller names it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
-from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
+from tnsim.checkpoints.dialects import PRESETS, Dialect, Guess, is_pattern
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
@@ -113,6 +114,7 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         state = state[key]
     if not place.prefix:
         return state
+    # Names of other tensors, such as counters outside the wrapper, stay.
     named = {name.removeprefix(place.prefix): value for name, value in state.items()}
     if len(named) < len(state):
         twice = next(name for name in state if place.prefix + name in state)
@@ -145,9 +147,11 @@ def _places(
     """Every place that has all names, in a mapping and the mappings inside it, itself perhaps."""
     seen.add(id(state))
     for name in state:
+        # One name finds the candidates; all others are then looked up.
         if not isinstance(name, str) or not name.endswith(names[0]):
             continue
         prefix = name.removesuffix(names[0])
+        # A prefix ends with a dot, so that `w` is not found inside `raw`.
         if prefix[-1:] in ("", ".") and all(prefix + other in state for other in names):
             yield Place(way, prefix)
     if len(way) == DEEPEST:
@@ -183,6 +187,7 @@ def check_unused(
         (('step',), ())
     """
     known = filter(has_width, layers)
+    # A vector as long as a width of the model may be a bias under any name.
     widths = {size for layer in known for size in (layer.d_in, layer.d_out)}
     ignored: list[str] = []
     left_out: list[str] = []
@@ -191,6 +196,7 @@ def check_unused(
         _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
     )
     for name in arrays.unused():
+        # Leaving out comes first, as it is the weaker claim about a tensor.
         if name in to_leave:
             left_out.append(name)
         elif name in unused:
@@ -211,6 +217,7 @@ class _Patterns:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
         several = dict.fromkeys(pattern for pattern in patterns if is_pattern(pattern))
+        # One expression for all patterns, so that long lists take no longer per name.
         self._form = re.compile("|".join(map(fnmatch.translate, several)) or r"(?!)")
 
     def __contains__(self, name: str) -> bool:
@@ -257,7 +264,7 @@ def _unexpected(surplus: list[str], dialect: Dialect) -> TnsimError:
     if norm is not None:
         return UnsupportedLayer(
             f"{norm} is a normalisation: one that depends on the input is no polynomial. "
-            f"{_choices(norm)}. {ON_INPUTS}"
+            f"{_choices(norm)}"
         )
     names = ", ".join(surplus[:8])
     return KeysDiffer(
@@ -318,6 +325,7 @@ def model_from_state(
                 f"dialect {dialect.name} repeats {rule.main_key}, "
                 f"but no such tensor is there{listing(named)}"
             )
+    # Patterns of the call are part of what the origin tells.
     dialect = dataclasses.replace(dialect, leave_out=(*dialect.leave_out, *leave_out))
     ignored, left_out = check_unused(arrays, dialect, [normed.layer for normed in layers])
     assumed = dialect.assumptions(runs)
@@ -365,6 +373,7 @@ def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
         yield rule.numbered(0)
         return
     i = 0
+    # A run goes on as long as its main key exists.
     while (numbered := rule.numbered(i)).main_key in arrays:
         yield numbered
         i += 1
@@ -404,7 +413,8 @@ def _unfolded(layers: Sequence[Normed]) -> UnsupportedLayer:
     return UnsupportedLayer(
         f"a norm stands before layer {places}: it depends on the input and is no polynomial. "
         "Give norm_inputs=inputs (--norm-inputs FILE) to fold it at its mean energy on them, "
-        f"which says how far off that is; or leave it as it is. {ON_INPUTS}"
+        "which says how far off that is; or compare the network as it is by its outputs, "
+        "metric tnsim.Empirical(inputs)"
     )
 
 
@@ -435,7 +445,11 @@ def detect(
     config: Mapping[str, Any] | None = None,
     leave_out: Sequence[str] = (),
 ) -> Dialect:
-    """The one preset that accounts for every key.
+    """The one preset that accounts for every key, as a guess.
+
+    Names of tensors are no proof of a function: an activation, a softmax or a residual connection
+    leaves no tensor in a file. The preset therefore carries a guess, which the caller confirms by
+    giving the name of the preset in the place of a search, or by `tnsim.confirm`.
 
     Args:
         state: Arrays or tensors by name.
@@ -443,7 +457,7 @@ def detect(
         leave_out: Patterns of keys that no preset need account for.
 
     Returns:
-        The preset.
+        The preset with an open guess about its choice.
 
     Raises:
         CheckpointError: When no preset fits, or more than one.
@@ -453,8 +467,9 @@ def detect(
     Example:
         >>> import numpy as np
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
-        >>> detect({name: np.ones(shape) for name, shape in shapes.items()}).name
-        'bilinear-readout'
+        >>> found = detect({name: np.ones(shape) for name, shape in shapes.items()})
+        >>> found.name, [guess.about for guess in found.guesses]
+        ('bilinear-readout', ['dialect bilinear-readout'])
     """
     fitting: list[Dialect] = []
     errors: list[TnsimError] = []
@@ -465,7 +480,7 @@ def detect(
         except TnsimError as error:
             errors.append(error)
     if len(fitting) == 1:
-        return fitting[0]
+        return _by_names(fitting[0])
     if fitting:
         names = ", ".join(dialect.name for dialect in fitting)
         raise CheckpointError(
@@ -474,8 +489,21 @@ def detect(
     raise _closest(errors) or _unknown(state)
 
 
+def _by_names(preset: Dialect) -> Dialect:
+    """A preset that names of tensors led to, with what the names leave open as a guess."""
+    name = preset.name
+    open_to_others = Guess(
+        f"dialect {name}",
+        "chosen by names of tensors, which show no activation, no softmax, no residual connection, "
+        "no scale and no norm without weights; where the dialect is right, give its name "
+        f'(--dialect {name}, dialect="{name}") or compare a forward pass by tnsim.confirm',
+    )
+    return dataclasses.replace(preset, guesses=(open_to_others,))
+
+
 def _closest(errors: list[TnsimError]) -> TnsimError | None:
     """The one reason against the presets whose keys fit, None where reasons differ or none fits."""
+    # Presets with other keys say nothing about this file.
     reasons = {str(error): error for error in errors if not isinstance(error, KeysDiffer)}
     if len(reasons) == 1:
         return reasons.popitem()[1]
@@ -485,6 +513,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
     """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
+    # A training loop keeps few entries beside the weights.
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
@@ -499,7 +528,7 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         "tnsim dialect suggest FILE > mine.json, confirm its guesses, and give it as "
         '--dialect mine.json or dialect="mine.json"; or have the nn.Module, and '
         "tnsim.from_module(net).origin.dialect "
-        f"reads its files; or name a preset: {', '.join(PRESETS)}. {ON_INPUTS}"
+        f"reads its files; or name a preset: {', '.join(PRESETS)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,7 @@ from tnsim.files import PNG
 
 if TYPE_CHECKING:
     from tnsim.localise.change import Change
-    from tnsim.localise.edges import EdgeSeries
+    from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries
 
 _SHOWN = 20
@@ -199,8 +200,7 @@ def _say_edges(run: EdgeSeries, as_json: bool) -> None:
             }
             for label, one in zip(run.labels, run.each, strict=True)
         }
-        first = run.each[0]
-        print_json({"metric": first.metric, "exact": first.exact, "edges": found})
+        print_json({**_about(run.each), "edges": found})
         return
     for label, one in zip(run.labels, run.each, strict=True):
         say(f"{label}, {one.metric} ({guarantee(one.exact, one.caveats)})")
@@ -214,6 +214,13 @@ def _guarantee(found: Paths | Change) -> str:
     if found.standard_error is None:
         return guarantee(found.exact, found.caveats)
     return f"estimate from samples, standard errors of shares up to {max(found.standard_error):.2g}"
+
+
+def _about(each: Sequence[Paths] | Sequence[Edges]) -> dict[str, Any]:
+    """Metric, guarantee and caveats of a run, which is exact where all of its checkpoints are."""
+    said = dict.fromkeys(caveat for one in each for caveat in one.caveats)
+    exact = all(one.exact for one in each)
+    return {"metric": each[0].metric, "exact": exact, "caveats": list(said)}
 
 
 def _say_shares(labels: tuple[str, ...], shares: list[float]) -> None:
@@ -232,10 +239,10 @@ def _say_run(run: PathSeries, as_json: bool) -> None:
             str(label): dict(zip(run.paths, row.tolist(), strict=True))
             for label, row in zip(run.labels, table, strict=True)
         }
-        first = run.each[0]
-        print_json({"metric": first.metric, "exact": first.exact, "shares": shares})
+        print_json({**_about(run.each), "shares": shares})
         return
-    say(f"metric      {run.each[0].metric} ({_guarantee(run.each[0])})")
+    told = next((one for one in run.each if not one.exact), run.each[0])
+    say(f"metric      {told.metric} ({_guarantee(told)})")
     order = sorted(range(len(run.paths)), key=lambda n: -abs(table[:, n]).max())[:6]
     for n in order:
         say(f"{'abcdef'[order.index(n)]:>11} {run.paths[n]}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, printable
+from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -73,6 +73,29 @@ CheckOption = Annotated[
     typer.Option(
         "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
     ),
+]
+OtherOption = Annotated[
+    list[str] | None,
+    typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
+]
+PartsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parts", help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct."
+    ),
+]
+DistancesOption = Annotated[
+    str,
+    typer.Option("--distances", help="Positions by which keys of qk parts stand before queries."),
+]
+PlotsOption = Annotated[
+    bool,
+    typer.Option(
+        "--plots", help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png."
+    ),
+]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", help="Also write one HTML page, to be opened offline.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -155,6 +178,7 @@ def reading_of(
         chosen = Dialect.from_json(standard_input("a dialect"))
     elif dialect is not None:
         chosen = find_dialect(dialect)
+    # Inspecting a file may show guesses, while comparing needs them confirmed.
     if known and chosen is not None:
         _check_confirmed(chosen, str(dialect))
     inputs = None if norm_inputs is None else samples_in(norm_inputs)
@@ -173,7 +197,7 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
         "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
-        f"read the module: .origin.dialect.to_json() of either is a dialect. {ON_INPUTS}"
+        "read the module: .origin.dialect.to_json() of either is a dialect"
     )
 
 
@@ -219,6 +243,7 @@ def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = N
     """
     import tnsim
 
+    # Either without the other would be ignored in silence.
     if (name is MetricName.empirical) != (inputs is not None):
         raise ModelError(
             f"--metric {name.value} and "
@@ -286,10 +311,12 @@ def check_outputs(outputs: Mapping[Path, Kind]) -> None:
     """
     places: dict[str, Path] = {}
     for path, kind in outputs.items():
+        # Two names of the same file would overwrite each other.
         place = os.path.realpath(path)
         if (other := places.setdefault(place, path)) is not path:
             raise typer.BadParameter(f"{path} is the same file as {other}; give another path")
         try:
+            # Folders that are missing are made later, so the nearest one that exists decides.
             above = next(parent for parent in Path(place).parents if parent.exists())
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
@@ -399,12 +426,14 @@ def stoppable(kept: str) -> Iterator[None]:
         raise Stopped(number)
 
     signals = (signal.SIGINT, signal.SIGTERM)
+    # The handlers of the caller come back at the end.
     before = [signal.signal(number, stop) for number in signals]
     try:
         yield
     except Stopped as stopped:
         number = signal.Signals(stopped.args[0])
         typer.echo(f"tnsim: stopped by {number.name}: {kept}", err=True)
+        # The exit status that shells give for a signal.
         raise typer.Exit(128 + number) from None
     finally:
         for number, handler in zip(signals, before, strict=True):

@@ -16,6 +16,7 @@ import typer
 from tnsim.cli.options import (
     ContextOption,
     DialectOption,
+    DistancesOption,
     DtypeName,
     DtypeOption,
     FitOption,
@@ -25,6 +26,10 @@ from tnsim.cli.options import (
     MetricName,
     MetricOption,
     NormInputsOption,
+    OtherOption,
+    PartsOption,
+    PlotsOption,
+    ReportOption,
     SlicesOption,
     check_outputs,
     guarantee,
@@ -65,23 +70,9 @@ def pairwise(
             "--out", help="Folder of the results; run again with the same folder to go on."
         ),
     ] = None,
-    other: Annotated[
-        list[str] | None,
-        typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
-    ] = None,
-    parts: Annotated[
-        str | None,
-        typer.Option(
-            "--parts",
-            help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct.",
-        ),
-    ] = None,
-    distances: Annotated[
-        str,
-        typer.Option(
-            "--distances", help="Positions by which keys of qk parts stand before queries."
-        ),
-    ] = "1",
+    other: OtherOption = None,
+    parts: PartsOption = None,
+    distances: DistancesOption = "1",
     metric: MetricOption = MetricName.gaussian,
     slices: SlicesOption = False,
     fit: FitOption = None,
@@ -98,17 +89,8 @@ def pairwise(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Also write DIR/pairs.parquet, one row a pair.")
     ] = False,
-    plots: Annotated[
-        bool,
-        typer.Option(
-            "--plots",
-            help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png.",
-        ),
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", help="Also write one HTML page, to be opened offline."),
-    ] = None,
+    plots: PlotsOption = False,
+    report: ReportOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")
     ] = False,
@@ -124,8 +106,8 @@ def pairwise(
     models: Any = series_of(files, reading)
     others: Any = series_of(other, reading) if other else None
     if parts is not None:
-        models = _parts_of(models, parts, distances)
-        others = None if others is None else _parts_of(others, parts, distances)
+        models = parts_of(models, parts, distances)
+        others = None if others is None else parts_of(others, parts, distances)
     chosen = metric_of(metric, fit, inputs)
     options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
     if dry_run and parts is not None:
@@ -136,9 +118,10 @@ def pairwise(
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
+    # Everything that can be refused is refused before the first tile.
     check_apart(out, [*files, *(other or ())])
     check_outputs(outputs_of(out, parquet, plots, report))
-    store = out / ("store.zarr" if parts is None else "parts")
+    store = store_in(out, parts)
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
         result = tnsim.pairwise(
@@ -184,8 +167,34 @@ def outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict
     return outputs if page is None else {**outputs, page: PAGE}
 
 
-def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
-    """The parts that options name."""
+def store_in(out: Path, parts: str | None) -> Path:
+    """The store of a run in the folder of its results.
+
+    Args:
+        out: Folder of the results.
+        parts: Kinds of parts that are compared, None for whole models.
+
+    Returns:
+        The path of the store.
+    """
+    return out / ("store.zarr" if parts is None else "parts")
+
+
+def parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
+    """The parts of checkpoints that options name.
+
+    Args:
+        series: Checkpoints.
+        kinds: Kinds of parts, with commas between.
+        distances: Distances of positions, with commas between.
+
+    Returns:
+        The parts of the checkpoints.
+
+    Raises:
+        BadParameter: Error of Typer, where a distance is no whole number.
+        ModelError: The checkpoints have no such parts.
+    """
     import tnsim
 
     try:
@@ -232,6 +241,7 @@ def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
 
 def _print_result(result: Pairwise) -> None:
     attributes = dict(result.attrs)
+    # Files keep the flag as a number, and JSON has booleans.
     attributes["exact"] = bool(attributes["exact"])
     print_json(
         {
@@ -268,6 +278,7 @@ def lowest(result: Pairwise) -> str:
     import numpy as np
 
     values = result.similarity.values
+    # A result over parts has one more axis in front.
     *part, row, column = np.unravel_index(int(values.argmin()), values.shape)
     first, second = result["a"].values[row], result["b"].values[column]
     said = f"similarity {values.min():.4g}, of {first} and {second}"

@@ -17,6 +17,7 @@ import typer
 from tnsim.cli.options import (
     ContextOption,
     DialectOption,
+    DistancesOption,
     DtypeName,
     DtypeOption,
     FitOption,
@@ -25,6 +26,10 @@ from tnsim.cli.options import (
     MetricName,
     MetricOption,
     NormInputsOption,
+    OtherOption,
+    PartsOption,
+    PlotsOption,
+    ReportOption,
     SlicesOption,
     check_outputs,
     metric_of,
@@ -32,13 +37,26 @@ from tnsim.cli.options import (
     say,
     stoppable,
 )
-from tnsim.cli.pairwise import check_apart, lowest, outputs_of, series_of, write_results
+from tnsim.cli.pairwise import (
+    check_apart,
+    lowest,
+    outputs_of,
+    parts_of,
+    series_of,
+    store_in,
+    write_results,
+)
 from tnsim.errors import CheckpointError, StoreMismatch
 
 Watched = Annotated[
     list[str],
     typer.Argument(help="Folder of a run, or patterns of its checkpoints, which may come later."),
 ]
+
+
+_LATER_LOOKS = 2
+"""Looks until a file counts that another process found before: the first look sees it, the second
+sees it unchanged."""
 
 
 class _Stamp(NamedTuple):
@@ -58,6 +76,9 @@ def watch(
         int | None,
         typer.Option("--until", min=1, help="End with this many checkpoints; default: never."),
     ] = None,
+    other: OtherOption = None,
+    parts: PartsOption = None,
+    distances: DistancesOption = "1",
     metric: MetricOption = MetricName.gaussian,
     slices: SlicesOption = False,
     fit: FitOption = None,
@@ -67,13 +88,8 @@ def watch(
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
     dtype: DtypeOption = DtypeName.float64,
-    plots: Annotated[
-        bool, typer.Option("--plots", help="Also write heatmap.png, trajectory.png and mds.png.")
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", help="Also write one HTML page, again after every checkpoint."),
-    ] = None,
+    plots: PlotsOption = False,
+    report: ReportOption = None,
 ) -> None:
     """Similarity of all pairs of a run that still trains, until Ctrl-C.
 
@@ -83,30 +99,35 @@ def watch(
 
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     chosen = metric_of(metric, fit, inputs)
-    check_apart(out, files)
+    others: Any = series_of(other, reading) if other else None
+    if parts is not None and others is not None:
+        others = parts_of(others, parts, distances)
+    check_apart(out, [*files, *(other or ())])
     check_outputs(outputs_of(out, False, plots, report))
-    store = out / "store.zarr"
+    store = store_in(out, parts)
     look, computed, samples = _Look(files, reading), (), reading.norm_inputs
-    mismatched: tuple[Any, ...] | None = None
+    mismatches = 0
     with stoppable(f"finished pairs are kept in {store}, watch again to go on"):
         say(f"watching {', '.join(files)} every {every:g} s; Ctrl-C ends")
         while True:
             found = look.written()
             if found and found != computed:
                 paths = [path for path, _ in found]
-                series = tnsim.Series(
+                models: Any = tnsim.Series(
                     paths, reading.dialect, n_ctx, leave_out=reading.leave_out, norm_inputs=samples
                 )
+                if parts is not None:
+                    models = parts_of(models, parts, distances)
+                options = {"other": others, "slices": slices, "dtype": dtype.value}
                 try:
-                    result = tnsim.pairwise(
-                        series, chosen, slices=slices, dtype=dtype.value, store=store
-                    )
+                    result = tnsim.pairwise(models, chosen, **options, store=store)
                 except StoreMismatch:
                     # Another process may have grown the store by files that this look missed.
-                    if found == mismatched:
+                    mismatches += 1
+                    if mismatches > _LATER_LOOKS:
                         raise
-                    mismatched = found
                 else:
+                    mismatches = 0
                     write_results(result, out, False, plots, report)
                     new = len(found) - len(computed)
                     say(f"models {len(found)}, {new} new; lowest {lowest(result)}")

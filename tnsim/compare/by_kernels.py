@@ -1,8 +1,8 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
 The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
-most one nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity. The
-certified bound of what series leave out counts in the size of a product, relative to which the
+most a single nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity.
+The certified bound of what series leave out counts in the size of a product, relative to which the
 error of the result is told.
 """
 
@@ -96,12 +96,12 @@ class KernelPlan:
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+        return "\n".join(f"{name:<16} {text}" for name, text in self._kernel_rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Plan", self._rows())
+        return html_table("Plan", self._kernel_rows())
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _kernel_rows(self) -> list[tuple[str, str]]:
         guarantee = "exact" if self.exact else "approximation"
         first, second = self.units
         memory = f"{self.peak_bytes / 2**20:,.2f}"
@@ -130,6 +130,8 @@ def kernel_plan(
     positions = len(marginals(metric, a.d_in, a.n_ctx))
     counts = count_of_units(kinds(a)), count_of_units(kinds(b))
     item = ITEM_BYTES[dtype]
+    # The numbers of units of bra and ket for each product: False is the first model, True the
+    # second.
     sides = [(counts[pair.bra == "B"], counts[pair.ket == "B"]) for pair in wanted]
     work = sum(pair_work(*both, a.d_in, a.d_out) for both in sides)
     largest = max(pair_bytes(*both, item) for both in sides)
@@ -216,6 +218,8 @@ class _Comparison:
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
         reading = summands[0][1].d_in, summands[0][1].n_ctx
+        # Small differences become functions of their own; all others are prepared once for as long
+        # as their model lives.
         made = []
         for c, units in small_differences(known, dtype) if len(known) > 1 else known:
             if id(units) in models:
@@ -228,10 +232,10 @@ class _Comparison:
         """The inner product of two sums, without their exponents."""
         parts = []
         for (c, x, m), (d, y, n) in itertools.product(bra.value, ket.value):
-            parts.append(times(self._product(m, n), c * d, x + y))
+            parts.append(times(self._kernel_product(m, n), c * d, x + y))
         return add(parts)
 
-    def _product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
+    def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
             found = product_of(a, b, self.request.slices, self.request.dtype)
@@ -244,7 +248,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model of at most one nonlinear layer, not traced.
+        model: Model of at most a single nonlinear layer, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

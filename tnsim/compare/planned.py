@@ -138,12 +138,13 @@ def affordable(
 def runs_together(plan: Plan, budget: Budget) -> bool:
     """Whether the runs of a plan at all moment nodes become a single run on stacks of moments.
 
-    Small operations then take the time of one node for all nodes (measured on four cores: 2.5 ms
-    become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An operation
-    that keeps the device busy by itself gains nothing, and XLA multiplies stacks of matrices more
-    slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must also fit into
-    the budget's memory.
+    Small operations then take the time of a single node for all nodes (measured on four cores: 2.5
+    ms become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An
+    operation that keeps the device busy by itself gains nothing, and XLA multiplies stacks of
+    matrices more slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must
+    also fit into the budget's memory.
     """
+    # The average operation of a run keeps the device busy by itself.
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:
         return False

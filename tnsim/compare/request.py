@@ -113,13 +113,15 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
     Raises:
         CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model.
     """
-    inputs = metric.inputs if isinstance(metric, Empirical) else None
-    first = given_model(a, n_ctx, inputs)
-    return first, first if b is a else given_model(b, n_ctx, inputs)
+    inputs = output = None
+    if isinstance(metric, Empirical):
+        inputs, output = metric.inputs, metric.output
+    first = given_model(a, n_ctx, inputs, output)
+    return first, first if b is a else given_model(b, n_ctx, inputs, output)
 
 
 def parts(model: Any) -> Terms:
-    """The coefficients and models of a sum; a model or a plain function is a sum of one.
+    """The coefficients and models of a sum; a model or a plain function is a sum of a single term.
 
     Raises:
         ModelError: The argument is neither a model, nor a combination of models, nor a function.

@@ -7,7 +7,7 @@ unit has on the inputs of a metric. The result is a `Model` of known layers, so 
 every verb takes it, to any depth.
 
 Writing it as layers needs no roots of polynomials. With `sqrt(k) h_k = z h_(k-1) - sqrt(k-1)
-h_(k-2)` two orders are one product of real linear factors,
+h_(k-2)` two orders are a single product of real linear factors,
 
     c_k h_k + c_(k-1) h_(k-1) = h_(k-1)(z) (c_k z / sqrt(k) + c_(k-1)) - c_k sqrt((k-1)/k) h_(k-2),
 
@@ -20,7 +20,7 @@ the angle between A and its surrogate P is at most asin e, so
     |angle(A, B) - angle(P, Q)| <= asin e_A + asin e_B.
 
 The error is measured on inputs, through all layers. Errors grow with the degree where layers follow
-one another, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
+each other, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
 and two layers are where surrogates help, and surrogates without a bound worth stating are refused.
 """
 
@@ -125,7 +125,7 @@ def polynomial(
     moments = _gate_moments(model, metric, inputs)
     layers: list[Layer] = []
     for layer, known in zip(model.layers, moments, strict=True):
-        _append(layers, layer, known, degree)
+        _append_layer(layers, layer, known, degree)
     found = Model(layers, model.n_ctx)
     error = _relative_error(model, found, inputs)
     words = f"{inputs.count:,} {inputs.words}"
@@ -136,10 +136,10 @@ def polynomial(
             "about the model: degrees 2 and 3 help up to two nonlinear layers; use Gaussian(mean, "
             "cov) for one nonlinear layer, exact for any activation, or Empirical(inputs)"
         )
-    return Model(layers, model.n_ctx, _origin(model, degree, error, words))
+    return Model(layers, model.n_ctx, _surrogate_origin(model, degree, error, words))
 
 
-def _origin(model: Model, degree: int, error: float, words: str) -> Origin:
+def _surrogate_origin(model: Model, degree: int, error: float, words: str) -> Origin:
     """The record of a surrogate, with that of the model."""
     known = model.origin or Origin("a model")
     caveat = (
@@ -197,14 +197,19 @@ class _Moments(NamedTuple):
 def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moments | None]:
     """Moments of the inputs of every activation; None for layers without an activation."""
     exact = _first_moments(model, metric)
+    # Every activation is covered by exact moments, so no input has to be run.
     if sum(activation_of(layer) is not None for layer in model.layers) == len(exact):
         return [exact.get(n) for n in range(len(model.layers))]
     shifts: dict[int, np.ndarray] = {}
     sums: dict[int, list[np.ndarray]] = {}
+    # Each block of inputs runs through the model layer by layer, and the gates of every activation
+    # are measured on the way.
     for x, weights in inputs:
         for n, layer in enumerate(model.layers):
             if activation_of(layer) is not None and n not in exact:
-                gates = _gates(layer, x).reshape(len(x), -1, _gate_width(layer))
+                gates = _gate_inputs(layer, x).reshape(len(x), -1, _gate_width(layer))
+                # The mean of the first block is taken off before squares are added, so that a
+                # variance far below the squared mean keeps its digits.
                 shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
                 centred = gates - shift
                 powers = [
@@ -215,6 +220,7 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
             x = np.asarray(layer(x))
     found = dict(exact)
     for n, (first, second) in sums.items():
+        # Var = E (u - shift)^2 - (E u - shift)^2.
         variance = np.maximum(second - first**2, 0.0)
         found[n] = _Moments(shifts[n] + first, np.sqrt(variance))
     return [found.get(n) for n in range(len(model.layers))]
@@ -228,6 +234,7 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
     (_, mean, cov), *others = places
     if others:
         return {}
+    # Mean and covariance are carried through linear layers up to the first activation.
     mean = np.zeros(model.d_in) if mean is None else np.asarray(mean, np.float64)
     cov = np.eye(model.d_in) if cov is None else np.asarray(cov, np.float64)
     cov = np.diag(cov) if cov.ndim == 1 else cov
@@ -239,10 +246,12 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
                 return {n: _Moments(mean, np.sqrt(np.maximum(np.diag(cov), 0.0)))}
             rows = np.asarray(core.gate, np.float64)
             variance = np.einsum("ui,ij,uj->u", rows, cov, rows, optimize=True)
-            at = np.asarray(_gates(core, mean), np.float64)
+            at = np.asarray(_gate_inputs(core, mean), np.float64)
             return {n: _Moments(at, np.sqrt(np.maximum(variance, 0.0)))}
         if innermost(layer).order > 1:
             return {}
+        # A linear layer with residuals is read off its values at zero and at the basis vectors,
+        # whatever it consists of.
         origin = np.zeros(layer.d_in)
         at_zero = np.asarray(linear(origin), np.float64)
         matrix = (np.asarray(linear(np.eye(layer.d_in)), np.float64) - at_zero).T
@@ -250,7 +259,7 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
     return {}
 
 
-def _gates(layer: Layer, x: Any) -> np.ndarray:
+def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:
     """The inputs of a layer's activations."""
     core: Any = innermost(layer)
     if isinstance(core, Elementwise):
@@ -263,12 +272,13 @@ def _gate_width(layer: Layer) -> int:
     return core.d_in if isinstance(core, Elementwise) else core.rank
 
 
-def _append(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:
+def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:
     """Append a layer to a surrogate, with linear neighbours of hidden units multiplied out."""
     before = layers[-1] if layers else None
+    # A linear layer behind hidden units is multiplied into their output matrix.
     if moments is None:
         if isinstance(layer, Linear) and isinstance(before, Bilinear | Multilinear):
-            layers[-1] = _before(before, layer)
+            layers[-1] = _before_linear(before, layer)
         else:
             layers.append(layer)
         return
@@ -279,17 +289,18 @@ def _append(layers: list[Layer], layer: Layer, moments: _Moments | None, degree:
     else:
         gate, bias, up = np.eye(core.d_in), None, (None, None)
         down, constant = np.eye(core.d_in), None
+        # A linear layer before an activation without a skip becomes the rows of its hidden units.
         if core is layer and isinstance(before, Linear):
             gate, bias = before.weight, before.bias
             layers.pop()
     rows = np.asarray(gate, np.float64)
     offset = np.zeros(len(rows)) if bias is None else np.asarray(bias, np.float64)
     known = _hermite_layer(core.activation, moments, degree, (rows, offset), up, down, constant)
-    layers.append(_rebuilt(layer, known))
+    layers.append(_with_core(layer, known))
 
 
-def _before(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
-    """A layer with a linear layer behind it, as one layer."""
+def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
+    """A layer with a linear layer behind it, as a single layer."""
     down = linear.weight @ layer.down
     bias = None if layer.down_bias is None else linear.weight @ layer.down_bias
     bias = linear.bias if bias is None else add(bias, linear.bias)
@@ -298,10 +309,10 @@ def _before(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
     return Bilinear(layer.left, layer.right, down, layer.left_bias, layer.right_bias, bias)
 
 
-def _rebuilt(layer: Layer, core: Layer) -> Layer:
+def _with_core(layer: Layer, core: Layer) -> Layer:
     """A new core inside the residuals of a layer."""
     if isinstance(layer, Residual):
-        return Residual(_rebuilt(layer.layer, core), layer.skip, layer.scale)
+        return Residual(_with_core(layer.layer, core), layer.skip, layer.scale)
     return core
 
 
@@ -330,15 +341,19 @@ def _hermite_layer(
         found = coefficients(function, mean, deviation, degree)
     c = np.array(found, np.float64)
     mean, deviation = moments
+    # A unit that does not vary is the constant c_0, and its z is set to zero.
     live = deviation > 0
     per = np.where(live, 1.0 / np.where(live, deviation, 1.0), 0.0)
     rows, offsets = per[:, None] * gate[0], per * (gate[1] - mean)  # z of every unit
     down = np.asarray(down, np.float64)
     legs: list[list[tuple[np.ndarray, np.ndarray]]] = []
     nothing, one = np.zeros_like(rows), np.ones(len(rows))
+    # Two orders in each round, from the highest on, as in the formula of the module.
     for k in range(degree, -1, -2):
         if k == 0 and up[0] is None:
             break
+        # The factors of one product of each unit, as pairs (row, offset): first the order zero
+        # alone, or the roots of h_(k-1) and the last factor.
         factors = [(nothing, c[0])]
         if k:
             nodes = np.polynomial.hermite_e.hermegauss(k - 1)[0] if k > 1 else ()
@@ -346,16 +361,21 @@ def _hermite_layer(
             slope = size / math.sqrt(k) * c[k]
             last = slope[:, None] * rows, slope * offsets + size * c[k - 1]
             factors = [*((rows, offsets - node) for node in nodes), last]
+            # What the product has too much joins order k - 2, which comes in the next round.
             if k > 1:
                 c[k - 2] -= math.sqrt((k - 1) / k) * c[k]
+        # Products of lower orders are filled up with factors of 1, as a layer has the same legs for
+        # all units.
         factors += [(nothing, one)] * (max(degree, 1) - len(factors))
         if up[0] is not None:
             offset = np.zeros(len(rows)) if up[1] is None else np.asarray(up[1], np.float64)
             factors.append((np.asarray(up[0], np.float64), offset))
         legs.append(factors)
     bias = None if constant is None else np.asarray(constant, np.float64)
+    # An even degree ends with order 0, the constant c_0 of each unit, as a bias of the output.
     if degree % 2 == 0 and up[0] is None:
         bias = add(down @ c[0], bias)
+    # Every round is a block of hidden units that the same output matrix reads.
     columns = np.concatenate([down] * len(legs), axis=1)
     weights, biases = [], []
     for n in range(len(legs[0])):

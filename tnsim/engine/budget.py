@@ -1,4 +1,4 @@
-"""Budgets, and the choice of a plan that fits one.
+"""Budgets, and the choice of a plan that fits a budget.
 
 A plan that needs too much memory is planned again with smaller chunks, up to four times. Where none
 of these plans fits, or the work is beyond the budget, `TooLarge` is raised before anything runs.
@@ -92,7 +92,7 @@ class _Needed(NamedTuple):
     programs: int
 
 
-def _needed(plan: Plan) -> _Needed:
+def _needed_bytes(plan: Plan) -> _Needed:
     """The bytes that a plan needs. Raises `TooLarge` where it cannot be compiled but has to be."""
     if tier_of(plan) == "interpret":
         return _Needed(plan.interpreted_bytes, 0)
@@ -159,9 +159,10 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         The plan with the largest chunks that fits.
 
     Raises:
-        TooLarge: No plan fits, or the process has too little address space to compile one.
+        TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
     check_budget(budget)
+    # The search is told the limit and gives up early; the plan found is compared with it once more.
     limit = budget.multiplications
     try:
         best = plan_at(large=LARGE, limit=limit)
@@ -176,18 +177,19 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
             f"more than the budget of {limit:.3g}, and would run "
             f"{seconds(best)}; {advice}"
         )
-    needed = _needed(best)
+    needed = _needed_bytes(best)
     allowed = budget.room(needed.programs, needed.arrays)
     if needed.arrays > allowed:  # arrays that other calls left give way
         session().belongings.clear()
         devices.give_back_freed()
         allowed = budget.room(needed.programs, needed.arrays)
     least = needed.arrays
+    # Chunks a quarter as large each time; LARGE / 4, / 16, / 64, / 256.
     for finer in range(2, 10, 2):
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
         best = plan_at(large=LARGE >> finer, limit=limit)
-        needed = _needed(best)
+        needed = _needed_bytes(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:
         return best

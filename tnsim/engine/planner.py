@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tnsim.engine import disk_cache
 from tnsim.engine.ir.plan_json import program_data, program_from_data
@@ -33,6 +33,7 @@ from tnsim.engine.search.routes import (
 from tnsim.engine.search.stages import build_program, choose_alternatives
 from tnsim.sessions import session
 
+T = TypeVar("T")
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
 MAX_OPERATIONS = 200
@@ -69,6 +70,8 @@ def plan_problem(
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
     with progress.planning(metric), _of_all_runs(runs):
+        # Three steps: terms are settled on their cheapest way, every stage becomes a program, and
+        # programs of equal form are numbered once.
         check = _Check(problem, limit / runs)
         problem = _settled(problem, large, check)
         planner = _Planner(problem, large, check)
@@ -107,7 +110,7 @@ class _Check:
 
     Args:
         problem: Problem whose stages are checked.
-        limit: Multiplications that one run may take.
+        limit: Multiplications that a run may take.
     """
 
     def __init__(self, problem: Problem, limit: float) -> None:
@@ -124,6 +127,7 @@ class _Check:
             known = tuple(shapes[strip_alias(name)] for name in inputs)
             given = check_limit(_numbered(stage, inputs), known, self.limit)
             shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
+        # Checked once; later calls return at once.
         self.limit = math.inf
 
 
@@ -152,8 +156,9 @@ class _Planner:
         self.sources: set[str] = set()
 
     def add(self, stage: Stage) -> None:
-        """Plan one more stage, as one program or, where that is long, as several."""
+        """Plan another stage, as a single program or, where that is long, as several."""
         inputs = _inputs(stage)
+        # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
@@ -166,6 +171,8 @@ class _Planner:
             self.exchangeable[definition.name] = definition.exchangeable
             self.scales[definition.name] = definition.powers
 
+        # The parts of a long program hand intermediate values on under names that no definition
+        # has: "#" with the number of the stage and of the value.
         names = dict(enumerate(arrays))  # value number -> name, for later parts of the program
         *first, last = split(program, MAX_OPERATIONS)
         for part in first:
@@ -246,6 +253,8 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     scale_groups = []
     for g in stage.scale_groups:
         definition = g.definition and names[g.definition]
+        # The degree does not change the program, only how exponents are counted, so it is left out
+        # of the key.
         scale_groups.append(g._replace(group=groups[g.group], degree=0, definition=definition))
     return Stage(tuple(definitions), tuple(scale_groups))
 
@@ -258,17 +267,28 @@ def _ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choi
         return choose_alternatives(stage, shapes, large)
 
     key = ("ways", stage, shapes, large)
-    ways, _ = session().results.get(
+    ways, _ = _kept(key, search, list, lambda data: _ways_of_stage(data, stage))
+    return ways
+
+
+def _kept(
+    key: tuple[Hashable, ...],
+    search: Callable[[], T],
+    encode: Callable[[T], Any],
+    decode: Callable[[Any], T],
+) -> tuple[T, str]:
+    """A result from the caches, or newly searched, and the searcher.
+
+    Results of an optimiser of the caller are not kept: another call may come with another.
+    """
+    if (name := paths.foreign()) is not None:
+        return search(), name
+    return session().results.get(
         key,
         lambda: disk_cache.kept(
-            key,
-            search,
-            encode=list,
-            decode=lambda data: _ways_of_stage(data, stage),
-            searcher=paths.version(),
+            key, search, encode=encode, decode=decode, searcher=paths.version()
         ),
     )
-    return ways
 
 
 def _ways_of_stage(data: Any, stage: Stage) -> tuple[Choices, ...]:
@@ -298,16 +318,7 @@ def _program(
         return build_program(stage, shapes, exchangeable, large)
 
     key = ("program", stage, shapes, exchangeable, large)
-    return session().results.get(
-        key,
-        lambda: disk_cache.kept(
-            key,
-            search,
-            encode=program_data,
-            decode=lambda data: _program_for(data, stage, shapes),
-            searcher=paths.version(),
-        ),
-    )
+    return _kept(key, search, program_data, lambda data: _program_for(data, stage, shapes))
 
 
 def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:

@@ -1,10 +1,10 @@
 """The number of digits of a cosine: error bounds, warnings and refusals.
 
-One rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares its
-inputs, so a relative error doubles, and eps grows to n eps. An inner product of one contribution is
-off by at most u times the two norms, and a sum by u times the sum of the absolute contributions,
-its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and Schwarz leave for the
-product
+A single rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares
+its inputs, so a relative error doubles, and eps grows to n eps. An inner product of a single
+contribution is off by at most u times the two norms, and a sum by u times the sum of the absolute
+contributions, its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and
+Schwarz leave for the product
 
     |error of AB| <= u max(size_AB, sqrt(size_AA size_BB)),
 
@@ -58,7 +58,7 @@ class Arithmetic(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """The relative error u = 4 n eps of one contribution."""
+        """The relative error u = 4 n eps of a single contribution."""
         return _SAFETY * self.degree * _EPS[self.dtype]
 
     @property
@@ -290,6 +290,7 @@ def warn(error: float, what: str, arithmetic: Arithmetic, stacklevel: int) -> No
     """Warn with `PrecisionWarning` of a visible error; arguments are as for `report`."""
     if error <= VISIBLE:
         return
+    # Either the degree alone explains the error, or terms cancel; the message says which.
     if arithmetic.alone > USELESS or error <= 2 * arithmetic.alone:
         message = (
             f"{arithmetic.text}: rounding alone may change the result by {min(error, 2.0):.1g}"

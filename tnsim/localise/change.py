@@ -77,6 +77,8 @@ class _Pair(NamedTuple):
     @property
     def family(self) -> Family:
         """The interpolated models, f(0) = a and f(1) = b."""
+        # Degree of the states in t: a layer of order n multiplies n states, and an interpolated
+        # component adds one factor t.
         degree = 0
         for n, layer in enumerate(self.a.layers):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
@@ -237,6 +239,8 @@ def change(
     if align is not None:
         b = in_basis(b, _basis(a, b, align))
     start = _with_ends(a, b, parts)
+    # A model between the two takes part in the choice of points, as its kinds of layers may be
+    # those of neither end.
     middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
     pair = _Pair(start, b, parts, setting, setting.points(start, middle, b))
     exact_nodes(pair.family.degree)  # refused before anything is computed
@@ -246,9 +250,12 @@ def change(
     if total <= 0:
         raise ModelError("the models are the same function: there is no change to split")
     found = _of_distance(pair) if of == "distance" else _of_similarity(pair, total)
+    # The first axis are groups of draws, which are kept for the standard errors only.
     together = found.sum(axis=0)
     share = together / together.sum()
     arithmetic = Arithmetic(max(start.degree, b.degree), setting.dtype)
+    # The parts sum to the total; by how much they miss it shows the digits that cancellation has
+    # left.
     precision.report(abs(together.sum() / total - 1), "a share of the change", arithmetic, 2)
     warn_of_caveats(said, stacklevel=2)
     exact = setting.exact(start, b) and of == "distance"
@@ -305,6 +312,7 @@ def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups compo
 
     The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise.
     """
+    # As many nodes as the numerator would need, at least.
     count = max(4, math.ceil(pair.family.degree / 2))
     while True:
         found = _cosine_slopes(pair, count)
@@ -325,6 +333,7 @@ def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups compone
     total: Any = 0.0
     for t, weight in zip(*nodes(count), strict=True):
         cross = slope(family, t, pair.b, setting, pair.points)
+        # The target is the model itself, held fixed: half of the derivative of its squared norm.
         own = slope(family, t, family.at(t), setting, pair.points)
         p, q = cross.value.sum(), own.value.sum()
         if q <= 0:

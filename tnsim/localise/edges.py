@@ -163,6 +163,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     edges = edges_of(model, parts)
     if not edges:
         raise ModelError("the model has no edges: no component reads anything")
+    # Degree of the states in the common gate t: each leg of a component reads states through one
+    # more gate.
     degree, known = 0, {part.layer for part in parts}
     for n, layer in enumerate(model.layers):
         if n in known:
@@ -172,12 +174,15 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     whole, norm = family.at(1.0), float(_squared(model, setting))
     if norm <= 0:
         raise ModelError("the model is the zero function, of which no edge has a share")
+    # All gates open but one.
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
     share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([float(_squared(whole - other, setting)) for other in cuts])
     else:
+        # The squared norm of a difference, as sums over points; the column is needed only as a
+        # partner.
         rows = [[(1.0, whole), (-1.0, other)] for other in cuts]
         one: list[Any] = [[(1.0, whole)]]
         sums = forward.sums(rows, one, points, False, setting.dtype, setting.budget)

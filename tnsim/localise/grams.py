@@ -114,6 +114,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         [[2.5, 7.5], [7.5, 22.5]]
     """
     every = [*rows, *(columns or ())]
+    # One model of each form decides whether there are points, as points depend on forms alone.
     distinct = {tuple(kinds(model)): model for model in every}
     points = setting.points(*distinct.values())
     if points is None:
@@ -128,6 +129,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     )
     values, exponent = _in_one_scale(forward.total(sums.products))
     left_out = None
+    # Groups without weight have no values to leave out.
     counted = sums.shares > 0
     if points.drawn and np.count_nonzero(counted) > 1:
         left_out, exponents = without_each(sums.products, counted)
@@ -137,6 +139,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
 
 def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns"]]:
     """Values relative to the largest scale among them."""
+    # A mantissa of zero has no scale, and must not set the common one.
     exponents = np.where(products.mantissa == 0, -np.inf, products.exponent)
     top = float(exponents.max())
     if math.isinf(top):
@@ -157,6 +160,7 @@ def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting
             dtype=setting.dtype,
             budget=setting.budget,
         )
+    # `pairwise` gives natural logarithms.
     sign, log = np.asarray(found["sign"], np.float64), np.asarray(found["log_inner"], np.float64)
     values, exponent = _in_one_scale(ScaledSum(sign, log / LOG_2, abs(sign)))
     return Gram(values, exponent)

@@ -74,12 +74,17 @@ def products_of_units(
     """
     with execution.precision():
         bra, ket = (under(model, setting.metric, KERNEL_DTYPE) for model in (a, b))
+        # The bias of the nonlinear layer is a component of its own where it has one, so it is told
+        # apart from all other constants.
         biases = [
             _bias(model, own, one.exponent)
             for model, own, one in zip((a, b), parts, (bra, ket), strict=True)
         ]
         total: Any = 0.0
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+            # Legs (h, 1, z) on both sides, and behind them the bias as a further constant. Entry
+            # (i, j) of the product is the kernel times the weights with which outputs read both
+            # legs.
             kernel = np.asarray(whole_kernel(one, two))
             first, second = _readout(one, biases[0]), _readout(two, biases[1])
             kernel = _with_bias(_with_bias(kernel, one, biases[0]).T, two, biases[1]).T
@@ -98,6 +103,7 @@ def _bias(model: Model, parts: Sequence[Component], exponent: Any) -> np.ndarray
     vector = getattr(core, bias_name(affine_maps(core)[1]))
     if vector is None:
         return None
+    # The bias passes the scale of the residual and all linear layers behind.
     vector = residual_rule(model.layers[place])[1] * np.asarray(vector, np.float64)
     for layer in model.layers[place + 1 :]:
         matrix = getattr(layer, affine_maps(layer)[1])  # layers behind are linear
@@ -111,6 +117,7 @@ def _readout(model: Prepared, bias: np.ndarray | None) -> np.ndarray:
     if bias is None:
         return matrix
     rest = np.array(matrix)
+    # Column `units` is that of the constant 1: it loses the bias, which gets a column of its own.
     rest[:, model.units] -= bias
     return np.column_stack([rest, bias])
 
@@ -123,6 +130,8 @@ def _with_bias(kernel: np.ndarray, model: Prepared, bias: np.ndarray | None) -> 
 def _gathered(shares: np.ndarray, model: Prepared, bias: np.ndarray | None) -> np.ndarray:
     """Rows of hidden units, constants and the input as rows of paths."""
     units = shares[: model.units]
+    # The first axis after reshaping are the powers that together are a hidden unit, see `_powers`
+    # of the kernels; they sum to a component.
     units = units.reshape(model.copies, -1, shares.shape[1]).sum(axis=0)
     end = len(shares) - (bias is not None)
     stream = shares[model.units : end].sum(axis=0, keepdims=True)

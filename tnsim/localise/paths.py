@@ -420,6 +420,8 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     check_numbers(*both)
     parts = [components_of([model], question.by) for model in both]
     check_bilinear(setting.metric)
+    # Units of single nonlinear layers have an inner product for each pair, read off the kernel. All
+    # other components are told apart by switched models.
     if reads_units(both, parts, setting.metric):
         mantissas, exponent, bra_labels, ket_labels = _by_units(both, parts, setting, question)
         left_out = None
@@ -427,12 +429,15 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
         inner = gram(bra.models, None if ket is bra else ket.models, setting)
+        # Inner products are bilinear, so those of paths are the signed sums over switched models on
+        # both sides.
         mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
         _report(bra, ket, inner, mantissas, Arithmetic(max(m.growth for m in both), setting.dtype))
         left_out = None
         if inner.left_out is not None:
             left_out = bra.signs @ inner.left_out @ ket.signs.T
         bra_labels, ket_labels = bra.labels, ket.labels
+    # Matrices that merge paths into the remainder, needed once more for the standard errors.
     rows, columns = np.eye(len(bra_labels)), np.eye(len(ket_labels))
     if question.top is not None:
         bra_labels, rows = _merged(bra_labels, mantissas.sum(axis=1), question.top)
@@ -446,6 +451,8 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         )
     error = None
     if left_out is not None and mantissas.sum():
+        # The jackknife: shares without each group of draws scatter by the standard error, up to the
+        # factor (n - 1) / n.
         shares = _shares(rows @ left_out @ columns.T)
         spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
         error = np.sqrt((len(shares) - 1) / len(shares) * spread)
@@ -467,10 +474,13 @@ def _by_units(
         if question.within is not None:
             told = tuple(own[n] for n in chosen(own, question.within))
         labels = [START, *(_label([part], 1) for part in told)]
+        # The row of each component among the labels; components that are not told apart are always
+        # on and belong to the path of no component, row 0.
         rows = [0 if part not in told else 1 + told.index(part) for part in own]
         if question.order == 0:
             labels, rows = [START, REST], [min(row, 1) for row in rows]
         matrix = np.zeros((len(labels), 1 + len(own)))
+        # The first column is the path of no component, which is a row of its own.
         matrix[[0, *rows], range(1 + len(own))] = 1.0
         sides.append((matrix, tuple(labels)))
     (first, bra), (second, ket) = sides[0], sides[-1]
@@ -489,6 +499,8 @@ def _report(
     """Warn where the sums of switched models leave few digits of a share."""
     total = abs(mantissas.sum())
     if total:
+        # What the signed sums add up in absolute values: their rounding, relative to the total that
+        # shares are shares of.
         sizes = abs(bra.signs) @ abs(inner.values) @ abs(ket.signs).sum(axis=0)
         error = float(arithmetic.rounding * sizes.max() / total)
         precision.report(error, "a share of a path", arithmetic, stacklevel=4)
@@ -498,12 +510,14 @@ def _merged(
     labels: tuple[str, ...], sizes: np.ndarray, top: int
 ) -> tuple[tuple[str, ...], Float[np.ndarray, "kept paths"]]:
     """Labels with all but the largest paths in the remainder, and the matrix that merges them."""
+    # From the largest to the smallest; the remainder itself is never chosen.
     order = [n for n in np.argsort(-abs(sizes), kind="stable") if labels[n] != REST]
     kept = sorted(order[:top])
     if len(order) <= top:
         return labels, np.eye(len(labels))
     matrix = np.zeros((len(kept) + 1, len(labels)))
     matrix[range(len(kept)), kept] = 1.0
+    # Each path that is not kept counts once in the remainder.
     matrix[-1] = 1.0 - matrix[:-1].sum(axis=0)
     return (*(labels[n] for n in kept), REST), matrix
 
@@ -516,12 +530,16 @@ def _side(model: Model, parts: tuple[Component, ...], question: _Question) -> _S
     open_paths = supports(model, parts, set(sets))
     # A switched model is zero unless a path lies within its set.
     shown = [s for s in sets if s in open_paths]
+    # Sets are bit masks: `path & ~s == 0` says that a path lies within the set s.
     needed = [s for s in sets if any(path & ~s == 0 for path in shown)]
+    # Moebius inversion over subsets: the sign is that of the number of components in s but not in
+    # t.
     signs = np.array(
         [[(-1.0) ** (s ^ t).bit_count() if t & ~s == 0 else 0.0 for t in needed] for s in shown]
     ).reshape(len(shown), len(needed))
     models = list(_switched_models(model, parts, needed))
     labels = tuple(_label(parts, s) for s in shown)
+    # The remainder is the whole model less all paths that are told apart.
     whole = (1 << len(parts)) - 1
     if question.order is not None and question.order < len(parts) and whole not in needed:
         signs = np.block(
@@ -549,12 +567,15 @@ def _sets(model: Model, parts: Sequence[Component], question: _Question) -> list
     Raises:
         TooLarge: There are more than `MOST_SWITCHED`.
     """
+    # Orders of the layers above the last component: where all are linear, two components of the top
+    # layer never multiply, and sets with two of them have no path.
     top = max(part.layer for part in parts)
     last = 0
     if all(order == 1 for order in model.orders[top + 1 :]):
         last = sum(part.layer == top for part in parts)  # the outputs are affine in its switches
     below = len(parts) - last
     most = len(parts) if question.order is None else min(question.order, len(parts))
+    # Each set below, of k components, stands alone and with each component of the top layer.
     count = sum(math.comb(below, k) * (1 + (last if k < most else 0)) for k in range(most + 1))
     if count > MOST_SWITCHED:
         raise TooLarge(
@@ -571,6 +592,7 @@ def _sets(model: Model, parts: Sequence[Component], question: _Question) -> list
     for own in lower:
         if own.bit_count() < most:
             sets += [own | 1 << n for n in range(below, len(parts))]
+    # Subsets come before the sets that contain them.
     return sorted(sets, key=lambda s: (s.bit_count(), _bits(s)))
 
 
@@ -582,6 +604,7 @@ def _switched_models(
     model: Model, parts: Sequence[Component], sets: Iterable[int]
 ) -> Iterator[Model]:
     """The model with the components of a set on and others off; equal layers are one object."""
+    # Layers with equal switches are one object, so that forward passes run them once.
     known: dict[tuple[int, int], Any] = {}
     for own in sets:
         layers = []
@@ -612,21 +635,27 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
         >>> supports(model, components_of([model], "layer"), {0, 1})
         {1}
     """
+    # `reach` are the sets of components that a signal at the current bond may have gone through; at
+    # the input, none.
     reach = {0}
     for n, layer in enumerate(model.layers):
         core = core_with_output(layer)
         rows, output = affine_maps(core)
+        # A skip passes signals on as they are. A product of legs joins the sets of its legs.
         below = set(reach) if residual_rule(layer)[0] != 0 else set()
         products = {0} if rows else reach
         for name in rows:
             legs = reach if np.any(getattr(core, name)) else set()
+            # A bias of a leg is a signal through no component.
             if _is_there(getattr(core, bias_name(name))):
                 legs = legs | {0}
+            # A function of a sum of signals depends on any of their unions.
             if name == rows[0] and activation_of(core) is not None:
                 legs = _unions(legs, within)
             products = {x | y for x in products for y in legs} & within
         weight, bias = np.asarray(getattr(core, output)), getattr(core, bias_name(output))
         own = [(1 << k, part) for k, part in enumerate(parts) if part.layer == n]
+        # Columns of the output matrix that belong to no component are always on.
         always = np.ones(weight.shape[1], bool)
         bias_bit = 0
         for bit, part in own:

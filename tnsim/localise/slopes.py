@@ -84,12 +84,14 @@ def nodes(count: int) -> Nodes:
             f"{MOST_NODES:,}, as its degree grows exponentially with depth; use fewer components "
             "(within=[...])"
         )
+    # From [-1, 1] to [0, 1].
     x, w = np.polynomial.legendre.leggauss(count)
     return Nodes((x + 1) / 2, w / 2)
 
 
 def exact_nodes(degree: int) -> Nodes:
     """The nodes at which the derivative of a polynomial of this degree is integrated exactly."""
+    # The derivative has degree U - 1, and n nodes are exact to degree 2 n - 1.
     return nodes(max(1, math.ceil(degree / 2)))
 
 
@@ -126,6 +128,7 @@ def slope(
     with execution.precision():
         args = _placed((family.weights, at, numbers, models), setting.dtype)
         if points is None:
+            # Without points there is a single group.
             found = [_program(_planned, 0, 6)(family.build, *args, setting.metric, setting.dtype)]
         else:
             found = _by_groups(_at_points, args, family, models, points, setting)
@@ -218,6 +221,7 @@ def _batches(
     bounds = forward.groups(points)
     largest = max(stop - start for start, stop in bounds)
     # The way back keeps the states behind every layer.
+    # Each model counts once for each of its layers, which is what a reverse pass keeps.
     deep = [model for model in every for _ in model.layers]
     size = forward.batch_size(deep, points, largest, setting.dtype, setting.budget)
     for start, stop in bounds:
@@ -237,6 +241,7 @@ def _at_points(
     build: Build, weights: Any, s: Any, coefficients: Any, models: Any, batch: WeightedPoints
 ) -> Any:
     """The value and the derivatives over some points."""
+    # The target does not depend on switches and runs outside of the gradient.
     target = _vector(tuple(models), coefficients, batch)
 
     def product(s: Any) -> Any:
@@ -259,6 +264,7 @@ def _integral_at_points(
         t, weight = node
         return weight * jax.grad(product)(t * ones)
 
+    # One node after another: all at once would keep the states of all nodes.
     return jax.lax.map(one, (where, node_weights)).sum(axis=0)
 
 
@@ -267,6 +273,7 @@ def _vector(models: Sequence[Model], coefficients: Any, batch: WeightedPoints) -
 
     Outputs are plain floats: exponents of their own would cost more to compile than all the rest.
     """
+    # Both factors of the inner product get the root of the weight of each point.
     roots = jnp.exp(batch.log_weights / 2)
     total: Any = 0.0
     for n, model in enumerate(models):
@@ -304,6 +311,8 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
     with execution.precision():
         weights = _placed(family.weights, setting.dtype)
         if points is None:
+            # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is
+            # the transpose of that at (t, t'): each pair of nodes is computed once.
             for (t, u), (x, y) in _pairs(at):
                 s, r = (jnp.full(family.players, z, setting.dtype) for z in (t, x))
                 mixed = _program(_mixed_derivatives, 0, 5)(
@@ -352,5 +361,6 @@ def _parts_at_points(
         return weight * jax.jacfwd(vector)(t * ones)
 
     parts = jax.lax.map(one, where).sum(axis=0)
+    # (points and outputs, players): the Gram matrix of the columns.
     flat = parts.reshape(-1, parts.shape[-1])
     return flat.T @ flat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,42 @@ from tnsim.models.model import AnyModel
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
+
+
+@dataclass(frozen=True, eq=False)
+class WithOutput:
+    """A function of which a single output of several is compared.
+
+    Args:
+        function: Plain function or PyTorch module.
+        output: Name of the output, or its place in a tuple.
+    """
+
+    function: Function
+    output: str | int
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs on a batch, in NumPy."""
+        return outputs_of(self, inputs)
+
+
+def with_output(model: Any, output: str | int | None) -> Any:
+    """A model or function as given, a function with several outputs reduced to the output named.
+
+    Args:
+        model: Model, plain function or PyTorch module.
+        output: Name of the output, or its place in a tuple; None for the output that counts.
+
+    Returns:
+        The model, which has a single output, or the function.
+
+    Example:
+        >>> with_output(lambda x: {"a": x, "b": 2 * x}, "b")(np.ones((1, 2))).tolist()
+        [[2.0, 2.0]]
+    """
+    if output is None or not is_function(model):
+        return model
+    return WithOutput(model, output)
 
 
 def is_function(model: Any) -> bool:
@@ -58,11 +95,15 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
             mode and its outputs are random.
         TnsimError: The outputs are not finite.
     """
+    output = None
+    if isinstance(function, WithOutput):
+        function, output = function.function, function.output
     if hasattr(function, "named_parameters"):
         outputs = run_module(function, inputs)
     else:
         outputs = function(inputs)
-    outputs = host_array(detached(array_of(outputs)))
+    # Outputs are compared in NumPy, wherever the function computed them.
+    outputs = host_array(detached(array_of(outputs, output)))
     if outputs.ndim < 2 or len(outputs) != len(inputs):
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
@@ -79,35 +120,35 @@ MAIN_OUTPUTS = ("logits", "last_hidden_state")
 """Names of the outputs of Hugging Face models that count where a model gives several."""
 
 
-def array_of(outputs: Any) -> Any:
+def array_of(outputs: Any, output: str | int | None = None) -> Any:
     """The array in the outputs of a function or module.
 
     Args:
         outputs: An array; a tuple, of which the first element counts; a mapping or an object with
             fields, as models of Hugging Face give, of which `logits`, else `last_hidden_state`,
             else the single array counts.
+        output: Name of the output that counts instead, or its place in a tuple.
 
     Returns:
         The array itself, or the tensor.
 
     Raises:
-        ModelError: There is no array, or several with names that do not say which one counts.
+        ModelError: There is no array, there are several with names that do not say which of them
+            counts, or the output named is missing.
 
     Example:
         >>> array_of({"loss": None, "logits": np.zeros(2)}).shape
         (2,)
     """
+    fields = _fields(outputs)
+    if output is not None:
+        return _named(outputs, fields, output)
     if hasattr(outputs, "shape"):
         return outputs
-    fields: dict[str, Any] = {}
-    if hasattr(outputs, "keys"):
-        fields = dict(outputs)
-    elif hasattr(outputs, "_asdict"):
-        fields = outputs._asdict()
-    elif hasattr(outputs, "__dataclass_fields__"):
-        fields = vars(outputs)
-    elif isinstance(outputs, (tuple, list)) and outputs:
+    if isinstance(outputs, (tuple, list)) and outputs and not fields:
+        # Modules that return a tuple put their outputs first, and states or attentions behind.
         return array_of(outputs[0])
+    # Fields without a shape are losses as numbers, or None.
     arrays = {name: value for name, value in fields.items() if hasattr(value, "shape")}
     for name in MAIN_OUTPUTS:
         if name in arrays:
@@ -117,9 +158,41 @@ def array_of(outputs: Any) -> Any:
     if arrays:
         raise ModelError(
             f"a function that is compared gives one array, found {', '.join(map(str, arrays))}: "
-            f"choose one, as by lambda x: net(x)[{next(iter(arrays))!r}]"
+            f"choose one, as by output={next(iter(arrays))!r}"
         )
     raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
+
+
+def _fields(outputs: Any) -> dict[str, Any]:
+    """The outputs by name; nothing where outputs have no names."""
+    if hasattr(outputs, "shape"):
+        return {}
+    if hasattr(outputs, "keys"):
+        return dict(outputs)
+    if hasattr(outputs, "_asdict"):
+        return outputs._asdict()
+    return vars(outputs) if hasattr(outputs, "__dataclass_fields__") else {}
+
+
+def _named(outputs: Any, fields: dict[str, Any], output: str | int) -> Any:
+    """The output of a name or a place, as an array."""
+    several: dict[Any, Any] = dict(fields)
+    if isinstance(output, int) and isinstance(outputs, (tuple, list)):
+        several = dict(enumerate(outputs))
+    elif not fields and isinstance(outputs, (tuple, list)):
+        raise ModelError(
+            f"output={output!r}: the function gives a tuple of {len(outputs)} without names; "
+            "name its place, as output=0"
+        )
+    if output not in several:
+        there = ", ".join(map(str, several)) or f"a single {type(outputs).__name__} without a name"
+        raise ModelError(f"there is no output {output!r}; the function gives {there}")
+    if not hasattr(several[output], "shape"):
+        raise ModelError(
+            f"output {output!r} is no array, found {type(several[output]).__name__}; "
+            "any callable may choose an array inside"
+        )
+    return several[output]
 
 
 INPUTS = ("input_ids", "pixel_values", "inputs_embeds", "inputs", "x")
@@ -145,9 +218,12 @@ def input_rows(inputs: Any) -> Any:
         (2, 3)
     """
     if hasattr(inputs, "dataset") and hasattr(inputs, "collate_fn"):
+        # Batches of a loader are concatenated here, since a sum over inputs needs no batches of the
+        # loader.
         return np.concatenate([host_array(detached(_of_batch(batch))) for batch in inputs])
     if hasattr(inputs, "keys") and not hasattr(inputs, "shape"):
         return _of_mapping(inputs)
+    # A list of tuples is a data set with labels.
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
         raise _labelled(first)
@@ -167,6 +243,7 @@ def _of_mapping(batch: Any) -> Any:
     """The inputs among named arrays."""
     found = dict(batch)
     mask = found.pop("attention_mask", None)
+    # A mask of ones says nothing and may be dropped.
     if mask is not None and not host_array(detached(mask)).all():
         raise ModelError(
             "some inputs are padded: their attention_mask has zeros, which no comparison reads; "
@@ -209,6 +286,7 @@ def run_module(module: Any, inputs: Any) -> Any:
         >>> run_module(torch.nn.Identity(), np.zeros((1, 2))).shape
         torch.Size([1, 2])
     """
+    # PyTorch is loaded already where a module is given.
     import torch
 
     for name, child in module.named_modules():
@@ -218,6 +296,7 @@ def run_module(module: Any, inputs: Any) -> Any:
                 "gives something else each time: call module.eval() first"
             )
     tensor = torch.from_numpy(np.array(inputs))
+    # A module without parameters, such as an activation, takes any precision.
     parameter = next(module.parameters(), None)
     if parameter is not None:
         tensor = tensor.to(parameter.device)
@@ -241,6 +320,8 @@ def is_random_in_training(module: Any) -> bool:
         >>> is_random_in_training(torch.nn.Dropout(0.0))
         False
     """
+    # Dropout keeps its chance in `p`, attention in `dropout`.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
+    # Batch norms of every dimension share a base class, and so do those of users.
     return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)

@@ -1,6 +1,6 @@
 """Layers as immutable, checked pytrees of weights.
 
-A layer knows its shapes, its forward pass on one example (or on a batch along leading axes) and its
+A layer knows its shapes, its forward pass on an example (or on a batch along leading axes) and its
 order in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
 section 2.1. `Multilinear` extends them to products of any number of affine maps; `Residual` covers
 the additive rule (skip 1) and the interpolating rule (skip 1 - s). Layers with an activation stand
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import Activation
-from tnsim.errors import ON_INPUTS, ModelError, UnsupportedLayer
+from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import (
     Array,
@@ -500,8 +500,8 @@ def known_layer(layer: Any, what: str) -> Layer:
         raise UnsupportedLayer(
             f"{what} is a {type(layer).__name__}; layers with an exact similarity are Linear, "
             "Bilinear, Multilinear, Attention, Elementwise, Gated, Residual, "
-            "or a layer with a method as_layer() that says which of these it is. "
-            f"{ON_INPUTS}"
+            "or a layer with a method as_layer() that says which of these it is; a module as a "
+            "whole is read by tnsim.from_module(module)"
         )
     known = known_layer(layer.as_layer(), f"as_layer() of {what}")
     if not (is_traced(known) or any(map(requires_grad, jax.tree.leaves(known)))):

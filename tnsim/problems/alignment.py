@@ -1,6 +1,6 @@
 """Layers of two models matched from the input up, in steps of a single layer of each model.
 
-Where one model has a linear layer more, the other waits: an identity stands in for its layer.
+Where a model has a linear layer more, the other waits: an identity stands in for its layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tnsim.metrics.protocol import Metric
 
 
 class Step(NamedTuple):
-    """The layers that one stage applies, by their numbers.
+    """The layers that a stage applies, by their numbers.
 
     Args:
         bra: Number of the bra's layer; None where the bra waits.
@@ -55,6 +55,8 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     """
     steps: list[Step] = []
     i, j = 0, 0
+    # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
+    # the loop ends.
     while i < len(bra) or j < len(ket):
         advances_bra, advances_ket = _advances(_order_at(bra, i), _order_at(ket, j))
         step = Step(i if advances_bra else None, j if advances_ket else None)

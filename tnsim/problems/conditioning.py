@@ -103,6 +103,7 @@ def amplification(model: Model, metric: Metric) -> Any:
         >>> [amplification(model, tnsim.Gaussian()) > 1e5 for model in models]
         [True, False]
     """
+    # A generator with a fixed seed: equal models are judged equally in every process.
     inputs = _inputs(model, metric, np.random.default_rng(0), _POINTS)
     model = not_differentiated(_widest(model))
     if is_traced((model, inputs)):
@@ -114,13 +115,16 @@ def _amplified(model: Model, inputs: Any) -> Any:
     """The amplification as the inputs show it."""
     xp = library(model, inputs)
     with np.errstate(all="ignore"):
+        # Shapes: values (points, numbers), changes (draws, points, numbers).
         outputs, changes = _with_changes(model, inputs)
         values = outputs.value.reshape(len(outputs.value), -1)
         # Every input has an exponent of its own, in which its largest output is near one.
         sizes, changed = xp.square(values).sum(axis=-1), xp.square(changes).sum(axis=-1)
         if xp is np and not sizes.any():
             return 1.0
+        # Squared relative change of each input, without inputs whose outputs vanish.
         of_each = xp.where(sizes > 0, changed / xp.where(sizes > 0, sizes, 1.0), np.nan)
+        # Powers of two between inputs are squared, as sums of squares are weighed by them.
         exponents = outputs.exponent[:, 0]
         counts = xp.exp2(2 * (exponents - exponents.max()))
         of_all = (counts * changed).sum(axis=-1) / (counts * sizes).sum()
@@ -147,16 +151,22 @@ def _with_changes(
     def run(model: Model) -> State:
         return forward(_of_unit_scale(model.layers), inputs)
 
+    # Each leaf has its changes along a new first axis, one entry for each draw.
     changes = jax.tree.map(change, model)
+    # The linear map of the derivative is made once and applied to all draws.
     if library(model, inputs) is jnp:
         outputs, derivative = jax.linearize(run, model)
         moved = jax.vmap(derivative)(changes).value
         return outputs, moved.reshape(*moved.shape[:2], -1)
+    # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
+    # that rounding is below it.
     outputs, found = run(model), []
     shifted = jax.tree.map(lambda leaf, draws: leaf + _SHIFT * draws, model, changes)
     for n in range(_DRAWS):
         moved, exponents = run(jax.tree.map(operator.itemgetter(n), shifted))
         shape = -1, *(1,) * (np.ndim(moved) - 1)
+        # The changed run has exponents of its own; its outputs are brought to the exponents of the
+        # first run before they are subtracted.
         moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
         found.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
     return outputs, np.stack(found)
@@ -205,6 +215,8 @@ def without_skew(
         other = regauged(model, metric)
         return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), other, model)
 
+    # A trace cannot branch in Python: both models are prepared as arrays of equal types, and the
+    # condition chooses when the program runs.
     arrays = jax.tree.map(jnp.asarray, model)
     return jax.lax.cond(is_skewed, in_another_basis, lambda model: model, arrays)
 
@@ -230,6 +242,7 @@ def regauged(model: Model, metric: Metric) -> Model:
         >>> bool(abs(model(x) - skewed(x)) < 1e-9)
         True
     """
+    # More inputs than coordinates, so that the principal axes of every state are determined.
     widest = max(layer.d_out for layer in model.layers)
     inputs = _inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
     model = _widest(model)
@@ -239,6 +252,8 @@ def regauged(model: Model, metric: Metric) -> Model:
 def _regauged(model: Model, inputs: Any) -> Model:
     """The same function with states that are uncorrelated on the inputs."""
     layers = model.layers
+    # States at every bond; bond n stands before layer n. Token ids have no state of their own, so
+    # that the first state is then the output of the first layer.
     state, first = entered(_of_unit_scale(layers), inputs)
     states = {first: _in_one_scale(state)}
     for n in range(first, len(layers)):
@@ -272,6 +287,8 @@ def _of_unit_scale(layers: Sequence[Layer]) -> ScaledLayers:
 
 def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
     """Groups of bonds that share a basis, without the groups of the input and of the output."""
+    # A layer without a skip ends a group of bonds, since its ends need no common basis. The group
+    # of the input holds bond 0, and the group of the output is never yielded.
     group = [0]
     for n, layer in enumerate(layers):
         if not isinstance(layer, Residual):
@@ -299,6 +316,8 @@ def _principal_axes(states: Sequence[Samples]) -> _Basis:
     """A basis that makes the coordinates of states uncorrelated, and of about one size."""
     xp = library(states[0])
     moment: Any = 0.0
+    # Each bond of a group counts by its own size, so that a large state does not hide the axes of a
+    # small one.
     for state in states:
         flat = state.reshape(-1, state.shape[-1])
         flat = flat / xp.maximum(abs(flat).max(), xp.finfo(flat.dtype).tiny)
@@ -306,6 +325,7 @@ def _principal_axes(states: Sequence[Samples]) -> _Basis:
         moment = moment + square / xp.maximum(square.trace(), 1.0)
     squares, vectors = xp.linalg.eigh(moment)
     largest = xp.where(squares.max() > 0, squares.max(), 1.0)  # states that vanish have any units
+    # The unit is the power of two next to the inverse of the coordinate's root mean square.
     powers = -xp.rint(xp.log2(xp.clip(squares / largest, 4.0**-_MOST_UNITS, 1.0)) / 2)
     square, error = _product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
@@ -320,14 +340,20 @@ def _in_bases(layer: Layer, below: _Basis | None, above: _Basis | None) -> Layer
     arrays = {}
     for name in dict.fromkeys((*names, output)):
         weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
+        # `weight + rest` is the product to more bits than a float has; it is rounded once, at the
+        # end.
         rest: Any = 0.0
+        # Maps of the input read the basis below. A layer without such maps reads it with its only
+        # matrix.
         reads = below if name in (names or (output,)) else None
         writes = above if name == output else None
         if reads is not None:
             # A linear layer changes both bases, and is rounded only once.
             weight, rest = _product(weight, reads.axes.T)
+            # The inverse of T is T' (1 - E), and `weight` is W T' here already.
             rest = rest - weight @ reads.excess
         if writes is not None:
+            # The rest of the first product is small, so its own product needs no further bits.
             rest = writes.axes @ rest if np.ndim(rest) else rest
             weight, more = _product(writes.axes, weight)
             rest = rest + more
@@ -335,6 +361,8 @@ def _in_bases(layer: Layer, below: _Basis | None, above: _Basis | None) -> Layer
                 turned, left = _product(writes.axes, bias[:, None])
                 arrays[bias_name(name)] = (turned + left)[:, 0] * writes.units
         weight = weight + rest
+        # New coordinates are `units * (axes @ h)`: who reads them divides by the units, who writes
+        # them multiplies.
         weight = weight if reads is None else weight / reads.units
         arrays[name] = weight if writes is None else weight * writes.units[:, None]
     return replaced(layer, arrays)
@@ -357,11 +385,14 @@ def _product(a: Any, b: Any) -> tuple[Any, Any]:
 def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
     """The product, in the library of the arrays."""
     xp = library(a, b)
+    # A sum of n products of two numbers of b bits has 2 b + log2(n) bits, which must fit into the
+    # mantissa.
     mantissa = xp.finfo(a.dtype).nmant + 1
     bits = (mantissa - math.ceil(math.log2(a.shape[1]))) // 2
     count = math.ceil((mantissa + _MORE_BITS) / bits)
     lefts, rights = _slices(a, bits, count), _slices(b.T, bits, count)
     # The smallest products first.
+    # Slices k and n - k multiply to order n; orders beyond the wanted bits are left out.
     places = [(k, n - k) for n in reversed(range(count)) for k in range(n + 1)]
     zero = xp.zeros((len(a), b.shape[1]), a.dtype)
     if xp is np:
@@ -377,6 +408,8 @@ def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
 
 def _added(summed: tuple[Any, Any], term: Any) -> tuple[Any, Any]:
     """A sum with one term more, and what rounding has left out (Knuth, section 4.2.2)."""
+    # `part` is the summand as it arrived in the sum; what is missing of either summand is exact in
+    # floats.
     total, rest = summed
     both = total + term
     part = both - total
@@ -403,6 +436,7 @@ def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices row
     _, exponent = xp.frexp(abs(matrix).max(axis=1, keepdims=True))
     about = xp.finfo(matrix.dtype)
     least = about.minexp if xp is jnp else about.minexp - about.nmant  # XLA has no subnormals
+    # Slice k is a multiple of 2^(exponent - bits k), so it has at most `bits` bits.
     powers = exponent - bits * np.arange(1, count + 1)[:, None, None]
     units = xp.ldexp(xp.ones((), matrix.dtype), xp.maximum(powers, least))
 
@@ -434,5 +468,6 @@ def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int)
     mean, second = not_differentiated(moments_at_a_position(metric, model.d_in, model.n_ctx))
     squares = second.diagonal() if second.ndim == 2 else second
     xp = library(mean, second)
+    # Moments are lifted, with the constant in front; coordinates begin at 1.
     spread = xp.sqrt(xp.maximum(squares - mean**2, 0.0))[1:]
     return mean[1:] + spread * rng.standard_normal((*shape, model.d_in))

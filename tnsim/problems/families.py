@@ -85,10 +85,10 @@ class _RunOnce:
 
 @dataclass(frozen=True)
 class LayerWise(_RunOnce):
-    """Models of vectors, one layer over another: Gram and moment recursions.
+    """Models of vectors, layer over layer: Gram and moment recursions.
 
-    Exact for the tree metrics at any depth and for `Gaussian` up to one nonlinear layer; beyond
-    that it is the closure. `base.Family` documents the methods.
+    Exact for the tree metrics at any depth and for `Gaussian` up to a single nonlinear layer;
+    beyond that it is the closure. `base.Family` documents the methods.
 
     Args:
         name: Name of the metric that was asked for.
@@ -115,6 +115,8 @@ class LayerWise(_RunOnce):
         lifted = must_lift(bra, ket or bra)
         joined = as_layerwise(metric)
         depth = nonlinear(bra, ket or ())
+        # The metric itself may hold numbers. A family keeps its answers for the orders that meet,
+        # so that metrics with equal answers share a plan.
         joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
         return cls(metric.name, joinings, bra, ket, input_kind(metric, lifted), lifted)
 
@@ -147,8 +149,8 @@ class LayerWise(_RunOnce):
 class Sequences(_RunOnce):
     """Models of sequences, layer over layer, with the covariances between positions.
 
-    Vectors are sequences of one position. Exact where `LayerWise` is. `base.Family` documents the
-    methods.
+    Vectors are sequences of a single position. Exact where `LayerWise` is. `base.Family` documents
+    the methods.
 
     Args:
         name: Name of the metric that was asked for.
@@ -236,7 +238,7 @@ class WholeTree:
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
         lifted: Whether the constant is coordinate 0 of every bond.
-        raises_linear: Whether a linear model is read as a bilinear one.
+        raises_linear: Whether a linear model is read as a bilinear model.
         n_ctx: Number of positions of the flattened sequences; None for vectors.
 
     Source:
@@ -316,6 +318,7 @@ class WholeTree:
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
+        # Flattened, the positions' moments are the moments of a single long vector.
         if self.n_ctx is not None:
             metric, d_in = flattened(metric, d_in, self.n_ctx), self.n_ctx * d_in
         leaves = input_moments(metric, d_in, self.lifted)
@@ -332,6 +335,8 @@ class WholeTree:
         positions = self.n_ctx or 1
         if positions == 1:
             return all_but_constant(d_out)
+        # Shape (1 + positions x d, 1 + d): row (s, i) has a 1 at the coordinate i, and the
+        # constant's row and column are zero.
         same_coordinate = np.tile(np.eye(d_out // positions), (positions, 1))
         return np.pad(same_coordinate, ((1, 0), (1, 0)))
 
@@ -371,6 +376,8 @@ class Tokens(_RunOnce):
             )
         ket = None if b is None else token_kind(b)
         family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
+        # Shapes of the leaves without their numbers: the arrays are evaluated abstractly, since a
+        # table over a vocabulary would take memory.
         leaves = family._constants(metric, a.d_in)
         for side, model in by_side(a, b).items():
             leaves |= jax.eval_shape(functools.partial(family.weights, side), model)
@@ -410,7 +417,7 @@ class Tokens(_RunOnce):
 
 
 def _raised(model: Model) -> Model:
-    """A linear model raised to a bilinear one, any other model unchanged."""
+    """A linear model raised to a bilinear model, any other model unchanged."""
     return model if max(model.orders) > 1 else raised(model)
 
 
@@ -424,7 +431,7 @@ def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
 
 
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:
-    """The family that compares two models, or one with itself where `b` is None.
+    """The family that compares two models, or a model with itself where `b` is None.
 
     Raises:
         ModelError: The metric is not defined for these models.

@@ -5,7 +5,7 @@ The work per model is done once, and K x K inner products are a single matrix pr
 A *space* says how a model becomes such a vector, and at which cost.
 Each family of spaces is a function of the kinds of all models and the metric, which returns None
 where it has no vectors for them; the rest of the program uses the protocol `FeatureSpace` and never
-asks which space it is. A space with long vectors is a sum of parts, made one at a time: inner
+asks which space it is. A space with long vectors is a sum of parts, made in turn: inner
 products are sums over the parts.
 
 The families are `polynomial_space` and, for `Frobenius`, `EntrySpace` below. `Frobenius` tells the
@@ -49,6 +49,7 @@ from tnsim.scaled import (
 )
 
 _TOGETHER = 4  # models that are made together
+_PADDED = 2**26  # bytes of a block up to which it is padded
 
 
 class EntrySpace(NamedTuple):
@@ -90,21 +91,25 @@ class EntrySpace(NamedTuple):
         return None
 
     def vector(self, weights: list[dict[str, Any]], inputs: None) -> Float[Any, "out entries"]:
+        # `before` is the product of the linear layers below, which goes into both legs.
         before, (layer,) = merged_layers(weights)
         left, right = (leg if before is None else leg @ before for leg in layer.legs)
         outputs = slice(int(self.lifted), None)
         down, xp = layer.down[outputs], library(left)
+        # Entries (out, i, j) of the bilinear form.
         form = xp.einsum("oh,hi,hj->oij", down, left, right)
         if layer.copy is not None:
             copy = layer.copy[outputs]
             copy = copy if before is None else copy @ before
+            # A skip reads x on one leg and the constant, coordinate 0, on the other, in both ways
+            # with weight 1/2.
             one = xp.eye(1, copy.shape[1], dtype=copy.dtype)[0]
             form = form + 0.5 * (copy[:, :, None] * one + one[:, None] * copy[:, None, :])
         return form.reshape(len(form), -1)
 
 
 def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> EntrySpace | None:
-    """The space of models of one bilinear layer each under a metric that joins legs as written."""
+    """The space of single bilinear layers under a metric that joins legs as written."""
     flat = [kind for layers in models for kind in layers]
     orders = {tuple(sorted(kind.order for kind in layers if kind.order > 1)) for layers in models}
     if (
@@ -140,7 +145,7 @@ class FeatureSpace(Hashable, Protocol):
 
     @property
     def parts(self) -> Sequence[FeatureSpace]:
-        """Spaces that are made one at a time; dot products are sums over the parts."""
+        """Spaces that are made in turn; dot products are sums over the parts."""
         ...
 
     @property
@@ -186,7 +191,7 @@ def spaces(
         n_ctx: Number of positions of the sequences that the models read, None for vectors.
 
     Returns:
-        One space of each family that has vectors for the models.
+        A space of each family that has vectors for the models.
 
     Example:
         >>> import numpy as np, tnsim
@@ -206,10 +211,10 @@ def fits(space: FeatureSpace) -> bool:
 
 
 class FeatureBlock(NamedTuple):
-    """Features `values * 2 ** exponent` of some models, each model's largest value about one.
+    """Features `values * 2 ** exponent` of some models, each model's largest value near 1.
 
     Args:
-        values: Vectors, output by output.
+        values: Vectors, output by output; small blocks have further rows, see `_padded`.
         exponent: Exponents of the scales of whole models or of every output.
         lengths: Lengths of `values`, output by output.
         sizes: Sums of the lengths of the terms; they exceed `lengths` by the parts that cancel
@@ -262,6 +267,7 @@ def compared(
     blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
     cross = add([products(both, both, slices) for both in blocks])
     squares = add([norms(both, slices) for both in blocks])
+    # Row 0 is the first combination, row 1 the second.
     return {
         "AB": taken(cross, (0, 1)),
         "AA": taken(squares, 0),
@@ -282,7 +288,7 @@ def block(
     Args:
         models: Models that the space holds.
         exponents: Exponents of whole models, or of every output.
-        weights: Coefficients of the combinations, one a row; None for the models themselves.
+        weights: Coefficients of the combinations, in rows; None for the models themselves.
         space: Space of the vectors.
         metric: Metric of the inner products.
         dtype: Precision of the computation.
@@ -291,13 +297,15 @@ def block(
         values, own = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # one exponent per output
             own = own[:, None]
-        lengths = _lengths(values)
+        lengths = _lengths(values)[: len(models)]
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
         factors = np.sqrt(cancellations(models, metric))
         single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
-        return single if weights is None else _combined(single, weights, dtype)
+        if weights is None:
+            return single
+        return _combined(single._replace(values=values[: len(models)]), weights, dtype)
 
 
 def _combined(
@@ -312,6 +320,7 @@ def _combined(
     exponent = powers.max(axis=1)
     factors = mantissas * np.exp2(powers - exponent[:, None])
     sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
+    # k rows, m models, o outputs, f features.
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
     values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
     return FeatureBlock(values, exponent, _lengths(values), sizes)
@@ -346,7 +355,8 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
     else:
         with execution.precision():
             gram = _compiled_gram(spread(rows.values), replicated(columns.values), slices)
-    mantissa = np.asarray(gram, np.float64)[: len(rows.exponent)]
+    # Rows that were repeated, to fill the devices or as room for further models, are cut off.
+    mantissa = np.asarray(gram, np.float64)[: len(rows.exponent), : len(columns.exponent)]
     equation = "ko,lo->klo" if slices else "ko,lo->kl"
     size = np.einsum(equation, rows.lengths, columns.sizes)
     size += np.einsum(equation, rows.sizes, columns.lengths)
@@ -378,7 +388,7 @@ _compiled_gram = jax.jit(_gram, static_argnames="slices")
 def _of_models(
     models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
 ) -> tuple[Any, np.ndarray]:
-    """Features of all models, and the exponents of their scales.
+    """Features of all models, perhaps with further rows, and the exponents of their scales.
 
     Models of equal layers are stacked and go through a single compiled program.
     """
@@ -389,11 +399,13 @@ def _of_models(
     order, blocks, exponents = [], [], []
     for members in groups.values():
         weights = [space.weights(models[n]) for n in members]
+        nbytes = space.length * space.d_out * np.dtype(dtype).itemsize
+        weights += [weights[-1]] * (_padded(len(members), nbytes) - len(members))
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
         values, exponent = _features(spread(stack), inputs, space)
         # Models come back in groups of equal layers; `back` restores the order of the caller.
         order += members
-        if len(values) > len(members):  # repeated to fill the devices
+        if len(groups) > 1 and len(values) > len(members):
             values = values[: len(members)]
         blocks.append(values)
         exponents.append(np.asarray(exponent[: len(members)], np.float64))
@@ -402,6 +414,20 @@ def _of_models(
     if len(blocks) > 1:  # one group is in order already, and a copy takes memory
         values = jnp.concatenate(blocks)[back]
     return values, np.concatenate(exponents)[back]
+
+
+def _padded(count: int, nbytes: int) -> int:
+    """The number of vectors of a block with room for further models.
+
+    A run that grows has blocks of every size, and each size compiles programs of its own. So small
+    blocks are padded to a power of two; large blocks compute longer than they compile.
+
+    Args:
+        count: Number of models.
+        nbytes: Bytes of the vector of a model.
+    """
+    room = 1 << (count - 1).bit_length()
+    return room if room * nbytes <= _PADDED else count
 
 
 @partial(jax.jit, static_argnames="space")
@@ -419,6 +445,7 @@ def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
         exponent = scale_exponent(values)
         return shifted(values, -exponent), exponent
 
+    # Every device goes through its share of the models, a few at a time.
     each = jax.shard_map(
         lambda part: jax.lax.map(one, part, batch_size=space.at_once),
         mesh=mesh(),

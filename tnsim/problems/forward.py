@@ -5,7 +5,7 @@ features (see `features`) of any function, exact for the measure. They are made 
 and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
 stored for up to 32 groups of consecutive points, from which errors are estimated.
 
-`_Passes` runs functions on batches, in one of three modes: in NumPy, compiled, or inside a JAX
+`_Passes` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
 trace. `sums` compares many functions, batch by batch. `inner_product` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 """
@@ -200,6 +200,7 @@ def sums(
         TnsimError: A function gives a value that is not finite.
     """
     every = [*rows, *(columns or ())]
+    # A part that several rows have in common runs once.
     parts = {id(part): part for terms in every for _, part in terms}
     work = _work(parts.values(), points)
     largest = max(stop - start for start, stop in groups(points))
@@ -207,6 +208,7 @@ def sums(
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
     grams, shares = [], []
     with execution.precision():
+        # Compiling takes memory of its own, which a small budget does not leave.
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
         passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled")
@@ -223,6 +225,7 @@ def sums(
                 if columns is not None:
                     second = [_sum(terms, vectors, dtype) for terms in columns]
                 batches.append(_gram(first, second, slices))
+                # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
             grams.append(Gram(*(add(same) for same in _by_field(batches))))
@@ -259,6 +262,8 @@ class _Passes:
         self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
         self.functions = {key: part for key, part in parts.items() if key not in self.models}
         self.slices, self.dtype, self.mode = slices, dtype, mode
+        # Layers in scientific notation by identity; of first layers only those in the units of the
+        # last batch.
         self.made: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
         self.first: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
         self.step, self.rest = after, _vector_behind
@@ -274,6 +279,8 @@ class _Passes:
         found: dict[int, Vector] = {}
         for key, function in self.functions.items():
             found[key] = self._of_function(function, batch, halves)
+        # Models whose first layer is one object and that demand the same of the state are begun
+        # together.
         for keys in self._alike(list(self.models), 0, 1):
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
@@ -299,6 +306,8 @@ class _Passes:
         counts: tuple[int, ...] | None,
     ) -> dict[int, Vector]:
         """The vectors of models that have the state behind `done` layers in common."""
+        # Recursion over depth: models that have the next layer in common run it once, and each
+        # group goes on by itself where the layers begin to differ.
         found: dict[int, Vector] = {}
         for same in self._alike(list(layers), done, done + 1):
             following = layers[same[0]][done:]
@@ -392,6 +401,8 @@ def vector_of(outputs: State, halves: Any) -> Vector:
     exponents = exponents + halves[:, None]
     exponent = larger(exponents.max(axis=0), SMALLEST)  # finite where no point has a weight
     factors = xp.exp2(exponents - exponent).astype(values.dtype)
+    # Shapes: values (points, ..., out), factors (points, 1, ..., 1 or out); the result has outputs
+    # first and one row of features for each.
     factors = factors.reshape(len(values), *(1,) * (values.ndim - 2), -1)
     values = xp.moveaxis(values * factors, -1, 0).reshape(values.shape[-1], -1)
     lengths = xp.sqrt((values * values).sum(axis=1))
@@ -399,7 +410,7 @@ def vector_of(outputs: State, halves: Any) -> Vector:
 
 
 def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
-    """Raise `ModelError` unless the vectors of all parts have one shape."""
+    """Raise `ModelError` unless the vectors of all parts have the same shape."""
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
         numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
@@ -450,7 +461,8 @@ def _stacked(vectors: Sequence[Vector]) -> FeatureBlock:
 
 
 def groups(points: Points) -> list[tuple[int, int]]:
-    """First point and end of every group; sizes of groups differ by one at most."""
+    """First point and end of every group; sizes of groups differ by 1 at most."""
+    # Undrawn points are one group, as nothing is estimated from them.
     count = min(GROUPS, points.count) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
     return list(itertools.pairwise(bounds))
@@ -488,6 +500,7 @@ def batch_size(
     most = max(1, int(min(BATCH_BYTES, room - needed.beside) / max(1.0, needed.each)))
     if not all(isinstance(part, Model) for part in parts):
         most = min(most, _FUNCTION_BATCH)
+    # Beginnings of sequences are shared within a batch, so its size follows their tree.
     if points.continuations:
         return points.aligned(most)
     # Even batches: as few as memory allows, and none that is nearly empty.
@@ -498,7 +511,7 @@ def check_room(least: float, room: float, what: str) -> None:
     """Raise `TooLarge` where a single point takes more bytes than there is room for.
 
     Args:
-        least: Number of bytes that one point takes.
+        least: Number of bytes that a point takes.
         room: Number of bytes allowed.
         what: Subject of the message.
     """
@@ -557,7 +570,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
 def _state_numbers(layer: LayerKind, seen: int) -> int:
     """Most numbers alive at a single position in a layer that sees `seen` positions.
 
-    The layer reads a state and makes a product of its legs, one leg after another. Its output is
+    The layer reads a state and makes a product of its legs, leg after leg. Its output is
     divided by its largest entry: three arrays of the output's size, and a fourth where the output
     becomes a vector.
     """
@@ -584,7 +597,7 @@ def inner_product(
 
     Raises:
         ModelError: The models do not read these inputs.
-        TooLarge: One point takes more than the free memory. Batches follow no smaller budget: each
+        TooLarge: A point takes more than the free memory. Batches follow no smaller budget: each
             becomes part of the caller's program.
     """
     known = [part for _, part in (*rows, *columns)]

@@ -197,6 +197,8 @@ def hidden_units(model: Model) -> HiddenUnits:
         >>> units.gate.weight, units.down
         (array([[2.]]), array([[3.]]))
     """
+    # Up to the nonlinear layer `state` is the affine map of the input that the next layer reads.
+    # From this layer on `found` is the function so far, and linear layers act on its outputs.
     state = Affine()
     found: HiddenUnits | None = None
     for layer in model.layers:
@@ -206,6 +208,7 @@ def hidden_units(model: Model) -> HiddenUnits:
             found = _with_residual(_units_of(core, state), state, core.d_out, skip, scale)
             continue
         weight, bias = core.weight, core.bias
+        # A residual around a linear layer is linear as well: skip x + scale (W x + b).
         if not (_is(skip, 0.0) and _is(scale, 1.0)):
             weight = scale * weight + skip * np.eye(core.d_in)
             bias = None if bias is None else scale * bias
@@ -221,6 +224,7 @@ def hidden_units(model: Model) -> HiddenUnits:
             found = found._replace(down=down, linear=linear, constant=constant)
     if found is not None:
         return found
+    # No nonlinear layer: the model is the linear map alone, without hidden units.
     weight = np.eye(model.d_in) if state.weight is None else state.weight
     return HiddenUnits(None, Affine(), None, None, weight, state.bias)
 
@@ -236,6 +240,7 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
     names = map_names(core)
     if not names:
         return HiddenUnits(function, state, None, None, None, None)
+    # The last map reads the hidden units; the others make the gate and its factors.
     *maps, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
     rows = [one.after(state) for one in maps]
     if function is None:
@@ -254,6 +259,8 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
     Maps are balanced first, so that little cancels: each is as long as the others of its unit.
     """
     order = len(rows)
+    # Lengths are constants to derivatives: the product of the maps does not depend on how they are
+    # balanced.
     lengths = [jax.lax.stop_gradient(_length(row)) for row in rows]
     xp = library(lengths)
     # The geometric mean: factors multiply to 1, so the product of the maps stays as it is.
@@ -263,6 +270,8 @@ def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
         factor = mean / length
         bias = xp.zeros(len(factor)) if row.bias is None else factor * row.bias
         balanced.append(Affine(factor[:, None] * row.weight, bias))
+    # One power for each choice of signs; all powers are hidden units beside one another, and D has
+    # their weights side by side.
     weights, biases, signed = [], [], []
     for signs in itertools.product((1.0, -1.0), repeat=order - 1):
         both = list(zip((1.0, *signs), balanced, strict=True))
@@ -288,6 +297,8 @@ def _with_residual(
     units: HiddenUnits, state: Affine, width: int, skip: Any, scale: Any
 ) -> HiddenUnits:
     """The function `skip * state + scale * units` of the input."""
+    # The skip reads the layer's input, which is an affine map of the model's input, so it goes into
+    # S and c.
     down, constant, linear = units.down, units.constant, None
     if not _is(scale, 1.0):
         down = scale * (np.eye(width) if down is None else down)
@@ -360,13 +371,18 @@ def _units_difference(
 ) -> list[tuple[float, HiddenUnits]]:
     """The function b - a as `unit` times functions of weights near 1."""
     weight, bias, down, *_ = _arrays(a)
+    # Everything is divided by `unit`, the size of the change, so that the functions have weights
+    # near 1 and `unit` becomes their coefficient.
     changes = [(y - x) / unit for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     to_weight, to_bias, to_down, to_linear, to_constant = changes
     moved = None if a.linear is None and b.linear is None else to_linear
     gate = Affine(weight, bias)
+    # (D' - D) f(u), with the changes of S and c beside it.
     found = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
     assert a.activation is not None  # see `_units_gap`
     slope = derivative(a.activation)
+    # The integral over t by two nodes of weight 1/2: units f'(u_t) with the factor u' - u, read by
+    # D'.
     for t in _MIDDLE:
         between = Affine(weight + t * unit * to_weight, bias + t * unit * to_bias)
         up = Affine(to_weight, to_bias)
@@ -447,6 +463,7 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
 
     def normal(affine: Affine) -> Units:
         weight = np.eye(d_in) if affine.weight is None else affine.weight
+        # E (W x + b) = W mean + b; the rows W L give the dependence on z.
         means = affine.bias if mean is None else add(weight @ mean, affine.bias)
         rows = weight
         if root is not None:
@@ -497,9 +514,12 @@ def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
         slices: Whether outputs are told apart.
     """
     value: Any = 0.0
+    # Against a linear function only mean and slopes count; units against units are added below.
     for one, two in ((a.hidden, b.beside), (a.beside, b.hidden), (a.beside, b.beside)):
         value = value + _linear_product(one, two)
     xp = library(a.beside, b.beside)
+    # Lengths sqrt(E l^2) of the linear parts and of the units, by output: what terms are as large
+    # as, for the error of rounding.
     lengths = [xp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
     bound = xp.zeros_like(value)
     if a.units and b.units:
@@ -508,6 +528,8 @@ def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
         lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
     if slices:
         return Inner(value, lengths[0] * lengths[1], bound)
+    # By Cauchy-Schwarz the products of both lengths, summed over outputs, are at most the product
+    # of the two norms.
     size = xp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
     return Inner(value.sum(), size, bound.sum())
 
@@ -540,13 +562,17 @@ def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
     for block in kernel_blocks(a, b):
+        # Blocks come in the order of their rows; the rows so far are counted by the lengths of
+        # their sizes.
         start = sum(map(len, gross))
         stop = start + len(block.gross)
+        # sum_j (D K)[o, j] D'[o, j] for the rows of the block, an entry for each output.
         value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
         share = xp.maximum(share, block.share)
         gross.append(block.gross)
         other_gross = block.other_gross
     own, other = rows * xp.concatenate(gross), columns * other_gross
+    # |sum_ij D[o, i] e_ij D'[o, j]| with |e_ij| <= share gross_i gross_j.
     bound = share * abs(own).sum(axis=1) * abs(other).sum(axis=1)
     lengths = [(x**2).sum(axis=1) for x in (own, other)]
     lengths = tuple(map(xp.sqrt, lengths))
@@ -565,6 +591,7 @@ def whole_kernel(a: Prepared, b: Prepared) -> Float[Any, "legs others"]:
     Rows and columns are `(h, 1, z)`, so that the inner product of two models is the sum of
     `readout(a) * (readout(b) @ kernel.T)` and nothing else.
     """
+    # First moments of hidden units with (1, z), which frame the kernel of the units.
     legs = []
     for model in (a, b):
         latent, dtype = model.beside.slopes.shape[1], model.beside.mean.dtype
@@ -577,6 +604,7 @@ def whole_kernel(a: Prepared, b: Prepared) -> Float[Any, "legs others"]:
     pairs = np.zeros((len(first), len(second)), first.dtype)
     if pairs.size:
         pairs = xp.concatenate([block.values for block in kernel_blocks(a, b)])
+    # (1, z) are uncorrelated and of variance 1.
     beside = np.eye(first.shape[1], dtype=first.dtype)
     return xp.block([[pairs, first], [second.T, beside]])
 
@@ -602,6 +630,8 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
 def kernel_blocks(a: Prepared, b: Prepared) -> Iterator[Kernel]:
     """The kernel of all hidden units of two models in blocks of rows, with certified bounds."""
     first, second, between = a.expanded, b.expanded, kernel_of
+    # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
+    # side is gated.
     if a.up is not None or b.up is not None:
         first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
     for start, stop in blocks_of(a.units, b.units):
@@ -664,6 +694,7 @@ def units_under(
     d_in, n_ctx = reading
     units, exponent = _in_range(units)
     found, counts = [], []
+    # Positions with the same marginal are computed once and counted.
     for count, mean, cov in marginals(metric, d_in, n_ctx):
         found.append(prepared(units, mean, root_of(cov), d_in, dtype))
         counts.append(count)
@@ -703,6 +734,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
         found = inner(one, two, slices)
         value, size = value + count * found.value, size + count * found.size
         bound = bound + count * found.bound
+    # The bound of truncation is expressed as size, on which the error of rounding is relative.
     size = size + bound / Arithmetic(1, dtype).rounding
     return ScaledSum(value, np.zeros(()), size)
 

@@ -40,7 +40,7 @@ def kinds_of_other(model: Model | None) -> Kinds | None:
 def must_lift(bra: Kinds, ket: Kinds) -> bool:
     """Whether the constant coordinate is needed.
 
-    The constant is needed where some layer has a constant, or where only one of the models is of
+    The constant is needed where some layer has a constant, or where only a single model is of
     odd degree: without the lift, an odd and an even model have no complete pairing of legs.
 
     Example:
@@ -49,6 +49,8 @@ def must_lift(bra: Kinds, ket: Kinds) -> bool:
         >>> must_lift(biased, biased)
         True
     """
+    # A kind depends on shapes and on which biases exist, never on numbers, so plans are found by
+    # it.
     if any(layer.constant for layer in bra + ket):
         return True
     return tree(bra).legs % 2 != tree(ket).legs % 2

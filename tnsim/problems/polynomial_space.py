@@ -3,11 +3,11 @@
 A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
 the covariance has rank, z is standard normal. A polynomial of z is a *series* of symmetric tensors,
 f = sum_n <a_n, He_n(z)> with `He_n` the Hermite polynomials of order n, and `E[f g] = sum_n n!
-<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, one for each sorted index I. With two
-bilinear layers these are about d^4 / 24 numbers an output.
+<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, a feature for each sorted index I. With
+two bilinear layers these are about d^4 / 24 numbers an output.
 
 *Products of series.* Layers multiply series exactly. For a product of two polynomials, Wick's
-theorem pairs r coordinates of one with r of the other in all ways:
+theorem pairs r coordinates of a tensor with r of the other in all ways:
 
     <a, He_p> <b, He_q> = sum_r r! C(p, r) C(q, r) <Sym(a . b), He_(p + q - 2r)>,
 
@@ -21,7 +21,7 @@ make all entries of `a . b`, of which as many are read as there are ways. Blocks
 coordinate bound the size of these matrices and multiply nothing twice: either part of I has that
 coordinate. Linear layers are merged into the multiplying layer before them first.
 
-*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of one degree N,
+*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of equal degree N,
 lifted by a constant coordinate. The monomials of order n < N appear C(N, n) times, once for every
 choice of places of the constant, and share their coefficient: features are `sqrt(multiplicity /
 C(N, n)) c_n[I]`.
@@ -80,7 +80,7 @@ def whole(width: int) -> IndexBlock:
 
 
 class HermiteTerm(NamedTuple):
-    """One way to multiply two tensors: their orders and their number of shared coordinates."""
+    """A way to multiply two tensors: their orders and their number of shared coordinates."""
 
     left: int
     right: int
@@ -163,6 +163,7 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
     found: Series = {}
+    # Every sorted index of the product is read off at all its splits, and the entries are added.
     for (rows, columns), matrix in matrices.items():
         first, *others = packed.splits(rows, columns, block.start, block.stop)
         read = _take(matrix, first, 0)
@@ -208,7 +209,7 @@ def _piece(
 ) -> Any:
     """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
 
-    Without shared coordinates `down` is multiplied into a single factor, and the sum over k is one
+    Without shared coordinates `down` is multiplied into a single factor, and the sum over k is a
     matrix product; with them `down` comes last, since many entries of each k are summed before.
     """
     first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
@@ -262,7 +263,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
         layers: Arrays of every layer by role, from `problems.tensors.lifted.arrays`.
 
     Returns:
-        Matrix of the linear map, None without one, and the layers with linear layers merged in.
+        Matrix of the linear map, None without a map, and the layers with linear layers merged in.
 
     Example:
         >>> square = {"LEFT": np.eye(1), "RIGHT": np.eye(1), "DOWN": np.eye(1)}
@@ -271,6 +272,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
         (True, array([[3.]]))
     """
     before, multiplying = None, []
+    # Linear layers behind a product are multiplied into its output matrix and into its skip.
     for roles in layers:
         if WEIGHT not in roles:
             multiplying.append(_multiplying(roles))
@@ -339,7 +341,7 @@ class PolynomialSpace(NamedTuple):
 
     @property
     def parts(self) -> tuple[PolynomialSpace, ...]:
-        """Blocks that are made one at a time; dot products are sums over the blocks."""
+        """Blocks that are made in turn; dot products are sums over the blocks."""
         return tuple(self._replace(block=block) for block in self._blocks())
 
     def _blocks(self) -> Iterator[IndexBlock]:
@@ -409,6 +411,7 @@ class PolynomialSpace(NamedTuple):
             mean, root = _affine(metric, self.d_in)
         if not self.lifted:
             return {1: root.astype(dtype)}
+        # Row 0 is the constant coordinate 1, with no linear part.
         constant = np.concatenate([[1.0], mean])[:, None]
         root = np.concatenate([np.zeros((1, root.shape[1])), root])
         return {0: constant.astype(dtype), 1: root.astype(dtype)}
@@ -427,6 +430,7 @@ class PolynomialSpace(NamedTuple):
         """Lengths of the basis: roots of the weights of squared coefficients."""
         multiple = packed.multiplicities(self.block.stop, order, self.block.start)
         if self.gaussian:
+            # E[He_n He_n] = n!, and each sorted index stands for `multiplicities` entries.
             return np.sqrt(math.factorial(order) * multiple)
         return np.sqrt(multiple / math.comb(self.degree, order))
 
@@ -515,6 +519,7 @@ def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: Polynomi
         own = {order: numbers[outputs] for order, numbers in state.items()}
         return within(own, space.block)
     *hidden, last = multiplying
+    # Hidden layers need all coefficients, the last layer only those of the block.
     for layer in hidden:
         state = _applied(layer, state, whole(space.block.width), space.gaussian)
     copy = None if last.copy is None else last.copy[outputs]
@@ -528,6 +533,7 @@ def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) 
     if len(factors) == 1:
         result = within(mapped(layer.down, factors[0]), block)
     else:
+        # Products from left to right; the output matrix comes with the last product.
         first, *between, last = factors
         everything = whole(block.width)
         for factor in between:
@@ -555,5 +561,6 @@ def _affine(
     deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
     unit = np.where(deviation > 0, deviation, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
+    # Directions of rounding size are no directions of the input.
     kept = values > d_in * np.finfo(np.float64).eps * values[-1]
     return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])

@@ -37,6 +37,8 @@ def model_of(
     """
     found = recognised(module, layers, n_ctx, inputs)
     if found.parts is None:
+        # A module that no rules describe is traced operation by operation; the example is moved to
+        # the type and device of the parameters first.
         parameters = [one for one in found.module.parameters() if one.is_floating_point()]
         return Model(traced_layers(found.module, found.example.to(parameters[0])), n_ctx)
     arrays = NamedArrays(tensors_of(found.module), None)

@@ -108,9 +108,13 @@ class Monitor:
         Raises:
             ModelError, UnsupportedLayer: The module cannot be compared under the metric.
         """
+        # A training loop may report a step several times, for instance while it accumulates
+        # gradients.
         if step % self._every or (self.history and self.history[-1]["step"] == step):
             return {}
         now = self._function(module)
+        # Comparisons asked for by name, and with all models of the matrix. A model that stands
+        # under several names is compared once, which its identity tells.
         named = {"first": self._first, "previous": self._previous, "reference": self._reference}
         named = {name: other for name, other in named.items() if other is not None}
         others = [*named.values(), *(model for _, model in self._kept)]
@@ -148,6 +152,7 @@ class Monitor:
             MissingExtra: Lightning is not installed.
         """
         base = _base(("lightning.pytorch", "pytorch_lightning"), "Callback")
+        # Inside the callback `self` is the callback, so the monitor goes by a name of its own.
         monitor = self
 
         def record(_: Any, trainer: Any, module: Any, *rest: Any) -> None:
@@ -177,21 +182,29 @@ class Monitor:
             if numbers := monitor(state.global_step, model):
                 state.log_history.append({**numbers, "step": state.global_step})
 
+        # The class is made here because its base class exists only where the training loop is
+        # installed.
         hooks = {"on_train_begin": record, "on_step_end": record}
         return type("SimilarityCallback", (base,), hooks)()
 
     def _function(self, module: Any) -> Any:
         """The function of a module as it is now, which later steps of training leave alone."""
+        # A model holds copies of the weights. A module under `Empirical` runs, so it is copied
+        # whole, with dropout off and without gradients, and the module in training stays in its
+        # mode.
         if self._inputs is None or not hasattr(module, "named_parameters"):
             return given_model(module, self._n_ctx, self._inputs)
         return copy.deepcopy(module).eval().requires_grad_(False)
 
     def _keep(self, step: int, model: Any, row: list[float]) -> None:
         """Add a model to the matrix; a full matrix loses every second of its models first."""
+        # Leaving out every second model keeps the matrix evenly spaced in time at a bounded number
+        # of models. The row of the new model loses the same columns.
         if len(self._kept) == self._most:
             self._kept, row = self._kept[::2], row[::2]
             self._values = self._values[::2, ::2]
         count = len(self._kept)
+        # The matrix grows by a row and a column. The diagonal is 1.
         values = np.ones((count + 1, count + 1))
         values[:count, :count] = self._values
         values[count, :count] = values[:count, count] = row
@@ -253,6 +266,7 @@ def _send_picture(log: Any, step: int, pixels: Callable[[], np.ndarray]) -> None
 
 def _picture(log: Any, pixels: Callable[[], np.ndarray]) -> dict[str, Any]:
     """The matrix in the form that wandb takes; nothing for other loggers."""
+    # A logger of wandb exists only where wandb has been imported, so nothing is imported here.
     wandb = sys.modules.get("wandb")
     if wandb is None or not hasattr(log, "log"):
         return {}

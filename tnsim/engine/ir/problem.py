@@ -7,7 +7,7 @@ contracted once. Families of `tnsim.problems` build problems, and `planner` turn
 A problem knows names, indices and sizes, but neither layers nor metrics nor arrays.
 
 *Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
-product. After every stage each scale group is therefore divided by a scale, the size of one of its
+product. After every stage each scale group is therefore divided by a scale, the size of any of its
 definitions, and the exponent of the scale is carried along (see `ScaleGroup`).
 """
 
@@ -198,13 +198,15 @@ class StageBuilder:
             terms: Summands of the array.
             alias: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
             kept: `kept` of the `Definition`; None for the default of the builder.
-            loop_indices: Indices whose values are computed one after another (see `Definition`).
+            loop_indices: Indices whose values are computed in turn (see `Definition`).
 
         Returns:
             The operand for later terms.
         """
         name += self.suffix
         operand = Operand(name + alias, indices)
+        # An alias of a definition of an earlier stage is only another name, and needs no definition
+        # here.
         if name not in self._known and operand.name not in self._names:
             self._names.add(operand.name)
             kept = self.kept if kept is None else kept
@@ -263,14 +265,17 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
     """The needed part of a stage; the names that this part reads are added to `needed`."""
     definitions: list[Definition] = []
     scaled_by = {group.definition for group in stage.scale_groups}
+    # A definition that only gives a scale is kept where it costs no further array.
     for definition in stage.definitions:
         if definition.name in scaled_by and needed.issuperset(_names_read(definition)):
             needed.add(definition.name)
+    # Backwards, as readers stand behind what they read.
     for definition in reversed(stage.definitions):
         if definition.name not in needed:
             continue
         definitions.append(definition)
         for name in _names_read(definition):
+            # An alias needs the array that it is a second name of.
             needed |= {name, strip_alias(name)}
     names = {definition.name for definition in definitions}
     groups = []

@@ -9,16 +9,16 @@ run by binding its views to memory and calling its steps in order.
 the order of its labels. An operation that only permutes axes or takes a diagonal is therefore no
 step, but another view of the same memory. A product leaves its result in the order that costs the
 product least. A sum asks its terms for the order in which the sum itself is wanted, so that all of
-them are read from one end to the other. Outputs of a program stand in the order of their labels.
+them are read from end to end. Outputs of a program stand in the order of their labels.
 
-**Matrix products.** Labels that only one argument has may be rows or columns of the matrices, or
-join the batch, where the other argument is repeated with a stride of zero instead of being copied.
-Labels that are summed over must be neighbours in both arguments. An argument is copied into another
-order only where a model of the seconds of each choice says so. The model's constants are fixed, so
-that equal programs have equal steps, and equal bits, on all machines.
+**Matrix products.** Labels that only a single argument has may be rows or columns of the matrices,
+or join the batch, where the other argument is repeated with a stride of zero instead of being
+copied. Labels that are summed over must be neighbours in both arguments. An argument is copied into
+another order only where a model of the seconds of each choice says so. The model's constants are
+fixed, so that equal programs have equal steps, and equal bits, on all machines.
 
 **Memory.** Values live from the step that writes them to the last step that reads them. Values
-that do not live at one time share memory, and a sum or a product entry by entry takes over the
+that do not live at the same time share memory, and a sum or a product entry by entry takes over the
 memory of an argument that it reads for the last time. `room` is the memory of all values together,
 exactly: nothing else is allocated while steps run, but the outputs.
 
@@ -127,7 +127,7 @@ class Step(NamedTuple):
         writes: View that is written.
         weight: Factor of "scale".
         axes: Number of axes that are summed over.
-        turns: The loop, where the step is one.
+        turns: The loop, where the step is a loop.
         parts: Views of steps that may run at once in place of this step.
     """
 
@@ -199,6 +199,8 @@ def steps_of(program: Program, item: int) -> Steps:
     """
     strides = []
     for shape in program.shapes:
+        # Axes stand in for labels: arrays that come from outside are contiguous in the order of
+        # their axes.
         sizes = dict(enumerate(shape))
         in_order = _in_order(sizes, sizes)
         strides.append(tuple(in_order[axis] for axis in sizes))
@@ -210,15 +212,19 @@ def _seconds(step: Step, speeds: Speeds, threads: int) -> float:
     """Seconds of a step."""
     if step.turns is not None:
         lanes = min(step.turns.lanes, threads)
+        # All turns cost alike. The sum at the end of a turn is left out: it is small beside the
+        # turn.
         return step.turns.count * step.turns.body.seconds(speeds) / lanes
     shape = step.writes.shape
     if step.kind == "matmul":
         k = step.reads[0].shape[-1]
         found = matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
     elif step.kind == "einsum":
+        # Each argument has all axes, kept and summed; along a label that it lacks it has stride 0.
         found = _by_entries(math.prod(step.reads[0].shape), speeds)
     else:
         found = speeds.call + math.prod(step.reads[0].shape) / speeds.passing
+    # Parts are of equal size, so more threads than parts gain nothing.
     return found / min(max(1, len(step.parts)), threads)
 
 
@@ -255,6 +261,7 @@ def _order(strides: Strides) -> Labels:
 
 def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
     """Whether a group of labels can be read as a single axis."""
+    # Labels merge into one axis where a step along a label spans all values of the next label.
     pairs = itertools.pairwise(group)
     return all(strides[one] == strides[other] * sizes[other] for one, other in pairs)
 
@@ -262,6 +269,8 @@ def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
 def _groups(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
     """Longest runs of chosen labels, neighbours in memory, that can be read as a single axis."""
     found: list[Labels] = []
+    # Labels that are not chosen cut the order into runs; within a run, neighbours merge where their
+    # strides allow.
     for is_chosen, run in itertools.groupby(_order(strides), key=lambda label: label in chosen):
         for label in run if is_chosen else ():
             if found and _is_one_axis((found[-1][-1], label), strides, sizes):
@@ -281,6 +290,8 @@ def _merged(
     found: list[tuple[int, tuple[int, ...]]] = []
     for label in order:
         size, steps = sizes[label], tuple(strides.get(label, 0) for strides in several)
+        # The outer axis steps over the whole inner axis in every array, so both together are one
+        # longer axis. An axis that all arrays lack has stride 0 everywhere, and merges likewise.
         if found and found[-1][1] == tuple(size * step for step in steps):
             size *= found.pop()[0]
         found.append((size, steps))
@@ -289,6 +300,9 @@ def _merged(
 
 def _result_order(want: Labels, rows: Labels, columns: Labels, sizes: Sizes) -> Labels:
     """The order of a product of matrices: as wanted, where BLAS can write it, else batch first."""
+    # BLAS writes a matrix whose rows and columns are a single axis each, with entries that stand
+    # side by side along one of them: a stride of 1 belongs to the last row label or to the last
+    # column label.
     strides = _in_order(want, sizes)
     written = all(_is_one_axis(group, strides, sizes) for group in (rows, columns))
     last = [strides[group[-1]] for group in (rows, columns) if group]
@@ -301,6 +315,8 @@ def _result_order(want: Labels, rows: Labels, columns: Labels, sizes: Sizes) -> 
 def _entry_parts(views: Sequence[View]) -> tuple[tuple[View, ...], ...]:
     """The views, the last of them written, cut into parts along its longest axis."""
     shape = views[-1].shape
+    # The cut depends on sizes alone, so the parts, and with them the order of all sums, are the
+    # same on every machine.
     count = min(_MOST_PARTS, math.prod(views[0].shape) // _PART_ENTRIES)
     if count < 2 or not shape or max(shape) < count:
         return ()
@@ -315,15 +331,20 @@ def _entry_parts(views: Sequence[View]) -> tuple[tuple[View, ...], ...]:
 def _product_parts(x: View, y: View, z: View) -> tuple[tuple[View, ...], ...]:
     """The views of a matrix product cut into parts, between matrices or else within them."""
     *batch, m, n = z.shape
+    # Scalar multiplications of the whole step over those of a part.
     count = min(_MOST_PARTS, math.prod(z.shape) * x.shape[-1] // _PART)
     if count < 2:
         return ()
+    # Whole matrices are dealt out where there are enough of them; otherwise the longer side of the
+    # matrices is cut, in steps of whole blocks of BLAS. Rows are cut in x and z, columns in y and
+    # z, so no sum is ever cut.
     if batch and max(batch) >= count:
         axis, step = batch.index(max(batch)), 1
     else:
         axis, step = len(batch) + (n > m), _BLOCK
     blocks = z.shape[axis] // step
     count = min(count, blocks)
+    # The last part takes the rest that fills no block.
     cuts = [step * (part * blocks // count) for part in range(count)] + [z.shape[axis]]
     parts = []
     for one, other in itertools.pairwise(cuts) if count > 1 else ():
@@ -345,7 +366,7 @@ def _whole(size: int) -> int:
 
 
 class _Argument(NamedTuple):
-    """A value of the steps, with the stride of each label of more than one value in elements."""
+    """A value of the steps, with the stride of each label of several values in elements."""
 
     number: int
     strides: Strides
@@ -398,6 +419,7 @@ class _Analysis:
         self.found: list[Step] = []
         self.sizes = [math.prod(shape) for shape in program.shapes]
         self.values = [_Value(n, own) for n, own in enumerate(strides)]
+        # Key: the value, how its labels lie in it, and the order they are copied to.
         self.copies: dict[tuple[int, tuple[tuple[int, int], ...], Labels], _Argument] = {}
         self.wanted = self._wanted(wanted)
         for number, operation in enumerate(program.operations, len(program.shapes)):
@@ -406,10 +428,14 @@ class _Analysis:
 
     def _wanted(self, outputs: Sequence[Labels]) -> list[Labels]:
         """For each value the order of its axes in memory that its readers would have."""
+        # Each value is wanted in the order of its labels, unless a reader says otherwise.
         found = [tuple(range(len(shape))) for shape in self.program.value_shapes]
         for number, order in zip(self.program.outputs, outputs, strict=True):
             found[number] = order
         first = len(self.program.shapes)
+        # From the outputs back to the inputs, so that a sum knows its own order before it passes
+        # the order on to its terms. Products are not asked: they choose by cost, and a term that is
+        # an input stands as it stands.
         for number in reversed(range(first, len(found))):
             operation = self.program.operations[number - first]
             if operation.kind == "sum":
@@ -430,6 +456,8 @@ class _Analysis:
         summed: Labels = (),
     ) -> None:
         """Append a step entry by entry, with neighbouring axes merged."""
+        # An argument that lacks a label has stride 0 along it, which repeats the argument without a
+        # copy. The summed axes come last; the written view lacks them.
         every = [strides for _, strides in (*reads, to)]
         kept, gone = _merged(order, every, sizes), _merged(summed, every, sizes)
         views = []
@@ -458,6 +486,8 @@ class _Analysis:
         if operation.kind == "loop":
             self.values.append(self._loop(number, operation, sizes))
             return
+        # Labels of size 1 have no stride: they neither order entries nor cost anything, so all
+        # analysis leaves them out, and views add them again.
         in_order = [operation.output[axis] for axis in self.wanted[number]]
         want = tuple(label for label in in_order if sizes[label] > 1)
         arguments = []
@@ -468,11 +498,14 @@ class _Analysis:
         elif len(arguments) == 1:
             result = self._reduced(arguments[0], want, sizes)
         elif any(label not in want for label in arguments[0].strides):
+            # A label of the first argument that the result lacks is summed over. A label of the
+            # second argument alone is never summed here: programs sum such labels beforehand.
             result = self._contracted(arguments[0], arguments[1], want, sizes)
         else:
             order = self._entry_order(arguments, want, sizes)
             result = self._new(order, sizes)
             self._write("multiply", arguments, result, order, sizes)
+        # A label without a stride has size 1, where any stride will do.
         strides = (result.strides.get(label, 0) for label in operation.output)
         self.values.append(_Value(result.number, tuple(strides)))
 
@@ -487,6 +520,8 @@ class _Analysis:
 
     def _entry_order(self, arguments: Sequence[_Argument], want: Labels, sizes: Sizes) -> Labels:
         """The order of a result computed entry by entry that is read and written fastest."""
+        # Candidates: the wanted order, and the order of each argument with missing labels in front,
+        # so that the inner loop runs along memory of that argument.
         orders = {want: None}
         for _, strides in arguments:
             missing = (label for label in want if label not in strides)
@@ -497,8 +532,13 @@ class _Analysis:
 
         def seconds(order: Labels) -> float:
             out = _in_order(order, sizes)
+            # A result in another order makes a later reader slower or copies it, on average at a
+            # share of a copy.
             found = 0.0 if order == want else _UNLIKE * entries / self.speeds.passing
             for _, strides in arguments:
+                # The innermost run of merged axes: how long it is, and whether the argument is read
+                # in it without gaps (stride 1) or is one number (stride 0). Strided reading takes
+                # about three times as long.
                 size, (step, _) = _merged(order, [strides, out], sizes)[-1]
                 slow = 1.0 if step in (0, 1) else 3.0
                 found += entries * (slow / self.speeds.passing + _RUN / size) / len(arguments)
@@ -509,15 +549,20 @@ class _Analysis:
     def _sum(
         self, weights: Sequence[float], arguments: Sequence[_Argument], want: Labels, sizes: Sizes
     ) -> _Argument:
-        """A weighted sum: terms of one absolute weight are added up before they are weighted."""
+        """A weighted sum: terms of equal absolute weight are added up before they are weighted."""
+        # A sum of one term of weight 1 with all labels of the result is another view of the term.
         if list(weights) == [1.0] and len(arguments[0].strides) == len(want):
             return arguments[0]
         order = self._entry_order(arguments, want, sizes)
         result = self._new(order, sizes)
+        # Absolute weight -> terms with a flag whether the weight is negative. Terms of one absolute
+        # weight need one multiplication together.
         of_weight: dict[float, list[tuple[bool, _Argument]]] = {}
         for weight, argument in zip(weights, arguments, strict=True):
             of_weight.setdefault(abs(weight), []).append((weight < 0, argument))
         is_first = True
+        # Weight 1 comes last, since its terms are added to a total that exists already, without a
+        # value of their own.
         for weight in sorted(of_weight, key=lambda weight: weight == 1.0):
             terms = sorted(of_weight[weight], key=lambda term: term[0])  # negative ones at the end
             if is_first:
@@ -541,10 +586,14 @@ class _Analysis:
         order: Labels,
         sizes: Sizes,
     ) -> None:
-        """Terms (whether it is negative, term) of one absolute weight, added up and weighted."""
+        """Terms (whether it is negative, term) of equal absolute weight, added up and weighted."""
+        # Positive terms come first. If the first term is negative, all are: they are added up and
+        # the sign goes into the factor.
         (all_minus, so_far), *rest = terms
         for minus, term in rest:
             kind: Kind = "add" if minus == all_minus else "subtract"
+            # The first step reads two terms and writes the result; from then on the result itself
+            # is read and written in place.
             self._write(kind, [so_far, term], to, order, sizes)
             so_far = to
         factor = -weight if all_minus else weight
@@ -557,6 +606,7 @@ class _Analysis:
         self, one: _Argument, other: _Argument, want: Labels, sizes: Sizes
     ) -> _Argument:
         """A contraction, as matrix products or, where these are tiny, entry by entry."""
+        # In the order of the first argument, for the case that the product is taken entry by entry.
         summed = tuple(label for label in _order(one.strides) if label not in want)
         product = self._cheapest(one.strides, other.strides, want, sizes)
         entries = _product((*want, *summed), sizes)
@@ -564,6 +614,7 @@ class _Analysis:
             result = self._new(want, sizes)
             self._write("einsum", [one, other], result, want, sizes, summed=summed)
             return result
+        # `summed` is now in the order of the argument that is read as it stands.
         _, first, second, summed, order = product
         if first.copy is not None:
             one = self._copied(one, first.copy, sizes)
@@ -571,6 +622,9 @@ class _Analysis:
             other = self._copied(other, second.copy, sizes)
         result = self._new(order, sizes)
         three = one.strides, other.strides, result.strides
+        # Axes of the three views of `np.matmul`: merged batch axes, then (rows, summed), (summed,
+        # columns) and (rows, columns). A group of labels is one axis, with the stride of its last
+        # label.
         batch = [label for label in order if label not in first.rows + second.rows]
         outer = _merged(batch, three, sizes)
         matrices = (first.rows, summed), (summed, second.rows), (first.rows, second.rows)
@@ -588,11 +642,15 @@ class _Analysis:
 
     def _cheapest(self, x: Strides, y: Strides, want: Labels, sizes: Sizes) -> _Product:
         """The batch of matrix products that takes the least time."""
+        # Labels of both arguments that the result lacks are summed over; labels of one argument
+        # alone are its candidates for rows or columns.
         both = [label for label in x if label not in want]
         left = [label for label in x if label not in y]
         right = [label for label in y if label not in x]
         entries = _product(want, sizes)
         best: _Product | None = None
+        # The order of the summed labels must be the same in both arguments, so either argument may
+        # prescribe its own and the other may have to be copied.
         for summed in dict.fromkeys(
             tuple(label for label in _order(own) if label in both) for own in (x, y)
         ):
@@ -603,6 +661,8 @@ class _Analysis:
                 for second in readings:
                     n = _product(second.rows, sizes)
                     seconds = first.seconds + second.seconds
+                    # Labels that are neither rows nor columns join the batch: entries of the result
+                    # over entries of a matrix are the number of matrices.
                     seconds += matmul_seconds(entries // (m * n), m, n, k, self.speeds)
                     if best is not None and seconds >= best.seconds:
                         continue
@@ -630,18 +690,24 @@ class _Analysis:
         copy = (*batch, *rows, *summed)
         slow = 1.0 if order[-1] == copy[-1] else 2.0
         entries = _product(order, sizes)
+        # The copy (batch, own, summed) makes one axis of rows and one of summed labels, which BLAS
+        # always reads.
         yield _Reading(rows, copy, self.speeds.call + slow * entries / self.speeds.passing)
 
     def _loop(self, number: int, operation: Operation, sizes: Sizes) -> _Value:
         """A loop: its body reads the arguments where they stand, moved on from turn to turn."""
         body, block = operation.body, max(operation.block_size, 1)
         assert body is not None and not any(body.powers)  # scales belong to stages
+        # Along a label of the loop an argument moves by its stride, times the block, from turn to
+        # turn. The body sees the other axes, and with blocks also the axis of the loop, which then
+        # has the size of a block.
         strides, moves, reads = [], [], []
         for a, labels in zip(operation.args, operation.labels, strict=True):
             value = self.values[a]
             own, move = [], dict.fromkeys(operation.chunks, 0)
             for label, step in zip(labels, value.strides, strict=True):
                 if label in move:
+                    # A label may stand twice in an argument (a diagonal), whose strides add up.
                     move[label] += step * block * self.item
                 if label not in move or operation.block_size:
                     own.append(step)
@@ -649,6 +715,8 @@ class _Analysis:
             moves.append(tuple(move.values()))
             reads.append(View(value.number, 0, (), ()))
         axes = self.wanted[number]
+        # The body writes its result in the order that the readers of the loop want, so the sum over
+        # turns needs no copy.
         inner = _Analysis(body, strides, [axes], self.item, is_body=True).steps()
         shape = dict(enumerate(self.program.value_shapes[number]))
         result = self._new(axes, shape)
@@ -659,6 +727,8 @@ class _Analysis:
             sizes=tuple(sizes[label] // block for label in operation.chunks),
             count=count,
             lanes=min(operation.concurrency, count),
+            # Lane 0 adds up in the result itself; every other lane has a sum of its own behind the
+            # room of its body.
             lane_bytes=_whole(inner.room) + _whole(_product(axes, shape) * self.item),
         )
         in_order = tuple(result.strides[axis] for axis in range(len(axes)))
@@ -671,6 +741,9 @@ class _Analysis:
         value, shape = self.values[number], self.program.value_shapes[number]
         sizes = dict(enumerate(shape))
         inner = tuple(axis for axis, size in sizes.items() if size > 1)
+        # An output of a whole program is handed out as an array that others may write to and keep.
+        # So it may be neither an input, nor a view in another order, nor a part of a larger value.
+        # The output of a loop's body is read at once, wherever it stands.
         found = _Argument(value.number, {axis: value.strides[axis] for axis in inner})
         stands = found.strides == _in_order(inner, sizes)
         is_whole = math.prod(shape) == self.sizes[value.number]
@@ -698,6 +771,7 @@ class _Analysis:
         strides: Strides = {}
         for label, stride in zip(labels, value.strides, strict=True):
             if sizes[label] > 1:
+                # An index that runs along two axes at once moves by both strides.
                 strides[label] = strides.get(label, 0) + stride
         return _Argument(value.number, strides)
 
@@ -705,21 +779,28 @@ class _Analysis:
 
     def steps(self) -> Steps:
         """The steps, with the places of all values."""
+        # Number of the last step that reads or writes each value; until then its memory is its own.
         last: dict[int, int] = {}
         for n, step in enumerate(self.found):
             last.update({view.value: n for view in (*step.reads, step.writes)})
         given = {view.value for view in self.outputs}
+        # The loop reads the result of its body after the last step of the turn.
         if self.is_body:
             last.update(dict.fromkeys(given, len(self.found)))
+        # Inputs have memory of the caller, outputs of a whole program arrays of their own; the
+        # result of a body stays in the room.
         outside = {*range(len(self.program.shapes)), *(() if self.is_body else given)}
         room = Room()
         places: dict[int, int] = {}
         placed: list[Step] = []
+        # A new value takes over an argument, or takes a gap, before values that end at this step
+        # are given back, since the step reads and writes at the same time.
         for n, step in enumerate(self.found):
             new = step.writes.value
             if new not in places and new not in outside:
                 over = self._taken_over(step, n, last, places)
                 places[new] = room.take(self.sizes[new] * self.item) if over is None else over
+            # Lanes need their memory during this one step only.
             if step.turns is not None:
                 lanes = step.turns.lanes * step.turns.lane_bytes
                 place = room.take(lanes)
@@ -745,6 +826,9 @@ class _Analysis:
         """The place of an argument that is read for the last time, and stands as the result."""
         if step.kind not in ("multiply", "add", "subtract", "scale"):
             return None
+        # NumPy reads and writes entry n together where both views are alike, so writing over an
+        # argument is safe. An argument that is read twice is not taken over, as its two views may
+        # differ.
         numbers = [view.value for view in step.reads]
         for view in step.reads:
             one_size = self.sizes[view.value] == self.sizes[step.writes.value]
@@ -772,6 +856,8 @@ class Room:
                 self.gaps.append((start + size, length - size))
             return start
         start = self.top
+        # A gap at the end of the memory is used and lengthened, so that the total grows by the
+        # difference only.
         if self.gaps:
             at, length = max(self.gaps)
             if at + length == self.top:  # the last gap grows
@@ -782,6 +868,8 @@ class Room:
 
     def give(self, start: int, size: int) -> None:
         size = _whole(size)
+        # A gap merges with a gap that ends where it starts and with a gap that starts where it
+        # ends, so that no two gaps touch.
         for at, length in list(self.gaps):
             if at + length == start:
                 self.gaps.remove((at, length))

@@ -109,6 +109,8 @@ class AnalysedStage(NamedTuple):
         """The owners for a value, which may be the inverse of a scale."""
         if not isinstance(value, str):
             return self.values[value]
+        # Inputs known by name are the constant 1, which has no owner, and inverses of scales, which
+        # belong to the share that reads the scale off.
         inverses = {
             self.inverse(slot): self.scale(slot) for slot in range(len(self.program.scales))
         }
@@ -144,11 +146,15 @@ def analysed(
         >>> [sorted(reads) for reads in stage.values]
         [['A'], ['B'], ['A'], ['A', 'B']]
     """
+    # Operations stand in an order in which they can run, so the owners of all arguments are known
+    # when an operation is reached.
     values = list(inputs)
     for op in program.operations:
         values.append(union(values[arg] for arg in op.args))
     if not stage.groups:  # stages with scales define the values that later stages start from
         _leave_what_does_not_repay(program, values, pairs)
+    # Owners of a scale are those of the output that the scale is read off before any division. The
+    # stage therefore needs `outputs` twice: undivided, to look up the scales, and then divided.
     undivided = tuple(values[value] for value in program.outputs)
     found = AnalysedStage(number, stage, program, tuple(values), undivided)
     divided = []
@@ -178,9 +184,13 @@ def _leave_what_does_not_repay(program: Program, values: list[Dependencies], pai
         # pairs takes longer.
         alone = [n for n in range(first, len(values)) if values[n] == {owner}]
         work = sum(program.costs[n - first] for n in alone)
+        # Where one model owns every operation, its own share is the whole stage and runs the
+        # stage's compiled program, so nothing further is compiled.
         is_cut = len(alone) < len(program.operations)
         if is_cut and pairs * work < COMPILING * program.length:
             for n in alone:
+                # Values that read these values already have several owners, or belong to the same
+                # owner and are in `alone` as well. So no dependency has to be computed again.
                 # Work of all owners belongs to the crossing share.
                 values[n] = everyone
 
@@ -235,8 +245,12 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
         >>> own.inputs, own.outputs
         (('a',), ('0:2',))
     """
+    # A stage that belongs to one share as a whole keeps its program, and with it the compiled
+    # program that other plans share.
     if all(_belongs(reads, owner) for reads in stage.computed):
         return _whole(stage, wanted)
+    # Scales of the whole stage, by number. In the portion they are renumbered by their position in
+    # this list.
     scales = [n for n in range(len(stage.program.scales)) if _belongs(stage.scale(n), owner)]
     given = _outputs(stage, owner, scales, wanted)
     if not given:
@@ -244,6 +258,9 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
     draft = _Draft(stage)
     draft.compute((one.value for one in given), owner)
     values, powers = [], []
+    # Each output is divided by the scales of its stage. A scale that this share reads off itself is
+    # divided off by the program as usual. A scale that another share reads off arrives as the
+    # scalar 1 / s, by which the value is multiplied as often as its power says.
     for one in given:
         by_others: list[str] = []
         by_own: list[tuple[int, int]] = []
@@ -311,17 +328,22 @@ def _outputs(
     An own share also gives the intermediate values and the inverses of scales that the crossing
     share wants.
     """
+    # An output that a scale is read off is given even where no later stage wants it: a program
+    # reads its scales off its own outputs.
     of_scales = {stage.program.scales[slot][0] for slot in scales}
     given = []
     for place, name in enumerate(stage.stage.outputs):
         is_read = name in wanted or place in of_scales
         if is_read and _belongs(stage.outputs[place], owner):
             given.append(_Output(name, stage.program.outputs[place], stage.powers[place]))
+    # The crossing share runs last, so nobody else takes intermediate values or inverses from it.
     if owner is None:
         return given
     for value in range(len(stage.program.shapes), len(stage.values)):
         if stage.name(value) in wanted:
             given.append(_Output(stage.name(value), value))
+    # The program divides outputs by its scales at its end, so the constant 1, given as an output of
+    # power 1, comes out as 1 / s.
     for slot in scales:
         if stage.inverse(slot) in wanted:
             given.append(_Output(stage.inverse(slot), ONE, ((slot, 1),)))
@@ -356,6 +378,8 @@ class _Draft:
         first = len(self.stage.program.shapes)
         waiting = list(values)
         needed: set[int] = set()
+        # Depth first from the outputs to the inputs. The walk stops at inputs of the stage, at
+        # named values and at values of another share: these become inputs of the portion.
         while waiting:
             value = waiting.pop()
             if isinstance(value, str) or value < first or value in needed:
@@ -363,13 +387,17 @@ class _Draft:
             if _belongs(self.stage.values[value], owner):
                 needed.add(value)
                 waiting += self.stage.program.operations[value - first].args
+        # Numbers rise in an order in which the operations can run.
         for value in sorted(needed):
             self.operations[value] = self.stage.program.operations[value - first]
 
     def multiplied(self, value: Value, factors: Iterable[str]) -> Value:
         """The product of a value and scalars that are known by name."""
+        # The factor has no axes, so the contraction keeps all axes of the value in their order.
         axes = tuple(range(len(self.stage.shape(value))))
         for factor in factors:
+            # The name of the product spells out how it was made. Two outputs that are the same
+            # value times the same factors therefore share the operations.
             args: Any = (value, factor)
             value = f"{value} * {factor}"
             self.operations[value] = Operation("contract", args, (axes, ()), axes)
@@ -386,6 +414,8 @@ class _Draft:
             powers: `powers` of the `Program`.
         """
         read = [arg for op in self.operations.values() for arg in op.args]
+        # A dictionary in place of a set: the inputs get the order in which the operations read
+        # them, equal in every process, so that equal portions are equal programs.
         found: dict[Value, None] = dict.fromkeys((*read, *outputs))
         # Whatever no operation of the portion computes comes from another share, or from the arrays
         # of the plan.
@@ -476,9 +506,14 @@ def _shares(
     """The shares of a plan, from hashable arguments under which they are cached."""
     stages = _analysed(plan, owners, pairs)
     shapes = dict(zip(plan.names, plan.shapes, strict=True)) | {ONE: ()}
+    # The crossing share comes first, because its inputs are the outputs that the own shares have to
+    # give.
     crossing = _portions(stages, None, plan.outputs)
     handed = _handed(crossing, shapes)
     own: dict[str, Share] = {}
+    # Outputs of own shares leave as they are, without exponents of their own: each scale that an
+    # own share reads off is listed with its stage in the whole plan, where the crossing share's
+    # outputs count it.
     for owner, names in sorted(handed.items()):
         portions = _portions(stages, owner, names)
         own[owner] = _share(portions, labels, dict.fromkeys(names, ()), shapes)
@@ -489,6 +524,8 @@ def _shares(
 
 def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> list[AnalysedStage]:
     """All stages of a plan, with the owners for each of their values."""
+    # Owners by name of the array, at first those of the plan's arrays and then of every output of a
+    # stage that has been gone through.
     reads: dict[str, Dependencies] = {}
     for name, owner in zip(plan.names, owners, strict=True):
         reads[name] = frozenset({owner} if owner else ())
@@ -528,6 +565,7 @@ def _handed(crossing: Sequence[Portion], shapes: Mapping[str, object]) -> dict[s
         crossing: Portions of the crossing share.
         shapes: Shapes of the arrays of the whole plan, which no share has to compute.
     """
+    # A dictionary without values is an ordered set: several portions may take the same value.
     handed: dict[str, dict[str, None]] = {}
     for found in crossing:
         for name, owner in found.taken.items():
@@ -550,12 +588,15 @@ def _share(
         scales: Scale groups and powers of every output.
         shapes: Shapes of all arrays that the share may read.
     """
+    # Portions of stages of equal form are equal programs, each of which is listed, and compiled,
+    # once.
     programs: dict[Program, int] = {}
     stages = []
     for one in portions:
         number = programs.setdefault(one.program, len(programs))
         stages.append(PlanStage(number, one.inputs, one.outputs, one.groups))
     read = {name for one in portions for name in one.inputs}
+    # The plan of a share expects only arrays that one of its portions reads.
     leaves = {name: shape for name, shape in shapes.items() if name in read}
     plan = Plan(*labels, tuple(programs), tuple(stages), leaves, tuple(scales), dict(scales))
     return Share(plan, tuple(one.number for one in portions))

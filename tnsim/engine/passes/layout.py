@@ -68,8 +68,12 @@ class _Draft:
     def __init__(self, program: Program) -> None:
         self.operations = list(program.operations)
         self.first = len(program.shapes)
+        # Sizes by label, for each operation. Permutations of axes change the order of labels and no
+        # size, so these stay right.
         self.sizes = [op.sizes(program.value_shapes) for op in program.operations]
         self.readers: dict[int, list[int]] = {}
+        # Whoever called for the program reads its outputs, in the order of axes that the plan
+        # announces.
         fixed = set(program.outputs)
         for n, op in enumerate(program.operations):
             for arg in set(op.args):
@@ -93,6 +97,7 @@ class _Draft:
         # Operations that neither give nor read the value move the same entries as before.
         beside = [value - self.first, *self.readers.get(value, ())]
         best = {n: self.operations[n] for n in beside}
+        # Nothing is moved now, and no order can do better.
         cost = self._moved(best)
         if not cost:
             return False
@@ -118,6 +123,9 @@ class _Draft:
         An order is a permutation of the current axes. The preferences of an operation depend on the
         current order of its other values.
         """
+        # Labels are local to an operation. An order is therefore passed around as a permutation of
+        # the value's current axes, which means the same to the operation that computes the value
+        # and to all that read it.
         own = self.operations[value - self.first]
         wanted = {_places(order, own.output) for order in _results(own)}
         for n in self.readers.get(value, ()):
@@ -181,12 +189,17 @@ def _moved(
         output: Labels of the result.
         items: Pairs (label, size) of all labels.
     """
+    # Neither the numbers of the arguments nor the weights move entries, so they are left out of the
+    # key of the cache.
     op, sizes = Operation(kind, (), labels, output), dict(items)
     return sum(_entries(order, own, sizes) for order, own in _moves(op, sizes))
 
 
 def _moves(op: Operation, sizes: Sizes) -> Iterator[tuple[Labels, Labels]]:
     """The order in which each array is read or written, and the order in which it stands."""
+    # Entry-by-entry operations, sums and operations of a single argument go through the result from
+    # end to end. An argument is read in order where its labels, as far as the result has them,
+    # stand in the order of the result.
     product = None
     if op.kind == "contract" and len(op.labels) == 2:
         first, second = op.labels
@@ -197,11 +210,15 @@ def _moves(op: Operation, sizes: Sizes) -> Iterator[tuple[Labels, Labels]]:
             yield tuple(label for label in op.output if label in labels), kept
         return
     matrices, swapped = product
+    # `orders` begins with the argument that has the rows. Where the arguments change places, this
+    # is the second argument of the operation.
     second, first = op.labels if swapped else op.labels[::-1]
     wanted_first, wanted_second = matrices.orders
     yield wanted_first, first
     if not matrices.reads_in_place(wanted_second, second):  # transposed matrices are read fast
         yield wanted_second, second
+    # The product is computed in the order `matrices.result` and then moved into the order of the
+    # output.
     yield op.output, matrices.result
 
 
@@ -215,6 +232,9 @@ def _entries(order: Labels, labels: Labels, sizes: Sizes) -> int:
 
 def _results(op: Operation) -> Iterator[Labels]:
     """The orders of axes in which an operation gives its result without a copy."""
+    # A matrix product writes batch, rows and columns. An operation entry by entry writes in the
+    # order of an argument, with the labels that this argument lacks in front, where a whole
+    # argument repeats.
     for product in _products(op):
         yield product.result
     for labels in op.labels:
@@ -224,10 +244,16 @@ def _results(op: Operation) -> Iterator[Labels]:
 
 def _readings(op: Operation, labels: Labels) -> Iterator[Labels]:
     """The orders of axes in which an operation reads an argument without a copy."""
+    # Entry by entry an argument is read in the order of the result, with the summed labels
+    # innermost.
     summed = tuple(label for label in labels if label not in op.output)
     yield (*(label for label in op.output if label in labels), *summed)
     for product in _products(op):
         for order in product.readings:
+            # Readings of both arguments come along, and of these only the orders of exactly these
+            # labels apply. A product whose batch has a label that the argument lacks is left out:
+            # the argument is repeated along this label, which no order of its own axes brings
+            # about.
             if set(order) == set(labels):
                 yield order
 

@@ -53,6 +53,8 @@ def _bounds(program: Program, limit: int) -> Iterator[tuple[int, int]]:
             yield from _evenly(start, n, limit)
             yield n, n + 1
             start = n + 1
+    # Outputs of a loop at the end are complete only after all turns have been added up, outside the
+    # compiled program. Scales are read off outputs, so an empty part behind the loop does so.
     if start == count:  # the last part computes nothing, but gives the outputs and the scales
         yield count, count
     yield from _evenly(start, count, limit)
@@ -61,6 +63,8 @@ def _bounds(program: Program, limit: int) -> Iterator[tuple[int, int]]:
 def _evenly(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
     """The bounds of the fewest parts of at most `limit` operations, nearly equally long."""
     count = stop - start
+    # Compile time grows faster than linearly, so parts of equal length take the least time in
+    # total.
     parts = math.ceil(count / limit)
     bounds = [start + round(count * n / parts) for n in range(parts)]
     yield from itertools.pairwise([*bounds, stop])
@@ -77,10 +81,13 @@ def _part(program: Program, start: int, stop: int, last: bool) -> StageSlice:
         # A part gives only what a later part or the caller reads; the rest is freed at its end.
         later = set(program.outputs).union(*(op.args for op in program.operations[stop:]))
         gives = tuple(number for number in inside if number in later)
+    # The last part may give values that an earlier part computed, without an operation that reads
+    # them.
     read = set(gives).union(*(op.args for op in operations))
     whole = start == 0 and last
     # A program that stays whole keeps the inputs that it does not read, as its stage names all.
     takes = tuple(range(inputs)) if whole else tuple(sorted(read.difference(inside)))
+    # Inputs of the part first, then its operations, as the numbering of a program demands.
     numbers = {number: n for n, number in enumerate((*takes, *inside))}
     renumbered = []
     for operation in operations:

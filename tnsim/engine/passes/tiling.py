@@ -51,6 +51,8 @@ def tiled(program: Program) -> Program:
     Args:
         program: Program of any length.
     """
+    # Each loop replaces at least one large value, and values inside loops are not looked at again,
+    # so this ends.
     while (region := _largest(program)) is not None:
         program = _with_loop(program, region)
     return program
@@ -72,6 +74,8 @@ def _largest(program: Program) -> _Region | None:
             if region is not None and 0 < _block(program, region) < region.size:
                 found.append(region)
         if found:
+            # The more elements the region has along the index, the more of them exist in blocks
+            # only.
             return max(found, key=lambda region: sum(elements[n] for n in region.axes))
     return None
 
@@ -86,10 +90,15 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
 
     The search follows the index from the value to its arguments and readers, and from these on.
     """
+    # Readers of each value by number of the operation's result; the program is a graph without
+    # cycles, read here against its direction.
     readers: dict[int, list[int]] = {}
     for n, op in enumerate(program.operations, len(program.shapes)):
         for arg in set(op.args):
             readers.setdefault(arg, []).append(n)
+    # `axes` is the region so far. The index spreads from each of its values to the operation that
+    # computes the value and to all operations that read it, until every operation either carries
+    # the index to its result or sums over it.
     axes = {value: axis}
     ends: set[int] = set()
     waiting = [value]
@@ -105,6 +114,8 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
             # The index is summed here, so that every turn adds the contribution of its block.
             if user not in having:
                 ends.add(user)
+            # Values that were found here for the first time are followed in a later round of the
+            # loop.
             waiting += having.keys() - axes.keys()
             axes |= having
     # All values of a turn lead to the only end, so no input of the loop is computed from the end.
@@ -128,6 +139,9 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     label = _label(op, number, axes)
     if label is None or op.body is not None:
         return None
+    # A value that several operations read must have the index along the same axis for each of them:
+    # `setdefault` compares with what was found before, also within this operation, where a value
+    # may be both arguments.
     found = dict(axes)
     having: Axes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
@@ -150,6 +164,8 @@ def _operation(program: Program, number: int) -> Operation:
 
 def _label(op: Operation, number: int, axes: Axes) -> int | None:
     """The label of the index in an operation; None where the index has several labels."""
+    # Labels are local to an operation: the axis of a value in the region says which of them is the
+    # index here.
     labels = {own[axes[arg]] for arg, own in zip(op.args, op.labels, strict=True) if arg in axes}
     if number in axes:
         labels.add(op.output[axes[number]])
@@ -170,6 +186,8 @@ def _block(program: Program, region: _Region) -> int:
 
 def _with_loop(program: Program, region: _Region) -> Program:
     """The program with a region replaced by a loop, which gives the value that ends it."""
+    # The values of the region leave the program, except its end. All later values move up, so
+    # arguments and outputs are renumbered.
     numbers = {n: n for n in range(len(program.shapes))}
     operations = []
     for n, op in enumerate(program.operations, len(program.shapes)):
@@ -190,6 +208,8 @@ def _loop(program: Program, region: _Region) -> Operation:
     # Arguments of the loop as pairs (value, axis of the index), numbered as inputs of the body. The
     # axis is None where the argument lacks the index and is read whole.
     reads: dict[tuple[int, int | None], int] = {}
+    # A value may be read with the index and, by another operation, without it; these are two inputs
+    # of the body. All operations of the region go into the body as they are, with other numbers.
     for n in region.inside:
         for read in _reads(program, region, n):
             if read[0] not in region.axes:
@@ -203,6 +223,8 @@ def _loop(program: Program, region: _Region) -> Operation:
             args.append(numbers[arg] if arg in region.axes else reads[read])
         operations.append(_operation(program, n)._replace(args=tuple(args)))
 
+    # In the body an argument with the index has an axis for a block of it in the place of the whole
+    # axis.
     shapes = [program.value_shapes[arg] for arg, _ in reads]
     taken = []
     for shape, (_, axis) in zip(shapes, reads, strict=True):
@@ -212,6 +234,8 @@ def _loop(program: Program, region: _Region) -> Operation:
         kind="loop",
         args=tuple(arg for arg, _ in reads),
         labels=labels,
+        # The result of the loop has the axes of the sum that ends the region. The labels of a loop
+        # tell sizes only, so each axis is labelled by its size, for which an argument has a label.
         output=tuple(of_size[size] for size in program.value_shapes[region.end]),
         chunks=(0,),
         body=Program(tuple(taken), tuple(operations), (numbers[region.end],)),

@@ -94,6 +94,8 @@ class Files(NamedTuple):
         if self.folder is None or not _is_private(self.folder):
             return None
         file = self._file(key)
+        # Unpickling runs code, so the digest is checked before `loads` sees the content
+        # (`_opened`).
         try:
             content = own_bytes(file, MAX_BYTES)
             compiled = serialize_executable.deserialize_and_load(
@@ -115,6 +117,7 @@ class Files(NamedTuple):
             content = pickle.dumps(serialize_executable.serialize(compiled))
         except Exception:  # some backends and compiled programs cannot be serialised
             return
+        # A file beyond the limit would be refused by `read`, and be written again at every run.
         if len(content) < MAX_BYTES:
             put(self._file(key), self._sealed(key, content))
 
@@ -128,6 +131,7 @@ class Files(NamedTuple):
                 status = file.lstat()
                 files.append((status.st_mtime, status.st_size, file))
         total = sum(size for _, size, _ in files)
+        # Pairs sort by time of last use, the oldest first.
         for _, size, file in sorted(files):
             if total <= limit:
                 return
@@ -145,6 +149,8 @@ class Files(NamedTuple):
 
     def _sealed(self, key: str, content: bytes) -> bytes:
         """The content of a file: a digest over key and compiled program, then the program."""
+        # The text of the key is part of what is digested, so content under the name of another key
+        # fails the check although nothing in it is damaged.
         return _DIGEST(digest(self._text(key)).encode() + content).digest() + content
 
     def _opened(self, key: str, sealed: bytes) -> bytes:
@@ -176,10 +182,12 @@ def _is_private(folder: Path) -> bool:
         status = folder.lstat()
     except OSError:
         return False
+    # `lstat` does not follow links: a link that somebody else may redirect is no folder here.
     if not stat.S_ISDIR(status.st_mode):
         return False
     if not hasattr(os, "geteuid"):  # Windows: the user's folders are closed to others
         return True
+    # Neither the group nor others have any permission.
     return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o077 == 0
 
 
@@ -191,10 +199,13 @@ def host() -> str:
     """
     names = ("model name", "flags", "Features")
     with contextlib.suppress(OSError):
+        # One entry per core follows another; `setdefault` keeps those of the first core.
         found: dict[str, str] = {}
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             found.setdefault(name.strip(), value.strip())
+        # x86 calls the instruction sets "flags", ARM "Features". A model name alone does not tell
+        # the instructions apart, for instance under a virtual machine that masks some.
         if any(name in found for name in names[1:]):
             return repr([platform.machine(), *(found.get(name) for name in names)])
     return repr(platform.uname())
@@ -288,10 +299,15 @@ def ready(
         A compiled program for each key, in the order of `wanted`.
     """
     kept = session().programs
+    # The same program on another device, or under other settings of JAX, is another compiled
+    # program.
     place = _place()
     missing = [one for one in dict.fromkeys(wanted) if (one, place) not in kept]
+    # All missing programs in one call, so that they are compiled at the same time.
     made = _made(missing, function) if missing else {}
 
+    # The session may have dropped a program between the check above and the look-up below, where
+    # another thread filled the cache meanwhile; such a program is made alone.
     def compiled(one: Wanted[W]) -> CompiledProgram:
         return made[one] if one in made else _made([one], function)[one]
 
@@ -327,6 +343,7 @@ _report: ContextVar[Report | None] = ContextVar("tnsim compiling report", defaul
 def default_device() -> Any:
     """The device on which JAX puts new arrays."""
     chosen = _CONFIG.jax_default_device
+    # JAX accepts a device or the name of a platform, and None for its own choice.
     is_name = chosen is None or isinstance(chosen, str)
     return jax.devices(chosen)[0] if is_name else chosen
 
@@ -335,6 +352,8 @@ def _made(
     missing: Sequence[Wanted[W]], function: Callable[[Wanted[W]], Run]
 ) -> dict[Wanted[W], CompiledProgram]:
     """Compiled programs made now: compiled ahead where the dtype is known, else jitted."""
+    # Every program has at least a jitted function, which costs nothing until its first call.
+    # Programs whose dtype is known are replaced by programs compiled ahead.
     jitted = {one: jax.jit(function(one)) for one in missing}
     runs = dict(jitted)
     ahead = [one for one in missing if one.dtype and not _CONFIG.jax_disable_jit]
@@ -348,12 +367,16 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
     report = _report.get() or (lambda done, total: None)
     report(0, len(functions))
     files = Files.here(default_device(), _settings())
+    # First all files are read, in threads. What no file had is lowered in this thread, as tracing
+    # holds Python's lock, and each lowered program is handed at once to a thread, where XLA
+    # compiles without the lock. Tracing the next program and compiling the last ones overlap.
     pool = ThreadPoolExecutor(min(len(functions), processors()))
     try:
         reading = {one: pool.submit(files.read, repr(one)) for one, _ in functions}
         read = {one: future.result() for one, future in reading.items()}
         found = {one: compiled for one, compiled in read.items() if compiled is not None}
         absent = [pair for pair in functions if pair[0] not in found]
+        # The longest program starts first, so that no thread is left with it at the end.
         absent.sort(key=lambda pair: -pair[0].work.length)
         options = compiler_options() if absent else None
         compiling = {}
@@ -364,6 +387,7 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
             found[compiling[future]] = future.result()
             report(len(found), len(functions))
     finally:
+        # After an error, programs that wait in the queue are not compiled any more.
         pool.shutdown(cancel_futures=True)
     if absent:
         files.trim()
@@ -401,6 +425,7 @@ def _settings() -> tuple:
 
 def lie_on_default_device(arrays: Iterable[Any]) -> bool:
     """Whether no array is traced and every JAX array lies on the default device alone."""
+    # A traced array has no device, and the computation joins the trace of the caller.
     found = list(arrays)
     if any(isinstance(x, Tracer) for x in found):
         return False
@@ -449,6 +474,8 @@ def known_options(options: dict[str, Any]) -> dict[str, Any]:
         >>> known_options({"xla_of_another_year": True})
         {}
     """
+    # Usually XLA knows all options, which one empty compilation tells; only otherwise each option
+    # is tried alone.
     if _accepts(options):
         return options
     known = {name: value for name, value in options.items() if _accepts({name: value})}

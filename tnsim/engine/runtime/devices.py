@@ -73,6 +73,7 @@ def replicated(tree: Any) -> Any:
 
 def _padded(array: Any) -> Any:
     """The array with its last entry repeated, of a length that the devices divide."""
+    # The result of a repeated entry is dropped by the caller, who knows the length.
     missing = -len(array) % mesh().size
     if not missing:
         return array
@@ -106,6 +107,7 @@ def available_bytes(compiles: bool = True) -> int | None:
     """
     if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
         stats = jax.devices()[0].memory_stats()
+        # Some platforms have no such statistics; then the limits of the host are all that is known.
         if stats and "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return host_bytes(PROC, CGROUPS, compiles)
@@ -119,9 +121,12 @@ def host_bytes(proc: Path, cgroups: Path, compiles: bool = True) -> int | None:
         cgroups: Mount point of the control groups.
         compiles: Whether threads that compile are going to take addresses.
     """
+    # Threads that XLA has not started yet will take addresses but no memory, so they count against
+    # the address space and not against the other limits.
     addresses = _address_space(proc) if compiles else _addresses_left(proc)
     limits = [_machine(proc), addresses, *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]
+    # A process may hold more than a limit that was lowered afterwards.
     return max(0, min(known)) if known else None
 
 
@@ -160,6 +165,7 @@ def _compiling_addresses(proc: Path) -> int:
     The first program that is compiled starts XLA's threads, each with a stack and a heap of its
     own, however small the program is. Later programs take only the addresses of compiling itself.
     """
+    # A task of the process is a thread. Threads that run already have their stacks.
     started = len(_children(proc / "self" / "task"))
     processors = os.cpu_count() or 1
     threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
@@ -173,6 +179,7 @@ def give_back_freed() -> None:
     arrays, so the memory of one stage seldom fits the next, and the process would hold up to half
     more than is alive.
     """
+    # The argument is the number of bytes to keep at the end of the heap.
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -185,6 +192,7 @@ def resident_bytes() -> int:
         >>> resident_bytes() >= 0
         True
     """
+    # The second number of `statm` is resident pages, the first is pages of the address space.
     pages = _numbers(PROC / "self" / "statm")
     return _PAGE * pages[1] if pages else 0
 
@@ -206,6 +214,7 @@ def _machine(proc: Path) -> int | None:
 def _address_space(proc: Path) -> int | None:
     """Bytes left under RLIMIT_AS, less those of compiling threads; None without such a limit."""
     left = _addresses_left(proc)
+    # XLA's threads, and as many again of the pool that compiles several programs at once.
     threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
     return None if left is None else left - threads
 
@@ -253,6 +262,9 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
     """Bytes left under each memory limit on this process: of its group and of all groups above."""
+    # Lines are "number:controllers:path". In version 2 a process has a single line, numbered 0 and
+    # without controllers; in version 1 there is a line for each hierarchy, and only that of the
+    # memory controller matters.
     for line in _lines(proc / "self" / "cgroup"):
         fields = line.split(":", 2)
         if len(fields) < 3:
@@ -269,6 +281,7 @@ def _up_to_the_root(mount: Path, path: str, files: _Files) -> Iterator[int | Non
 
     Inside a container the path may be that of the host; a folder not mounted here gives None.
     """
+    # From the group itself, with all parts of the path, to the root of the hierarchy, without any.
     parts = path.strip("/").split("/")
     for depth in range(len(parts), -1, -1):
         yield _left(mount.joinpath(*parts[:depth]), files)
@@ -279,6 +292,7 @@ def _left(group: Path, files: _Files) -> int | None:
     limit, usage = _numbers(group / files.limit), _numbers(group / files.usage)
     if not limit or not usage:
         return None
+    # The kernel counts file cache as usage but gives it up before it ends a process.
     return limit[0] - usage[0] + _table(group / "memory.stat").get(files.reclaimable, 0)
 
 
@@ -347,6 +361,9 @@ def at_once(calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
     waiting: deque[Future[T]] = deque()
     # More threads than cores: three calls on two cores then take 1.5 times one call, not twice.
     with ThreadPoolExecutor(min(most, 2 * cores())) as pool:
+        # A window of `most` calls slides over the sequence: a further call starts when the oldest
+        # result has been taken, so results that wait for their turn stay few. `calls` may be a
+        # generator that makes arguments only when it is asked.
         for call in calls:
             waiting.append(pool.submit(under_same_settings, call))
             if len(waiting) == most:

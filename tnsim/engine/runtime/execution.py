@@ -103,12 +103,15 @@ def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
     loop = work.program.operations[0]
     count = n_iterations(loop, loop.sizes(work.program.shapes))
 
+    # The number travels as an array of the dtype of all other inputs, because a compiled program
+    # expects arrays of one type. Whole numbers up to 2^24 are exact in float32 as well.
     def one(inputs: list[Any], n: int) -> Any:
         (added,), _ = compiled([*inputs, np.asarray(n, dtype)])
         return jax.block_until_ready(added)
 
     def run(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         calls = (partial(one, inputs, n) for n in range(count))
+        # `at_once` gives results in the order of the turns, whichever thread ends first.
         total = None
         for added in at_once(calls, loop.concurrency):
             total = added if total is None else total + added
@@ -166,6 +169,8 @@ def run(
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
     """
+    # `over` says which arrays are stacked; the stages pass the flags on from inputs to outputs.
+    # Without stacks all flags are empty and nothing changes.
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if backend == "interpreted":
@@ -175,8 +180,11 @@ def run(
 
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
         give_back_freed()  # memory left by compiling and other calls; the peak is of this plan
+    # The process may grow by the planned peak beyond the bytes it holds already.
     at_most = resident_bytes() + plan.peak_bytes
     ahead = _Ahead((), 0)
+    # All arrays that are alive, by name. Every round adds the outputs of its stages and drops what
+    # no later round reads.
     values: dict[str, Any] = dict(arrays)
     found: dict[tuple[int, str], Any] = {}
     for each in plan.rounds:
@@ -188,6 +196,8 @@ def run(
         if is_large and resident_bytes() + own_bytes > at_most:
             give_back_freed()
         calls = []
+        # Stages of a round need nothing of one another, so all inputs are known before the first
+        # one runs.
         for n in each.stages:
             inputs = [values[name] for name in plan.stages[n].inputs]
             calls.append(partial(runners[n], inputs))
@@ -201,6 +211,7 @@ def run(
             found.update(zip([(n, group) for group in stage.groups], scales, strict=True))
         for name in each.last_read:
             del values[name]
+    # Results of stacks go to the host together, in one transfer.
     if sizes:
         values, found = jax.device_get(({name: values[name] for name in plan.outputs}, found))
     return _gathered(plan, stacks, axes, values, found)
@@ -222,8 +233,12 @@ def _gathered(
         values: Outputs of the plan, among others.
         found: Exponent of every scale.
     """
+    # In the order of `scale_weights`, which the small plans below rely on when all numbers come as
+    # one row.
     exponents = {key: found[key] for key in plan.scale_weights}
     wanted = {name: values[name] for name in plan.outputs}
+    # An array that does not depend on a stacked axis lacks it, and gets an axis of size 1 in its
+    # place, so that all results broadcast against each other.
     if any(axes.values()):
         wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
         for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
@@ -237,6 +252,9 @@ def exponent_of(result: Result, combination: Mapping[str, float]) -> Any:
 
     Groups whose coefficients cancel are left out, so they cost no digits.
     """
+    # In a cosine <A|B> / sqrt(<A|A> <B|B>) most exponents occur with opposite coefficients.
+    # Exponents are whole numbers up to 2^L, and a difference of two of them taken at the end would
+    # lose the digits that are left out of the sum here.
     total = 0.0
     for key, exponent in result.exponents.items():
         factor = combination.get(key[1], 0.0) * result.weights[key]
@@ -286,10 +304,12 @@ def _stacked_sizes(
 
     Raises `ModelError` where an array is missing or not of the planned shape.
     """
+    # Every stack has flags for all stacked axes; `depth` is their number.
     depth = max(map(len, over.values()), default=0)
     sizes = [1] * depth
     for name, shape in plan.shapes.items():
         stacks = [n for n, is_stacked in enumerate(over.get(name, ())) if is_stacked]
+        # Stacked axes lead, so the planned shape is what follows them.
         found = tuple(arrays[name].shape) if name in arrays else None
         if found is None or found[len(stacks) :] != tuple(shape):
             raise ModelError(
@@ -322,11 +342,16 @@ def _sent(
     arrays are alive together with those of later rounds, which a plan does not count, so `_AHEAD`
     limits them.
     """
+    # JAX returns from a call before the result is there. Not waiting lets Python prepare the next
+    # round meanwhile.
     if own <= _SHORT and ahead.elements + own <= _AHEAD:
         results = tuple(call() for call in calls)
         return results, _Ahead((*ahead.results, *results), ahead.elements + own)
+    # The stages run in threads, each of which waits for its own result, so that several cores are
+    # busy.
     blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
     results = tuple(at_once(blocking, len(calls)))
+    # Everything sent earlier has to be done as well before its memory counts as free.
     jax.block_until_ready(ahead.results)
     return results, _Ahead((), 0)
 
@@ -341,6 +366,7 @@ def _runners(
         return [looped(partial(run_program, program), over) for program, over in pairs]
     ahead = backend == "jax" and lie_on_default_device(arrays.values())
     dtype = plan.dtype if ahead else None
+    # Equal stages have equal keys, and so share a compiled program.
     wanted = [work_of(program, over, dtype) for program, over in zip(programs, stacks, strict=True)]
     runners: list[Run] = []
     for one, compiled in zip(wanted, ready(wanted, function), strict=True):
@@ -361,6 +387,7 @@ def work_of(
         over: Stacked axes of the program's arrays; None without stacks.
         dtype: Type of the arrays; None where nothing is compiled ahead.
     """
+    # On stacks a loop is vectorised as a whole, so that its turns are not called one by one.
     if over is not None and not over.nothing:
         return Wanted(program, over, dtype)
     in_parts = dtype is not None and runs_in_turns(program)
@@ -428,6 +455,7 @@ def fetched_at_all(
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
     if backend == "jax" and is_small(plan) and lie_on_default_device(arrays.values()):
+        # The stacks are one axis, along which the result is a row of numbers for each entry.
         inputs = tuple((name in over,) for name in plan.shapes)
         rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
         return [_unpacked(plan, row) for row in rows]
@@ -466,6 +494,8 @@ def _all(result: Result) -> list[Any]:
 def _unpacked(plan: Plan, numbers: np.ndarray) -> Result:
     """The result from its numbers in a row: values of the outputs, then exponents."""
     values = {}
+    # The row holds the outputs in the order of the plan, each flattened, and then one exponent for
+    # each scale.
     start = 0
     for name, shape in plan.output_shapes.items():
         size = math.prod(shape)

@@ -81,6 +81,8 @@ def interpret(
         threads: Number of threads that share the work; by default as many as there are cores.
     """
     dtype = np.dtype(plan.dtype)
+    # The analysis depends on shapes alone and is kept; a small plan is kept together with its
+    # memory.
     ready = prepared(plan.whole, dtype.itemsize, stacks)
     if ready.bound is not None:
         return _run_bound(plan, ready, arrays, dtype)
@@ -89,6 +91,9 @@ def interpret(
     exponents: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
     with one_blas_thread():
+        # One stretch of memory serves all rounds. It grows where a round needs more, and shrinks
+        # where keeping its surplus would exceed the planned peak together with the arrays of this
+        # round.
         for each in ready.rounds:
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
@@ -100,8 +105,10 @@ def interpret(
 def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
     """Run a plan of small steps where it is bound already, or else bind it."""
     assert ready.bound is not None
+    # A session keeps bound plans up to a number of bytes, for which each entry carries its size.
     key, size = (ready.bound, dtype), ready.bound.nbytes
     kept = session().bound.get(key, lambda: BoundPlans(size))
+    # A list's `pop` and `append` are atomic, so no lock is needed to hand out bound plans.
     try:
         bound = kept.idle.pop()  # each thread that runs the plan at one time has its own
     except IndexError:
@@ -140,9 +147,13 @@ class _BoundPlan:
     def __init__(
         self, plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype
     ) -> None:
+        # Arrays, one room that all stages use in turn, and the memory of outputs. Nothing but
+        # outputs of the plan is allocated when the plan runs again.
         self.values = {name: np.empty(np.shape(arrays[name]), dtype) for name in plan.shapes}
         self.room = np.empty(max(each.room for each in ready.rounds), dtype)
         self.outputs = np.empty(ready.outputs.room // dtype.itemsize, dtype)
+        # A small plan runs its stages one after another: steps this short do not repay waking
+        # threads.
         self.order = [n for each in ready.rounds for n in each.stages]
         self.places = ready.outputs.places
         self.stages = ready.stages
@@ -155,6 +166,8 @@ class _BoundPlan:
         exponents: dict[tuple[int, str], Any] = {}
         for n in self.order:
             stage = plan.stages[n]
+            # A stage is bound at its first run, as only then the arrays exist that earlier stages
+            # give.
             if n not in self.bound:
                 inputs = [self.values[name] for name in stage.inputs]
                 places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
@@ -166,8 +179,11 @@ class _BoundPlan:
                     # A single number comes as a scalar of NumPy, which nothing can be copied into.
                     self.values[name] = np.asarray(output) if alone else np.array(output)
                 elif self.values[name] is not output:
+                    # Dividing by a scale may give an array elsewhere, where one value stands for
+                    # several outputs; the numbers are copied to the array that later stages read.
                     np.copyto(self.values[name], output)
             exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        # The caller keeps the outputs, and the next run overwrites these arrays.
         return Outcome({name: self.values[name].copy() for name in plan.outputs}, exponents)
 
 
@@ -193,11 +209,13 @@ def _run_round(
     threads: int,
 ) -> None:
     """Run the stages of a round: enter their outputs and drop what no later stage reads."""
+    # A room for each stage that may run at the same time.
     rooms = [memory[n * each.room :] for n in range(each.at_once)]
     tasks = []
     for n in each.stages:
         inputs = [values[name] for name in plan.stages[n].inputs]
         tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
+    # Waking threads takes longer than a short round; such a round runs in this thread.
     repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
     results = shared(tasks, min(threads, each.at_once) if repays else 1)
     for n, (outputs, scales) in zip(each.stages, results, strict=True):
@@ -212,6 +230,7 @@ def _in_a_room(
     stage: _Stage, inputs: Sequence[np.ndarray], rooms: list[np.ndarray], threads: int
 ) -> tuple[list[Any], list[Any]]:
     """Run a stage in one of the free rooms."""
+    # There are as many rooms as threads at work, so a room is always free.
     room = rooms.pop()
     found = stage.run(inputs, room, threads)
     rooms.append(room)
@@ -237,6 +256,8 @@ class _Blas:
         self.before: list[int] = []
 
     def begin(self) -> None:
+        # The setting belongs to the whole process. The first plan that enters remembers the numbers
+        # of threads, and the last plan that leaves restores them.
         with self.changing:
             self.inside += 1
             if self.inside == 1:
@@ -280,6 +301,8 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     if count < 2:
         with np.errstate(all="ignore"):
             return [task() for task in tasks]
+    # Threads take tasks from the left end of one queue until it is empty. Each result goes to the
+    # place of its task, so its order does not depend on the threads.
     results: list[Any] = [None] * len(tasks)
     left = deque(enumerate(tasks))
 
@@ -299,6 +322,9 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
     try:
         work()
     finally:
+        # Where a task raised, `left` still has tasks that nobody shall begin any more. Helpers that
+        # have not started are cancelled, and the others are waited for, since they write to memory
+        # of this call.
         left.clear()
         for helper in helpers:
             if not helper.cancel():
@@ -361,6 +387,7 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         item: Bytes of an element of the arrays.
         stacks: Stacked axes of every stage.
     """
+    # Stages of one program with the same stacks share the analysis of its steps.
     made: dict[tuple[int, Stacked], _Stage] = {}
     numbers = []
     for stage, over in zip(whole.stages, stacks, strict=True):
@@ -376,12 +403,15 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     stages = tuple(distinct[n] for n in numbers)
     peak = max((each.elements for each in rounds), default=0)
     outputs = _placed(whole, rounds, stages, item)
+    # Elements of each array as the steps see it, stacked axes included.
     read: dict[str, int] = {}
     for stage, one in zip(whole.stages, stages, strict=True):
         read.update(zip(stage.inputs, one.steps.sizes, strict=False))
     # An array that no stage reads, as the array of a sum times zero, counts nothing.
     elements = sum(read.get(name, 0) for name in whole.names) + outputs.room // item
     elements += max((each.room for each in rounds), default=0)
+    # A plan stays bound where it is small and its steps are short on average: then binding costs as
+    # much as running.
     calls = sum(len(one.steps.steps) for one in stages)
     seconds = sum(one.steps.usual_seconds for one in stages)
     is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
@@ -393,6 +423,7 @@ def _placed(
     whole: WholePlan, rounds: Sequence[InterpretedRound], stages: Sequence[_Stage], item: int
 ) -> _Outputs:
     """Places of the outputs of all stages, which are given back after their last reader."""
+    # Memory is given back in the order of the rounds, as in a run of the stages one after another.
     room = Room()
     places: tuple[dict[int, int], ...] = tuple({} for _ in stages)
     names: dict[str, tuple[int, int]] = {}
@@ -405,6 +436,7 @@ def _placed(
                 names[name] = n, view.value
         for name in each.last_read:
             n, value = names.pop(name)
+            # Two outputs may be one value, whose memory is free when the last name has been read.
             if (n, value) not in names.values():
                 room.give(places[n][value], stages[n].steps.sizes[value] * item)
     return _Outputs(places, room.top)
@@ -460,9 +492,12 @@ class _Stage(NamedTuple):
         self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
     ) -> _BoundStage:
         """The calls of the steps on these inputs, and the outputs that they write."""
+        # Values of the steps are numbered with the inputs first, so an input's place is its array.
         places = {n: _Place(array, 0) for n, array in enumerate(inputs)} | outputs
         run = _Run(self.steps, places, _Place(room, 0), threads)
         run.bind()
+        # An output that shares its value with another output may not be divided in place, as the
+        # other may have other powers.
         numbers = [view.value for view in self.steps.outputs]
         alone = [numbers.count(number) == 1 for number in numbers]
         return _BoundStage(run.calls, [run.array(view) for view in self.steps.outputs], alone)
@@ -487,10 +522,14 @@ class _Stage(NamedTuple):
         whole = outputs
         if depth:
             whole = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
+        # With stacks the scale is taken over all but the `depth` leading axes, an exponent for
+        # every entry.
         exponents = [scale_exponent(whole[which], power, depth) for which, power in program.scales]
         for n, powers in enumerate(program.powers):
             for slot, power in powers:
                 by = -power * exponents[slot]
+                # An output that lacks a stacked axis gains it where its scale has the axis, and
+                # then needs a larger array than it stands in.
                 in_place = alone[n]
                 if depth:
                     by = by.reshape(by.shape + (1,) * (whole[n].ndim - depth))
@@ -499,6 +538,8 @@ class _Stage(NamedTuple):
                 whole[n] = shifted(whole[n], by, out=whole[n] if in_place else None)
         if not depth:
             return whole, exponents
+        # Axes of size 1 that were added to align arrays are removed again, except where a division
+        # has filled them.
         given = [_without(x, axes) for x, axes in zip(whole, over.outputs, strict=True)]
         return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
@@ -525,12 +566,16 @@ class _Run:
         self.steps, self.places, self.room, self.threads = steps, places, room, threads
         self.dtype = room.memory.dtype
         self.calls: list[_Call] = []
+        # Places within the room are offsets, so one analysis serves every lane and every stage.
         for value, start in steps.places.items():
             places[value] = _Place(room.memory, room.start + start)
 
     def bind(self, moving: frozenset[int] = frozenset()) -> None:
         """Make the calls of all steps; views of moving values are made anew at every call."""
         for step in self.steps.steps:
+            # Four forms of a call: a loop binds its body when it runs; a large step is bound part
+            # by part; a step on values that move from turn to turn gets new views at every call;
+            # all others are bound once.
             if step.turns is not None:
                 self.calls.append((self.loop, (step, step.turns)))
             elif step.parts and (step.kind == "matmul" or self.threads > 1):
@@ -543,6 +588,8 @@ class _Run:
                 function, arguments = _call(step, reads, self.array(step.writes))
                 places = [n for n, view in enumerate(step.reads) if view.value in moving]
                 if places:
+                    # The arguments of `np.copyto` are (written, read); all other functions begin
+                    # with what they read.
                     first = 1 if step.kind == "copy" else 0
                     slots = tuple((first + n, step.reads[n]) for n in places)
                     self.calls.append((self.moved, (function, list(arguments), slots)))
@@ -580,6 +627,8 @@ class _Run:
 
     def loop(self, step: Step, turns: Turns) -> None:
         """Run a loop: all lanes, at once where they repay it, and their sum in order."""
+        # Lane 0 adds up where the result of the loop stands, the others behind the room of their
+        # body.
         sums = [self.array(step.writes)]
         tasks = []
         for lane in range(turns.lanes):
@@ -591,16 +640,21 @@ class _Run:
             tasks.append(partial(self.lane, step, turns, lane, place, sums[lane]))
         repays = turns.count * turns.body.usual_seconds > _REPAYS
         shared(tasks, self.threads if repays else 1)
+        # The lanes are added in their order, and each lane has a fixed set of turns, so the sum has
+        # the same bits for any number of threads.
         for total in sums[1:]:
             np.add(sums[0], total, sums[0])
 
     def lane(self, step: Step, turns: Turns, lane: int, room: _Place, total: np.ndarray) -> None:
         """Add up the turns of a lane."""
         given = [self.places[view.value] for view in step.reads]
+        # The body is bound once for a lane. From turn to turn only the places of its inputs change.
         body = _Run(turns.body, dict(enumerate(given)), room, self.threads)
         body.bind(frozenset(n for n, moves in enumerate(turns.moves) if any(moves)))
         (view,) = turns.body.outputs
         for turn in range(lane, turns.count, turns.lanes):
+            # Digits of the turn in mixed radix, the last index running fastest, say how far each
+            # input moves.
             at, number = [], turn
             for size in reversed(turns.sizes):
                 number, digit = divmod(number, size)
@@ -610,6 +664,7 @@ class _Run:
                 body.places[n] = _Place(memory, start)
             for function, arguments in body.calls:
                 function(*arguments)
+            # The first turn of a lane overwrites its sum, so no memory has to be set to zero.
             if turn == lane:
                 np.copyto(total, body.array(view))
             else:
@@ -619,6 +674,7 @@ class _Run:
 def _call(step: Step, reads: Sequence[np.ndarray], written: np.ndarray) -> _Call:
     """The function of a step with its arguments."""
     if step.kind == "scale":
+        # The weight has the dtype of the arrays, so that NumPy multiplies in this dtype.
         return np.multiply, (reads[0], written.dtype.type(step.weight), written)
     if step.kind == "copy":
         return np.copyto, (written, reads[0])
@@ -631,5 +687,6 @@ def _call(step: Step, reads: Sequence[np.ndarray], written: np.ndarray) -> _Call
 
 def _einsum(x: np.ndarray, y: np.ndarray, axes: int, written: np.ndarray) -> None:
     """A product entry by entry summed over its last axes."""
+    # Views of both arguments have the same axes, so the labels of all axes are simply counted.
     labels = list(range(x.ndim))
     np.einsum(x, labels, y, labels, labels[: x.ndim - axes], out=written)

@@ -22,6 +22,7 @@ from tnsim.scaled import scale_exponent, shifted
 def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
     """All outputs of a program, divided by their scales, and the exponent of each scale."""
     values = list(inputs)
+    # Number of the last operation that reads each value; later entries overwrite earlier ones.
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     for n, op in enumerate(program.operations):
         values.append(_apply(op, [values[a] for a in op.args]))
@@ -29,6 +30,8 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
             if last[a] == n and a not in program.outputs:
                 values[a] = None  # lets NumPy free the array; XLA needs no such help
     outputs = [values[n] for n in program.outputs]
+    # Scales are powers of two, so dividing by them rounds nothing. The scale of a group is read off
+    # an output of some degree in the group, hence the power.
     exponents = [scale_exponent(outputs[which], power) for which, power in program.scales]
     for n, powers in enumerate(program.powers):
         for slot, power in powers:
@@ -38,6 +41,7 @@ def run_program(program: Program, inputs: list[Any]) -> tuple[list[Any], list[An
 
 def _apply(op: Operation, args: list[Any]) -> Any:
     """The value of a single operation: a weighted sum, a loop, a reduction or a contraction."""
+    # Weights of 1 are not multiplied, so that a plain sum is additions only.
     if op.kind == "sum":
         total = None
         for weight, arg, labels in zip(op.weights, args, op.labels, strict=True):
@@ -62,6 +66,7 @@ def _loop(op: Operation, args: list[Any]) -> Any:
     """
     sizes = _sizes(op, args)
     count = n_iterations(op, sizes)
+    # Outside JAX the turns are plain calls, which the eager reference adds up in the same order.
     if not any(isinstance(arg, jax.Array) for arg in args):
         return sum(run_turn(op, args, n) for n in range(count))
     zero = jnp.zeros([sizes[label] for label in op.output], jnp.result_type(*args))
@@ -78,11 +83,14 @@ def run_turn(loop: Operation, args: list[Any], number: Any) -> Any:
     """
     sizes = _sizes(loop, args)
     first, *others = loop.chunks
+    # The number of the turn is written in mixed radix, the last label running fastest.
     at = {}
     for label in reversed(others):
         number, at[label] = number // sizes[label], number % sizes[label]
     at[first] = number  # the last digit needs no remainder, whose code handles negative numbers
     fixed = []
+    # Axes are taken from the last to the first, so that the numbers of the axes still to come stay
+    # right while axes disappear.
     for arg, labels in zip(args, loop.labels, strict=True):
         for axis in reversed(range(len(labels))):
             if labels[axis] in at:
@@ -118,6 +126,7 @@ def _sizes(op: Operation, args: list[Any]) -> dict[int, int]:
 def _reduce(x: Any, labels: Sequence[int], output: Labels) -> Any:
     """A single array: diagonals over repeated labels, then sums over labels not in the output."""
     labels = list(labels)
+    # NumPy moves a diagonal to the end, so its label goes to the end of the labels as well.
     while len(set(labels)) < len(labels):
         label = next(x for x in labels if labels.count(x) > 1)
         first = labels.index(label)
@@ -135,6 +144,8 @@ def _contract(x: Any, y: Any, x_labels: Labels, y_labels: Labels, output: Labels
     summed = tuple(label for label in x_labels if label in y_labels and label not in output)
     chosen = matrix_product(x_labels, y_labels, output, sizes)
     if chosen is None:  # nothing is summed, or a matrix product would have no rows or no columns
+        # Both arguments get all labels, of size 1 where a label is missing, and broadcasting
+        # multiplies them.
         entries = (*output, *summed)
         z = _spread(x, x_labels, entries) * _spread(y, y_labels, entries)
         return do("sum", z, axis=tuple(range(len(output), len(entries)))) if summed else z
@@ -146,8 +157,11 @@ def _contract(x: Any, y: Any, x_labels: Labels, y_labels: Labels, output: Labels
         order = (*product.batch, *rows, *columns)
         array = _spread(array, labels, order)
         full = tuple(sizes[label] for label in order)
+        # A label that joins the batch although this argument lacks it has size 1 so far; `reshape`
+        # needs it in full.
         if full != tuple(array.shape):
             array = do("broadcast_to", array, full)
+        # Shape (batch, rows, columns): each group of labels is one axis of the product.
         groups = (product.batch, rows, columns)
         return do("reshape", array, tuple(math.prod(sizes[x] for x in group) for group in groups))
 

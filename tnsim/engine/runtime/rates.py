@@ -154,6 +154,8 @@ def tier_of_all(several: Sequence[Runs]) -> Tier:
     if len(several) == 1 and several[0].times == 1:  # asked at every call of a similarity
         (one,) = several
         key = (_faster, one.plan.dtype, one.plan.runs)
+        # The answer is kept with the plan: comparing two models again asks nothing but a
+        # dictionary.
         return session().belongings.get(one.plan.whole, key, lambda: _faster(several))
     return _faster(several)
 
@@ -204,12 +206,17 @@ def _interpreted(one: Runs, given: Speeds) -> Seconds:
         plan, (sides,) * max(map(len, one.over.values()), default=0), one.over
     )
     ready = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
+    # A second thread is worth half a thread.
     threads = 1 + _SHARING * (cores() - 1)
     once = 0.0
     for each in ready.rounds:
         alone = [ready.stages[n].steps.seconds(given, cores()) for n in each.stages]
+        # A round takes at least its longest stage, and at least its work divided over the threads
+        # that it may use.
         once += _BOUND * len(alone) + max(max(alone), sum(alone) / min(threads, each.at_once))
     analysed = sum(program.length for program in plan.programs)
+    # Models of a batch are stacked along each side, so a batch of two stacked axes is a square of
+    # pairs.
     pairs = max(1, sides ** max(map(len, one.over.values()), default=0))
     batches = math.ceil(one.times / pairs)
     return Seconds(_ANALYSING * analysed, batches * plan.runs * (_CALLING + once), "interpret")
@@ -226,6 +233,7 @@ def _compiled(
             all of them are.
     """
     found = []
+    # Programs that an earlier plan of the list compiles cost later plans nothing.
     seen: set[Wanted] = set()
     for plan, times, together, _ in several:
         rates = measured(plan.dtype)
@@ -257,6 +265,7 @@ def compiling(lengths: list[int], rates: Rates) -> float:
     # leaves.
     work = [rates.compiling * length for length in lengths]
     cores = max(1.0, _THREADS * processors())
+    # The total over the cores that compile, but no less than the longest program takes on its own.
     return max(sum(work) / cores, max(work, default=0.0))
 
 
@@ -343,12 +352,16 @@ def _sizes(op: Operation, shapes: Any) -> dict[int, int]:
 def _measure(dtype: str) -> Rates:
     """The rates of this machine, measured now."""
     with precision():
+        # Three kinds of work that the time of a plan consists of: large products, batches of small
+        # ones, and passing through memory. The chain measures what an operation costs beside its
+        # work.
         square = jnp.ones((_LARGE, _LARGE), dtype)
         batch = jnp.ones((_BATCH, _SMALL, _SMALL), dtype)
         long = jnp.ones(_PASSING, dtype)
         tiny = jnp.ones((4, 4), dtype)
         large, _ = _timed(jnp.matmul, square, square)
         small, _ = _timed(jnp.matmul, batch, batch)
+        # The reversed array is another array in memory, so that both arguments have to be read.
         passing, _ = _timed(lambda x, y: x * y, long, long[::-1])
         chain, compiled = _timed(_chained, tiny, tiny)
     return Rates(
@@ -366,11 +379,14 @@ def _measure_speeds(dtype: str) -> Speeds:
     tiny, square = np.ones((4, 4), dtype), np.ones((_LARGE // 2, _LARGE // 2), dtype)
     batch, long = np.ones((_BATCH, _SMALL, _SMALL), dtype), np.ones(_PASSING, dtype)
     with one_blas_thread():
+        # A thousand calls outlast the resolution of the clock.
         call = _least(lambda: [np.multiply(tiny, tiny, tiny) for _ in range(1000)]) / 1000
         large = _least(lambda: np.matmul(square, square))
         small = _least(lambda: np.matmul(batch, batch)) / _BATCH
         passing = _least(lambda: np.multiply(long, long, long))
     multiplying = (_LARGE // 2) ** 3 / large
+    # The arithmetic of one small product at the measured speed of large ones, without fixed costs:
+    # the rest of its time is the fixed cost of a product in a batch.
     work = matmul_seconds(1, _SMALL, _SMALL, _SMALL, Speeds(0.0, 0.0, multiplying, 1.0))
     # Beside its arithmetic a product of a batch takes a fixed time; the floor keeps noise from
     # making it zero or negative.
@@ -399,6 +415,7 @@ def _speeds_from_data(data: Any) -> Speeds:
 
 def _chained(x: jax.Array, y: jax.Array) -> jax.Array:
     """A chain of matrix products, transpositions and sums, the operations of programs."""
+    # Each turn depends on the turn before, so that XLA cannot merge the turns.
     for _ in range(_CHAIN // 2):
         x, y = x @ y, jnp.tanh(y.T) + x
     return x

@@ -72,13 +72,17 @@ def stacked(program: Program, inputs: Sequence[Axes], sizes: Sequence[int]) -> S
         outputs, scales = (none,) * len(program.outputs), (none,) * len(program.scales)
         return Stacked((1,) * depth, tuple(inputs), outputs, scales)
     values = list(inputs)
+    # A value has every stacked axis that one of its arguments has, as in broadcasting.
     for op in program.operations:
         values.append(_union([values[a] for a in op.args], depth))
     given = [values[n] for n in program.outputs]
     scales = [given[which] for which, _ in program.scales]
+    # Dividing by a scale that depends on a stacked axis makes the output depend on it as well.
     outputs = list(given)
     for n, powers in enumerate(program.powers):
         outputs[n] = _union([given[n], *(scales[slot] for slot, _ in powers)], depth)
+    # An axis that no input has counts as size 1, so that equal programs on other sizes of such an
+    # axis are one compiled program.
     used = _union(inputs, depth)
     own_sizes = tuple(size if own else 1 for size, own in zip(sizes, used, strict=True))
     return Stacked(own_sizes, tuple(inputs), tuple(outputs), tuple(scales), tuple(given))
@@ -126,11 +130,13 @@ def stacked_program(program: Program, over: Stacked) -> Program:
     for op in program.operations:
         own = [values[a] for a in op.args]
         values.append(_union(own, depth))
+        # The body of a loop reads the arguments of the loop with their stacked axes.
         body = op.body
         if body is not None:
             body = stacked_program(body, stacked(body, own, over.sizes))
         labels = []
         for axes, rest in zip(own, op.labels, strict=True):
+            # Stacked axes lead in every array, in one order, so their labels go in front.
             labels.append((*_stack_labels(axes), *rest))
         output = (*_stack_labels(values[-1]), *op.output)
         operations.append(op._replace(labels=tuple(labels), output=output, body=body))
@@ -147,6 +153,9 @@ def _stack_labels(axes: Axes) -> tuple[int, ...]:
 
 def mapped(run: Run, over: Stacked) -> Run:
     """A function that runs a program on stacks in JAX, with a `vmap` over every stacked axis."""
+    # `vmap` is nested from the last axis to the first: the outermost `vmap`, applied last, takes
+    # the leading axis of every array that has it. Axes in front of an axis are removed by the outer
+    # maps, so an axis is at place 0 when its own map sees it.
     for axis in reversed(range(len(over.sizes))):
         taken = _places(over.inputs, axis)
         if any(place == 0 for place in taken):
@@ -159,6 +168,7 @@ def looped(run: Run, over: Stacked) -> Run:
     """A function that runs a program on stacks in NumPy, one entry after another."""
     if not over.sizes:
         return run
+    # One level of recursion for each stacked axis, from the first on.
     rest = (tuple(axes[1:] for axes in group) for group in over[1:])
     inner = looped(run, Stacked(over.sizes[1:], *rest))
 
@@ -166,6 +176,7 @@ def looped(run: Run, over: Stacked) -> Run:
         entries = []
         for n in range(over.sizes[0]):
             chosen = zip(arrays, over.inputs, strict=True)
+            # Arrays without this axis are handed on as they are to every entry.
             entries.append(inner([x[n] if axes[0] else x for x, axes in chosen]))
         outputs, scales = zip(*entries, strict=True)
         return _together(outputs, over.outputs), _together(scales, over.scales)
@@ -194,4 +205,6 @@ def _places(several: Iterable[Axes], axis: int) -> list[int | None]:
 def _together(entries: Sequence[list[Any]], axes: Sequence[Axes]) -> list[Any]:
     """An array per position in the entries, stacked where it has the first stacked axis."""
     columns = zip(zip(*entries, strict=True), axes, strict=True)
+    # An output that does not depend on the axis is equal for all entries, so the first one stands
+    # for them.
     return [np.stack(column) if own[0] else column[0] for column, own in columns]

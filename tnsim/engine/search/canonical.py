@@ -73,9 +73,12 @@ def canonical(
         fixed = len(labels) - exchangeable(ref)
         network.append(_Tensor(ref, labels[:fixed], labels[fixed:]))
     is_open = set(open_labels)
+    # The first colours tell open labels from summed ones, which no isomorphism exchanges.
     colours = {label: int(label in is_open) for _, labels in tensors for label in labels}
     encoding, ranks = _smallest(network, colours)
     order = tuple(sorted(is_open, key=ranks.__getitem__))
+    # Ranks of the open labels belong to the key: the same tensors with other labels open are
+    # another array.
     return (encoding, tuple(ranks[label] for label in order)), order
 
 
@@ -129,6 +132,8 @@ def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]
     candidates = _candidates(network, colours)
     if not candidates:
         return _encoding(network, colours), colours
+    # The first candidate is followed to the end. Every other candidate is compared with it by one
+    # quick encoding, and followed only where no symmetry maps the two to each other.
     first, *others = candidates
     start = _singled_out(colours, first)
     smallest = _smallest(network, start)
@@ -160,12 +165,16 @@ def _candidates(network: list[_Tensor], colours: Colours) -> list[int]:
     undecided = [colour for colour, labels in members.items() if len(labels) > 1]
     if not undecided:
         return []
+    # Twins occur at the same places, so any of them gives the same encoding; the dictionary keeps
+    # one label for each set.
     twins = {_occurrences(network, label): label for label in members[min(undecided)]}
     return list(twins.values())
 
 
 def _singled_out(colours: Colours, label: int) -> Colours:
     """The colours with a label put just before the rest of its class."""
+    # Doubling leaves room between neighbouring colours: the label goes to the odd number below its
+    # class, and all classes keep their order.
     doubled = {x: 2 * colour for x, colour in colours.items()}
     doubled[label] -= 1
     return doubled
@@ -193,6 +202,8 @@ def _refined(network: list[_Tensor], colours: Colours) -> Colours:
     """
     count = len(set(colours.values()))
     while count < len(colours):
+        # A signature is the old colour with all places where the label occurs, each with the
+        # colours of the tensor's other labels.
         places: dict[int, list[tuple]] = {label: [] for label in colours}
         for tensor in network:
             seen = tensor.seen(colours)
@@ -203,6 +214,7 @@ def _refined(network: list[_Tensor], colours: Colours) -> Colours:
         signatures = {label: (colours[label], *sorted(where)) for label, where in places.items()}
         ranks = {signature: n for n, signature in enumerate(sorted(set(signatures.values())))}
         colours = {label: ranks[signature] for label, signature in signatures.items()}
+        # No class has split in this round, and so none will in the next.
         if len(ranks) == count:
             break
         count = len(ranks)

@@ -6,6 +6,9 @@ alone: cotengra's hyper-optimisers stop by the clock and start processes, so the
 Its greedy, optimal and seeded random-greedy searches are used. They run in `cotengrust`, some
 thirty times as fast as in Python: for three nonlinear layers, with thousands of products, the
 search takes seconds instead of a minute.
+
+A caller may search with an optimiser of cotengra instead (`searched_by`). Its path is then the only
+route of a product, and nothing that it finds is kept for others.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.search.progress import count_search
+from tnsim.errors import ModelError
 from tnsim.sessions import session_cache
 
 Labels = tuple[int, ...]
@@ -92,7 +98,88 @@ def version() -> str:
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
-@session_cache
+class _Search(NamedTuple):
+    """A search with an optimiser of a caller.
+
+    Args:
+        optimizer: Optimiser of cotengra, or its name.
+        found: Paths of the products searched so far; an optimiser may find another path each time.
+    """
+
+    optimizer: Any
+    found: dict[tuple[Any, ...], Path]
+
+
+_SEARCH: ContextVar[_Search | None] = ContextVar("search", default=None)
+
+
+@contextmanager
+def searched_by(optimizer: Any) -> Iterator[None]:
+    """Search paths with an optimiser of cotengra; None searches as always.
+
+    Args:
+        optimizer: Name of a method of cotengra, such as "greedy", or an optimiser, such as a
+            `cotengra.ReusableHyperOptimizer`.
+
+    Raises:
+        ModelError: The optimiser fails on a product, or is a path.
+
+    Example:
+        >>> chain = ((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9))
+        >>> with searched_by("greedy"):
+        ...     [route.path for route in routes(*chain, effort=2, large=10**6)]
+        [((0, 1), (2, 3))]
+    """
+    if isinstance(optimizer, (tuple, list)):
+        raise ModelError(
+            "optimize is the name of a method of cotengra or an optimiser, which search a path for "
+            "every product of a sum; found a path"
+        )
+    token = _SEARCH.set(None if optimizer is None else _Search(optimizer, {}))
+    try:
+        yield
+    finally:
+        _SEARCH.reset(token)
+
+
+def foreign() -> str | None:
+    """The name of the optimiser of a caller, None where paths are searched as always."""
+    search = _SEARCH.get()
+    if search is None:
+        return None
+    name = search.optimizer
+    return f"{version()}: {name if isinstance(name, str) else type(name).__name__}"
+
+
+def _by_optimizer(
+    search: _Search, inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> Path:
+    """The path that an optimiser of a caller finds for a product."""
+    import cotengra
+
+    key = inputs, output, items
+    if key not in search.found:
+        product = LabelledProduct(inputs, output, dict(items))
+        letters, out, sizes = product.spelled
+        whole = {letter: int(size) for letter, size in sizes.items()}
+        try:
+            tree: Any = cotengra.array_contract_tree(
+                letters, out, whole, optimize=search.optimizer, canonicalize=False
+            )
+        except Exception as error:  # whatever an optimiser of the caller raises
+            raise ModelError(
+                f"optimize={search.optimizer!r} finds no path: {error}; give the name of a method "
+                'of cotengra, such as "greedy", or an optimiser'
+            ) from error
+        if [set(labels) for labels in tree.inputs] != [set(labels) for labels in letters]:
+            raise ModelError(
+                f"optimize={search.optimizer!r} gives the path of another product: an optimiser "
+                "for a single contraction; give a cotengra.ReusableHyperOptimizer"
+            )
+        search.found[key] = _pairs(tree.get_ssa_path(), product.count)
+    return search.found[key]
+
+
 def routes(
     inputs: tuple[Labels, ...],
     output: Labels,
@@ -112,7 +199,7 @@ def routes(
             paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
             best of these paths with their subtrees improved.
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
-        many: Whether the product is one of many, which take long to search. Then products of more
+        many: Whether the product is among many, which take long to search. Then products of more
             than `OPTIMAL_UP_TO` tensors and of the same network are searched once. Otherwise each
             is searched as it is written, which gives more distinct routes.
 
@@ -127,6 +214,23 @@ def routes(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
+    search = _SEARCH.get()
+    if search is None or len(inputs) < 3:
+        return _searched(inputs, output, items, effort, large, many)
+    path = _by_optimizer(search, inputs, output, items)
+    return (_routed(LabelledProduct(inputs, output, dict(items)), output, path, large),)
+
+
+@session_cache
+def _searched(
+    inputs: tuple[Labels, ...],
+    output: Labels,
+    items: tuple[tuple[int, int], ...],
+    effort: int,
+    large: int,
+    many: bool,
+) -> tuple[Route, ...]:
+    """The routes of a product by the searches of this module, see `routes`."""
     count_search()
     if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
         return _routes(inputs, output, items, effort, large)
@@ -253,6 +357,8 @@ def _normal_form(
                 label: (colour, sorted([seen[number] for number in on[label]]))
                 for label, colour in colours.items()
             }
+            # Labels of equal signatures get the position of the first of them as their colour, so
+            # that colours are the same whatever the names of labels are.
             order = sorted(signatures, key=signatures.__getitem__)
             colours, last = {}, None
             for place, label in enumerate(order):
@@ -279,6 +385,8 @@ def _normal_form(
         colours = refined(doubled)
     order = sorted(colours, key=colours.__getitem__)
     number = {label: place for place, label in enumerate(order)}
+    # Operands with labels sorted by number: networks that differ in names and order alone are now
+    # equal.
     written = [tuple(sorted([number[label] for label in labels])) for labels in inputs]
     operands = sorted(range(len(inputs)), key=written.__getitem__)
     sizes = dict(items)
@@ -338,6 +446,8 @@ class LabelledProduct:
         A product keeps the labels that another tensor or the output has.
         """
         found = []
+        # Tensors not contracted yet, as sets of labels; the result of a step gets the next number,
+        # as SSA paths count.
         pool = dict(enumerate(self.inputs))
         for number, (one, two) in enumerate(path, start=len(pool)):
             both = pool.pop(one) | pool.pop(two)
@@ -354,6 +464,8 @@ class LabelledProduct:
 
     def cost_of(self, steps: Iterable[tuple[int, int]], chunks: Labels = ()) -> Cost:
         """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
+        # A label that is looped over has a single value in a turn, so it is masked out of all
+        # sizes.
         inside = ~self._mask(chunks)
         known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0
@@ -372,6 +484,7 @@ class LabelledProduct:
 
     def _size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
+        # `left & -left` is the lowest bit that is set.
         size, left = 1, mask
         while left:
             bit = left & -left
@@ -432,6 +545,7 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
     multiplications, price, largest = whole.multiplications, whole.price, whole.largest
     while largest > large:
         fitting, smaller = [], []
+        # Output labels are never looped over: a loop adds up, and its result must have them.
         for label in sorted(set(product.sizes) - set(output) - set(chunks)):
             turns = math.prod(product.sizes[x] for x in (*chunks, label))
             turn = product.cost_of(steps, (*chunks, label))

@@ -55,6 +55,8 @@ def _structure(
     sizes: dict[Label, int] = {}
     for labels, shape in operands:
         sizes |= zip(labels, shape, strict=True)
+    # Labels become numbers in the order of first use, so that products that differ in names share
+    # their routes.
     numbers = _numbers(kept)
     inputs = tuple([tuple([numbers[x] for x in labels]) for labels in kept])
     items = tuple([(n, sizes[x]) for x, n in numbers.items()])
@@ -83,6 +85,7 @@ def product(
     if len(operands) == 1:
         return operands[0]
     shapes = [(use.labels, builder.values[use.value].shape) for use in uses]
+    # The structure is that of the reduced operands, with sizes taken from the operands as given.
     chosen = route(_structure(shapes, output, kept))
     if not chosen.chunks:
         return _along(builder, operands, output, chosen.path)
@@ -97,6 +100,7 @@ def _reduced(
     """The labels of each operand that another operand or the output has, each label once."""
     # A label that one operand alone has, and the output lacks, is summed before any product: a sum
     # over n entries instead of n times as large a product.
+    # `often` collects labels that occur at least twice among operands and output.
     once: set[Label] = set(output)
     often: set[Label] = set()
     for labels in operands:
@@ -146,6 +150,8 @@ def _in_chunks(
     """The product of values as a loop over `chunks`, with a body contracted along a path."""
     numbers = _numbers([use.labels for use in uses])
     sizes: dict[Label, int] = {}
+    # The body has a builder of its own: its values exist within a turn only, and are shared among
+    # themselves.
     inner = Builder()
     operands = []
     for use in uses:
@@ -272,6 +278,8 @@ class RouteSearch:
         few = len(every) <= FEW
         self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
+            # Prices are those of the routes found so far, so the second round knows more than the
+            # first.
             prices = [self._price(candidate) for candidate in every]
             # A search of effort e is worth while where it may save more than it takes: of a stage's
             # price a share, and of a term its own time.
@@ -289,6 +297,7 @@ class RouteSearch:
         price = self._price(candidate)
         if price < least:
             return
+        # A way that is sixty-four times as dear by its greedy path hardly becomes the cheapest.
         if self.best(candidate.key).price <= HOPELESS * price:
             self.look(candidate.key, effort)
         for terms in candidate.sums:
@@ -335,7 +344,7 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
     contractions of equal cost. But the dearest contraction of each product is left. So a stage
     takes at least the dearest contraction of any product along its best path. Paths are searched,
     as hard as they are searched at all, of products whose greedy path is beyond the limit, the
-    dearest first, until one is beyond the limit in all ways to write it.
+    dearest first, until a product is beyond the limit in all ways to write it.
 
     Args:
         stage: Stage with inputs named in0, in1, ...
@@ -361,6 +370,7 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
             # within the limit.
             if work > limit:
                 dear.append((-work, number))
+        # Negative work sorts the dearest product first.
         for _, number in sorted(dear)[:MOST_CHECKED]:
             least = _least(definition.terms[number], key, limit)
             if least > limit:

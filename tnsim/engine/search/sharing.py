@@ -118,6 +118,8 @@ class Builder:
             The product, with the labels `output` in the order in which its axes stand: the order of
             the first request for this product.
         """
+        # Labels are numbered by first use, so that requests under other names find the same
+        # product.
         uses, output = tuple(uses), tuple(output)
         numbers: dict[Label, int] = {}
         for use in uses:
@@ -137,10 +139,14 @@ class Builder:
         # Networks of other arrays differ. In plans of attention nearly all do, so the canonical
         # form, which takes longer, is found only where a second network of the same arrays comes.
         arrays = tuple(sorted([ref for ref, _ in atoms])), len(output)
+        # The first network of these arrays is kept without a canonical form. `_alone` holds its
+        # number until a second network comes, and None from then on.
         if arrays not in self._alone:
             number = self._alone[arrays] = self._contraction(factors, output, atoms)
             return number, output
         first = self._alone[arrays]
+        # The second network of the same arrays: the first one gets its canonical form now, after
+        # the fact.
         if first is not None:
             self._alone[arrays] = None
             value = self.values[first]
@@ -178,6 +184,8 @@ class Builder:
 
     def _atoms_of(self, factors: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """The network of a product: the networks of its factors, joined at their axes."""
+        # Labels summed within a factor get fresh numbers, so that sums of several factors stay
+        # apart.
         used = [label for _, labels in factors for label in labels]
         fresh = itertools.count(1 + max(used, default=-1))
         for number, axes in factors:
@@ -190,11 +198,12 @@ class Builder:
                 yield ref, tuple([names[label] for label in labels])
 
     def sum(self, items: Iterable[WeightedValue], output: tuple[Label, ...]) -> Use:
-        """The sum of weighted values, its axes in the order `output`; equal sums are one value."""
+        """The sum of weighted values, its axes in the order `output`; equal sums share a value."""
         position = {label: n for n, label in enumerate(output)}
         parts = []
         for weight, use in items:
             parts.append((use.value, tuple(position[x] for x in use.labels), float(weight)))
+        # Sorted, so that a sum does not depend on the order of its terms.
         args, labels, weights = zip(*sorted(parts), strict=True)
         axes = tuple(range(len(output)))
         return Use(self.computed(Operation("sum", args, labels, axes, weights)), output)
@@ -393,6 +402,7 @@ def _factors(builder: Builder, use: Use) -> Iterator[_Factor]:
     # A summed label is named after its position in the factor, which other summands share, with
     # more primes than any outer label, so that the two differ.
     primes = "'" * (1 + max((str(label).count("'") for label in use.labels), default=0))
+    # Either factor may be the common one.
     for one, two in ((0, 1), (1, 0)):
         names = dict(outer)
         for position, label in enumerate(operation.labels[one]):

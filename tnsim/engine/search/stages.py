@@ -58,7 +58,7 @@ class Assembly:
 
     Attributes:
         keys: Structures of the products contracted along a route, in order.
-        unshared: Scalar multiplications of all products contracted one by one.
+        unshared: Scalar multiplications of all products contracted alone.
         price: Price of the whole stage, in the measure of `paths.Cost.price`.
     """
 
@@ -153,6 +153,8 @@ class Assembly:
         for name, shape in zip(names, shapes, strict=True):
             inside[name] = inner.atom(_dropped(shape, axes.get(name)))
         self.add(inner, inside, chain)
+        # Inputs of the body come first, in the order of `names`, which is the order of the loop's
+        # arguments.
         body = program_of(inner, [inside[definition.name]], len(names))
 
         labels, of_size = loop_labels(shapes, [axes.get(name) for name in names])
@@ -180,6 +182,8 @@ class Assembly:
         """The program of the stage's outputs, with the scales that renormalise them."""
         stage = self.stage
         position = {definition.name: n for n, definition in enumerate(stage.outputs)}
+        # Groups that the stage rescales, numbered; an output is divided by scales of this stage
+        # only.
         scales, number = [], {}
         for group in stage.scale_groups:
             if group.definition is not None:
@@ -211,9 +215,13 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     Raises:
         ValueError: For an array that has the index along two axes.
     """
+    # Only intermediates may be computed inside the loop; a definition that later stages read exists
+    # with its whole axis.
     steps = {d.name: d for d in definitions if not d.kept}
     axes: Axes = {}
     waiting = [(definition, definition.loop_indices[0])]
+    # From the definition back to all that it is computed from, with the name that the index has
+    # there.
     while waiting:
         reader, index = waiting.pop()
         for operand in (o for term in reader.terms for o in term.operands):
@@ -285,6 +293,7 @@ def build_program(
     stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
     search = RouteSearch(large)
     search.cheapest_ways(stage, shapes)
+    # Canonical forms do not depend on routes, so all attempts share them.
     forms: Forms = {}
 
     def assembled(room: int | None = None) -> Assembly:
@@ -325,6 +334,7 @@ def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly
             if search.best(key).price < NEGLIGIBLE * best.price:
                 continue
             search.look(key, 1)
+            # Every route of a product is tried while all other products keep theirs.
             for number in range(len(search.found[key])):
                 kept = search.chosen.get(key, 0)
                 if number == kept or attempts >= MAX_ATTEMPTS:

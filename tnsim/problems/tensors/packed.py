@@ -4,7 +4,7 @@ The entry at i_1 <= ... <= i_n < d stands at the position
 
     sum_j C(i_j + j - 1, j),        j = 1 ... n, coordinates counted from 0,
 
-so indices are sorted by their largest coordinate, then by the next one. In this order the tensor
+so indices are sorted by their largest coordinate, then by the next. In this order the tensor
 over the first d coordinates is the beginning of the tensor over more, and the indices with a
 largest coordinate within [start, stop) are a slice: products of tensors are computed block by
 block.
@@ -54,6 +54,8 @@ def sorted_indices(width: int, order: int, start: int = 0) -> Int[np.ndarray, "c
     """
     if order == 0:
         return np.zeros((int(start == 0), 0), np.int64)
+    # Indices with the largest coordinate i are all shorter indices below i + 1, which come first in
+    # the order, with i behind.
     shorter = sorted_indices(width, order - 1)
     ends = [count(largest + 1, order - 1) for largest in range(start, width)]
     others = np.concatenate([shorter[:end] for end in ends])
@@ -84,6 +86,8 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
         [1.0, 2.0, 1.0]
     """
     indices = sorted_indices(width, order, start)
+    # A coordinate that occurs r times in a row divides n! by 2, 3, ..., r, one factor at each
+    # repetition.
     found = np.full(len(indices), float(math.factorial(order)))
     run = np.ones(len(indices))
     for j in range(1, order):
@@ -120,7 +124,7 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
 
     An index of order `rows + columns` with a largest coordinate within [start, stop) is split in
     all ways. The matrix is the square of parts below `stop` without the square of parts below
-    `start`, in two pieces, one behind the other: columns below `stop` with rows of the block, then
+    `start`, in two pieces, behind each other: columns below `stop` with rows of the block, then
     columns of the block with rows below `start`.
 
     Example:
