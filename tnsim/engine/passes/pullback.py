@@ -33,15 +33,12 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.passes.splitting import split
+from tnsim.engine.passes.splitting import MAX_OPERATIONS, split
 from tnsim.engine.plan import Plan
 from tnsim.sessions import per_object_cache, session
 
 Labels = tuple[int, ...]
 Shape = tuple[int, ...]
-
-MAX_OPERATIONS = 200
-"""Most operations of a program of the pullback, as of the programs of the plan itself."""
 
 
 _MOST_PARTS = 8
