@@ -128,7 +128,7 @@ def _amplified(model: Model, inputs: Any) -> Any:
         exponents = outputs.exponent[:, 0]
         counts = xp.exp2(2 * (exponents - exponents.max()))
         of_all = (counts * changed).sum(axis=-1) / (counts * sizes).sum()
-        largest = xp.maximum(of_all, xp.nanmedian(of_each, axis=-1)).max() / model.degree**2
+        largest = xp.maximum(of_all, xp.nanmedian(of_each, axis=-1)).max() / model.growth**2
         return xp.where(xp.isnan(largest), 1.0, largest)
 
 
