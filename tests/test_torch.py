@@ -11,7 +11,7 @@ import tnsim
 from tnsim.metrics.pairings import straight
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
-programs = pytest.importorskip("tnsim.torch.autograd")
+programs = pytest.importorskip("tnsim.torch.pullbacks")
 nn = torch.nn
 
 
@@ -62,6 +62,13 @@ def residual(weight, scale, down):
     [
         (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
         (residual, [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()),
+        pytest.param(
+            lambda *weights: attention_with_biases(*weights).layers,
+            [(2, 2)] * 4 + [(2,)] * 6,
+            tnsim.Gaussian([0.3, 0.1]),
+            marks=pytest.mark.slow,
+            id="attention with biases",
+        ),
     ],
 )
 def test_gradcheck(build, shapes, metric):
@@ -85,6 +92,78 @@ def attention(q, k, v, o):
 def attention_twice(q, k, v, o):
     layer = tnsim.Attention(q, k, q, k, v, o, n_heads=1)
     return tnsim.Model([layer, layer], n_ctx=2)
+
+
+def attention_with_biases(q, k, v, o, *biases):
+    names = ("q1", "k1", "q2", "k2", "v", "o")
+    named = {f"{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
+    return tnsim.Model([tnsim.Attention(q, k, q, k, v, o, n_heads=1, **named)], n_ctx=2)
+
+
+def two_layers(left, right, down, bias, *others):
+    return tnsim.Model(bilinear(left, right, down, bias) + bilinear(*others))
+
+
+def closed(layer):
+    return lambda *weights: tnsim.Model(layer(*weights))
+
+
+def added(weight, scale, down):
+    """A sum of models, weighted by a tensor."""
+    first, second = residual(weight, scale, down)
+    return tnsim.Model([first, second]) - scale * tnsim.Model([tnsim.Linear(down[:, :2])])
+
+
+ALONG_PLANS = {
+    "a residual and a cubic": (closed(residual), [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()),
+    "moment nodes": (
+        two_layers,
+        [(2, 2), (2, 2), (2, 2), (2,)] * 2,
+        tnsim.Gaussian([0.5, -0.2], [1.0, 0.3]),
+    ),
+    "closure": (two_layers, [(3, 2), (3, 2), (2, 3), (3,)] * 2, tnsim.GaussianClosure([0.5, 0.0])),
+    "whole trees": (two_layers, [(2, 2), (2, 2), (2, 2), (2,)] * 2, tnsim.Symmetric()),
+    "a sum of models": (added, [(2, 2), (), (2, 3)], tnsim.Gaussian()),
+    "attention": (attention, [(2, 3)] * 3 + [(3, 2)], tnsim.Gaussian()),
+    "attention with biases": (
+        attention_with_biases,
+        [(2, 2)] * 4 + [(2,)] * 6,
+        tnsim.Gaussian([0.3, 0.1]),
+    ),
+    "two attention layers": (attention_twice, [(1, 1)] * 4, tnsim.GaussianClosure()),
+}
+QUICK = ("a residual and a cubic",)
+
+
+@pytest.mark.parametrize(
+    "case", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALONG_PLANS]
+)
+def test_gradients_along_plans_are_those_of_a_single_trace(case):
+    """Both models move; JAX differentiates the whole comparison, plans included, operation by operation."""
+    import jax
+
+    from tnsim.compare.request import Request, Tracing
+    from tnsim.engine.runtime import execution
+    from tnsim.torch.comparison import Fixed, comparison_of
+
+    build, shapes, metric = ALONG_PLANS[case]
+    first, second = ([random(*shape) for shape in shapes] for _ in range(2))
+    models = build(*first), build(*second)
+    value = tnsim.torch.similarity(*models, metric)
+    gradient = torch.autograd.grad(value, (*first, *second), retain_graph=True)
+    request = Request(metric, "float64", tnsim.Budget(), squared_norms=True)
+    comparison, leaves = comparison_of(*models, request, None)
+    with execution.precision():
+        moving = {n: x for n, x in leaves.items() if isinstance(x, torch.Tensor)}
+        fixed = Fixed({n: x for n, x in leaves.items() if n not in moving}, None)
+        arrays = {n: jax.numpy.asarray(x.detach().numpy()) for n, x in moving.items()}
+        whole = jax.jit(jax.grad(lambda w: comparison.cosine(w, fixed, Tracing()).value))(arrays)
+    # A tensor may stand in several leaves, which autograd adds up.
+    heads = [moving[n] for n in whole]
+    tails = [torch.from_numpy(np.array(x)) for x in whole.values()]
+    expected = torch.autograd.grad(heads, (*first, *second), tails)
+    for one, other in zip(gradient, expected, strict=True):
+        assert_close(one, other, scale=max(abs(x).max().item() for x in expected), rtol=1e-11)
 
 
 POINTS = np.random.default_rng(0).normal(size=(5, 2))
@@ -136,8 +215,8 @@ def test_a_batch_of_each_step_needs_no_new_program():
     values = []
     for metric in batches:
         values.append(tnsim.torch.similarity(net, goal, metric, dtype="float32").item())
-        known = programs.cosine_and_pullback._cache_size()
-    assert values[0] != values[1] and known == programs.cosine_and_pullback._cache_size()
+        known = programs._after._cache_size()
+    assert values[0] != values[1] and known == programs._after._cache_size()
     expected = tnsim.similarity(tnsim.from_module(net), goal, batches[1])
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
@@ -349,6 +428,12 @@ REFUSED = {
             net, goal, tnsim.Empirical(np.eye(2)), budget=tnsim.Budget(memory_bytes=10)
         ),
         "for a single input here, and the budget is",
+    ),
+    "a way back beyond the budget": (
+        lambda net, goal: tnsim.torch.similarity(
+            net.head, tnsim.from_module(Net().head), budget=tnsim.Budget(multiplications=25)
+        ),
+        "gaussian with its gradients needs .* multiplications here, more than the budget of 25",
     ),
     "norms": (
         lambda net, goal: tnsim.torch.from_module(Normed()),

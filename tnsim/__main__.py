@@ -1,8 +1,8 @@
 """Entry point of `python -m tnsim` and of the command `tnsim`.
 
-Ctrl-C leads to one exit status from the first import on. An interrupt in the middle of the import
-of a library may surface as anything from an `ImportError` to a crash, so during imports the process
-ends at once; no file is half-written at that time.
+Ctrl-C leads to the same exit status from the first import on. An interrupt in the middle of the
+import of a library may surface as anything from an `ImportError` to a crash, so during imports the
+process ends at once; no file is half-written at that time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors and warnings of tnsim.
 
 A message names the request, the finding and the next step. All errors derive from `TnsimError`,
-which the command line prints as one line before it exits with status 2.
+which the command line prints as a line before it exits with status 2.
 """
 
 from __future__ import annotations

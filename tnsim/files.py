@@ -103,8 +103,10 @@ def check_replaceable(path: Path, kind: Kind) -> None:
         raise FileExistsError(
             errno.EEXIST, f"is a folder, where {kind.name} is to be written", str(path)
         )
+    # An empty file holds nothing that could be lost, as `mktemp` makes it.
     if not path.is_file() or path.stat().st_size == 0:
         return
+    # A pipe in the place of a file would block the reader.
     with regular(path) as file:
         try:
             is_own = kind.holds(file)
@@ -171,6 +173,7 @@ def _regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
     for name in wanted:
         flags |= getattr(os, name, 0)  # not every platform has all of them
     handle = os.open(path, flags, 0o666)
+    # The opened file is checked and not its name, which may change in between.
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
@@ -203,11 +206,14 @@ def replacing(path: Path, kind: Kind | None = None) -> Iterator[Path]:
         >>> target.read_text()
         'whole'
     """
+    # Python's own error for such a name is a ValueError.
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "the name holds a NUL character", os.fspath(path))
+    # A link stays a link, and the file behind it is replaced.
     target = Path(os.path.realpath(path))
     if kind is not None:
         check_replaceable(target, kind)
+    # Devices such as /dev/stdout are written to and not replaced.
     if target.exists() and not target.is_file():
         yield target
         return

@@ -64,17 +64,17 @@ def bias_of(role: str) -> str:
 
 
 def layer_tag(layer: int) -> str:
-    """Tag of the tensors of one layer in a network."""
+    """Tag of the tensors of a layer in a network."""
     return f"LAYER{layer}"
 
 
 def copy_tag(copy: int) -> str:
-    """Tag of the tensors of one copy of a layer."""
+    """Tag of the tensors of a copy of a layer."""
     return f"COPY{copy}"
 
 
 def input_index(leg: int) -> str:
-    """Index of one lifted input leg of an open network."""
+    """Index of a lifted input leg of an open network."""
     return f"in{leg}"
 
 
@@ -134,7 +134,7 @@ def side_of(leaf: str) -> Side | None:
 
 
 class PositionLeaf(NamedTuple):
-    """Name of an array of a pattern of positions: `COUNT`, or `AT` for one of its classes."""
+    """Name of an array of a pattern of positions: `COUNT`, or `AT` for a class of it."""
 
     array: str
     classes: tuple[str, ...]

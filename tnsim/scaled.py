@@ -6,13 +6,13 @@ exponents add up without rounding below 2^53. Exponents that come from weights o
 whole. Natural logarithms stand in results only, and as the weights of points.
 
 `Scaled` is the pair of any value (a model, a layer, states, outputs) and its exponent. A
-`ScaledSum` holds `mantissa * 2 ** exponent` for one inner product or a block of inner products,
+`ScaledSum` holds `mantissa * 2 ** exponent` for an inner product or a block of inner products,
 with the size of the terms. Mantissa and exponent have the shape of the pairs and, where products
 are wanted per output, a further axis at the end; `exponent` lacks this axis where all outputs of a
-pair have one scale. The size is the sum of the absolute values of all terms, in the same scale. An
-inner product of two plain models is one term. Combinations add one term per pair of models, and
-models with a constant one per moment node, with the weight of the node. Cancellation is then read
-off, as rounding is relative to the size (see `engine.precision`).
+pair have a common scale. The size is the sum of the absolute values of all terms, in the same
+scale. An inner product of two plain models is a single term. Combinations add a term per pair of
+models, and models with a constant a term per moment node, with the weight of the node. Cancellation
+is then read off, as rounding is relative to the size (see `engine.precision`).
 
 The same functions serve NumPy and, inside a trace, JAX. Derivatives treat powers of two that are
 read off an array as constants, since they cancel.
@@ -167,12 +167,13 @@ def log_abs(value: ScaledSum) -> Float[Numeric, "*pairs_and_outputs"]:
 
 
 def over_outputs(per_pair: Any, other: Any) -> Any:
-    """An array over pairs, with a last axis of size 1 where the other array has one of outputs."""
+    """An array over pairs, with a last axis of size 1 where the other array is over outputs."""
     return per_pair[..., None] if np.ndim(per_pair) < np.ndim(other) else per_pair
 
 
 def _own_exponent(value: ScaledSum) -> Any:
     """The exponent of the scale, pair by pair; `SMALLEST` where all terms are zero."""
+    # The size is zero only where every term is zero, and then any exponent would do.
     counts = value.size > 0
     if np.ndim(value.exponent) < np.ndim(counts):
         counts = counts.any(axis=-1)
@@ -198,6 +199,7 @@ def split(number: Any) -> Scaled[Any]:
         >>> float(mantissa), float(exponent)
         (0.75, 3.0)
     """
+    # Zero would have the exponent -inf, which sums cannot take.
     exponent = exponents_of(number).clip(SMALLEST)
     return Scaled(shifted(number, -exponent), exponent)
 
@@ -252,6 +254,8 @@ def beyond_float(values: Any, mantissas: Any) -> bool:
         >>> beyond_float(np.array([0.0]), np.array([1.0])), beyond_float(np.ones(1), np.ones(1))
         (True, False)
     """
+    # One number out of range makes the block unusable, while small ones beside a large one may
+    # vanish.
     largest = np.abs(values).max()
     vanished = largest < np.finfo(np.float64).tiny and np.any(mantissas)
     return bool(np.isinf(largest) or vanished)

@@ -38,7 +38,7 @@ class LRUCache(Generic[K, V]):
 
     Args:
         limit: Limit for the total size of the values; the last value stays even above it.
-        size: Size of a value, in the unit of the limit; by default each value counts as one.
+        size: Size of a value, in the unit of the limit; by default each value counts as 1.
 
     Attributes:
         held: Total size of the values in the cache.
@@ -76,6 +76,7 @@ class LRUCache(Generic[K, V]):
                 return self._values[key]
         value = make()  # outside the lock, as `make` may need other values
         with self._changing:
+            # Another thread may have made the value in the meantime; the first one stays.
             if key not in self._values:
                 self._values[key] = value
                 self.held += self.size(value)
@@ -83,6 +84,7 @@ class LRUCache(Generic[K, V]):
             return self._values.get(key, value)
 
     def _shrink(self) -> None:
+        # A single value may exceed the limit: dropping it would only make it again.
         while self.held > self.limit and len(self._values) > 1:
             _, dropped = self._values.popitem(last=False)
             self.held -= self.size(dropped)
@@ -90,6 +92,7 @@ class LRUCache(Generic[K, V]):
     def forget(self, chosen: Callable[[K], bool]) -> None:
         """Drop the values of the chosen keys, and no others."""
         with self._changing:
+            # A list, as the mapping changes on the way.
             for key in [key for key in self._values if chosen(key)]:
                 self.held -= self.size(self._values.pop(key))
 
@@ -101,6 +104,7 @@ class LRUCache(Generic[K, V]):
         with self._changing:
             keys = [key for key in self._values if chosen(key)]
             held = sum(self.size(self._values[key]) for key in keys)
+            # The values used longest ago come first.
             for key in keys[: max(0, len(keys) - least)]:
                 if held <= limit:
                     return
@@ -121,7 +125,7 @@ class LRUCache(Generic[K, V]):
 
 
 class Entry:
-    """The values that were made of one object.
+    """The values that were made of an object.
 
     Attributes:
         values: Values by key.
@@ -191,6 +195,7 @@ class WeakCache:
                 return entry.values[key]
         value = make()  # outside the lock, as `make` may need other values
         with self._changing:
+            # The owner may have been dropped while its value was made.
             entry = self._entries.setdefault(owner, entry)
             if key not in entry.values:
                 entry.values[key] = value
@@ -203,6 +208,7 @@ class WeakCache:
             return
         # Only what holds something can give memory back.
         full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
+        # All but the value used last, which the caller is about to use.
         for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
             if self.held <= self.limit:
                 return
@@ -231,7 +237,7 @@ class Session:
     Args:
         results: Limit for the number of results of planning: plans, programs, contraction paths.
         operations: Limit for the total number of operations in compiled programs. An operation maps
-            one or two regions of code, and Linux allows a process 65,530 regions.
+            a region or two of code, and Linux allows a process 65,530 regions.
         block_bytes: Limit in bytes for the blocks of models of runs over many pairs, together. Each
             run keeps its own blocks within half of the free memory and drops them when it ends.
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
@@ -328,6 +334,7 @@ def session_cache(function: Callable[P, V]) -> Callable[P, V]:
 
     @wraps(function)
     def recalled(*args: P.args, **kwargs: P.kwargs) -> V:
+        # Keyword arguments in any order are the same call.
         key = (function, args, tuple(sorted(kwargs.items())))
         return session().results.get(key, lambda: function(*args, **kwargs))
 

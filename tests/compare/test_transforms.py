@@ -84,11 +84,24 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
     expected = [tnsim.similarity(a, b, METRICS[metric]) for a, _ in pairs]
     with jax.enable_x64(True):
         batched = jax.jit(jax.vmap(lambda m: tnsim.similarity(m, b, METRICS[metric])))(stacked)
-        one = jax.jit(tnsim.slices)(pairs[0][0], b, METRICS[metric])
-        log = jax.jit(tnsim.log_inner)(pairs[0][0], b, METRICS[metric])
     assert_close(batched, expected, scale=1.0, rtol=1e-12)
-    assert_close(one, tnsim.slices(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
-    assert_close(log, tnsim.log_inner(pairs[0][0], b, METRICS[metric]), scale=1.0, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "metric, case",
+    [
+        ("gaussian", "bilinear biases"),
+        pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
+        pytest.param("closure", "lerp residual", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_slices_and_logarithms_are_those_of_the_plain_call(metric, case, rng):
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[case], rng)
+    with jax.enable_x64(True):
+        slices = jax.jit(tnsim.slices)(a, b, METRICS[metric])
+        log = jax.jit(tnsim.log_inner)(a, b, METRICS[metric])
+    assert_close(slices, tnsim.slices(a, b, METRICS[metric]), rtol=1e-12)
+    assert_close(log, tnsim.log_inner(a, b, METRICS[metric]), scale=1.0, rtol=1e-11)
 
 
 def test_traced_in_float32_by_default(rng):

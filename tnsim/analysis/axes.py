@@ -1,7 +1,7 @@
 """Drawings on matplotlib axes from which figures are made: matrices, curves, labels.
 
-Colours stand for phases, or for variables, in one order everywhere. Legends stand above their axes,
-where they cover no curve.
+Colours stand for phases, or for variables, in the same order everywhere. Legends stand above their
+axes, where they cover no curve.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
         {'cmap': 'viridis', 'vmin': 0, 'vmax': 1}
     """
     low, high = values.min(), values.max()
+    # Values beyond [-1, 1] are no similarities; rounding is.
     if high > 1 + 1e-6 or low < -1 - 1e-6:
         return {"cmap": "viridis", "vmin": low, "vmax": high}
+    # Noise slightly below zero needs no second colour.
     if low < -0.1:
         return {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}
     return {"cmap": "viridis", "vmin": min(low, 0), "vmax": 1}
@@ -68,6 +70,7 @@ def diverging(largest: float) -> dict[str, Any]:
         >>> diverging(2.0)
         {'cmap': 'RdBu_r', 'vmin': -2.0, 'vmax': 2.0}
     """
+    # A range of width zero has no colours.
     largest = largest or 1.0
     return {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
 
@@ -95,6 +98,7 @@ def show_matrix(
     """
     image = axes.imshow(values, origin="lower", interpolation="nearest", **colours)
     for point in points:
+        # Lines stand between cells, so half a row before the phase.
         axes.axhline(point - 0.5, color="black", lw=0.9)
         axes.axvline(point - 0.5, color="black", lw=0.9)
     return image
@@ -134,7 +138,7 @@ def show_curves(
 
     Args:
         axes: Axes to draw on; row n belongs at n.
-        curves: Named curves with one value per row each.
+        curves: Named curves with a value for each row.
         points: Rows at which phases start.
         inches: Width of the axes.
         chosen: Canvas of the plot, with the caller's colour map.
@@ -212,8 +216,9 @@ def show_legend(axes: Axes, inches: float, title: str = "") -> None:
             borderaxespad=0.0,
             frameon=False,
             fontsize=SMALL,
-            ncols=_columns(labels, inches),
+            ncols=_legend_columns(labels, inches),
         )
+    # The title stands above the legend; 72 points are an inch.
     axes.set_title(heading(title), pad=6 + 72 * legend_height(labels, inches))
 
 
@@ -233,11 +238,12 @@ def legend_height(labels: Sequence[str], inches: float) -> float:
     """
     if not labels:
         return 0.0
-    return _ROW * -(-len(labels) // _columns(labels, inches)) + 0.06
+    return _ROW * -(-len(labels) // _legend_columns(labels, inches)) + 0.06
 
 
-def _columns(labels: Sequence[str], inches: float) -> int:
+def _legend_columns(labels: Sequence[str], inches: float) -> int:
     """Columns of a legend, as many as fit side by side; a legend is filled column by column."""
+    # From the widest legend down: fewer rows leave more height to the curves.
     for columns in range(len(labels), 1, -1):
         rows = -(-len(labels) // columns)
         letters = sum(
@@ -304,7 +310,7 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
 
     Args:
         axis: Axis on which label n belongs at n.
-        labels: Labels, one per model.
+        labels: Labels of the models.
         inches: Length of the axis.
 
     Example:
@@ -351,6 +357,7 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
         if _is_near(points[n], placed, reach):
             continue
         placed.append(points[n])
+        # A point in the middle has no direction, and no division by zero.
         outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
         side = "right"
         if outward[0] > 0:
@@ -370,6 +377,7 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
 def _ends_first(count: int) -> list[int]:
     """Indices below `count`: the first, the last, then all between."""
     order = list(range(count))
+    # The ends of a run tell its direction, so their labels may not be crowded out.
     return order[:1] + order[1:][-1:] + order[1:-1]
 
 

@@ -1,9 +1,9 @@
 """Baselines: measures with which similarity is compared, as labelled K x K matrices.
 
 None of these is a property of the function alone: `weight_cosine` and `weight_slices` see the
-parametrisation, the others see the function on one set of inputs only. Each matrix says in `attrs`
-to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same axes as
-a pairwise result: `result["cka"] = cka(series, 2000)`.
+parametrisation, the others see the function on a single set of inputs only. Each matrix says in
+`attrs` to what it is blind (`invariant_to`) and on which inputs it was taken, and lies on the same
+axes as a pairwise result: `result["cka"] = cka(series, 2000)`.
 
 *Outputs on inputs.* `inputs` is an array (n, d_in), for sequences (n, positions, d_in) or integers
 (n, positions), token ids, or a number n of standard normal inputs (n, d_in) drawn with `seed`.
@@ -65,7 +65,7 @@ class Outputs(NamedTuple):
     """Features of the outputs of several models on n inputs.
 
     Attributes:
-        features: Arrays, one per model.
+        features: Arrays in the order of the models.
         about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Example:
@@ -93,9 +93,9 @@ def outputs_of(
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
-        feature: Function from the outputs of one model, float64 (n, d_out) or (n, positions,
+        feature: Function from the outputs of a model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
-        one_width: Whether all outputs need one shape.
+        one_width: Whether all outputs need the same shape.
 
     Returns:
         The features of every model, and the description of the inputs.
@@ -112,10 +112,11 @@ def outputs_of(
         ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
     """
     features: list[np.ndarray] = []
-    x, about = _inputs(inputs, _reader(models), seed)
+    x, about = _checked_inputs(inputs, _first_reader(models), seed)
     shape: tuple[int, ...] = ()
-    for n, model in enumerate(_each(models)):
-        outputs = np.concatenate(list(_batches(model, x)))
+    for n, model in enumerate(_each_model(models)):
+        outputs = np.concatenate(list(_output_batches(model, x)))
+        # The first model tells the shape that all others need.
         shape = shape or outputs.shape
         if one_width and outputs.shape != shape:
             raise ModelError(
@@ -123,17 +124,18 @@ def outputs_of(
                 f"model 0 of shape {shape}"
             )
         _check_finite(outputs, n)
+        # Only features are kept, as outputs of all models may not fit into memory.
         features.append(feature(outputs))
     return Outputs(features, about)
 
 
-def _reader(models: Models) -> AnyModel | None:
+def _first_reader(models: Models) -> AnyModel | None:
     """The first model that is no plain function; None where all are plain functions.
 
     Raises `ModelError` where models cannot be compared.
     """
     first: AnyModel | None = None
-    for model in _each(models):
+    for model in _each_model(models):
         if isinstance(model, AnyModel):
             check_numbers(model)
             first = first or model
@@ -147,6 +149,7 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     finite = np.isfinite(outputs)
     if finite.all():
         return
+    # The first such entry, by which it can be found again.
     where = tuple(np.argwhere(~finite)[0])
     raise ModelError(
         f"model {n} gives {outputs[where]} in output {where[-1]} of input {where[0]}: "
@@ -160,12 +163,12 @@ def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> Mode
     return given_models(models, inputs=None if drawn else inputs, output=output)
 
 
-def _each(models: Models) -> Iterable[Any]:
+def _each_model(models: Models) -> Iterable[Any]:
     """The models of a sequence, or those of a mapping without their labels."""
     return models.values() if isinstance(models, Mapping) else models
 
 
-def _inputs(
+def _checked_inputs(
     inputs: Inputs, model: AnyModel | None, seed: Seed
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """The inputs, in float64 or as token ids, and their description.
@@ -176,9 +179,10 @@ def _inputs(
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn(int(inputs), model, seed_number(seed))
+        return _drawn_inputs(int(inputs), model, seed_number(seed))
     x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
+    # Integers are token ids for sequences, and numbers for models of vectors.
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
         return x, given
     x = x.astype(np.float64)
@@ -186,6 +190,7 @@ def _inputs(
     fits = x.ndim >= 2 and x.size > 0
     if model is not None:
         d_in = model.d_in
+        # Images have as many numbers as the model reads, in another shape.
         fits = fits and d_in in (x.shape[-1], math.prod(x.shape[1:]))
     if not fits:
         raise ModelError(
@@ -198,7 +203,7 @@ def _inputs(
     return x, given
 
 
-def _drawn(
+def _drawn_inputs(
     count: int, model: AnyModel | None, seed: int
 ) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
     """Standard normal inputs in the shape that the model reads."""
@@ -216,7 +221,7 @@ def _drawn(
     return x, {"inputs": "standard normal", "samples": count, "seed": seed}
 
 
-def _batches(
+def _output_batches(
     model: AnyModel | Function, x: np.ndarray
 ) -> Iterator[Float[np.ndarray, "batch *positions out"]]:
     # NumPy's overflow warning is silenced: `_check_finite` names the model, input and output.
@@ -244,7 +249,7 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
 
 
 def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
-    """Cosine of all weights and biases, flattened into one vector per model.
+    """Cosine of all weights and biases, flattened into a vector for each model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
     blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
@@ -257,7 +262,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
         `<w_a, w_b> / |w_a||w_b|` over (a, b): float64 from -1 to 1.
 
     Raises:
-        ModelError: A combination of models, layers that do not match one to one, a model with zero
+        ModelError: A combination of models, layers that do not match in pairs, a model with zero
             weights only, or another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -282,7 +287,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
 
 
 def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
-    """Cosine of the weights that write one output: a row of the last layer, and its bias.
+    """Cosine of the weights that write a single output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
     `attrs["invariant_to"]` says so.
@@ -296,7 +301,7 @@ def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
         to 1.
 
     Raises:
-        ModelError: A combination of models, layers that do not match one to one, a row of zeros, or
+        ModelError: A combination of models, layers that do not match in pairs, a row of zeros, or
             another number of names than of models.
         MissingExtra: xarray is not installed.
 
@@ -325,9 +330,9 @@ def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
 
 
 def _of_one_structure(models: Models) -> Iterator[Model]:
-    """Yield the models, each after a check that its weights match the first model's one to one."""
+    """The models, each after a check that its weights match those of the first model in pairs."""
     first = None
-    for n, model in enumerate(_each(models)):
+    for n, model in enumerate(_each_model(models)):
         if not isinstance(model, Model):
             raise ModelError(
                 f"model {n} is a {type(model).__name__}: the cosine of weights is for models, "
@@ -335,6 +340,7 @@ def _of_one_structure(models: Models) -> Iterator[Model]:
             )
         check_numbers(model)
         first = first or model
+        # Weights are compared entry by entry, so they must be of one shape throughout.
         if _structure(model) != _structure(first):
             raise ModelError(
                 f"model {n} has other layers than model 0, so their weights do not match "
@@ -343,18 +349,18 @@ def _of_one_structure(models: Models) -> Iterator[Model]:
         yield model
 
 
-def _weights(model: Model) -> list[Any]:
+def _weight_arrays(model: Model) -> list[Any]:
     """All arrays of a model; the numbers of a residual rule are no weights."""
     return list(filter(np.ndim, jax.tree.leaves(model)))
 
 
 def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weights(model)])
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weight_arrays(model)])
 
 
 def _structure(model: Model) -> tuple[Any, ...]:
-    """Tree structure and shapes of weights, equal where the weights match one to one."""
-    return jax.tree.structure(model), *map(np.shape, _weights(model))
+    """Tree structure and shapes of weights, equal where the weights match in pairs."""
+    return jax.tree.structure(model), *map(np.shape, _weight_arrays(model))
 
 
 def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
@@ -362,6 +368,7 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     last = innermost(model.layers[-1])
     if not map_names(last):
         raise ModelError("the last layer of a model has no weights, so its outputs have no rows")
+    # The output map is the last of the names.
     name = map_names(last)[-1]
     weights = np.asarray(getattr(last, name), np.float64)
     bias = getattr(last, bias_name(name))
@@ -439,7 +446,7 @@ def mean_cosine(
 
     Raises:
         ModelError: Models that cannot be compared, inputs that do not fit, a forward pass that is
-            not finite, a model that gives zero on one of the inputs, or another number of names
+            not finite, a model that gives zero on any of the inputs, or another number of names
             than of models.
         MissingExtra: xarray is not installed.
 
@@ -475,8 +482,8 @@ def cka(
 ) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs, which may differ in width.
 
-    Positions of a sequence are further features of one sample. Without debiasing the value nears 1
-    for anything once outputs outnumber samples.
+    Positions of a sequence are further features of the same sample. Without debiasing the value
+    nears 1 for anything once outputs outnumber samples.
 
     Args:
         models: K models with the same inputs and outputs, as `pairwise` takes them.
@@ -517,6 +524,7 @@ def cka(
         )
     hsic = measures.hsic(features, debiased)
     own = np.diag(hsic).copy()
+    # The unbiased estimator may be zero or below for few inputs, and a root of it is no norm.
     if (own <= about["samples"] * measures.EPS).any():
         raise ModelError(
             f"the debiased HSIC of model {np.argmin(own)} with itself vanishes on these inputs; "
@@ -574,6 +582,7 @@ def js_divergence(
     def divergence(i: int, j: int) -> float:
         mixed = measures.entropy((predictions[i] + predictions[j]) / 2)
         per_input = mixed - (entropies[i] + entropies[j]) / 2
+        # Rounding may leave the range from 0 to ln 2.
         return float(np.clip(per_input, 0, np.log(2)).mean())
 
     about |= {

@@ -41,7 +41,7 @@ class Drawing(TypedDict, total=False):
     """Keyword arguments that every plot takes.
 
     Attributes:
-        ax: Axes to draw on, one for each panel; without them the plot makes a new figure.
+        ax: Axes to draw on, as many as panels; without them the plot makes a new figure.
         figsize: Width and height of the new figure in inches.
         cmap: Colour map, by name or as matplotlib's object. Lines, bars and points take their
             colours from the map in order.
@@ -89,7 +89,7 @@ class Canvas:
 
     @property
     def axes(self) -> Any:
-        """The first panel, or the only one."""
+        """The first panel, or the only panel."""
         return self.panels[0]
 
 
@@ -170,7 +170,7 @@ def inches_of(chosen: Canvas, along: str, designed: float) -> float:
 
 
 def _axes_of(given: Any, panels: int) -> tuple[Any, ...]:
-    """Axes that the caller made, one for each panel."""
+    """Axes that the caller made, as many as panels."""
     from matplotlib.axes import Axes
 
     axes = tuple(np.asarray(given, dtype=object).ravel())
@@ -210,7 +210,7 @@ def _span_of(given: Mapping[str, Any]) -> Mapping[str, float]:
     return {name: float(value) for name, value in span.items()}
 
 
-def _checked(low: float, high: float) -> None:
+def _check_range(low: float, high: float) -> None:
     if not low < high:
         raise ResultError(f"vmin is below vmax, found a range from {low:g} to {high:g}: name both")
 
@@ -237,7 +237,7 @@ def colours_of(chosen: Canvas, default: Mapping[str, Any]) -> dict[str, Any]:
     if chosen.cmap is not None:
         colours["cmap"] = chosen.cmap
     if chosen.span:
-        _checked(colours["vmin"], colours["vmax"])
+        _check_range(colours["vmin"], colours["vmax"])
     return colours
 
 
@@ -262,7 +262,7 @@ def limit(chosen: Canvas, axes: Any, along: str = "y") -> None:
         return
     low, high = getattr(axes, f"get_{along}lim")()
     low, high = chosen.span.get("vmin", low), chosen.span.get("vmax", high)
-    _checked(low, high)
+    _check_range(low, high)
     getattr(axes, f"set_{along}lim")(low, high)
 
 
@@ -320,7 +320,7 @@ def new_figure(**options: Any) -> tuple[Figure, Any]:
             `ncols`, `squeeze` and `width_ratios` of `Figure.subplots`.
 
     Returns:
-        The figure, and the result of `Figure.subplots`: one axes object or an array of them.
+        The figure, and the result of `Figure.subplots`: an axes object or an array of such.
 
     Raises:
         MissingExtra: matplotlib is not installed.

@@ -1,7 +1,8 @@
 """Models as points: an embedding, a dendrogram and a spectrum from a matrix of cosines.
 
-A similarity K that is a cosine is a Gram matrix of unit vectors, one per model. Distances are the
-chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where arccos is not.
+A similarity K that is a cosine is a Gram matrix of unit vectors, which stand for the models.
+Distances are the chords between them, `|u - v| = sqrt(2 - 2 cos)`: Euclidean by construction, where
+arccos is not.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     with `NegativeEigenvalueWarning` when these carry over 1 % of the spectrum.
 
     Args:
-        result: A result, one of its matrices of cosines, or an array (K, K).
+        result: A result, its matrix of cosines, or an array (K, K).
         dims: The number of axes, from 1 to K.
 
     Returns:
@@ -84,7 +85,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     squared = _squared_chords(table.values)
     means = squared.mean(0)
     centred = -(squared - means - means[:, None] + means.mean()) / 2
-    values, vectors = _scipy("an embedding").linalg.eigh(centred)
+    values, vectors = _import_scipy("an embedding").linalg.eigh(centred)
     values, vectors = values[::-1], vectors[:, ::-1]
     negative = _negative_share(values)
     if negative > NEGATIVE_SHARE:
@@ -98,14 +99,14 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     points = vectors[:, :dims] * np.sqrt(variances)
     points *= np.where(points[-1] < points[0], -1.0, 1.0)
     share = variances / (values[values > 0].sum() or 1.0)
-    return Embedding(_placed(table, points), share, negative)
+    return Embedding(_with_labels(table, points), share, negative)
 
 
 def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
     """Clusters by average chord, with leaves in the order that keeps neighbours close.
 
     Args:
-        result: A result, one of its matrices of cosines, or an array (K, K).
+        result: A result, its matrix of cosines, or an array (K, K).
 
     Returns:
         SciPy's linkage matrix (K - 1, 4), float64: per merger the two clusters, their mean chord
@@ -125,7 +126,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
         Sokal and Michener 1958 for average linkage; Bar-Joseph et al. 2001, "Fast optimal leaf
         ordering for hierarchical clustering".
     """
-    hierarchy = _scipy("a dendrogram").cluster.hierarchy
+    hierarchy = _import_scipy("a dendrogram").cluster.hierarchy
     table = cosine_matrix(result)
     if len(table) < 2:
         raise ResultError("a dendrogram needs at least two models, found one")
@@ -138,11 +139,11 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
     """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
 
     `Gaussian`, `Symmetric` and the tree metrics are inner products and pass; `GaussianClosure`
-    beyond one nonlinear layer, float32 and some baselines may not. Warns with
+    beyond a single nonlinear layer, float32 and some baselines may not. Warns with
     `NegativeEigenvalueWarning` when an eigenvalue lies below `-tolerance`.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
         tolerance: Size up to which negative eigenvalues pass. By default the rounding error of K
             entries in the dtype that a result names, else in float64.
 
@@ -163,7 +164,7 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
         dtype = getattr(result, "attrs", {}).get("dtype", "float64")
         eps = float(np.finfo(dtype).eps)
         tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
-    values = _scipy("a spectrum").linalg.eigvalsh(table.values)
+    values = _import_scipy("a spectrum").linalg.eigvalsh(table.values)
     if values[0] < -tolerance:
         warnings.warn(
             f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
@@ -181,7 +182,7 @@ def cosine_matrix(result: Matrix) -> xr.DataArray:
     A divergence or a logarithm would give distances without meaning.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, with ones on its diagonal up to rounding.
@@ -211,7 +212,7 @@ def squared_distances(result: Matrix) -> xr.DataArray:
     """The square matrix of squared distances: squared chords, or a divergence as it is.
 
     Args:
-        result: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        result: A result, its matrix of cosines or divergences, or an array (K, K).
 
     Returns:
         The matrix over (a, b), symmetric, not negative, with zeros on its diagonal.
@@ -257,7 +258,7 @@ def _negative_share(eigenvalues: Float[np.ndarray, " K"]) -> float:
     return float(np.abs(eigenvalues[eigenvalues < 0]).sum() / total)
 
 
-def _placed(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
+def _with_labels(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
     """Points with the rows' coordinates of a matrix, over (a, axis)."""
     dims = points.shape[1]
     column = table[:, :1].drop_vars("b").rename(b="axis")
@@ -266,7 +267,7 @@ def _placed(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.Data
     return placed.assign_attrs(distance="sqrt(2 - 2 similarity)")
 
 
-def _scipy(purpose: str) -> Any:
+def _import_scipy(purpose: str) -> Any:
     try:
         import scipy.cluster.hierarchy
         import scipy.linalg

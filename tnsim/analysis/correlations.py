@@ -38,11 +38,11 @@ class Correlation(NamedTuple):
 def correlation(first: Matrix, second: Matrix) -> Correlation:
     """Pearson's and Spearman's coefficients of two matrices over the same models.
 
-    Where both sides are one set of models, each pair counts once, and a model with itself not at
+    Where both sides are the same models, each pair counts once, and a model with itself not at
     all. Pairs that share a model are not independent, so no p-value is given.
 
     Args:
-        first: A result, one of its matrices, or an array (A, B).
+        first: A result, any of its matrices, or an array (A, B).
         second: Another result, matrix or array over the same models.
 
     Returns:
@@ -50,7 +50,7 @@ def correlation(first: Matrix, second: Matrix) -> Correlation:
 
     Raises:
         ResultError: The matrices are not finite or not over the same models, there are fewer than
-            three pairs, or the entries of one are all equal.
+            three pairs, or all entries of a side are equal.
         MissingExtra: xarray or scipy is not installed.
 
     Example:
@@ -76,16 +76,16 @@ def paired_entries(
     """Entries of two matrices over the same models, pair by pair.
 
     Args:
-        first: A result, one of its matrices, or an array (A, B).
+        first: A result, any of its matrices, or an array (A, B).
         second: Another result, matrix or array over the same models.
 
     Returns:
         Two arrays (pairs,), in the units of the matrices: all entries, or the entries above the
-        diagonal where both sides are one set of models.
+        diagonal where both sides are the same models.
 
     Raises:
         ResultError: The matrices are not finite or not over the same models, there are fewer than
-            three pairs, or the entries of one are all equal.
+            three pairs, or all entries of a side are equal.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -100,7 +100,7 @@ def paired_entries(
         if not np.array_equal(labels, others):
             raise ResultError(
                 f"two matrices are compared over the same models; along {axis} the first has "
-                f"{_named(labels)}, the second {_named(others)}"
+                f"{_label_range(labels)}, the second {_label_range(others)}"
             )
     values = [table.values for table in tables]
     rows, columns = values[0].shape
@@ -120,7 +120,7 @@ def paired_entries(
     return x, y
 
 
-def _named(labels: np.ndarray) -> str:
+def _label_range(labels: np.ndarray) -> str:
     """The number of labels with the first and the last, for a message."""
     return f"{len(labels)} models, {labels[0]} to {labels[-1]}"
 

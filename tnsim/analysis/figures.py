@@ -1,12 +1,12 @@
 """Figures of networks, of contributions and of pairwise runs, with matplotlib.
 
 `draw` shows a network, `contributions` a matrix of paths, `heatmap` any matrix of similarities, and
-`depth` the cost of deep models. `pairwise` draws one of seven pictures of a result, with curves
+`depth` the cost of deep models. `pairwise` draws any of seven pictures of a result, with curves
 above heatmaps; `curves_over_training` draws curves along a run, and `scatter_grid` two measures of
 the same models against each other.
 
 Models are spaced evenly by index, whatever their training steps, and labelled by step as far as
-labels fit. Panels of one figure share one colour range. All drawn quantities come from `reading`.
+labels fit. Panels of a figure share a colour range. All drawn quantities come from `reading`.
 Every plot takes `ax`, `figsize`, `cmap`, `vmin` and `vmax` (`Drawing`). No pyplot state and no
 global setting is touched, and nothing is shown.
 """
@@ -304,7 +304,7 @@ def layers_and_heads(
     colour_label: str = "share",
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """A heatmap of one number for each component, layer by layer.
+    """A heatmap of a number for each component, layer by layer.
 
     Args:
         labels: Labels of components, such as `layer 1 head 0`; columns are heads or units, with
@@ -536,7 +536,7 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     layers = [tag for tag in layer_tags if tag in tags]
     operators = [tag for tag in _OPERATOR_COLOURS if tag in tags]
     has_ket = "B" in tags
-    colours = _colours(layers, operators, chosen)
+    colours = _operator_colours(layers, operators, chosen)
     shapes: Any = dict.fromkeys(operators, "D")  # quimb takes one shape, or shapes by tag
     if has_ket:
         shapes = {"B": "s", **shapes}
@@ -564,7 +564,9 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     return chosen.figure
 
 
-def _colours(layers: Sequence[str], operators: Sequence[str], chosen: Canvas) -> dict[str, Any]:
+def _operator_colours(
+    layers: Sequence[str], operators: Sequence[str], chosen: Canvas
+) -> dict[str, Any]:
     """The colour of every tag; colours of layers repeat."""
     colours: dict[str, Any] = {}
     for n, tag in enumerate(layers):
@@ -586,7 +588,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
     Args:
-        rows: Mappings, one per depth, with `depth`, `multiplications`, `paper_multiplications`,
+        rows: Mappings, depth by depth, with `depth`, `multiplications`, `paper_multiplications`,
             `unrolled_multiplications` (None where they were not counted), `milliseconds` and
             `hand_milliseconds`.
         title: Title above both panels, or above the first of given axes.
@@ -614,12 +616,14 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     refuse_span(chosen, "a figure of two quantities")
     left, right = chosen.panels
     first, second = (colour_of(n, 2, chosen) for n in (0, 1))
-    _curve(left, rows, "multiplications", "o-", "tnsim plan", first)
-    _curve(left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black")
-    _curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
+    _draw_curve(left, rows, "multiplications", "o-", "tnsim plan", first)
+    _draw_curve(
+        left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black"
+    )
+    _draw_curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
     left.set_ylabel("scalar multiplications")
-    _curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
-    _curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
+    _draw_curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
+    _draw_curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
     right.set_ylabel("milliseconds")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -634,7 +638,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     return chosen.figure
 
 
-def _curve(
+def _draw_curve(
     axes: Axes,
     rows: Sequence[Mapping[str, Any]],
     column: str,
@@ -668,7 +672,7 @@ def scatter_grid(
         A figure; nothing is shown.
 
     Raises:
-        ResultError: There is no panel, or `reading.correlation` refuses one.
+        ResultError: There is no panel, or `reading.correlation` refuses a panel.
         MissingExtra: matplotlib or scipy is not installed.
 
     Example:
@@ -688,7 +692,7 @@ def scatter_grid(
     size = (_SCATTER_PANEL * columns + 0.4, _SCATTER_PANEL * rows + 0.4)
     chosen = canvas(drawing, size, len(panels), columns)
     for axes, (title, (first, second)) in zip(chosen.panels, panels.items(), strict=True):
-        _draw(chosen, axes, first, second)
+        _draw_points(chosen, axes, first, second)
         axes.set_title(heading(title))
         if not chosen.is_new:
             axes.set_xlabel(heading(x_label))
@@ -699,8 +703,8 @@ def scatter_grid(
     return chosen.figure
 
 
-def _draw(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
-    """Draw the points of one panel, with the two coefficients above them."""
+def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
+    """Draw the points of a panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
     size = 16
     if len(x) > _FEW:
@@ -725,7 +729,7 @@ def curves_over_training(
 
     Args:
         result: Result with variables over `a`.
-        strips: Names of variables; each entry is a strip, of one curve or of several.
+        strips: Names of variables; each entry is a strip, of a single curve or of several.
         change_points: Rows at which phases start, drawn as dotted lines.
         drawing: Axes for every strip, size, colour map and range, see `Drawing`.
 
@@ -761,13 +765,13 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
 
     Args:
         result: Result with matrices, and variables over `a` or `b`.
-        strips: Names of variables; each entry is a strip, of one curve or of several.
+        strips: Names of variables; each entry is a strip, of a single curve or of several.
 
     Returns:
         Curves, strip by strip.
 
     Raises:
-        ResultError: A variable is unknown, or has not one value for every column.
+        ResultError: A variable is unknown, or has no value for some column.
 
     Example:
         >>> import xarray as xr
@@ -852,30 +856,30 @@ def pairwise(
     curves: Sequence[str | Sequence[str]] = (),
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """One of seven pictures of a pairwise result.
+    """A picture, of seven kinds, of a pairwise result.
 
     Several variables give several panels, or several lines.
 
     Args:
         result: A pairwise result.
         kind: `"heatmap"`; `"trajectory"`, the similarity of every model to the last and to the
-            previous model; `"slices"`, one heatmap per output (`variable` is then not read);
+            previous model; `"slices"`, a heatmap for each output (`variable` is then not read);
             `"mds"`, the models as points of a plane, joined in order; `"dendrogram"`;
             `"scatter"`, the first variable against each of the others, a point for every pair of
             models; or `"parts"`, of a result over parts, layer by head, the first model of the rows
             against the last model of the columns.
-        variable: Name of one of the result's matrices, or several names.
+        variable: Name of a matrix in the result, or several names.
         change_points: Rows at which phases start, such as
             `reading.segment(result, 3).change_points`, drawn as lines or colours.
         curves: Variables with a value for every column, such as accuracies over `a`, drawn above
-            heatmaps: each entry is a strip, of one curve or of several.
+            heatmaps: each entry is a strip, of a single curve or of several.
         drawing: Axes for every panel, size, colour map and range, see `Drawing`.
 
     Returns:
         A figure; nothing is shown.
 
     Raises:
-        ResultError: The kind or a variable is unknown, there are too many slices for one figure,
+        ResultError: The kind or a variable is unknown, there are too many slices for a figure,
             curves or `drawing` do not fit, or `reading` refuses the matrix or the change points.
         MissingExtra: matplotlib or scipy is not installed.
 
@@ -908,10 +912,10 @@ def pairwise(
     return _heatmaps(result, names, points, drawing, strips_of(result, curves))
 
 
-def _parts(
+def _part_panels(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
-    """Layer by head, one panel for each kind of part: the first row against the last column."""
+    """Layer by head, a panel for each kind of part: the first row against the last column."""
     if len(names) != 1 or set(result[names[0]].dims) != {"part", "a", "b"}:
         raise ResultError(
             "parts are drawn of one matrix over (part, a, b), as pairwise of tnsim.parts(series) "
@@ -974,7 +978,7 @@ def _heatmaps(
     return chosen.figure
 
 
-def _slices(
+def _slice_panels(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     slices = result["slices"].transpose("output", "a", "b")
@@ -1120,9 +1124,9 @@ def _scatters(
 _KINDS: dict[str, Callable[[xr.Dataset, Sequence[str], Sequence[int], Drawing], Figure]] = {
     "heatmap": _heatmaps,
     "trajectory": _trajectories,
-    "slices": _slices,
+    "slices": _slice_panels,
     "mds": _embeddings,
     "dendrogram": _dendrograms,
     "scatter": _scatters,
-    "parts": _parts,
+    "parts": _part_panels,
 }

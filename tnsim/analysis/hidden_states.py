@@ -1,9 +1,9 @@
 """Hidden states of networks, and where two networks differ: layer against layer.
 
-The hidden states of a module are the outputs of its parts, seen by hooks in one forward pass; those
-of a model are the outputs after each of its layers. States of every part are outputs of a function
-of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of any width,
-the others parts of one width.
+The hidden states of a module are the outputs of its parts, seen by hooks in a single forward pass;
+those of a model are the outputs after each of its layers. States of every part are outputs of a
+function of the inputs, so each baseline of `analysis.baselines` compares them: CKA takes parts of
+any width, the others parts of equal width.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def layer_similarity(
     seed: Seed = 0,
     **settings: Any,
 ) -> xr.DataArray:
-    """A measure between every part of one network and every part of another.
+    """A measure between every part of a network and every part of another.
 
     Args:
         a, b: Modules of PyTorch, models, or paths of files.
         inputs: An array of inputs as both networks read them, or a number n of standard normal
-            inputs where one of them is a model.
+            inputs where either is a model.
         measure: A baseline, such as `tnsim.baselines.cka`.
         layers: Patterns of the names of parts, as for `hidden_states`.
         seed: Seed of drawn inputs.
@@ -103,7 +103,7 @@ def layer_similarity(
         measure. `tnsim.figures.layer_by_layer` draws it.
 
     Raises:
-        ModelError: The networks have no such parts, the measure needs parts of one width, or the
+        ModelError: The networks have no such parts, the measure needs parts of equal width, or the
             inputs do not fit.
         MissingExtra: xarray is not installed.
 
@@ -123,24 +123,24 @@ def layer_similarity(
         if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
             raise ModelError("nothing says what inputs modules read: give inputs as an array")
         first, second = given_model(a), given_model(b)
-        x = _drawn(first, int(inputs), seed)
+        x = _drawn_inputs(first, int(inputs), seed)
     else:
         x = host_array(detached(input_rows(inputs)))
     states = [hidden_states(one, x, layers) for one in (first, second)]
     every = [*states[0].values(), *states[1].values()]
     # A baseline runs functions on batches of inputs. These functions look rows up.
     rows = np.arange(len(x), dtype=float)[:, None]
-    functions = [partial(_rows, one) for one in every]
+    functions = [partial(_state_rows, one) for one in every]
     found = measure(functions, rows, seed=seed, **settings)
     count = len(states[0])
     return over_layers(found, count, [list(one) for one in states])
 
 
-def _rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return states[numbers[:, 0].astype(int)]
 
 
-def _drawn(model: Any, count: int, seed: Seed) -> np.ndarray:
+def _drawn_inputs(model: Any, count: int, seed: Seed) -> np.ndarray:
     """Standard normal inputs of a model."""
     if not isinstance(model, Model):
         raise ModelError(
@@ -156,7 +156,7 @@ def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     for n in range(len(model.layers)):
         beginning = Model(model.layers[: n + 1], model.n_ctx)
         batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-        found[f"layer {n}"] = _flat(np.concatenate([np.asarray(one) for one in batches]))
+        found[f"layer {n}"] = _flat_states(np.concatenate([np.asarray(one) for one in batches]))
     return found
 
 
@@ -164,12 +164,12 @@ def _of_module(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs of all parts of a module, seen by hooks."""
     batches: list[dict[str, Any]] = []
     for at in range(0, len(x), BATCH):
-        batches.append(_seen(module, x[at : at + BATCH]))
+        batches.append(_hooked_outputs(module, x[at : at + BATCH]))
     return {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
 
 
-def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of all parts of a module on one batch, in the order of the computation."""
+def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Outputs of all parts of a module on a batch, in the order of the computation."""
     seen: dict[str, np.ndarray] = {}
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
@@ -182,7 +182,7 @@ def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
         states = host_array(detached(array))
         if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
             return
-        states = _flat(states)  # a copy, which operations in place leave alone
+        states = _flat_states(states)  # a copy, which operations in place leave alone
         for other, its_name in known:
             # A container hands on the output of a part, as dropout does that is off.
             if other is array and np.array_equal(states, seen[its_name]):
@@ -205,7 +205,7 @@ def _seen(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
     return seen
 
 
-def _flat(states: np.ndarray) -> np.ndarray:
-    """States with one axis of features, or with positions and features, float64."""
+def _flat_states(states: np.ndarray) -> np.ndarray:
+    """States with an axis of features, or with positions and features, float64."""
     states = states.astype(np.float64)
     return states if states.ndim <= 3 else states.reshape(len(states), -1)

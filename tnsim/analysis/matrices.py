@@ -57,7 +57,9 @@ def labelled(
     kept = list(labels)  # xarray would read a tuple as a variable
     coordinates = {"a": kept, "b": kept}
     dims = ("a", "b", "output")[: values.ndim]
-    return _xarray().DataArray(values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name)
+    return _import_xarray().DataArray(
+        values, dims=dims, coords=coordinates, attrs=dict(attrs), name=name
+    )
 
 
 def of_models(
@@ -96,6 +98,7 @@ def of_models(
         labels = labels_of(models)
     if len(labels) != len(values):
         raise ModelError(f"{len(labels)} names were given for {len(values)} models")
+    # A number, as files of results hold no booleans in attributes.
     needs_data = int("samples" in about)
     return labelled(values, labels, {"needs_data": needs_data, **about}, name)
 
@@ -122,6 +125,7 @@ def over_layers(found: xr.DataArray, count: int, names: Sequence[Sequence[str]])
     """
     if found.dims != ("a", "b"):
         raise ModelError(f"layers are compared by a measure over (a, b), found {found.dims}")
+    # Rows are the first network's parts, columns the second's.
     rectangle = found.isel(a=slice(None, count), b=slice(count, None))
     return rectangle.assign_coords(a=list(names[0]), b=list(names[1]))
 
@@ -133,7 +137,8 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
         models: A series, a mapping from labels to models, or any sequence.
 
     Returns:
-        One label per model; integers where all labels are decimal numbers, as training steps are.
+        A label for each model; integers where all labels are decimal numbers, as training steps
+        are.
 
     Example:
         >>> labels_of(["first", "second"])
@@ -144,18 +149,19 @@ def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
         labels = [str(label) for label in models]
     if labels is None:
         return list(range(len(models)))
+    # Numbers are sorted and plotted as numbers.
     if all(label.isdecimal() for label in labels):
         return list(map(int, labels))
     return list(labels)
 
 
 def matrix(result: Matrix) -> xr.DataArray:
-    """The matrix in a result (its `similarity`), in one of its matrices, or in a plain array.
+    """The matrix in a result (its `similarity`), in any of its matrices, or in a plain array.
 
     Positions label a plain array.
 
     Args:
-        result: A result, one of its matrices, or an array (A, B).
+        result: A result, any of its matrices, or an array (A, B).
 
     Returns:
         The matrix over (a, b), in this order; every entry is finite.
@@ -170,7 +176,7 @@ def matrix(result: Matrix) -> xr.DataArray:
         >>> matrix(np.array([[1.0, 0.5, 0.25]])).sizes["b"]
         3
     """
-    table = _array(result)
+    table = _unchecked_array(result)
     if set(table.dims) != {"a", "b"}:
         raise ResultError(
             f"expected a matrix over (a, b), found dimensions {table.dims}; "
@@ -187,9 +193,9 @@ def matrix(result: Matrix) -> xr.DataArray:
     return table
 
 
-def _array(result: Matrix) -> xr.DataArray:
+def _unchecked_array(result: Matrix) -> xr.DataArray:
     """The matrix of `matrix` before the check of its dimensions, which may exceed (a, b)."""
-    xr = _xarray()
+    xr = _import_xarray()
     given: Any = result
     if isinstance(given, xr.DataArray):
         return given
@@ -209,10 +215,10 @@ def _array(result: Matrix) -> xr.DataArray:
 
 
 def square(result: Matrix) -> xr.DataArray:
-    """The symmetric matrix of all pairs of one set of models.
+    """The symmetric matrix of all pairs of a set of models.
 
     Args:
-        result: A result, one of its matrices, or an array (K, K).
+        result: A result, any of its matrices, or an array (K, K).
 
     Returns:
         The matrix over (a, b), exactly symmetric: the mean of itself and its transpose.
@@ -229,6 +235,7 @@ def square(result: Matrix) -> xr.DataArray:
     """
     table = matrix(result)
     rows, columns = table.shape
+    # Equal size is not enough: the models themselves have to be the same.
     if rows != columns or not np.array_equal(table["a"], table["b"]):
         raise ResultError(
             f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
@@ -243,6 +250,7 @@ def square(result: Matrix) -> xr.DataArray:
             "the matrix is not symmetric: entries differ from their mirror images "
             f"by up to {difference:.3g}"
         )
+    # The mean makes the matrix symmetric to the last bit, as eigenvalues need.
     return table.copy(data=(values + values.T) / 2)
 
 
@@ -266,7 +274,7 @@ def is_symmetric(values: Float[np.ndarray, "K K"]) -> bool:
     return bool(np.abs(values - values.T).max() <= TOLERANCE * np.abs(values).max())
 
 
-def _xarray() -> Any:
+def _import_xarray() -> Any:
     try:
         import xarray
     except ImportError:

@@ -19,7 +19,7 @@ def cosines(rows: Sequence[Float[np.ndarray, " size"]], zero: str) -> Float[np.n
     """Cosines of all pairs of vectors.
 
     Args:
-        rows: K vectors of one size.
+        rows: K vectors of equal size.
         zero: Words of the error about a vector of zeros, after "model 3".
 
     Returns:
@@ -115,7 +115,7 @@ def symmetric(count: int, entry: Callable[[int, int], float]) -> Float[np.ndarra
 
 
 def centred(outputs: Float[np.ndarray, "n *positions out"]) -> Float[np.ndarray, "n rank"]:
-    """Centred features, one row per input, with the inner products of the centred outputs.
+    """Centred features, a row for each input, with the inner products of the centred outputs.
 
     Outputs A with more coordinates than inputs are shortened: A' = Q R gives A A' = R' R, so R' has
     the kernel of A in n columns.
@@ -154,7 +154,7 @@ def hsic(
         debiased: Whether to give the unbiased estimator, which may be negative.
 
     Returns:
-        (K, K), float64, up to a factor per model and one for all, which CKA divides out.
+        (K, K), float64, up to a factor per model and a common factor, which CKA divides out.
 
     Raises:
         ModelError: The features of a model are all zero.
@@ -179,7 +179,7 @@ def hsic(
     scaled = []
     for x, diagonal in zip(features, diagonals, strict=True):
         scaled.append(x / np.sqrt(diagonal.sum()))
-    biased = _overlaps(scaled)
+    biased = _kernel_overlaps(scaled)
     if not debiased:
         return biased
     # With K = A A' and L = B B', the kernels of centred features A and B, `biased` holds
@@ -203,7 +203,7 @@ def hsic(
     return biased + (1 / ((n - 1) * (n - 2)) - n / (n - 2) * diagonals @ diagonals.T)
 
 
-def _overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
+def _kernel_overlaps(features: Sequence[Float[np.ndarray, "n rank"]]) -> Float[np.ndarray, "K K"]:
     """`|A' B|^2 = tr K L` of all pairs, with the kernels K = A A' and L = B B'.
 
     Features of n columns are no smaller than their n x n kernels. The trace of two kernels, summed

@@ -79,7 +79,7 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
     Where several divisions are equally good, later phases are longest.
 
     Args:
-        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        similarity: A result, its matrix of cosines or divergences, or an array (K, K).
         phases: Number of phases, from 1 to K.
 
     Returns:
@@ -105,14 +105,14 @@ def segment(similarity: Matrix, phases: int) -> Segmentation:
 
 
 def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
-    """The best divisions into 1, 2, ..., `up_to` phases, from one table; see `segment`.
+    """The best divisions into 1, 2, ..., `up_to` phases, from a single table; see `segment`.
 
     Args:
-        similarity: A result, one of its matrices of cosines or divergences, or an array (K, K).
+        similarity: A result, its matrix of cosines or divergences, or an array (K, K).
         up_to: The largest number of phases, from 1 to K.
 
     Returns:
-        `up_to` divisions. For distances of vectors, the costs never rise from one to the next.
+        `up_to` divisions. For distances of vectors, the costs never rise with the number of phases.
 
     Raises:
         ResultError: `up_to` is out of range, or the matrix is not finite, square and symmetric with
@@ -154,13 +154,15 @@ def _best_divisions(
 
     The minimising s are kept for every p and e, and read back from the last row to the first.
     """
-    scatter = _scatter(squared)
+    scatter = _scatter_table(squared)
     count = len(squared)
     best = scatter[0]
     last_starts: list[Int[np.ndarray, " K+1"]] = []
     yield (), float(best[count])
     for _ in range(2, up_to + 1):
+        # Entry (s, e): the first s rows in fewer phases, and rows s to e - 1 as the last phase.
         cost = best[:, None] + scatter
+        # The first minimum, so that later phases are longest.
         last_starts.append(cost.argmin(0))
         best = cost.min(0)
         yield _read_back(last_starts, count), float(best[count])
@@ -175,7 +177,7 @@ def _read_back(last_starts: Sequence[Int[np.ndarray, " K+1"]], end: int) -> tupl
     return tuple(reversed(points))
 
 
-def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
+def _scatter_table(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
     """The scatter of rows s to e - 1 around their mean in entry (s, e), infinite unless s < e.
 
     With C(i, j) the sum of the upper left i x j squared distances, a diagonal block has the sum
@@ -184,9 +186,11 @@ def _scatter(squared: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K+1 K+1"]:
     """
     count = len(squared)
     sums = np.zeros((count + 1, count + 1))
+    # A frame of zeros stands for blocks without rows.
     sums[1:, 1:] = squared.cumsum(0).cumsum(1)
     corners = np.diag(sums)
     blocks = corners[None, :] - sums - sums.T + corners[:, None]
+    # Rows s to e - 1 are e - s models.
     size = np.arange(count + 1) - np.arange(count + 1)[:, None]
     scatter = blocks / (2 * np.maximum(size, 1))
     return np.where(size > 0, scatter, np.inf)

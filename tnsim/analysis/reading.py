@@ -1,17 +1,17 @@
 """Readers of a pairwise run: scores, phases, paths and points from a result or its matrices.
 
-Every function takes a result (of which it reads `similarity`), one of its (a, b) matrices, such as
+Every function takes a result (of which it reads `similarity`), any of its (a, b) matrices, such as
 `result.weight_cosine` or `result.slices.sel(output=9)`, or a plain array. Rows follow training.
 
     segment, segmentations, phase_of_rows                 phases of a run
     block_score, last_block_score, group_score            how sharp a division is
     against_control                                       comparison with training on unchanged
-    trajectory                                            similarity to one model along a run
+    trajectory                                            similarity to a model along a run
     correlation                                           how far two matrices agree
     mds, dendrogram, spectrum                             models as points
 
-Every function raises `ResultError` for a matrix that is not finite or, where all pairs of one set
-of models are needed, not square and symmetric.
+Every function raises `ResultError` for a matrix that is not finite or, where all pairs of the same
+set of models are needed, not square and symmetric.
 
 Scores are computed over blocks, the phases into which change points divide a run (see `phases`).
 The paper's text and its published figures score them by two formulas; both are here, `block_score`
@@ -78,13 +78,13 @@ class AgainstControl(NamedTuple):
 def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     """Delta: mean similarity within blocks minus mean across blocks; higher is a sharper split.
 
-        Delta  =  mean of K_ij over i != j in one block  -  mean of K_ij over i, j in different
+        Delta  =  mean of K_ij over i != j in a block  -  mean of K_ij over i, j in different
         blocks
 
     A model always equals itself, whatever its block, so pairs are of different models.
 
     Args:
-        similarity: A result, one of its matrices, or an array (K, K).
+        similarity: A result, any of its matrices, or an array (K, K).
         change_points: Rows at which blocks start, without row 0.
 
     Returns:
@@ -111,10 +111,10 @@ def block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
 def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float:
     """Mean similarity within groups minus mean across groups, of different models.
 
-    This is `block_score` for groups of models that need not follow one another.
+    This is `block_score` for groups of models that need not follow each other.
 
     Args:
-        similarity: A result, one of its matrices, or an array (K, K).
+        similarity: A result, any of its matrices, or an array (K, K).
         groups: K names or numbers; models with equal entries are a group.
 
     Returns:
@@ -135,12 +135,13 @@ def group_score(similarity: Matrix, groups: Sequence[Any] | np.ndarray) -> float
         The paper, section 3.1: stages of training with and without a digit.
     """
     values = square(similarity).values
+    # Names become numbers, which compare fast in all pairs.
     _, group = np.unique(np.asarray(groups), return_inverse=True)
     if len(group) != len(values):
         raise ResultError(f"{len(values)} models need a group each, found {len(group)} groups")
     same = group[:, None] == group
     within = same & ~np.eye(len(values), dtype=bool)
-    return _contrast(values, within, ~same, group)
+    return _mean_contrast(values, within, ~same, group)
 
 
 def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
@@ -153,7 +154,7 @@ def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     down in training scores high without learning anything else: compare it with a control.
 
     Args:
-        similarity: A result, one of its matrices, or an array (K, K).
+        similarity: A result, any of its matrices, or an array (K, K).
         change_points: Rows at which blocks start, without row 0; only the last counts.
 
     Returns:
@@ -178,10 +179,10 @@ def last_block_score(similarity: Matrix, change_points: Sequence[int]) -> float:
     block = phase_of_rows(change_points, len(values))
     last = block == block[-1]
     within = last[:, None] & last & ~np.eye(len(values), dtype=bool)
-    return _contrast(values, within, last[:, None] & ~last, block)
+    return _mean_contrast(values, within, last[:, None] & ~last, block)
 
 
-def _contrast(
+def _mean_contrast(
     values: Float[np.ndarray, "K K"],
     within: Bool[np.ndarray, "K K"],
     across: Bool[np.ndarray, "K K"],
@@ -209,7 +210,7 @@ def against_control(
     steps; the difference of the two scores is due to the change.
 
     Args:
-        similarity: A result, one of its matrices, or an array (K, K).
+        similarity: A result, any of its matrices, or an array (K, K).
         control: Result, matrix or array of the control, with the run's own models before the last
             change point.
         change_points: Rows at which blocks start, without row 0; the change is the last of them.
@@ -220,7 +221,7 @@ def against_control(
 
     Raises:
         ResultError: The control has other rows, or other values before the change, or `score`
-            refuses one of the matrices.
+            refuses either matrix.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -234,10 +235,12 @@ def against_control(
     changed, kept = square(similarity), square(control)
     if not np.array_equal(changed["a"], kept["a"]):
         raise ResultError(
-            f"a control has the steps of its run: found {_ends(kept)}, and {_ends(changed)} in the "
-            "run"
+            f"a control has the steps of its run: found {_row_range(kept)}, and "
+            f"{_row_range(changed)} in the run"
         )
+    # The last change point is the change; blocks before it only divide the common past.
     start = list(change_points)[-1]
+    # Only the common past can show whether the control belongs to the run.
     apart = np.abs(changed.values - kept.values)[:start, :start]
     if apart.size and apart.max() > TOLERANCE:
         raise ResultError(
@@ -248,19 +251,19 @@ def against_control(
     return AgainstControl(of_run, of_control, of_run - of_control)
 
 
-def _ends(table: Matrix) -> str:
+def _row_range(table: Matrix) -> str:
     """The number of rows with their first and last label, for a message."""
     labels = square(table)["a"].values
     return f"{len(labels)} rows from {labels[0]} to {labels[-1]}"
 
 
 def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
-    """Similarity of every model to one model of the run, or to the previous model.
+    """Similarity of every model to a single model of the run, or to the previous model.
 
     Args:
-        result: A result, one of its matrices, or an array (A, B).
+        result: A result, any of its matrices, or an array (A, B).
         to: `"final"` for the last column, a label of a column, or `"previous"`, which starts at the
-            second model and needs all pairs of one set of models.
+            second model and needs all pairs of a set of models.
 
     Returns:
         Similarities over `a`, with dtype and unit of the matrix; `attrs["to"]` holds `to`.
@@ -280,17 +283,18 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
     """
     if to == "previous":
         table = square(result)
+        # Entry (n, n - 1) compares a model with the one before it.
         below_diagonal = np.diagonal(table.values, -1).copy()
         column = table[1:, 0].copy(data=below_diagonal)
     elif to == "final":
         column = matrix(result)[:, -1]
     else:
         table = matrix(result)
-        column = table[:, _place(table["b"].values.tolist(), to)]
+        column = table[:, _column_number(table["b"].values.tolist(), to)]
     return column.drop_vars("b").assign_attrs(to=to)
 
 
-def _place(labels: list[int | str], wanted: int | str) -> int:
+def _column_number(labels: list[int | str], wanted: int | str) -> int:
     """The number of the first column with this label."""
     if wanted not in labels:
         raise ResultError(

@@ -1,4 +1,4 @@
-"""A page to read a pairwise run by: one HTML file that needs only a browser.
+"""A page to read a pairwise run by: an HTML file that needs only a browser.
 
 The page holds the run as JSON, rounded, and the files that draw it (`page/`: markup, style and
 plain JavaScript): every matrix with its values under pointer, finger or keyboard, curves of
@@ -63,7 +63,7 @@ def write(
 ) -> Path:
     """Write the page of a result, and return its path.
 
-    Phases, embedding and trajectories to the previous model need all pairs of one set of models;
+    Phases, embedding and trajectories to the previous model need all pairs of a set of models;
     the page of a result of two sets has the rest.
 
     Args:
@@ -87,7 +87,7 @@ def write(
         >>> "<title>Two models</title>" in page.read_text()
         True
     """
-    page = _page({"title": title, **_contents(result)})
+    page = _filled_page({"title": title, **_run_contents(result)})
     path = Path(path)
     # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its
     # escape, which JSON reads.
@@ -100,27 +100,28 @@ def write(
     return path
 
 
-def _page(contents: Mapping[str, Any]) -> str:
-    """The template with all contents inserted in one pass, so that no content is searched again."""
+def _filled_page(contents: Mapping[str, Any]) -> str:
+    """The template with all contents, inserted at once so that no content is searched again."""
+    # NaN has no place in JSON, and such entries are None before.
     run = json.dumps(contents, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    script = "\n" + "\n".join(map(_part, SCRIPTS))
+    script = "\n" + "\n".join(map(_page_part, SCRIPTS))
     parts = {
         "TITLE": html.escape(contents["title"]),
-        "POLICY": _policy(script),
-        "STYLE": _part("page.css"),
+        "POLICY": _content_policy(script),
+        "STYLE": _page_part("page.css"),
         # Escaped, so that no text can close the element in which it stands.
         "RUN": run.replace("<", "\\u003c"),
         "SCRIPT": script,
     }
-    return re.sub(r"__([A-Z]+)__", lambda place: parts[place[1]], _part("page.html"))
+    return re.sub(r"__([A-Z]+)__", lambda place: parts[place[1]], _page_part("page.html"))
 
 
-def _part(name: str) -> str:
+def _page_part(name: str) -> str:
     """The text of a file of the page."""
     return (resources.files("tnsim.analysis") / "page" / name).read_text(encoding="utf-8")
 
 
-def _policy(script: str) -> str:
+def _content_policy(script: str) -> str:
     """The content security policy of the page: run this very script, and fetch nothing."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = (
@@ -133,7 +134,7 @@ def _policy(script: str) -> str:
     return "; ".join(rules)
 
 
-def _contents(result: xr.Dataset) -> dict[str, Any]:
+def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     """The data that the template draws."""
     if "part" in result.dims:
         return _contents_of_parts(result)
@@ -148,13 +149,14 @@ def _contents(result: xr.Dataset) -> dict[str, Any]:
         for output, values in slices.items():
             scored[f"output {output}"] = values
         phases = _phases(similarity, scored)
+    # Two models lie on a line, which shows nothing.
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
-        **_common(result, one_set),
+        **_common_contents(result, one_set),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
-        "about": _about(matrices),
+        "about": _attributes_of(matrices),
         "phases": phases,
         "embedding": embedding,
         "parts": [],
@@ -169,7 +171,7 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
     }
     return {
-        **_common(result, np.array_equal(result["a"], result["b"])),
+        **_common_contents(result, np.array_equal(result["a"], result["b"])),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": [],
         "about": {},
@@ -185,7 +187,9 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
     kinds = result["kind"].values
     for kind in dict.fromkeys(kinds.tolist()):
         numbers = np.flatnonzero(kinds == kind)
+        # Parts without a layer or head count as the first.
         layers, heads = (np.maximum(result[name].values[numbers], 0) for name in ("layer", "head"))
+        # None marks a place without a part, as models may have layers of different kinds.
         grid: list[list[int | None]] = [
             [None] * (int(heads.max()) + 1) for _ in range(int(layers.max()) + 1)
         ]
@@ -195,7 +199,7 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
     return grids
 
 
-def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
+def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
     """The data that pages of all results have."""
     return {
         "rows": result["a"].values.tolist(),
@@ -205,7 +209,7 @@ def _common(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
         "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
         "guarantee": _guarantee(result),
         "provenance": [[str(key), str(value)] for key, value in in_words(result.attrs).items()],
-        "models": {"a": _models(result, "a"), "b": _models(result, "b")},
+        "models": {"a": _model_table(result, "a"), "b": _model_table(result, "b")},
     }
 
 
@@ -225,12 +229,12 @@ def _matrices(result: xr.Dataset) -> dict[str, xr.DataArray]:
     return matrices
 
 
-def _about(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
+def _attributes_of(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[str]]]:
     """The attributes of matrices, such as those of baselines, by the name of the matrix."""
     about = {}
     for name, table in matrices.items():
         if table.attrs:
-            about[name] = [[str(key), _text(value)] for key, value in table.attrs.items()]
+            about[name] = [[str(key), _cell_text(value)] for key, value in table.attrs.items()]
     return about
 
 
@@ -240,14 +244,16 @@ def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
     curves = []
     for name, variable in result.items():
         is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
+        # The run's own norms are no curves of training.
         if is_curve and name != f"log_norm_{side}":
-            values = list(map(_rounded, variable.values.astype(float).tolist()))
+            values = list(map(_rounded_value, variable.values.astype(float).tolist()))
+            # A curve of gaps alone is none.
             if values.count(None) < len(values):
                 curves.append({"name": str(name).removesuffix(f"_{side}"), "values": values})
     return curves
 
 
-def _rounded(value: float) -> float | None:
+def _rounded_value(value: float) -> float | None:
     """The value to six digits, or None where it is not finite: JSON has no such number."""
     if not np.isfinite(value):
         return None
@@ -275,11 +281,11 @@ def _check_size(numbers: int) -> None:
 def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dict[str, Any]]:
     packed = []
     for name, table in matrices.items():
-        packed.append({"name": name, **_packed(table.values, decimals)})
+        packed.append({"name": name, **_packed_matrix(table.values, decimals)})
     return packed
 
 
-def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
+def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
 
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
@@ -287,6 +293,7 @@ def _packed(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """
     symmetric = False
     if values.shape == values.T.shape:
+        # Half a unit of the last digit that the page shows.
         unseen = 0.5 * 10.0**-decimals
         symmetric = np.allclose(values, values.T, rtol=0, atol=unseen, equal_nan=True)
     if symmetric:
@@ -338,8 +345,8 @@ def _embedding(similarity: xr.DataArray) -> dict[str, Any]:
     }
 
 
-def _models(result: xr.Dataset, side: str) -> list[list[str]]:
-    """The table of one side's models: a header, then a row for each model with its variables."""
+def _model_table(result: xr.Dataset, side: str) -> list[list[str]]:
+    """The table of the models on a side: a header, then a row for each model with its variables."""
     header, columns = ["checkpoint"], [result[side].values]
     for name, variable in result.variables.items():
         if variable.dims == (side,) and name != side:
@@ -347,11 +354,11 @@ def _models(result: xr.Dataset, side: str) -> list[list[str]]:
             columns.append(variable.values)
     table = [header]
     for row in zip(*columns, strict=True):
-        table.append(list(map(_text, row)))
+        table.append(list(map(_cell_text, row)))
     return table
 
 
-def _text(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return f"{value:.6g}"
     return str(value)

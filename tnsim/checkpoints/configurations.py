@@ -81,11 +81,11 @@ def configuration(path: Path) -> Mapping[str, Any] | None:
     return values
 
 
-def _json(file: Path) -> Any:
+def _read_json(file: Path) -> Any:
     return json.loads(read_text(file))
 
 
-def _yaml(file: Path) -> Any:
+def _read_yaml(file: Path) -> Any:
     try:
         import yaml
     except ImportError:
@@ -105,4 +105,8 @@ def _yaml(file: Path) -> Any:
     return yaml.load(text, parser)
 
 
-_PARSERS = {".json": ("JSON", _json), ".yaml": ("YAML", _yaml), ".yml": ("YAML", _yaml)}
+_PARSERS = {
+    ".json": ("JSON", _read_json),
+    ".yaml": ("YAML", _read_yaml),
+    ".yml": ("YAML", _read_yaml),
+}

@@ -109,6 +109,7 @@ class Dialect:
         fields: dict[str, Any] = {"format": FORMAT, "name": self.name}
         fields["layers"] = [rule.changed() for rule in self.layers]
         for field in dataclasses.fields(self):
+            # Fields at their default are left out: most of them are empty.
             if getattr(self, field.name) and field.name not in fields:
                 fields[field.name] = getattr(self, field.name)
         if self.guesses:
@@ -136,21 +137,24 @@ class Dialect:
         """
         with refusing("not a dialect"):
             fields = json.loads(text)
+            # The version stands first, so that a later format is refused before its fields are
+            # read.
             if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
                 raise ValueError(f'it must be an object with "format": {FORMAT}')
             fields = _without_comments(fields)
-            rules = [_rule(n, rule) for n, rule in enumerate(fields.pop("layers"))]
+            rules = [_rule_from(n, rule) for n, rule in enumerate(fields.pop("layers"))]
             if "guesses" in fields:
                 if not isinstance(fields["guesses"], list):
                     raise ValueError("guesses must be a list of guesses")
-                fields["guesses"] = [_guess(n, one) for n, one in enumerate(fields["guesses"])]
+                fields["guesses"] = [_guess_from(n, one) for n, one in enumerate(fields["guesses"])]
             for name, value in fields.items():
+                # JSON has no tuples, and dialects are compared and hashed.
                 if isinstance(value, list):
                     fields[name] = tuple(value)
             return cls(layers=tuple(rules), **fields)
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_dialect(self)
 
     def open_guesses(self) -> tuple[str, ...]:
         """The guesses that are not confirmed, a single sentence each.
@@ -190,7 +194,7 @@ class Dialect:
                 runs the sentences name the keys of the dialect.
 
         Returns:
-            One sentence for the dialect, and one for each rule.
+            A sentence for the dialect, and a sentence for each rule.
 
         Example:
             >>> Dialect("mine", (LinearRule(weight="w"),)).assumptions()
@@ -205,6 +209,7 @@ class Dialect:
             count = "n"
             if runs:
                 count = str(len(runs[n]))
+                # The numbers of a file say more than the names under which they stand.
                 rule = _with_values(rule, runs[n])
             if rule.repeat:
                 kind += f" x {count}"
@@ -233,6 +238,7 @@ def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
     """A rule that shows the numbers of its layers in the place of the keys of the numbers."""
     values: dict[str, Any] = {}
     for name in vars(rule).keys() & NUMBERS:
+        # Layers of a run may have numbers of their own, which are then listed.
         distinct = list(dict.fromkeys(getattr(one, name) for one in run))
         values[name] = distinct[0]
         if len(distinct) > 1:
@@ -245,14 +251,14 @@ def _without_comments(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.startswith("#")}
 
 
-def _rule(n: int, fields: Any) -> Rule:
+def _rule_from(n: int, fields: Any) -> Rule:
     """A rule from JSON."""
     if not isinstance(fields, dict):
         raise ValueError(f"layer rule {n} must be an object, found {fields!r}")
     return rule_of(_without_comments(fields), f"layer rule {n}")
 
 
-def _guess(n: int, fields: Any) -> Guess:
+def _guess_from(n: int, fields: Any) -> Guess:
     """A guess from JSON."""
     known = [field.name for field in dataclasses.fields(Guess)]
     if isinstance(fields, dict):
@@ -262,11 +268,12 @@ def _guess(n: int, fields: Any) -> Guess:
     return Guess(**fields)
 
 
-def _check(dialect: Dialect) -> None:
+def _check_dialect(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
             raise CheckpointError(f"the {field} of a dialect must be text")
     for field in ("nested", "ignore", "unused", "leave_out"):
+        # A single text would pass for a list of its letters.
         keys = getattr(dialect, field)
         if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")
@@ -284,6 +291,7 @@ def _check(dialect: Dialect) -> None:
         for key in (*dialect.ignore, *dialect.unused, *dialect.leave_out)
         if is_pattern(key)
     ]
+    # Names without wildcards are looked up in a set, and have no limit.
     if sum(lengths) > PATTERN_CHARACTERS:
         raise CheckpointError(
             f"dialect {dialect.name}: its {len(lengths):,} patterns of keys have "

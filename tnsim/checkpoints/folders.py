@@ -1,12 +1,13 @@
-"""Names that a user gives for one model: folders in Hugging Face's layout and cached revisions.
+"""Names that a user gives for a single model: folders in Hugging Face's layout and cached
+revisions.
 
 A repository in a local hub cache lies in a folder `models--org--name`. The folder keeps
-`snapshots/<commit>/`, and in `refs/` one small file per branch or tag that holds the commit of the
+`snapshots/<commit>/`, and in `refs/` a small file per branch or tag that holds the commit of the
 branch or tag. Nothing is downloaded.
 
-A folder in Hugging Face's layout is one model: `model.safetensors`, an index of several files that
-are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many checkpoints
-is not a single model.
+A folder in Hugging Face's layout is a single model: `model.safetensors`, an index of several files
+that are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many
+checkpoints is not a single model.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def names_revision(source: str | os.PathLike[str]) -> bool:
         (True, False)
     """
     repository, at, revision = str(source).rpartition("@")
+    # A file whose name has an `@` is a file.
     if not (at and revision) or os.path.lexists(source) or revision.endswith(SUFFIXES):
         return False
     return is_cache(Path(repository)) or bool(_REPOSITORY.fullmatch(repository))
@@ -77,11 +79,12 @@ def snapshot(source: str) -> Path:
     repository, _, revision = source.rpartition("@")
     folder = Path(repository)
     if not is_cache(folder):
-        folder = _repository(repository)
-    refs = _names(folder / "refs")
+        folder = _repository_folder(repository)
+    refs = _ref_names(folder / "refs")
     # A commit is the name of an existing folder, so no ref or revision leads out of the cache.
     commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
     named = [commit for commit in commits if revision in refs.get(commit, ())]
+    # A branch or tag before a commit that begins with the same letters.
     found = named or [commit for commit in commits if commit.startswith(revision)]
     if len(found) == 1:
         return folder / "snapshots" / found[0]
@@ -100,7 +103,7 @@ def snapshots(folder: Path) -> dict[str, Path]:
 
     Returns:
         Folders by name, in the order of the commits. The name is a branch or a tag other than
-        `main` where there is one, else the first eight digits of the commit.
+        `main` if any, else the first eight digits of the commit.
 
     Raises:
         CheckpointError: When there is no revision, or a ref cannot be read.
@@ -112,7 +115,7 @@ def snapshots(folder: Path) -> dict[str, Path]:
         >>> list(snapshots(cache))
         ['01234567']
     """
-    refs = _names(folder / "refs")
+    refs = _ref_names(folder / "refs")
     found: dict[str, Path] = {}
     for path in sorted((folder / "snapshots").iterdir()):
         names = refs.get(path.name, [path.name[:8]])
@@ -123,9 +126,9 @@ def snapshots(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _repository(name: str) -> Path:
+def _repository_folder(name: str) -> Path:
     """The folder of a repository in the user's hub cache."""
-    root = _root()
+    root = _cache_root()
     folders = [root / f"{kind}--{name.replace('/', '--')}" for kind in KINDS]
     folder = next(filter(is_cache, folders), None)
     if folder is None:
@@ -136,8 +139,9 @@ def _repository(name: str) -> Path:
     return folder
 
 
-def _root() -> Path:
+def _cache_root() -> Path:
     """The folder in which the hub's client keeps repositories, by its environment variables."""
+    # The variables are asked in the order of the hub's own client.
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -145,7 +149,7 @@ def _root() -> Path:
     return (Path(home) if home else Path(general, "huggingface")) / "hub"
 
 
-def _names(folder: Path) -> dict[str, list[str]]:
+def _ref_names(folder: Path) -> dict[str, list[str]]:
     """Names of branches and tags by the commit they point to."""
     names: dict[str, list[str]] = {}
     for ref in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -177,6 +181,8 @@ def located(source: str | os.PathLike[str]) -> Path:
     path = Path(source)
     if not path.is_dir():
         return path
+    # An index, or `model.safetensors` without other checkpoints beside it, makes the folder a
+    # single model.
     if (file := model_file(path)) is not None:
         return file
     found = checkpoints(path)
@@ -191,7 +197,7 @@ def located(source: str | os.PathLike[str]) -> Path:
 
 
 def model_file(folder: Path) -> Path | None:
-    """The file of the one model that a folder in Hugging Face's layout holds.
+    """The file of the single model that a folder in Hugging Face's layout holds.
 
     Args:
         folder: Any path.
@@ -206,6 +212,7 @@ def model_file(folder: Path) -> Path | None:
     """
     if (folder / INDEX).is_file():
         return folder / INDEX
+    # The pickle beside safetensors is the same model again, so it does not count.
     others = [path for path in checkpoints(folder) if path.suffix in (".safetensors", ".npz")]
     if [path.name for path in others] == [WHOLE]:
         return folder / WHOLE

@@ -128,7 +128,7 @@ class Contents(NamedTuple):
             The contents.
 
         Raises:
-            CheckpointError: Where two tensors have one name, so that the name is ambiguous.
+            CheckpointError: Where two tensors have the same name, so that the name is ambiguous.
 
         Example:
             >>> Contents.flat([Stored("weight", "float32", 16, lambda: None)]).dtypes
@@ -163,6 +163,7 @@ def check_declared(tensors: tuple[Stored, ...], size: int) -> None:
             ...
         tnsim.errors.CheckpointError: declares 1,073,741,824 bytes of tensors in a file of 1,000...
     """
+    # A few bytes can declare any shape, before a number is read.
     declared = sum(tensor.nbytes for tensor in tensors)
     if declared > max(SMALL, EXPANSION * size):
         raise CheckpointError(
@@ -175,7 +176,7 @@ def contents(path: Path) -> Contents:
     """Read the inventory of a checkpoint file.
 
     Args:
-        path: A file that ends in one of `SUFFIXES` or in .bin, or an `INDEX`.
+        path: A file that ends in any of `SUFFIXES` or in .bin, or an `INDEX`.
 
     Returns:
         Names and unread tensors.
@@ -202,8 +203,9 @@ def contents(path: Path) -> Contents:
     }
     if path.is_dir():
         raise CheckpointError("is a folder, not a checkpoint file")
+    # The parts of an index are checked one by one, by their own sizes.
     if path.name == INDEX:
-        return _parts(path)
+        return _part_contents(path)
     if not path.exists():
         raise CheckpointError("no such file")
     if not path.is_file():
@@ -233,6 +235,7 @@ def _safetensors(path: Path) -> Contents:
 
     with path.open("rb") as start:
         length = int.from_bytes(start.read(8), "little")
+    # A length beyond the file is left to the reader, which calls the file truncated.
     if HEADER_BYTES < length < path.stat().st_size:
         raise CheckpointError(
             f"its header has {length:,} bytes, over the limit of {HEADER_BYTES:,}"
@@ -246,7 +249,8 @@ def _safetensor(path: Path, file: Any, name: str) -> Stored:
     declared = file.get_slice(name)
     dtype = declared.get_dtype()
     if dtype not in SAFETENSORS:
-        return Stored(name, dtype, 0, functools.partial(_unreadable, name, dtype))
+        # The file is readable as long as nobody asks for this tensor.
+        return Stored(name, dtype, 0, functools.partial(_refuse_dtype, name, dtype))
     numbers = np.dtype(SAFETENSORS[dtype])
     if dtype in FLOAT8:
         read = functools.partial(_float8, path, name, numbers)
@@ -255,7 +259,7 @@ def _safetensor(path: Path, file: Any, name: str) -> Stored:
     return Stored(name, numbers.name, math.prod(declared.get_shape()) * numbers.itemsize, read)
 
 
-def _unreadable(name: str, dtype: str) -> None:
+def _refuse_dtype(name: str, dtype: str) -> None:
     raise CheckpointError(f"tensor {name!r} holds {dtype}, which is not read; convert it to F32")
 
 
@@ -269,17 +273,19 @@ def _float8(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
         return np.frombuffer(file.read(end - begin), dtype).reshape(declared["shape"])
 
 
-def _parts(index: Path) -> Contents:
+def _part_contents(index: Path) -> Contents:
     """All tensors of a model in several files; the size of each file limits its own tensors."""
     with refusing("not a readable index of safetensors"):
         places = json.loads(read_text(index))["weight_map"]
         files = sorted(set(places.values()))
+        # An index must not lead out of its folder.
         if not all(Path(name).name == name and name.endswith(_PART) for name in files):
             raise CheckpointError(f"its parts must lie beside it as {_PART}, found {files[:4]}")
     tensors: list[Stored] = []
     for name in files:
         with naming(f"its part {name}"):
             part = contents(index.with_name(name))
+        # A part may hold more tensors than the index gives it.
         tensors += [one for one in part.tensors if places.get(one.name) == name]
     if missing := sorted(set(places) - {one.name for one in tensors}):
         raise CheckpointError(f"its parts lack {', '.join(missing[:8])}")
@@ -288,7 +294,7 @@ def _parts(index: Path) -> Contents:
 
 # npz: a zip archive of npy files
 def _npz(path: Path) -> Contents:
-    archive = _archive(path)
+    archive = _open_archive(path)
     return Contents.flat([_npy(archive, member) for member in archive.infolist()])
 
 
@@ -302,6 +308,7 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
         )
     with archive.open(member) as file:
         shape, dtype = _npy_header(file)
+        # Declared and held bytes are compared, as an array is allocated by its shape.
         held = member.file_size - file.tell()
     if dtype.hasobject:
         raise CheckpointError(f"{name!r} holds Python objects, which are not read")
@@ -331,7 +338,7 @@ def _npy_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _archive(path: Path) -> zipfile.ZipFile:
+def _open_archive(path: Path) -> zipfile.ZipFile:
     """The zip archive of a file, unless the directory of the archive is too long to be read."""
     length = _directory_bytes(path)
     if length > DIRECTORY_BYTES:
@@ -348,6 +355,8 @@ def _directory_bytes(path: Path) -> int:
     and a pointer of 20 stand before it.
     """
     with path.open("rb") as file:
+        # The record is searched for in the last bytes alone, and the directory is never read before
+        # its length is known.
         file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
         tail = file.read()
     end = tail.rfind(b"PK\5\6")
@@ -368,12 +377,13 @@ def _torch(path: Path) -> Contents:
                 "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
                 f"{WEIGHTS_ALONE}"
             )
-    _check_records(_archive(path))
+    _check_records(_open_archive(path))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
+        # The name of the class tells users what they saved.
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         example = f", such as {found[1]}" if found else ""
         raise CheckpointError(
@@ -383,7 +393,7 @@ def _torch(path: Path) -> Contents:
     if not isinstance(state, Mapping):
         raise CheckpointError(f"expected a state_dict, found {type(state).__name__}")
     tensors: list[Stored] = []
-    return Contents(_unread(state, torch.Tensor, tensors, {}), tuple(tensors), {})
+    return Contents(_without_numbers(state, torch.Tensor, tensors, {}), tuple(tensors), {})
 
 
 def _import_torch(path: Path) -> Any:
@@ -413,6 +423,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             raise CheckpointError("is a TorchScript program; save its state_dict with torch.save")
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise CheckpointError("its records are compressed; save it again with torch.save")
+        # Everything but the numbers is read by the unpickler.
         pickled = sum(member.file_size for member in members if "/data/" not in member.filename)
         if pickled > PICKLE_BYTES:
             raise CheckpointError(
@@ -425,17 +436,18 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             check_pickle(archive.read(member))
 
 
-def _unread(
+def _without_numbers(
     state: Mapping, tensor_type: type, tensors: list[Stored], seen: dict[int, Any]
 ) -> dict[Any, Any]:
     """A mapping, which may hold itself, with its tensors as `Stored`, collected in `tensors`."""
+    # Pickles may refer to themselves.
     if id(state) in seen:
         return seen[id(state)]
     unread = seen[id(state)] = {}
     for name, value in state.items():
         unread[name] = value
         if isinstance(value, Mapping):
-            unread[name] = _unread(value, tensor_type, tensors, seen)
+            unread[name] = _without_numbers(value, tensor_type, tensors, seen)
         elif isinstance(value, tensor_type) and _is_plain(value):
             unread[name] = _torch_tensor(name, value)
             tensors.append(unread[name])
@@ -443,7 +455,7 @@ def _unread(
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor stores its numbers one by one; another kind is refused when it is read."""
+    """Whether a tensor stores its numbers separately; another kind is refused when it is read."""
     strange = tensor.is_meta or tensor.is_quantized or tensor.is_nested
     return not strange and str(tensor.layout) == "torch.strided"
 

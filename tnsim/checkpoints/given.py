@@ -50,13 +50,15 @@ def given_model(
         (True, 3)
     """
     if isinstance(given, str | os.PathLike):
-        given = _read(given, n_ctx)
+        given = _read_model(given, n_ctx)
     elif inputs is None and _is_module(given):
         from tnsim.checkpoints.modules import from_module
 
         given = from_module(given, n_ctx=n_ctx)
     if not isinstance(given, AnyModel):
+        # Plain functions and foreign objects are judged by the comparison itself.
         return with_output(given, output)
+    # Inputs tell the length only where a model would otherwise be open in it.
     if n_ctx is None and given.n_ctx is None and any(part.attends for _, part in terms(given)):
         n_ctx = _length_of_inputs(inputs)
     return given if n_ctx is None else of_length(given, n_ctx)
@@ -95,6 +97,7 @@ def given_models(
     from tnsim.checkpoints.load import Series
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
+    # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
     if is_path_or_paths(models):
@@ -136,8 +139,8 @@ def _is_module(given: Any) -> bool:
     return is_function(given) and hasattr(given, "named_parameters")
 
 
-def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
-    """The model of one file; several files are refused with the verb that compares them."""
+def _read_model(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
+    """The model of a file; several files are refused with the verb that compares them."""
     from tnsim.checkpoints.load import Series, load
 
     read = load(path, n_ctx=n_ctx)
@@ -153,6 +156,7 @@ def _read(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
 def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:
     """Checkpoints at the length asked for, else of the inputs where the first model attends."""
     if n_ctx is None and models.reading.n_ctx is None:
+        # The first file is read only where inputs have a length at all.
         n_ctx = _length_of_inputs(inputs)
         if n_ctx is not None:
             first = models[0]
@@ -163,6 +167,7 @@ def _at_length(models: Series, n_ctx: int | None, inputs: Any) -> Series:
 def _length_of_inputs(inputs: Any) -> int | None:
     """Number of positions of sequences of vectors or of tokens; None for vectors and no inputs."""
     shape = getattr(inputs, "shape", ())
+    # Two axes are sequences only for token ids; floats with two axes are vectors.
     if len(shape) == 3 or (len(shape) == 2 and inputs.dtype.kind in "iu"):
         return int(shape[1])
     return None

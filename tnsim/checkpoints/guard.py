@@ -1,7 +1,8 @@
 """Guards that turn every failure of reading into a `CheckpointError` of a single sentence.
 
 A file may be damaged in more ways than its readers foresee: their libraries then raise nearly
-anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know one exception.
+anything, a `MemoryError` or a `RecursionError` among it. Callers should have to know a single
+exception.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def naming(path: Any) -> Iterator[None]:
     except MissingExtra:
         raise
     except TnsimError as error:
+        # The cause of the refusal stays the exception of the library.
         raise type(error)(printable(f"{path}: {error}")) from error.__cause__
 
 
@@ -75,6 +77,7 @@ def cause(error: Exception) -> str:
         >>> cause(RecursionError("maximum recursion depth exceeded"))
         'it is nested too deeply'
     """
+    # Such errors speak of this process, and users need to hear of the file.
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
     if isinstance(error, RecursionError):

@@ -38,8 +38,8 @@ def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
     """The layer that a rule describes.
 
     Args:
-        rule: Rule of a checked dialect, for one layer, with the numbers that `named_arrays.valued`
-            puts in the place of keys.
+        rule: Rule of a checked dialect, for a single layer, with the numbers that
+            `named_arrays.valued` puts in the place of keys.
         arrays: Arrays in which the keys of the rule are looked up.
 
     Returns:
@@ -60,6 +60,7 @@ def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
         return inner
     scale: Any = rule.scale
     skip = 1.0
+    # The interpolating rule takes away from the input what it gives to the layer.
     if rule.residual == "lerp":
         skip = 1.0 - scale
     return Residual(inner, skip=skip, scale=scale)
@@ -92,15 +93,16 @@ def normed(rule: Rule, arrays: NamedArrays) -> Normed:
     norm = Norm(
         rule.norm == "layer",
         rule.norm_epsilon,
-        _vector(rule.norm_weight, plain.d_in, arrays),
-        _vector(rule.norm_bias, plain.d_in, arrays),
+        _norm_vector(rule.norm_weight, plain.d_in, arrays),
+        _norm_vector(rule.norm_bias, plain.d_in, arrays),
     )
+    # Without a constant energy, inputs have to tell the energy later.
     if energy is None:
         return Normed(plain, norm)
     return Normed(at_energy(Normed(plain, norm), energy, str(rule.norm_energy)))
 
 
-def _vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
+def _norm_vector(key: str | None, size: int, arrays: NamedArrays) -> np.ndarray | None:
     """An array with a number for each coordinate that a layer reads, None for no key."""
     array = arrays.get(key)
     if array is not None and array.shape != (size,):
@@ -118,18 +120,20 @@ def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
     left_bias = arrays.get(rule.left_bias)
     right_bias = arrays.get(rule.right_bias)
     if rule.fused:
-        stacked = _unfused(rule, arrays)
+        stacked = _unstacked_roles(rule, arrays)
         left, right = stacked["left"], stacked["right"]
         left_bias, right_bias = stacked.get("left_bias"), stacked.get("right_bias")
     else:
         left = arrays.required_matrix(rule.left, rule.transpose)
         right = arrays.required_matrix(rule.right, rule.transpose)
     if rule.lifted:
+        # Column 0 multiplies a constant 1, which is a bias.
         left, left_bias = left[:, 1:], left[:, 0]
         right, right_bias = right[:, 1:], right[:, 0]
     down = arrays.matrix(rule.down, rule.transpose)
     if down is None:
-        down = _identity(left)
+        # Hidden units are the output, which a readout by the identity says.
+        down = _identity_readout(left)
     return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
 
 
@@ -141,7 +145,7 @@ def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
 def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     own: Any = rule.activation
     if rule.fused:
-        stacked = _unfused(rule, arrays)
+        stacked = _unstacked_roles(rule, arrays)
         gate, up = stacked["gate"], stacked["up"]
         gate_bias, up_bias = stacked.get("gate_bias"), stacked.get("up_bias")
     else:
@@ -152,11 +156,12 @@ def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     return Gated(gate, up, down, own, gate_bias, up_bias, arrays.get(rule.down_bias))
 
 
-def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
+def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = str(rule.fused_order).split("-")
     found: dict[str, Any] = {}
     matrix = arrays.required_matrix(rule.fused, rule.transpose)
+    # Biases are stacked in the order of the weights.
     for array, ending in ((matrix, ""), (arrays.get(rule.fused_bias), "_bias")):
         if array is None:
             continue
@@ -170,9 +175,10 @@ def _unfused(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     return found
 
 
-def _identity(left: np.ndarray) -> np.ndarray:
+def _identity_readout(left: np.ndarray) -> np.ndarray:
     """The identity as readout of a layer without `down`; refused where larger than the layer."""
     rank = left.shape[0]
+    # The identity is written out, so a small file could ask for a large one.
     if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
         raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
     return np.eye(rank, dtype=host_array(detached(left[:1])).dtype)
@@ -197,6 +203,7 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
                 continue
             if array.shape[0] != rows:
                 raise ModelError(f"{name} has shape {array.shape}, axis 0 must be {rows} as in q1")
+            # Without a rotation the order of rows inside a head means nothing.
             if base:
                 array = _rotary_rows(array, heads, rule)
             if role == "q1":  # the file divides by d_head^p, `Attention` by d_head^2
@@ -208,7 +215,7 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
 
 
 def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
-    stacked = _unfused(rule, arrays) if rule.fused else {}
+    stacked = _unstacked_roles(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
         if rule.fused and role != "o":
             both = role[0]  # the name q or k, shared by both scores
@@ -231,6 +238,7 @@ def _rotary_rows(array: np.ndarray, heads: int, rule: AttentionRule) -> np.ndarr
     order = np.arange(d_head)
     if rule.rope_layout == "interleaved":
         order = np.concatenate([order[::2], order[1::2]])
+    # Only the second coordinate of a pair changes its sign.
     sign = np.where(np.arange(d_head) >= d_head // 2, rule.rope_direction, 1)
     by_head = array.reshape(heads, d_head, -1)
     signs = like(sign[:, None], array)

@@ -2,8 +2,8 @@
 
 tnsim's own files carry their architecture; foreign files are read through a dialect. Every fault of
 a file is refused as `CheckpointError`, `ModelError` or `UnsupportedLayer`, the path of the file in
-front. The code stands in this order: one file (`read`), many files (`Series`), then the functions
-that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
+front. The code stands in this order: a single file (`read`), many files (`Series`), then the
+functions that users call (`load`, `from_state_dict`, `compare_forward`, `confirm`).
 """
 
 from __future__ import annotations
@@ -111,9 +111,11 @@ def read(
         file = located(path)
         log.debug("read %s", file)
         inventory = contents(file)
+        # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
+        # Only foreign files need the configuration beside them.
         config = configuration(file)
         known = known or detect(inventory.state, config, leave_out)
         log.debug("by the dialect %s", known.name)
@@ -141,7 +143,7 @@ def _model_by(
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
-    """Patterns of tensors to leave out; a text is one pattern.
+    """Patterns of tensors to leave out; a text is a single pattern.
 
     Args:
         leave_out: A pattern, or several.
@@ -190,6 +192,7 @@ def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
         from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
 
         return reader_of_states(dialect)
+    # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module"):
         return dialect
     if str(dialect) in PRESETS:
@@ -220,8 +223,8 @@ class Series(Sequence[Model]):
         paths: Files in order.
         names: The given names, else the names of revisions or the paths as text.
         reading: Arguments of `load` with which the files are read.
-        labels: The step where the names differ by one number or one of several counts steps, else
-            the names.
+        labels: The step where the names differ by a single number, or a number among several counts
+            steps, else the names.
 
     Raises:
         CheckpointError: When nothing matches.
@@ -249,10 +252,11 @@ class Series(Sequence[Model]):
         if dialect is not None:
             dialect = find_dialect(dialect)
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
-        found = list(_expand(source))
+        found = list(_expand_source(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
+        # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
-        self.labels: tuple[str, ...] = _labels([Path(name) for name in self.names])
+        self.labels: tuple[str, ...] = _series_labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -264,6 +268,7 @@ class Series(Sequence[Model]):
     def __getitem__(self, index: slice) -> Series: ...
 
     def __getitem__(self, index: int | slice) -> Model | Series:
+        # A part of a series is read with the arguments of the whole.
         if isinstance(index, slice):
             dialect, n_ctx, leave_out, norm_inputs = self.reading
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
@@ -297,22 +302,24 @@ def is_several(path: str | os.PathLike[str]) -> bool:
         path: Path of a file or a folder, or a glob pattern.
 
     Returns:
-        True for a folder unless the folder holds one model, and for a pattern unless a file has
-        exactly this name.
+        True for a folder unless the folder holds a single model, and for a pattern unless a file
+        has exactly this name.
 
     Example:
         >>> is_several("runs/*.safetensors"), is_several("runs/step_100.safetensors")
         (True, False)
     """
+    # A folder with an architecture and its weights is a single model.
     if os.path.isdir(path):
         return model_file(Path(path)) is None
+    # A file may really have brackets in its name.
     return glob.has_magic(str(path)) and not os.path.exists(path)
 
 
-def _expand(source: Any) -> Iterator[tuple[str, Path]]:
+def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
     """The names and files of the models in a source."""
     if isinstance(source, (str, os.PathLike)):
-        yield from _matches(source)
+        yield from _source_matches(source)
         return
     if isinstance(source, Mapping):
         raise CheckpointError(
@@ -325,21 +332,24 @@ def _expand(source: Any) -> Iterator[tuple[str, Path]]:
             "read by tnsim.from_module"
         )
     for one in source:
-        yield from _expand(one)
+        yield from _expand_source(one)
 
 
-def _matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
+def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     with naming(source):
-        paths = _paths(source)
+        paths = _source_paths(source)
         if not paths:
             raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
+        # Folders list files in an order of their own.
         ordered = sorted(paths, key=lambda name: natural(Path(name)))
         return [(name, located(paths[name])) for name in ordered]
 
 
-def _paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
+def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     """Files, folders of a single model and snapshots by the names from which labels are taken."""
     folder = Path(source)
+    # A repository in a hub cache has a snapshot for each revision, which are the checkpoints of a
+    # run.
     if folders.is_cache(folder):
         return {name: f"{source}@{path.name}" for name, path in folders.snapshots(folder).items()}
     if not is_several(source):
@@ -367,45 +377,51 @@ def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:
     """
     at_end = (int(path.stem.lower() in LAST), 0, "")
     texts = path.name, str(path)
-    name, whole = ([_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
+    # The odd parts of the split are the numbers.
+    name, whole = ([_name_part(part) for part in re.split(r"(\d+)", text)] for text in texts)
     return [at_end, *name], whole
 
 
-def _part(part: str) -> tuple[int, int, str]:
+def _name_part(part: str) -> tuple[int, int, str]:
     if part.isdecimal():
         return (1, int(part), "")
     return (0, 0, part)
 
 
-def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+def _series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
     """The single number that tells the names apart, or the names."""
     stems = [path.stem for path in paths]
     numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
+    # The step is shorter than the name and is what plots need on their axis.
     if numbers is not None:
         return numbers
     if len(set(stems)) == len(stems):
         return tuple(stems)
+    # Equal stems, as in `step_9/model.pt`, need the folders in front.
     return tuple(map(str, paths))
 
 
 def _differing_numbers(names: Sequence[list[str]]) -> tuple[str, ...] | None:
-    """The number in which names differ: the only one, or the one that counts steps."""
+    """The number in which names differ: the only number, or the number of steps."""
+    # Names of different build cannot be compared part by part.
     if len(names) < 2 or len(set(map(len, names))) > 1:
         return None
     columns = list(zip(*names, strict=True))
     differing = [n for n, column in enumerate(columns) if len(set(column)) > 1]
+    # A word that differs says more than the numbers beside it.
     if not all(all(map(str.isdecimal, columns[n])) for n in differing):
         return None
-    number = _counting(differing, columns)
+    number = _counting_column(differing, columns)
     if len(differing) == 1:
         number = differing[0]
     if number is None:
         return None
     labels = tuple(str(int(part)) for part in columns[number])
+    # Leading zeros may hide that two labels are one number.
     return labels if len(set(labels)) == len(names) else None
 
 
-def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
+def _counting_column(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int | None:
     """The column of the finest count among several numbers in names, as in `epoch=3-step=1200`.
 
     Args:
@@ -416,9 +432,11 @@ def _counting(numbers: Sequence[int], columns: Sequence[Sequence[str]]) -> int |
         The column. None where another number, such as a seed, tells the files apart too; digits
         behind a point belong to a measured value and are passed over.
     """
+    # The word in front of a number tells what the number counts.
     before = {n: columns[n - 1][0].lower() for n in numbers if not columns[n - 1][0].endswith(".")}
     if not all(any(word in text for word in COUNTERS) for text in before.values()):
         return None
+    # Of several counts the finest tells the most checkpoints apart.
     for word in COUNTERS:
         for n, text in before.items():
             if word in text:
@@ -458,13 +476,13 @@ def load(
 ) -> Model | Series:
     """Read a single file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
-    A folder in Hugging Face's layout counts as one file. In a local hub cache `REPOSITORY@REVISION`
-    counts as one file, and the folder of the repository as several.
+    A folder in Hugging Face's layout counts as a file. In a local hub cache `REPOSITORY@REVISION`
+    counts as a file, and the folder of the repository as several.
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
-            own format, else the one preset that accounts for every tensor.
+            own format, else the only preset that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default the
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
@@ -549,7 +567,7 @@ class ForwardDifference(NamedTuple):
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> ForwardDifference:
-    """Check a dialect: compare the model's forward pass with another one.
+    """Check a dialect: compare the model's forward pass with another.
 
     A float32 forward of the same function differs by about 1e-6 relatively.
 
@@ -612,6 +630,7 @@ def confirm(
     errors = [
         _forward_difference(model, forward, samples, seed, scale).relative for scale in SCALES
     ]
+    # Written with `not`, so that NaN is refused.
     if not max(errors) < CONFIRMS:
         sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
         raise ModelError(
@@ -621,6 +640,7 @@ def confirm(
             "module; or compare outputs, metric tnsim.Empirical(inputs)"
         )
     origin = model.origin or Origin("a forward pass")
+    # The dialect goes on to the next file, so its guesses are confirmed there as well.
     dialect = origin.dialect.confirmed() if origin.dialect is not None else None
     said = f"compared with a forward pass: largest relative error {max(errors):.2g}"
     assumptions = (*origin.assumptions, said)
@@ -635,6 +655,7 @@ def _forward_difference(
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)
+    # Inputs are float32, as networks take them; the model itself computes in float64.
     x = (scale * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
     theirs = to_numpy(forward(x), "the output of forward").astype(np.float64)
     ours = np.asarray(model(x.astype(np.float64)), np.float64)
@@ -643,5 +664,6 @@ def _forward_difference(
             f"forward gives shape {theirs.shape} for inputs {x.shape}, the model {ours.shape}"
         )
     absolute = float(np.abs(theirs - ours).max())
+    # A forward pass that gives zeros alone must not divide by zero.
     largest = max(float(np.abs(theirs).max()), float(np.finfo(np.float64).tiny))
     return ForwardDifference(absolute, absolute / largest)

@@ -60,6 +60,7 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
 
     def watch(path: str, leaf: Any) -> None:
         def record(_: Any, arguments: tuple, named: dict[str, Any], result: Any) -> None:
+            # The state is the first argument, whether it comes by place or by name.
             given = (*arguments, *named.values())[0]
             found.append(Call(path, leaf, array(given), array(result)))
 
@@ -72,6 +73,7 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
     try:
         result = module(inputs)
     finally:
+        # Hooks leave the module as it was, also where it fails.
         for handle in handles:
             handle.remove()
     return found, array(result)
@@ -109,6 +111,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         raise ModelError(f"states are taken from a torch.nn.Module, found {type(module).__name__}")
     known = dict(module.named_modules())
     if path not in known:
+        # Names that end alike are the likeliest to be meant.
         names = [name for name in known if name.rpartition(".")[2] == str(path).rpartition(".")[2]]
         near = names or [name for name in known if name]
         shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
@@ -118,11 +121,13 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
         given = array((*arguments, *named.values())[0])
+        # Token numbers are no states.
         if given.dtype.kind != "f" or given.ndim < 2:
             raise ModelError(
                 f"{path} reads an array of {given.dtype} and shape {given.shape}, which are no "
                 "states: name the submodule that reads vectors"
             )
+        # A position is a state like any other.
         found.append(given.reshape(-1, given.shape[-1]))
 
     handle = known[path].register_forward_pre_hook(record, with_kwargs=True)
@@ -147,6 +152,7 @@ def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterato
     Yields:
         Path and submodule, in the order in which they were declared.
     """
+    # A layer of PyTorch may be parametrised, and so have submodules.
     whole = isinstance(module, classes) or kind(module) in LEAVES
     if whole or not any(True for _ in module.children()):
         yield path, module
@@ -182,6 +188,7 @@ def kind(module: Any) -> str:
         The name of the first class that PyTorch itself defines; "" for a class of the user.
     """
     for cls in type(module).__mro__:
+        # Derived and parametrised classes have PyTorch's own class further up.
         if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ != "Module":
             return cls.__name__
     return ""
@@ -191,7 +198,7 @@ def array(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64.
 
     Args:
-        value: A tensor, or outputs of a module that hold one, as for `array_of`.
+        value: A tensor, or outputs of a module that hold a tensor, as for `array_of`.
 
     Returns:
         A copy of the numbers.
@@ -225,6 +232,7 @@ def in_float64(torch: Any) -> Iterator[None]:
     Args:
         torch: The package.
     """
+    # Other code in the process may have set a default of its own.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -251,15 +259,17 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     if inputs is not None:
         example = torch.as_tensor(inputs)
         return example.double() if example.is_floating_point() else example
+    # The last refusal is told where no guess fits.
     error: Exception | None = None
-    for example in _guesses(module, n_ctx):
-        error = _refusal(module, example)
+    for example in _guessed_inputs(module, n_ctx):
+        error = _refusal_of(module, example)
         if error is None:
             return example
     # Modules of parameters alone do not say which axis reads the input.
     widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
     vectors = [torch.ones(SAMPLES, width, dtype=torch.float64) for width in widths]
-    taken = [example for example in vectors if n_ctx is None and not _refusal(module, example)]
+    # A single width that fits is the input; several would be a guess.
+    taken = [example for example in vectors if n_ctx is None and not _refusal_of(module, example)]
     if len(taken) == 1:
         return taken[0]
     if taken:
@@ -271,7 +281,7 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     ) from error
 
 
-def _refusal(module: Any, example: Any) -> Exception | None:
+def _refusal_of(module: Any, example: Any) -> Exception | None:
     """The error of a forward pass, or None where the module takes the inputs."""
     try:
         module(example)
@@ -282,14 +292,16 @@ def _refusal(module: Any, example: Any) -> Exception | None:
     return None
 
 
-def _guesses(module: Any, n_ctx: int | None) -> Iterable[Any]:
+def _guessed_inputs(module: Any, n_ctx: int | None) -> Iterable[Any]:
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
     for _, leaf in leaves_of(module, ()):
         shape = (SAMPLES, n_ctx or POSITIONS)
+        # The first leaf that reads the input tells what the input is.
         if kind(leaf) == "Embedding":
             yield torch.randint(leaf.num_embeddings, shape, generator=rng)
         elif kind(leaf) == "Linear":
+            # Vectors first: most modules take a batch of either form.
             if n_ctx is None:
                 vectors = (SAMPLES, leaf.in_features)
                 yield torch.randn(vectors, generator=rng, dtype=torch.float64)
@@ -317,21 +329,24 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     rng = torch.Generator().manual_seed(2)
     errors: list[float] = []
     drawn = torch.zeros(())
+    # A function that agrees at one size may differ at another, as ReLU does with the identity.
     for scale in SCALES:
         if example.is_floating_point():
             # Opposite inputs take the other branch of a forward pass that asks for a sign.
             drawn = torch.randn(example.shape, generator=rng) if scale > 0 else drawn
             inputs = scale * drawn
-            x = array(inputs).reshape(_shape(example, layers[0].layer.d_in))
+            x = array(inputs).reshape(_input_shape(example, layers[0].layer.d_in))
             expected = array(module(inputs))
         else:
             inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
+            # Vectors of tokens are scaled, and so is the embedding of the module below.
             x = scale * np.eye(layers[0].layer.d_in)[array(inputs)]
             with _scaled_embeddings(module, scale):
                 expected = array(module(inputs))
         for one in layers:
             x = one(x)
-        errors.append(_error(x, expected))
+        errors.append(_relative_error(x, expected))
+    # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
         each = ", ".join(f"{error:.2g}" for error in errors)
         raise ModelError(
@@ -342,7 +357,7 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     return max(errors)
 
 
-def _shape(example: Any, d_in: int) -> tuple[int, ...]:
+def _input_shape(example: Any, d_in: int) -> tuple[int, ...]:
     """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
     if example.shape[-1] == d_in:
         return tuple(example.shape)
@@ -352,6 +367,7 @@ def _shape(example: Any, d_in: int) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
     """Scale the vectors of the module's first embedding, as token numbers have no size to scale."""
+    # The hook scales what the embedding gives, which is where numbers begin.
     leaves = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) == "Embedding"]
     handle = leaves[0].register_forward_hook(lambda leaf, given, result: scale * result)
     try:
@@ -360,7 +376,8 @@ def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
         handle.remove()
 
 
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    # Outputs of other size are no function to compare.
     if found.size != expected.size:
         return float("inf")
     difference = np.linalg.norm(found.ravel() - expected.ravel())

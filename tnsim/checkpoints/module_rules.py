@@ -6,14 +6,14 @@ is `a x + b f(x)` of the input x and the output f(x) of this layer. Arrays are t
 weights and inputs, so that arrays do not fit by chance. Where nothing fits, the place is named.
 
 A forward pass may call a function that is no submodule. Where the next call reads the result of
-such a function of the layer before, a known activation is a layer of its own or the gate of one;
+such a function of the layer before, a known activation is a layer, or the gate of a layer;
 another function is named by the refusal (`unknown_function`). Activations are told apart by their
 values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
 Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
-parts of one linear layer that stacks all but o. Everything that no name tells is tried: the number
-of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted where it
-computes the output of the module (`attention_rules`).
+parts of a single linear layer that stacks all but o. Everything that no name tells is tried: the
+number of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted
+where it computes the output of the module (`attention_rules`).
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def activation_between(before: np.ndarray, after: np.ndarray) -> str | None:
         >>> activation_between(numbers, np.tanh(numbers))
         'tanh'
     """
+    # Token numbers and arrays of other shape are no values of an activation.
     if before.shape != after.shape or before.dtype.kind != "f":
         return None
     fitting = (name for name in ACTIVATIONS if same(activation(name)(before), after))
@@ -111,11 +112,14 @@ def unknown_function(calls: Sequence[Call], end: np.ndarray) -> str | None:
             settings = {"dim": -1}
         elif name in NORMS:
             settings = {"normalized_shape": tensor.shape[-1:]}
+        # Token numbers come out of no function of this list.
         if not tensor.is_floating_point():
             continue
+        # The function itself is run, so that no formula of it stands here twice.
         result = getattr(torch.nn.functional, name)(tensor, **settings).numpy()
         if _same(result, following):
             return name
+        # A gate reads the result of the first call and multiplies the result of the second.
         gated = len(rest) > 1 and result.shape == rest[0].result.shape
         if gated and _same(result * rest[0].result, rest[1].given):
             return f"a gate by {name}"
@@ -127,10 +131,12 @@ def _keeps_largest(before: np.ndarray, after: np.ndarray) -> bool:
     if before.shape != after.shape or before.dtype.kind != "f":
         return False
     kept = after != 0
+    # Every row of top-k keeps equally many numbers.
     counts = np.unique(kept.sum(axis=-1))
     if len(counts) > 1 or not 0 < counts[0] < before.shape[-1]:
         return False
     largest = np.sort(before, axis=-1)[..., -int(counts[0]) :]
+    # The kept numbers have to be the largest, not just any.
     return _same(np.sort(after[kept].reshape(largest.shape), axis=-1), largest)
 
 
@@ -151,12 +157,14 @@ def attention_rules(
     Yields:
         The number of calls and the rule; nothing where no rule fits.
     """
+    # Attention reads a batch of sequences.
     if run[0].given.ndim != 3:
         return
-    for shape in (*_fused(run), *_apart(run)):
+    for shape in (*_stacked_projections(run), *_separate_projections(run)):
         output = run[shape.calls - 1].result
         for rule in _hypotheses(shape, module):
-            power = _power(rule, NamedArrays(arrays, None), run[0].given, output)
+            # Nothing but the output decides; names only make the hypotheses fewer.
+            power = _fitting_power(rule, NamedArrays(arrays, None), run[0].given, output)
             if power is not None:
                 yield shape.calls, replace(rule, score_power=power)
                 return
@@ -176,22 +184,24 @@ class Shape(NamedTuple):
     rows: tuple[int, int]
 
 
-def _apart(run: Sequence[Call]) -> Iterator[Shape]:
+def _separate_projections(run: Sequence[Call]) -> Iterator[Shape]:
     """Projections by separate linear layers, recognised by their names."""
-    roles = _roles(run)
+    roles = _projection_roles(run)
     if roles is None:
         return
     keys: dict[str, Any] = {}
     for role in PROJECTIONS:
+        # Where q and k have no number, both scores share them.
         keys |= _attention_keys(role, roles.get(role) or roles[role[0]])
     query = roles.get("q1") or roles["q"]
     yield Shape(len(roles), keys, (query.result.shape[-1], roles["v"].result.shape[-1]))
 
 
-def _fused(run: Sequence[Call]) -> Iterator[Shape]:
-    """Projections by one linear layer that stacks them, recognised by the next input's width."""
+def _stacked_projections(run: Sequence[Call]) -> Iterator[Shape]:
+    """Projections by a linear layer that stacks them, recognised by the next input's width."""
     if len(run) < 2:
         return
+    # The width that the output map reads is the number of rows of a role.
     for order in ("q-k-v", "q1-k1-q2-k2-v"):
         rows = run[1].given.shape[-1]
         if run[0].result.shape[-1] == rows * len(order.split("-")):
@@ -211,10 +221,11 @@ def _attention_keys(role: str, call: Call) -> dict[str, str]:
     return keys
 
 
-def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
+def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
     """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
+        # The last part of the path is the name that the user gave.
         named = _ROLE.match(call.path.rpartition(".")[2])
         if named is None:
             break
@@ -222,8 +233,10 @@ def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
         if role == "out":
             role = "o"
         roles[role] = call
+        # The output map closes the layer.
         if role == "o":
             break
+        # All projections but o read the same state.
         if call.given is not run[0].given and not np.array_equal(call.given, run[0].given):
             return None
     if set(roles) in ({"q1", "k1", "q2", "k2", "v", "o"}, {"q", "k", "v", "o"}):
@@ -234,18 +247,21 @@ def _roles(run: Sequence[Call]) -> dict[str, Call] | None:
 def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
     """Rules for every number of heads, mask and rotation, the plainest first."""
     rows = shape.rows
+    # Heads divide the rows of queries and the rows of values alike.
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
-    bases = (None, *dict.fromkeys((*_bases(module), 10_000.0)))
+    # Without a rotation first, then bases that the module itself names.
+    bases = (None, *dict.fromkeys((*_rotation_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
         rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
         elif rows[0] // n_heads % 2 == 0:
+            # A rotation needs pairs of coordinates.
             for layout, turn in itertools.product(("half", "interleaved"), (1, -1)):
                 yield replace(rule, rope_layout=layout, rope_direction=turn)
 
 
-def _bases(module: Any) -> Iterator[float]:
+def _rotation_bases(module: Any) -> Iterator[float]:
     """Numbers in attributes of submodules whose names fit the base of a rotation."""
     for child in module.modules():
         for name, value in vars(child).items():
@@ -253,8 +269,11 @@ def _bases(module: Any) -> Iterator[float]:
                 yield float(value)
 
 
-def _power(rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray) -> int | None:
+def _fitting_power(
+    rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray
+) -> int | None:
     """The power of d_head with which a rule computes the module's output, None where none does."""
+    # The rule has the power 2, so other powers differ by a factor of d_head alone.
     attention: Any = layer(rule, arrays)
     bias = 0.0 if attention.o_bias is None else attention.o_bias
     squared = attention(x) - bias
@@ -332,36 +351,41 @@ def parts_of(
     while n < len(calls):
         call = calls[n]
         name = activation_between(stream, call.given)
+        # A function before the next call is an activation of its own.
         if norm is None and name is not None and not same(call.given, stream):
-            parts.append(_elementwise(name))
+            parts.append(_elementwise_part(name))
             stream = call.given
+        # A norm waits for the layer behind it.
         if norm is None and kind(call.module) in NORM_MODULES and same(call.given, stream):
             norm = last_norm = call
             n += 1
             continue
-        unit, part = _next(reader, calls[n:], stream, norm, end, last_norm)
+        unit, part = _next_unit(reader, calls[n:], stream, norm, end, last_norm)
         parts.append(part)
         n += unit.calls
+        # The next input tells how the layer goes on: by itself, in a residual or through an
+        # activation.
         after = _given_next(calls[n:], end)
         # A layer whose output passes through an activation before the next layer reads it.
-        stream, norm = unit.result if _activated(unit, after) else after, None
+        stream, norm = unit.result if _is_activated(unit, after) else after, None
     if norm is not None:
         raise UnsupportedLayer(
             f"{norm.path} ({kind(norm.module)}) has no layer behind it into which it could go"
         )
+    # An activation may stand last.
     if not same(stream, end):
         name = activation_between(stream, end)
         if name is None:
-            raise _gap(calls[-1:], True, end, last_norm)
-        parts.append(_elementwise(name))
+            raise _unexplained_step(calls[-1:], True, end, last_norm)
+        parts.append(_elementwise_part(name))
     return parts
 
 
-def _elementwise(name: str) -> ModulePart:
+def _elementwise_part(name: str) -> ModulePart:
     return ModulePart("", ElementwiseRule(activation=name))
 
 
-def _next(
+def _next_unit(
     reader: Reader,
     calls: Sequence[Call],
     stream: np.ndarray,
@@ -373,31 +397,35 @@ def _next(
 
     The last norm so far is named where none fits: its output may be the stream.
     """
+    # The layer behind a norm reads the norm's output, while its residual adds to the stream.
     available = stream if norm is None else norm.result
     reads_stream = False
-    for unit in _units(reader, calls):
+    for unit in _possible_units(reader, calls):
         if not same(unit.given, available):
             continue
         reads_stream = True
         after = _given_next(calls[unit.calls :], end)
-        found = _residual(reader, unit, stream, after)
-        if found is None and _activated(unit, after):
+        # A residual is tried first, as the plain layer is the case of skip 0.
+        found = _with_residual(reader, unit, stream, after)
+        if found is None and _is_activated(unit, after):
             found = unit.part
         if found is None or (_is_plain(unit.part.rule) and found is unit.part):
             continue
         if norm is not None:
-            found = _behind(norm, found)
+            found = _behind_norm(norm, found)
         return unit, found
     if norm is not None and not reads_stream:
+        # A norm that nothing reads has no place in a rule.
         raise UnsupportedLayer(
-            f"{_name(norm)} does not stand directly before {_name(calls[0])}, so there is no layer "
-            f"into which it could go. {ON_INPUTS}"
+            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there "
+            f"is no layer into which it could go. {ON_INPUTS}"
         )
-    raise _gap(calls, reads_stream, end, norm or last_norm)
+    raise _unexplained_step(calls, reads_stream, end, norm or last_norm)
 
 
-def _activated(unit: Unit, after: np.ndarray) -> bool:
+def _is_activated(unit: Unit, after: np.ndarray) -> bool:
     """Whether an activation alone leads from the output of a unit to the next input."""
+    # The identity is no activation.
     if same(unit.result, after):
         return False
     return activation_between(unit.result, after) is not None
@@ -415,26 +443,29 @@ def _given_next(calls: Sequence[Call], end: np.ndarray) -> np.ndarray:
     return calls[0].given if calls else end
 
 
-def _units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
+def _possible_units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
     """Units with which the next calls may begin, the longest first."""
     first = calls[0]
+    # Declarations of the user go before any recognition.
     for cls, declared in reader.declared.items():
         if isinstance(first.module, cls):
-            yield Unit(1, first.given, first.result, _declared(first, declared))
+            yield Unit(1, first.given, first.result, _declared_part(first, declared))
             return
     if kind(first.module) == "Embedding":
+        # Embeddings are stored by token, so rows are outputs.
         rule = LinearRule(weight=join(first.path, "weight"), transpose=True)
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
     if kind(first.module) != "Linear":
         return
-    run = list(_linears(calls))
-    yield from _attentions(reader, run)
-    yield from _bilinears(run)
-    yield from _gated(run)
-    yield Unit(1, first.given, first.result, _linear(first))
+    run = list(_leading_linears(calls))
+    # The longest unit first: a bilinear layer begins with a linear one.
+    yield from _attention_units(reader, run)
+    yield from _bilinear_units(run)
+    yield from _gated_units(run)
+    yield Unit(1, first.given, first.result, _linear_part(first))
 
 
-def _linears(calls: Sequence[Call]) -> Iterator[Call]:
+def _leading_linears(calls: Sequence[Call]) -> Iterator[Call]:
     """The calls of linear layers with which a list begins."""
     for call in calls:
         if kind(call.module) != "Linear":
@@ -442,11 +473,12 @@ def _linears(calls: Sequence[Call]) -> Iterator[Call]:
         yield call
 
 
-def _declared(call: Call, declared: Declared) -> ModulePart:
+def _declared_part(call: Call, declared: Declared) -> ModulePart:
     """The layer that the user declared for a class, with the names of the whole module."""
     if not isinstance(declared, Rule):
         return ModulePart(call.path, None, declared)
     names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout", "activation"}
+    # Fields that are words and no names of tensors stay as they are.
     keys = {
         field: join(call.path, value)
         for field, value in vars(declared).items()
@@ -455,11 +487,11 @@ def _declared(call: Call, declared: Declared) -> ModulePart:
     return ModulePart(call.path, replace(declared, **keys))
 
 
-def _linear(call: Call) -> ModulePart:
-    return ModulePart(call.path, LinearRule(**_keys(call, "weight", "bias")))
+def _linear_part(call: Call) -> ModulePart:
+    return ModulePart(call.path, LinearRule(**_layer_keys(call, "weight", "bias")))
 
 
-def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
+def _layer_keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
     """The fields of a rule for a single linear layer."""
     keys = {weight: join(call.path, "weight")}
     if call.module.bias is not None:
@@ -467,30 +499,36 @@ def _keys(call: Call, weight: str, bias: str) -> dict[str, Any]:
     return keys
 
 
-def _bilinears(run: Sequence[Call]) -> Iterator[Unit]:
-    """Products of two linear layers or two halves of one, and squares, with or without `down`."""
+def _bilinear_units(run: Sequence[Call]) -> Iterator[Unit]:
+    """Products of two linear layers or halves of a layer, and squares, with or without `down`."""
     first = run[0]
     half = first.result.shape[-1] // 2
     products: list[tuple[int, np.ndarray, dict[str, Any]]] = []
+    # Two layers side by side read the same array.
     if len(run) > 1 and same(run[1].given, first.given):
         second = run[1]
         if second.result.shape == first.result.shape:
-            keys = _keys(first, "left", "left_bias") | _keys(second, "right", "right_bias")
+            keys = _layer_keys(first, "left", "left_bias") | _layer_keys(
+                second, "right", "right_bias"
+            )
             products.append((2, first.result * second.result, keys))
+    # One layer may stack both factors.
     if first.result.shape[-1] == 2 * half:
         halves = first.result[..., :half] * first.result[..., half:]
-        products.append((1, halves, _keys(first, "fused", "fused_bias")))
-    square = _keys(first, "left", "left_bias") | _keys(first, "right", "right_bias")
+        products.append((1, halves, _layer_keys(first, "fused", "fused_bias")))
+    # The square of a layer is the product with itself.
+    square = _layer_keys(first, "left", "left_bias") | _layer_keys(first, "right", "right_bias")
     products.append((1, first.result**2, square))
     for count, product, keys in products:
         if len(run) > count and same(run[count].given, product):
             down = run[count]
-            rule = BilinearRule(**keys, **_keys(down, "down", "down_bias"))
+            rule = BilinearRule(**keys, **_layer_keys(down, "down", "down_bias"))
             yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
+        # The product may also be the output, without `down`.
         yield Unit(count, first.given, product, ModulePart(first.path, BilinearRule(**keys)))
 
 
-def _gated(run: Sequence[Call]) -> Iterator[Unit]:
+def _gated_units(run: Sequence[Call]) -> Iterator[Unit]:
     """Hidden layers with an activation, alone or as the gate of a second linear layer or half."""
     first = run[0]
     half = first.result.shape[-1] // 2
@@ -498,66 +536,75 @@ def _gated(run: Sequence[Call]) -> Iterator[Unit]:
     if len(run) > 2 and same(run[1].given, first.given):
         second = run[1]
         if second.result.shape == first.result.shape:
+            # Either of the two may be the gate; the activation decides.
             for gate, up in ((first, second), (second, first)):
-                keys = _keys(gate, "gate", "gate_bias") | _keys(up, "up", "up_bias")
+                keys = _layer_keys(gate, "gate", "gate_bias") | _layer_keys(up, "up", "up_bias")
                 gates.append((2, gate.result, up.result, keys))
     if first.result.shape[-1] == 2 * half:
-        keys = _keys(first, "fused", "fused_bias")
+        keys = _layer_keys(first, "fused", "fused_bias")
         before, behind = first.result[..., :half], first.result[..., half:]
         gates.append((1, before, behind, keys | {"fused_order": "gate-up"}))
         gates.append((1, behind, before, keys | {"fused_order": "up-gate"}))
-    gates.append((1, first.result, None, _keys(first, "gate", "gate_bias")))
+    # Without a second factor the activation stands alone.
+    gates.append((1, first.result, None, _layer_keys(first, "gate", "gate_bias")))
     for count, gate, up, keys in gates:
         if len(run) <= count:
             continue
         down = run[count]
         for name in ACTIVATIONS:
+            # Values decide: names of classes may lie.
             hidden = activation(name)(gate) if up is None else activation(name)(gate) * up
             if same(hidden, down.given):
-                keys |= {"activation": name} | _keys(down, "down", "down_bias")
+                keys |= {"activation": name} | _layer_keys(down, "down", "down_bias")
                 rule = GatedRule(**keys)
                 yield Unit(count + 1, first.given, down.result, ModulePart(first.path, rule))
                 break
 
 
-def _attentions(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
+def _attention_units(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
     """Bilinear attention, recognised by the names of its linear layers and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
         yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 
 
-def _residual(
+def _with_residual(
     reader: Reader, unit: Unit, stream: np.ndarray, after: np.ndarray
 ) -> ModulePart | None:
     """The layer with its residual, where `after = a x + b f(x)` for some numbers a and b."""
-    skip, scale = _fit(stream, unit.result, after)
+    # Two numbers are fitted to many entries, which fit by no chance.
+    skip, scale = _fitted_residual(stream, unit.result, after)
     if scale is None:
         return None
     part = unit.part
+    # Skip 0 and scale 1 are a layer without a residual.
     if (skip, scale) == (0.0, 1.0):
         return part
     if part.rule is None:
         return part._replace(around=(skip, scale))
     if part.rule.residual is not None:
         return None
+    # A scale that is a parameter of the module is named, so that other weights bring their own.
     named = scale
     if scale != 1.0:
         named = next((name for name, x in reader.numbers.items() if abs(x - scale) < FITS), scale)
     if skip == 1.0:
         return part._replace(rule=replace(part.rule, residual="additive", scale=named))
+    # The interpolating rule has skip 1 - s.
     if abs(skip + scale - 1.0) < FITS:
         return part._replace(rule=replace(part.rule, residual="lerp", scale=named))
     return None
 
 
-def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
+def _fitted_residual(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float | None]:
     """Numbers (a, b) of 12 digits for which `after = a x + b y`; b is None where none fit."""
     if same(y, after):
         return 0.0, 1.0
     if y.size != after.size or x.size != after.size or x.dtype.kind != "f":
         return 0.0, None
+    # Least squares in two unknowns, whose residual tells whether the step fits at all.
     columns = np.stack([x.ravel(), y.ravel()], axis=1)
     numbers, *_ = np.linalg.lstsq(columns, after.ravel(), rcond=None)
+    # Twelve digits drop the rounding of the fit.
     skip, scale = (float(f"{number:.12g}") for number in numbers)
     if abs(skip - 1.0) < FITS:
         skip = 1.0
@@ -565,7 +612,7 @@ def _fit(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[float, float 
     return skip, scale if fits and abs(scale) > FITS else None
 
 
-def _behind(norm: Call, part: ModulePart) -> ModulePart:
+def _behind_norm(norm: Call, part: ModulePart) -> ModulePart:
     """A layer with the norm before it."""
     if part.rule is None or part.rule.norm is not None:
         raise UnsupportedLayer(
@@ -593,28 +640,31 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
         >>> same(np.ones((2, 3)), np.ones((2, 3, 1)) + 1e-12)
         True
     """
+    # Shapes may differ: a module may flatten between layers.
     if one.size != other.size or len(one) != len(other):
         return False
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
-def _gap(
+def _unexplained_step(
     calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
 ) -> UnsupportedLayer:
     """The refusal of a module in which no known layer explains a step between two calls."""
-    place, following = _name(calls[0]), "the output"
+    place, following = _call_name(calls[0]), "the output"
     if len(calls) > 1:
-        following = f"what {_name(calls[1])} is given"
+        following = f"what {_call_name(calls[1])} is given"
     said = f"cannot tell what {place} is given: it is not the output of the layer before it"
     if after:
         said = f"cannot tell how {following} follows from {place}"
     advice = ""
+    # A function that is known by name says more than the place alone.
     if name := unknown_function(calls, end):
         advice = f". {ON_INPUTS}"
         said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         advice = f". {ON_INPUTS}"
-        said += f"; {_name(norm)} is there, which is known before a layer only, inside its residual"
+        said += f"; {_call_name(norm)} is there, which is known before a layer only, "
+        said += "inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
@@ -623,5 +673,5 @@ def _gap(
     )
 
 
-def _name(call: Call) -> str:
+def _call_name(call: Call) -> str:
     return f"{call.path or 'the module'} ({type(call.module).__name__})"

@@ -152,8 +152,10 @@ class StatesOf:
         torch = require_torch()
         module = copy.deepcopy(self.module)
         own = module.state_dict()
+        # Training code wraps state dicts in mappings of its own.
         named = inside(state, place_of(state, list(own)))
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
+        # A state of another architecture would otherwise end in an error of PyTorch.
         if missing or surplus:
             listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
             listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
@@ -186,6 +188,7 @@ def reader_of_states(module: Any) -> Dialect | StatesOf:
         >>> [rule.weight for rule in reader_of_states(nn.Sequential(nn.Linear(3, 2))).layers]
         ['0.weight']
     """
+    # A dialect reads files without running the module again.
     return _origin(recognised(module, None, None, None)).dialect or StatesOf(module)
 
 
@@ -238,12 +241,14 @@ def recognised(
             "tnsim.from_state_dict(state, dialect), a file by tnsim.load(path, dialect)"
         )
     check_length(n_ctx)
-    module = _unwrapped(module)
+    module = _unwrapped_module(module)
+    # The caller's mapping stays as it is.
     declared = dict(layers or {})
     _check_repeatable(module)
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
     _settle_epsilons(module, double)
+    # Two copies: one gets random weights, the other keeps those of the module.
     own = copy.deepcopy(double)
     if output is not None:
         for one in (double, own):
@@ -256,14 +261,14 @@ def recognised(
                 _check_describable(module, tuple(declared))  # which says more, where it fails
             raise
         try:
-            found = _watched(module, double, own, declared, example)
+            found = _watched_layers(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
             vectors = inputs is None and n_ctx is None and example.ndim == 2
             found, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
-                    found = _traced(module, own, example)
+                    found = _traced_module(module, own, example)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
                     log.debug("%s: %s", type(module).__name__, why)
                     if isinstance(why, TooLarge) and inputs is not None:
@@ -276,13 +281,14 @@ def recognised(
                 found = _watched_on_sequences(module, double, own, declared, example)
             if found is None and reason:
                 raise UnsupportedLayer(f"{reason}. {ON_INPUTS}") from refused
+            # What watching said is closest to the code of the user.
             if found is None:
                 raise refused
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
     return found
 
 
-def _watched(
+def _watched_layers(
     module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
 ) -> Recognised:
     """The layers of a module, found by watching the calls of its submodules.
@@ -295,7 +301,8 @@ def _watched(
         example: Inputs that the module takes.
     """
     _check_describable(module, tuple(declared))
-    parts = _parts(double, declared, _of_two_sizes(example))
+    # Inputs of two sizes pass the kinks of activations such as ReLU6.
+    parts = _module_parts(double, declared, _of_two_sizes(example))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
     arrays = NamedArrays(tensors, None)
     found = []
@@ -303,12 +310,13 @@ def _watched(
         for one in layers_of(part, module, arrays):
             # A function of the user makes layers of the parameters themselves, not of numbers.
             found.append(one._replace(layer=numbers(one.layer)))
+    # Activations take their width from their neighbours.
     widths = with_widths(one.layer for one in found)
     found = [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
-def _traced(module: Any, own: Any, example: Any) -> Recognised:
+def _traced_module(module: Any, own: Any, example: Any) -> Recognised:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
@@ -322,6 +330,7 @@ def _traced(module: Any, own: Any, example: Any) -> Recognised:
     Raises:
         UnsupportedLayer, ModelError: Operations tell no more.
     """
+    # Tracing loads the compiler of PyTorch, which takes seconds.
     from tnsim.checkpoints.traced_modules import traced_layers
 
     layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
@@ -337,7 +346,7 @@ def _watched_on_sequences(
     rng = torch.Generator().manual_seed(0)
     sequences = torch.randn((SAMPLES, POSITIONS, example.shape[-1]), generator=rng)
     try:
-        return _watched(module, double, own, declared, sequences)
+        return _watched_layers(module, double, own, declared, sequences)
     except Exception as reason:  # also errors of a forward pass that takes vectors alone
         log.debug("%s: %s", type(module).__name__, reason)
         return None
@@ -352,7 +361,7 @@ def _of_two_sizes(example: Any) -> Any:
     return example * sizes.reshape(-1, *(1,) * (example.ndim - 1))
 
 
-def _unwrapped(module: Any) -> Any:
+def _unwrapped_module(module: Any) -> Any:
     """The module inside wrappers that compile or distribute it, which change no number."""
     while True:
         inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
@@ -375,6 +384,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
         for path, child in double.named_modules()
         if kind(child) in NORM_MODULES and child.eps is None
     ]
+    # With parameters of several dtypes, the dtype of the input is anyone's guess.
     dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
     if norms and len(dtypes) > 1:
         shown = ", ".join(sorted(str(dtype) for dtype in dtypes))
@@ -384,10 +394,10 @@ def _settle_epsilons(module: Any, double: Any) -> None:
         )
     dtype = next(iter(dtypes), torch.get_default_dtype())
     for _, norm in norms:
-        norm.eps = _epsilon(dtype)
+        norm.eps = _default_epsilon(dtype)
 
 
-def _epsilon(dtype: Any) -> float:
+def _default_epsilon(dtype: Any) -> float:
     """The epsilon of PyTorch's RMSNorm with `eps=None` for inputs of a dtype.
 
     Versions of PyTorch differ: the epsilon is the machine epsilon of a narrow dtype, or of float32,
@@ -398,6 +408,7 @@ def _epsilon(dtype: Any) -> float:
     x = torch.full((1,), 1e-4, dtype=dtype)
     y = torch.nn.functional.rms_norm(x, (1,), eps=None).double()
     found = float((x.double() / y) ** 2 - x.double() ** 2)
+    # Measured numbers are rounded, so the nearer machine epsilon is taken.
     machine = [float(torch.finfo(one).eps) for one in (dtype, torch.float32)]
     return min(machine, key=lambda epsilon: abs(found - epsilon))
 
@@ -406,10 +417,12 @@ def _check_repeatable(module: Any) -> None:
     """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
     for path, child in module.named_modules():
         name = path or "the module"
+        # A hook may change outputs, and copies would lose it or run it twice.
         if child._forward_hooks or child._forward_pre_hooks:
             raise UnsupportedLayer(
                 f"{name}: a forward hook, which may change what is computed: remove it"
             )
+        # Dropout draws anew at each call, so outputs would never agree.
         if child.training and is_random_in_training(child):
             chance = f"(p={child.p})" if kind(child) == "Dropout" else ""
             raise UnsupportedLayer(
@@ -420,7 +433,7 @@ def _check_repeatable(module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    found = list(_wrong(module, declared))
+    found = list(_unreadable_parts(module, declared))
     wrong = [f"{path or 'the module'}: {why}" for path, why in found]
     if not wrong:
         return
@@ -436,8 +449,9 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     )
 
 
-def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
+def _unreadable_parts(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
+    # PyTorch's attention is named as a whole, since its linear layers alone look readable.
     for path in softmax:
         yield path, f"{SOFTMAX}, which is softmax attention"
     for path, leaf in leaves_of(module, declared):
@@ -445,10 +459,11 @@ def _wrong(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
         if name and name not in (*LEAVES, *SILENT, *ENTRYWISE):
-            yield path, f"{name}, {_reason(leaf)}"
+            yield path, f"{name}, {_leaf_reason(leaf)}"
 
 
-def _reason(leaf: Any) -> str:
+def _leaf_reason(leaf: Any) -> str:
+    # Classes of the user may derive from those of PyTorch.
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
             return "which has no exact similarity"
@@ -473,6 +488,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path, child in module.named_modules():
+        # The tensors inside a parametrisation are no weights; the value that they give is.
         if "parametrizations" in path.split("."):
             continue
         names = [*child._parameters, *child._buffers, *getattr(child, "parametrizations", ())]
@@ -483,11 +499,12 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return found
 
 
-def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
+def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
     """The layers of the module, found on random weights."""
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
+        # Divided by the root of the width, states stay near 1 at any depth.
         width = parameter.shape[-1] if parameter.ndim > 1 else 1
         parameter.normal_(generator=rng).div_(width**0.5)
     found, end = calls(module, example, tuple(declared))
@@ -497,6 +514,7 @@ def _parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list
             "layers={Class: BilinearRule(...) or a function}"
         )
     state = tensors_of(module)
+    # Parameters of one entry may be scales of residuals.
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
     reader = Reader(module, declared, state, numbers)
     return parts_of(reader, found, array(example), end)
@@ -520,6 +538,7 @@ def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed
         return [normed(valued(part.rule, arrays), arrays)]
     assert part.make is not None  # a part without a rule has a function
     submodule = module.get_submodule(part.path)
+    # The function of the user accounts for all tensors of its submodule.
     arrays.used.update(join(part.path, name) for name in tensors_of(submodule))
     made = part.make(submodule)
     layers = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -542,6 +561,7 @@ def _origin(found: Recognised) -> Origin:
     if parts is None:
         read = f"{name} of PyTorch, read off the operations of its forward pass, with which it"
         return Origin(name, (f"{read} was compared: relative error {error:.2g}",), error=error)
+    # A dialect needs a rule for every layer; functions of the user cannot be written down.
     rules = [part.rule for part in parts if part.rule is not None]
     unused = tuple(arrays.unused())
     dialect = None

@@ -82,9 +82,11 @@ class NamedArrays:
             return None
         name = key.rstrip("?")
         if name in self.state:
+            # Use is recorded here, so that every tensor is accounted for in the end.
             self.used.add(name)
             value = self.state[name]
             array = to_numpy(value, name)
+            # A gradient would be lost in NumPy.
             return value if requires_grad(value) else array
         if key.endswith("?"):
             return None
@@ -153,7 +155,7 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
         An array of floats, integers or booleans, of the stored shape.
 
     Raises:
-        CheckpointError: When the tensor does not hold real numbers one by one.
+        CheckpointError: When the tensor does not hold real numbers separately.
 
     Example:
         >>> to_numpy([[1, 2], [3, 4]], "weight").shape
@@ -161,9 +163,11 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
     """
     if isinstance(value, Stored):
         value = value.tensor
+    # Such tensors would fail deep inside a conversion, with an error that names no tensor.
     for attribute, kind in _STRANGE.items():
         if getattr(value, attribute, False):
             raise CheckpointError(f"tensor {name!r} is {kind}; store it as plain numbers")
+    # Sparse tensors of PyTorch have a layout; arrays of other libraries have none.
     layout = str(getattr(value, "layout", "torch.strided"))
     if layout != "torch.strided":
         raise CheckpointError(f"tensor {name!r} is sparse ({layout}); store it with to_dense()")
@@ -171,6 +175,7 @@ def to_numpy(value: Any, name: str) -> Shaped[np.ndarray, "..."]:
         array = host_array(detached(value))
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"tensor {name!r} holds {array.dtype}, not real numbers")
+    # Files from other machines may have the other order of bytes, which JAX refuses.
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
@@ -225,6 +230,7 @@ def valued(rule: Rule, arrays: NamedArrays) -> Rule:
     if rule.residual is not None:
         values["scale"] = number(rule.scale, "residual scale", arrays)
     for name, key in vars(rule).items():
+        # A key that is absent is settled here, so that later readers need not ask again.
         if isinstance(key, str) and key.endswith("?") and key not in arrays:
             values[name] = None
     return dataclasses.replace(rule, **values)
@@ -260,9 +266,10 @@ def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -
     """The number as by `number`, or None where the dialect or the configuration gives None."""
     found: Any = value
     if isinstance(value, str) and value.startswith("config:"):
-        found = _configured(value.removeprefix("config:"), what, arrays.config)
+        found = _configured_entry(value.removeprefix("config:"), what, arrays.config)
     elif isinstance(value, str):
         found = arrays.single(value)
+    # A tensor with a gradient was checked when it was read.
     if found is not None and not requires_grad(found) and not is_finite(found):
         raise ModelError(f"the {what} must be a finite number, found {found!r}")
     return found
@@ -293,7 +300,7 @@ def constant(number: Any, what: str) -> Any:
     return number
 
 
-def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
+def _configured_entry(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
     """The entry of the configuration at the first of several paths that exists."""
     if config is None:
         first = name.partition("|")[0]
@@ -301,7 +308,8 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
             f"the {what} is {first} of config.json or config.yaml, and none is beside it"
         )
     paths = name.split("|")
-    found = [_entry(config, path) for path in paths]
+    found = [_config_entry(config, path) for path in paths]
+    # None is a value: a configuration may state that there is no rotation.
     for entry, missing in found:
         if not missing:
             return entry
@@ -311,7 +319,7 @@ def _configured(name: str, what: str, config: Mapping[str, Any] | None) -> Any:
     raise ModelError(f"the {what} is {first} of the configuration, which has no {missing!r}{nor}")
 
 
-def _entry(config: Any, path: str) -> tuple[Any, str]:
+def _config_entry(config: Any, path: str) -> tuple[Any, str]:
     """The entry at a path of names, or None and the first name that is missing."""
     for key in path.split("."):
         if not isinstance(config, Mapping) or key not in config:

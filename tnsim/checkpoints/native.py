@@ -77,8 +77,9 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     from safetensors.numpy import save as serialise
 
     tensors: dict[str, np.ndarray] = {}
-    layers = [_describe(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
+    layers = [_layer_spec(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     architecture = {"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx}
+    # What a reader has to know goes with the model into its file.
     if model.origin is not None:
         for name in ("caveats", "guesses"):
             if said := getattr(model.origin, name):
@@ -148,18 +149,19 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
 
 
 def _own_layer(n: int, spec: Any, state: Mapping[str, Any], used: set[str]) -> Layer:
-    return rename_errors(f"layer {n}", lambda: _build(spec, f"layers.{n}", state, used))
+    return rename_errors(f"layer {n}", lambda: _build_layer(spec, f"layers.{n}", state, used))
 
 
-def _describe(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+def _layer_spec(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
     """The description of a layer for JSON; the arrays of the layer go to `tensors`."""
     if isinstance(layer, Residual):
         return {
             "kind": "Residual",
             "skip": float(layer.skip),
             "scale": float(layer.scale),
-            "layer": _describe(layer.layer, prefix, tensors),
+            "layer": _layer_spec(layer.layer, prefix, tensors),
         }
+    # Absent biases leave no tensor and no name.
     for field in _array_fields(layer):
         if getattr(layer, field) is not None:
             tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
@@ -176,6 +178,7 @@ def _name_of(own: Activation) -> str:
         ModelError: The name stands for another activation, or for none.
     """
     with contextlib.suppress(TnsimError):
+        # A function of the user may carry a name of the registry.
         if activation(own.name) == own:
             return own.name
     raise ModelError(
@@ -192,9 +195,13 @@ def _array_fields(layer: Layer) -> list[str]:
     return names
 
 
-def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]) -> Layer:
+def _build_layer(
+    spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used: set[str]
+) -> Layer:
     if spec["kind"] == "Residual":
-        return Residual(_build(spec["layer"], prefix, state, used), spec["skip"], spec["scale"])
+        return Residual(
+            _build_layer(spec["layer"], prefix, state, used), spec["skip"], spec["scale"]
+        )
     if spec["kind"] not in KINDS:
         raise UnsupportedLayer(
             f"layer kind {spec['kind']!r} is not one of {', '.join(KINDS)}, Residual"
@@ -204,26 +211,28 @@ def _build(spec: Mapping[str, Any], prefix: str, state: Mapping[str, Any], used:
     if cls is Multilinear:
         return _build_multilinear(settings["n_legs"], prefix, state, used)
     arrays = {}
+    # Without a second factor there is no matrix `up` in the file.
     if cls is Gated and settings.pop("multiplies") is not True:
         settings["up"] = None
     for field in dataclasses.fields(cls):
         if field.name not in settings:
-            arrays[field.name] = _tensor(field.name, prefix, state, used)
+            arrays[field.name] = _layer_tensor(field.name, prefix, state, used)
     return cls(**arrays, **settings)
 
 
 def _build_multilinear(
     n_legs: Any, prefix: str, state: Mapping[str, Any], used: set[str]
 ) -> Multilinear:
+    # The number comes from a text: a loop over it must be bounded by the file.
     if type(n_legs) is not int or not 0 < n_legs <= len(state):
         raise CheckpointError(f"{prefix} has {n_legs!r} legs, of which no file has that many")
-    legs = [_tensor(f"leg{n}", prefix, state, used) for n in range(n_legs)]
-    biases = [_tensor(f"leg{n}_bias", prefix, state, used) for n in range(n_legs)]
-    down = _tensor("down", prefix, state, used)
-    return Multilinear(legs, down, biases, _tensor("down_bias", prefix, state, used))
+    legs = [_layer_tensor(f"leg{n}", prefix, state, used) for n in range(n_legs)]
+    biases = [_layer_tensor(f"leg{n}_bias", prefix, state, used) for n in range(n_legs)]
+    down = _layer_tensor("down", prefix, state, used)
+    return Multilinear(legs, down, biases, _layer_tensor("down_bias", prefix, state, used))
 
 
-def _tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:
+def _layer_tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:
     """An array of a layer; None for an absent bias."""
     name = f"{prefix}.{field}"
     if name in state:

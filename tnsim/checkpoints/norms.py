@@ -30,7 +30,7 @@ class Norm(NamedTuple):
     Attributes:
         centred: Whether the mean over coordinates is subtracted first, as LayerNorm does.
         epsilon: Number that is added to the energy.
-        gain: One factor per coordinate; None for 1.
+        gain: Factors of the coordinates; None for 1.
         shift: A number per coordinate; None for 0.
 
     Example:
@@ -65,7 +65,7 @@ class Normed(NamedTuple):
     norm: Norm | None = None
 
     def __call__(self, x: Any) -> Any:
-        return _through(self.layer, self.norm, x)
+        return _through_norm(self.layer, self.norm, x)
 
 
 class Folded(NamedTuple):
@@ -111,7 +111,7 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
         Paper, appendix on the language model: a scalar norm becomes a constant factor.
     """
     layers = list(layers)
-    stream = start = _inputs(inputs, layers[0].layer.d_in, n_ctx)
+    stream = start = _norm_inputs(inputs, layers[0].layer.d_in, n_ctx)
     constant: list[Layer] = []
     energies: list[float | None] = []
     for n, normed in enumerate(layers):
@@ -125,7 +125,7 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     outputs = start
     for layer in model.layers:
         outputs = np.asarray(layer(outputs))
-    return Folded(model, tuple(energies), _relative(outputs, stream))
+    return Folded(model, tuple(energies), _relative_error(outputs, stream))
 
 
 def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
@@ -176,14 +176,14 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     return dataclasses.replace(core, **changed)
 
 
-def _through(layer: Layer, norm: Norm | None, x: Any) -> Any:
+def _through_norm(layer: Layer, norm: Norm | None, x: Any) -> Any:
     """The forward pass of a layer behind its norm; residuals go around both."""
     if isinstance(layer, Residual):
-        return layer.skip * x + layer.scale * _through(layer.layer, norm, x)
+        return layer.skip * x + layer.scale * _through_norm(layer.layer, norm, x)
     return np.asarray(layer(x if norm is None else norm(x)))
 
 
-def _inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
+def _norm_inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
     """The inputs of a first layer as float64 vectors, token numbers as one-hot vectors."""
     array = host_array(inputs)
     numbers = array.dtype.kind in "iu" and array.ndim == 2
@@ -201,6 +201,6 @@ def _is_below(numbers: np.ndarray, size: int) -> bool:
     return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < size
 
 
-def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     size = float(np.linalg.norm(expected))
     return float(np.linalg.norm(found - expected)) / max(size, float(np.finfo(np.float64).tiny))

@@ -54,10 +54,10 @@ def check_pickle(data: bytes) -> None:
         tnsim.errors.CheckpointError: its pickle asks for bytearray of 2130706432 bytes, which no...
     """
     with refusing("its pickle is damaged"):
-        _follow(data)
+        _follow_pickle(data)
 
 
-def _follow(data: bytes) -> None:
+def _follow_pickle(data: bytes) -> None:
     """Go through the instructions up to the last, or up to the first that no weights need."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # stacks that marks have saved
@@ -67,22 +67,25 @@ def _follow(data: bytes) -> None:
         code, at = data[at : at + 1], at + 1
         if code in _INTEGERS:
             size = _INTEGERS[code]
-            stack.append(int.from_bytes(_taken(data, at, size), "little", signed=size == 4))
+            # Four-byte integers of pickle are signed, shorter ones are not.
+            stack.append(int.from_bytes(_taken_bytes(data, at, size), "little", signed=size == 4))
             at += size
         elif code == pickle.BINGET:
-            stack.append(memo[_taken(data, at, 1)[0]])
+            stack.append(memo[_taken_bytes(data, at, 1)[0]])
             at += 1
         elif code == pickle.LONG_BINGET:
-            stack.append(memo[int.from_bytes(_taken(data, at, 4), "little")])
+            stack.append(memo[int.from_bytes(_taken_bytes(data, at, 4), "little")])
             at += 4
         elif code in _FIXED:
-            number = _taken(data, at, _FIXED[code])
+            number = _taken_bytes(data, at, _FIXED[code])
             at += len(number)
             if code in (pickle.BINPUT, pickle.LONG_BINPUT):
+                # A value may be used again by its number in the memo.
                 memo[int.from_bytes(number, "little")] = stack[-1]
             elif code == pickle.BINFLOAT:
                 stack.append(_UNKNOWN)
         elif code == pickle.MARK:
+            # A mark begins an inner stack, which the instructions on several values take whole.
             outer.append(stack)
             stack = []
         elif code == pickle.TUPLE:
@@ -100,15 +103,16 @@ def _follow(data: bytes) -> None:
             stack.append(_UNKNOWN)
         elif code in (pickle.BINUNICODE, pickle.SHORT_BINSTRING, pickle.LONG1):
             width = 4 if code == pickle.BINUNICODE else 1
-            size = int.from_bytes(_taken(data, at, width), "little")
-            text = _taken(data, at + width, size)
+            size = int.from_bytes(_taken_bytes(data, at, width), "little")
+            text = _taken_bytes(data, at + width, size)
             at += width + size
-            stack.append(_value(code, text))
+            stack.append(_decoded_value(code, text))
         elif code == pickle.GLOBAL:
-            module, name, at = _line(data, at)
+            module, name, at = _two_lines(data, at)
             stack.append(_Named(module, name))
         elif code in (pickle.REDUCE, pickle.NEWOBJ):
             arguments, function = stack.pop(), stack.pop()
+            # The call itself is never made here.
             _check_call(function, arguments)
             stack.append(_UNKNOWN)
         elif code in (pickle.APPEND, pickle.BUILD):
@@ -116,6 +120,7 @@ def _follow(data: bytes) -> None:
         elif code == pickle.SETITEM:
             del stack[-2:]
         elif code in (pickle.APPENDS, pickle.SETITEMS):
+            # The items go into a container, whose contents do not matter.
             stack = outer.pop()
         elif code == pickle.BINPERSID:
             stack[-1] = _UNKNOWN  # the numbers of a tensor, which lie in the file
@@ -123,7 +128,7 @@ def _follow(data: bytes) -> None:
             return  # the end, or an instruction that the reader refuses
 
 
-def _taken(data: bytes, at: int, size: int) -> bytes:
+def _taken_bytes(data: bytes, at: int, size: int) -> bytes:
     """The `size` bytes from a place, refused where the data are shorter."""
     found = data[at : at + size]
     if len(found) < size:
@@ -131,13 +136,15 @@ def _taken(data: bytes, at: int, size: int) -> bytes:
     return found
 
 
-def _line(data: bytes, at: int) -> tuple[str, str, int]:
+def _two_lines(data: bytes, at: int) -> tuple[str, str, int]:
     """Two lines of text, and the place behind them."""
+    # No name of a function is longer than this, and a file without line ends is not searched to its
+    # end.
     module, name, _ = data[at : at + 2**10].split(b"\n", 2)
     return module.decode(), name.decode(), at + len(module) + len(name) + 2
 
 
-def _value(code: bytes, data: bytes) -> Any:
+def _decoded_value(code: bytes, data: bytes) -> Any:
     if code == pickle.BINUNICODE:
         return str(data, "utf-8", "surrogatepass")
     return int.from_bytes(data, "little", signed=True) if code == pickle.LONG1 else data
@@ -148,6 +155,7 @@ def _check_call(function: Any, arguments: Any) -> None:
     if not isinstance(function, _Named) or not isinstance(arguments, tuple):
         return  # refused by the reader, or a function that the caller has allowed
     name = function.name
+    # This function calls another, whose arguments are its third.
     if name == "_rebuild_from_type_v2" and len(arguments) > 2:
         _check_call(arguments[0], arguments[2])
     if name == "bytearray":
@@ -155,6 +163,7 @@ def _check_call(function: Any, arguments: Any) -> None:
             _refuse(f"bytearray of {size} bytes")
     if name == "encode" and arguments[1:] != ("latin1",):
         _refuse("text in another encoding than latin1")
+    # Plain weights rebuild tensors from storages in the file, and never ask for a size.
     if name.endswith(("Tensor", "Storage")) and arguments:
         _refuse(f"{name} of a size alone")
 

@@ -38,7 +38,7 @@ _DIRECTIONS = {1: "forward", -1: "backward"}
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Rule:
-    """The fields that rules of every kind share; a rule is one of the classes below.
+    """The fields that rules of every kind share; a rule is an object of a class below.
 
     Attributes:
         transpose: Whether matrices are stored (in, out).
@@ -82,6 +82,7 @@ class Rule:
             >>> LinearRule(weight="w").changed()
             {'kind': 'linear', 'weight': 'w'}
         """
+        # Files stay short and readable with changed fields alone.
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         chosen = {name: value for name, value in vars(self).items() if value != defaults[name]}
         return {"kind": self.kind, **chosen}
@@ -141,7 +142,7 @@ class LinearRule(Rule):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class StackedRule(Rule):
-    """A rule whose arrays may be stacked in one.
+    """A rule whose arrays may be stacked.
 
     Attributes:
         fused: Key of an array that stacks the arrays of several roles on axis 0.
@@ -337,11 +338,13 @@ def rule_of(fields: Mapping[str, Any], where: str) -> Rule:
         >>> rule_of({"kind": "linear", "weight": "w"}, "layer rule 0")
         LinearRule(weight='w')
     """
+    # A value that cannot be hashed would fail in the lookup with an error of Python.
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedLayer(
             f"{where}: kind {kind!r} is no layer that can be read; known are {', '.join(KINDS)}"
         )
+    # An unknown field is refused and never ignored: it may have been meant to change the function.
     known = {field.name for field in dataclasses.fields(KINDS[kind])}
     if surplus := sorted(set(fields) - known - {"kind"}):
         raise CheckpointError(
@@ -396,6 +399,7 @@ def _attention_facts(rule: AttentionRule) -> list[str]:
         phrases.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
     else:
         phrases.append("no RoPE")
+    # A stack in the order q-k-v leaves all keys at None, which are equal too.
     if (rule.q1 == rule.q2 and rule.k1 == rule.k2) and rule.fused_order != "q1-k1-q2-k2-v":
         phrases.append("both scores share their weights")
     return phrases
@@ -436,11 +440,13 @@ def check_rule(rule: Any, where: str) -> None:
             ...
         tnsim.errors.CheckpointError: rule 0: a linear rule names weight
     """
+    # A subclass could have fields that nobody checks.
     if type(rule) not in KINDS.values():
         names = ", ".join(f"tnsim.{kind.__name__}" for kind in KINDS.values())
         raise CheckpointError(f"{where} must be one of {names}, found {rule!r}")
-    hints = _hints(type(rule))
+    hints = _field_types(type(rule))
     for field in dataclasses.fields(rule):
+        # JSON gives any type for any field.
         value = getattr(rule, field.name)
         if not _has_type(value, hints[field.name]):
             raise CheckpointError(f"{where}: {field.name} must be {field.type}, found {value!r}")
@@ -473,8 +479,10 @@ def _check_keys(rule: Rule, where: str) -> None:
         if not key:
             names = ", ".join(rule.required)
             raise CheckpointError(f"{where}: a {rule.kind} rule names {names}{instead}")
+        # A layer without its main arrays is no layer, so these cannot be optional.
         if isinstance(key, str) and key.endswith("?"):
             raise CheckpointError(f"{where}: {field} {key!r} may not be absent, remove the ?")
+    # A run would never end.
     if rule.repeat and "{i}" not in rule.main_key:
         raise CheckpointError(
             f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
@@ -483,7 +491,7 @@ def _check_keys(rule: Rule, where: str) -> None:
 
 
 @functools.cache
-def _hints(kind: type[Rule]) -> dict[str, Any]:
+def _field_types(kind: type[Rule]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

@@ -114,6 +114,7 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         state = state[key]
     if not place.prefix:
         return state
+    # Names of other tensors, such as counters outside the wrapper, stay.
     named = {name.removeprefix(place.prefix): value for name, value in state.items()}
     if len(named) < len(state):
         twice = next(name for name in state if place.prefix + name in state)
@@ -146,9 +147,11 @@ def _places(
     """Every place that has all names, in a mapping and the mappings inside it, itself perhaps."""
     seen.add(id(state))
     for name in state:
+        # One name finds the candidates; all others are then looked up.
         if not isinstance(name, str) or not name.endswith(names[0]):
             continue
         prefix = name.removesuffix(names[0])
+        # A prefix ends with a dot, so that `w` is not found inside `raw`.
         if prefix[-1:] in ("", ".") and all(prefix + other in state for other in names):
             yield Place(way, prefix)
     if len(way) == DEEPEST:
@@ -184,6 +187,7 @@ def check_unused(
         (('step',), ())
     """
     known = filter(has_width, layers)
+    # A vector as long as a width of the model may be a bias under any name.
     widths = {size for layer in known for size in (layer.d_in, layer.d_out)}
     ignored: list[str] = []
     left_out: list[str] = []
@@ -192,6 +196,7 @@ def check_unused(
         _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
     )
     for name in arrays.unused():
+        # Leaving out comes first, as it is the weaker claim about a tensor.
         if name in to_leave:
             left_out.append(name)
         elif name in unused:
@@ -212,6 +217,7 @@ class _Patterns:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._names = {pattern for pattern in patterns if not is_pattern(pattern)}
         several = dict.fromkeys(pattern for pattern in patterns if is_pattern(pattern))
+        # One expression for all patterns, so that long lists take no longer per name.
         self._form = re.compile("|".join(map(fnmatch.translate, several)) or r"(?!)")
 
     def __contains__(self, name: str) -> bool:
@@ -319,6 +325,7 @@ def model_from_state(
                 f"dialect {dialect.name} repeats {rule.main_key}, "
                 f"but no such tensor is there{listing(named)}"
             )
+    # Patterns of the call are part of what the origin tells.
     dialect = dataclasses.replace(dialect, leave_out=(*dialect.leave_out, *leave_out))
     ignored, left_out = check_unused(arrays, dialect, [normed.layer for normed in layers])
     assumed = dialect.assumptions(runs)
@@ -366,6 +373,7 @@ def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
         yield rule.numbered(0)
         return
     i = 0
+    # A run goes on as long as its main key exists.
     while (numbered := rule.numbered(i)).main_key in arrays:
         yield numbered
         i += 1
@@ -495,6 +503,7 @@ def _by_names(preset: Dialect) -> Dialect:
 
 def _closest(errors: list[TnsimError]) -> TnsimError | None:
     """The one reason against the presets whose keys fit, None where reasons differ or none fits."""
+    # Presets with other keys say nothing about this file.
     reasons = {str(error): error for error in errors if not isinstance(error, KeysDiffer)}
     if len(reasons) == 1:
         return reasons.popitem()[1]
@@ -504,6 +513,7 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
     """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping)]
+    # A training loop keeps few entries beside the weights.
     if len(inner) == 1 and len(inner[0]) > len(state):
         return _unknown(inner[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)

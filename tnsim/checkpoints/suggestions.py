@@ -68,9 +68,9 @@ def check_polynomial(
 ) -> None:
     """Refuse matrices that are no polynomial by their names or shapes.
 
-    A gate is multiplied through an activation in nearly all networks that have one, and linear
-    layers in a row would be one linear layer but for the activations between them. Neither leaves
-    a trace in a file.
+    A gate is multiplied through an activation in nearly all networks with gates, and linear
+    layers in a row would be a single linear layer but for the activations between them. Neither
+    leaves a trace in a file.
 
     Args:
         rules: Rules in order; a rule that is still repeated stands for a run of equal layers.
@@ -87,6 +87,7 @@ def check_polynomial(
             ...
         tnsim.errors.UnsupportedLayer: 0.weight and 2.weight are plain linear layers in a row, wh...
     """
+    # Names of a gate anywhere are enough to refuse.
     gate = next(filter(_is_gate, shapes), None) or _gate_of_three(shapes)
     if gate is not None:
         raise UnsupportedLayer(
@@ -97,7 +98,9 @@ def check_polynomial(
     before: dict[str, Any] | None = None
     for rule in rules:
         linear = rule["kind"] == "linear"
+        # A repeated linear rule is a row of layers by itself.
         several = linear and rule.get("repeat") and list(names.values()).count(rule["weight"]) > 1
+        # A lookup of tokens is followed by a linear layer without an activation in many networks.
         in_a_row = before is not None and before["kind"] == "linear" and not _is_lookup(before)
         if linear and (several or in_a_row):
             first = rule if before is None or not in_a_row else before
@@ -127,6 +130,7 @@ def _gate_of_three(shapes: Shapes) -> str | None:
         if found is None:
             continue
         second, third = (f"{found[1]}{found[2]}{n}{found[3]}" for n in (2, 3))
+        # w1 and w3 lead up and w2 leads back, which shapes can tell unless they are square.
         leads_back = shapes.get(second) == (columns, rows) and rows != columns
         if leads_back and shapes.get(third) == (rows, columns):
             return key
@@ -150,9 +154,11 @@ def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dic
     """
     layers = list(layers)
     found = [("layers", _ORDER)]
+    # Shapes of neighbours tell the direction, unless there is no neighbour or a matrix is square.
     if len(layers) == 1 or any(rows == columns for rows, columns in shapes.values()):
         found.append(("matrices", _STORED))
     for n, rule in enumerate(layers):
+        # A list, as fields are removed on the way.
         for name in [name for name in rule if name.startswith(OPEN)]:
             found.append((f"{name.removeprefix(OPEN)} of layer rule {n}", rule.pop(name)))
     for about, guess in found:
@@ -177,19 +183,21 @@ def one_by_one(rules: list[dict[str, Any]], names: Collection[str]) -> Iterator[
         >>> [rule["weight"] for rule in one_by_one(rules, names)]
         ['h.0.a', 'h.0.b', 'h.1.a', 'h.1.b']
     """
-    blocks = [_block(rule) for rule in rules]
-    for block, several in itertools.groupby(rules, key=_block):
+    blocks = [_block_name(rule) for rule in rules]
+    for block, several in itertools.groupby(rules, key=_block_name):
         run = list(several)
+        # A block with a single rule may stay a run.
         if block is None or blocks.count(block) == 1:
             yield from run
             continue
         numbers = {name[len(block) :].split(".")[0] for name in names if name.startswith(block)}
+        # The rules of a block follow one another within each block.
         for i in range(len(numbers)):
             for rule in run:
-                yield _numbered(rule, i)
+                yield _numbered_rule(rule, i)
 
 
-def _block(rule: dict[str, Any]) -> str | None:
+def _block_name(rule: dict[str, Any]) -> str | None:
     """The part of a repeated rule's names before the number, None for a single rule."""
     if not rule.get("repeat"):
         return None
@@ -197,10 +205,11 @@ def _block(rule: dict[str, Any]) -> str | None:
     return keys[0].partition("{i}")[0]
 
 
-def _numbered(rule: dict[str, Any], i: int) -> dict[str, Any]:
+def _numbered_rule(rule: dict[str, Any], i: int) -> dict[str, Any]:
     """The rule of a single layer of a run."""
     found: dict[str, Any] = {}
     for name, value in rule.items():
+        # Comments and guesses are said at the first block alone.
         if name != "repeat" and not (i and name[0] in "#?"):
             found[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
     return found
@@ -237,22 +246,22 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
 
     Raises:
         CheckpointError: When there is no matrix.
-        UnsupportedLayer: When names are names of gates, or plain linear layers follow one another.
+        UnsupportedLayer: When names are names of gates, or plain linear layers follow each other.
 
     Example:
         >>> arrays = {"emb.weight": np.ones((4, 3)), "step": np.array(7)}
         >>> json.loads(suggest(arrays, "mine"))["ignore"]
         ['step']
     """
-    nested, named = _nested(state)
+    nested, named = _nested_state(state)
     named = inside(named, Place((), common_prefix(list(named))))
-    arrays = {key: array for key, array in _arrays(named) if array.dtype.kind == "f"}
-    keys = _templates(arrays)
-    weights = sorted(_weights(arrays, keys), key=_place)
+    arrays = {key: array for key, array in _matrix_arrays(named) if array.dtype.kind == "f"}
+    keys = _name_templates(arrays)
+    weights = sorted(_layer_weights(arrays, keys), key=_place_of_weight)
     if not weights:
         raise CheckpointError("no matrix is there of which a layer could be made")
-    rules = list(_rules(weights))
-    _turn(rules, weights)
+    rules = list(_guessed_rules(weights))
+    _turn_matrices(rules, weights)
     norms = [keys[name] for name in arrays if NORM.search(name)]
     _add_norms(rules, list(dict.fromkeys(norms)))
     layers = list(one_by_one(rules, arrays))
@@ -278,19 +287,21 @@ def suggest(state: Mapping[Any, Any], name: str) -> str:
     return json.dumps(text, indent=1)
 
 
-def _nested(state: Mapping[Any, Any]) -> tuple[list[str], dict[str, Any]]:
+def _nested_state(state: Mapping[Any, Any]) -> tuple[list[str], dict[str, Any]]:
     """The keys that lead to the mapping with most tensors, and the contents of the mapping."""
     mappings = {str(key): value for key, value in state.items() if isinstance(value, Mapping)}
     if not mappings:
         return [], {str(key): value for key, value in state.items()}
-    largest = max(mappings, key=lambda key: len(list(_arrays(_nested(mappings[key])[1]))))
-    way, named = _nested(mappings[largest])
-    if len(list(_arrays(named))) <= len(list(_arrays(state))):
+    largest = max(
+        mappings, key=lambda key: len(list(_matrix_arrays(_nested_state(mappings[key])[1])))
+    )
+    way, named = _nested_state(mappings[largest])
+    if len(list(_matrix_arrays(named))) <= len(list(_matrix_arrays(state))):
         return [], {str(key): value for key, value in state.items()}
     return [largest, *way], named
 
 
-def _arrays(named: Mapping[Any, Any]) -> Iterator[tuple[str, np.ndarray]]:
+def _matrix_arrays(named: Mapping[Any, Any]) -> Iterator[tuple[str, np.ndarray]]:
     for key, value in named.items():
         if isinstance(value, (Mapping, str, type(None))):
             continue
@@ -300,7 +311,7 @@ def _arrays(named: Mapping[Any, Any]) -> Iterator[tuple[str, np.ndarray]]:
             continue
 
 
-def _templates(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+def _name_templates(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Names with {i} for the number in them, where the file has 0, 1, ... without a gap."""
     numbers: dict[str, list[int]] = {}
     keys: dict[str, str] = {}
@@ -313,7 +324,7 @@ def _templates(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     return {name: key if key in whole else name for name, key in keys.items()}
 
 
-def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Iterator[Weight]:
+def _layer_weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Iterator[Weight]:
     """The matrices, each run of layers once, in the order of the file."""
     known = set(keys.values())
     seen: set[str] = set()
@@ -330,7 +341,7 @@ def _weights(arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> Itera
         yield Weight(scope, word, key, bias if bias in known else None, array.shape)
 
 
-def _place(weight: Weight) -> int:
+def _place_of_weight(weight: Weight) -> int:
     """The rank of a matrix in the order of layers, as a file may sort its names.
 
     Embeddings come first and heads last; within a block attention comes before the rest, as in
@@ -344,21 +355,21 @@ def _place(weight: Weight) -> int:
     return 3 if _LAST.search(weight.word) else 2
 
 
-def _rules(weights: list[Weight]) -> Iterator[dict[str, Any]]:
+def _guessed_rules(weights: list[Weight]) -> Iterator[dict[str, Any]]:
     """A rule for each layer, at the place of its first matrix."""
     done: set[str] = set()
     for weight in weights:
         beside = [one for one in weights if one.scope == weight.scope and one.key not in done]
         if weight.key in done:
             continue
-        rule = _attention(beside) or _bilinear(beside, weight) or _linear(weight)
+        rule = _attention_guess(beside) or _bilinear_rule(beside, weight) or _linear_rule(weight)
         done |= {value for value in rule.values() if isinstance(value, str)}
         if "{i}" in weight.key:
             rule["repeat"] = True
         yield rule
 
 
-def _linear(weight: Weight) -> dict[str, Any]:
+def _linear_rule(weight: Weight) -> dict[str, Any]:
     rows, columns = weight.shape
     if "{i}" in weight.key and rows == 2 * columns:
         fused: dict[str, Any] = {"kind": "bilinear", "fused": weight.key}
@@ -378,8 +389,8 @@ def _linear(weight: Weight) -> dict[str, Any]:
     return rule
 
 
-def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
-    """A bilinear layer of the matrices of one scope, None where their names do not fit."""
+def _bilinear_rule(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
+    """A bilinear layer of the matrices of a scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     for weight in beside:
         for role, words in _ROLES.items():
@@ -409,8 +420,8 @@ def _bilinear(beside: list[Weight], first: Weight) -> dict[str, Any] | None:
     return rule
 
 
-def _attention(beside: list[Weight]) -> dict[str, Any] | None:
-    """An attention layer of the matrices of one scope, None where their names do not fit."""
+def _attention_guess(beside: list[Weight]) -> dict[str, Any] | None:
+    """An attention layer of the matrices of a scope, None where their names do not fit."""
     roles: dict[str, Weight] = {}
     fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:
@@ -420,18 +431,19 @@ def _attention(beside: list[Weight]) -> dict[str, Any] | None:
         elif fused and _OUTPUT.fullmatch(weight.word):
             roles["o"] = weight
     if fused and "o" in roles:
-        return _projections({"fused": fused, "o": roles["o"]}) | {
+        return _attention_rule({"fused": fused, "o": roles["o"]}) | {
             "fused_order": "q-k-v",
             "?fused_order": "all queries, then all keys, then all values",
         }
     if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
         return None
+    # A query or key without a number serves both scores.
     found = {role: roles.get(role) or roles.get(role[0]) for role in PROJECTIONS}
     named = {role: weight for role, weight in found.items() if weight is not None}
-    return _projections(named) if len(named) == len(found) else None
+    return _attention_rule(named) if len(named) == len(found) else None
 
 
-def _projections(roles: Mapping[str, Weight]) -> dict[str, Any]:
+def _attention_rule(roles: Mapping[str, Weight]) -> dict[str, Any]:
     """An attention layer of these matrices."""
     rule: dict[str, Any] = {"kind": "attention"}
     for role, weight in roles.items():
@@ -453,26 +465,30 @@ def _projections(roles: Mapping[str, Weight]) -> dict[str, Any]:
     }
 
 
-def _turn(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
+def _turn_matrices(rules: list[dict[str, Any]], weights: list[Weight]) -> None:
     """Find which matrices are stored (in, out): widths of neighbours have to agree."""
     shapes = {weight.key: weight.shape for weight in weights}
     for n, rule in enumerate(rules):
         if rule["kind"] != "linear":
             continue
         rows, columns = shapes[rule["weight"]]
-        before = _width(rules[n - 1], shapes, -1) if n else None
-        after = _width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
+        before = _rule_width(rules[n - 1], shapes, -1) if n else None
+        after = _rule_width(rules[n + 1], shapes, 0) if n + 1 < len(rules) else None
         stored = (rows, columns)
         looked_up = n == 0 and "bias" not in rule and _EMBEDDING.search(rule["weight"])
+        # A square table says nothing about its direction.
         if rows == columns and looked_up:
             rule["transpose"] = True
             rule["?transpose"] = "row t of the square matrix is the vector of token t"
         elif before == rows != columns or (n == 0 and after == columns != rows):
+            # Widths agree only the other way round.
             rule["transpose"] = True
             rule["# transpose"] = f"stored as {stored}, which fits its neighbours transposed"
 
 
-def _width(rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int) -> int | None:
+def _rule_width(
+    rule: dict[str, Any], shapes: Mapping[str, tuple[int, int]], end: int
+) -> int | None:
     """Number of coordinates that a layer reads (end 0) or gives (end -1), by the current rule."""
     if rule["kind"] == "linear":
         rows, columns = shapes[rule["weight"]]
@@ -489,10 +505,12 @@ def _add_norms(rules: list[dict[str, Any]], norms: list[str]) -> None:
     for key in norms:
         module, _, word = key.rpartition(".")
         scope = key.partition("{i}")[0] if "{i}" in key else ""
+        # A norm without a scope of its own stands before the last layer, as in most transformers.
         inside = [rule for rule in rules if scope and scope in json.dumps(rule)] or rules[-1:]
         modules = places.setdefault(scope, [])
         if module not in modules:
             modules.append(module)
+        # The first norm of a block goes to its first layer, the second to the next.
         rule = inside[min(modules.index(module), len(inside) - 1)]
         if "energy" in word:
             rule["norm_energy"] = key

@@ -1,11 +1,11 @@
 """PyTorch modules into layers, by the operations of their forward pass.
 
-`torch.export` writes the forward pass for one input down as operations on arrays. Here they are
-carried out once more on *affine values*: every value that depends on the input is an affine
+`torch.export` writes the forward pass for a single input down as operations on arrays. Here they
+are carried out once more on *affine values*: every value that depends on the input is an affine
 function of a state, the vector that the layers so far give. Operations that are affine in such
 values keep them affine, whatever they do to axes: einsum with weights, convolution, pooling,
-normalisation by running statistics. A product of two values makes hidden units, one for each entry
-of the product, and values become affine in these as well. Where all that follows depends on a
+normalisation by running statistics. A product of two values makes hidden units, a unit for each
+entry of the product, and values become affine in these as well. Where all that follows depends on a
 single value, this value is the next state, and the layer that leads to it is
 
     z' = S z + D (h_1 * ... * h_n) + c,    h_j = W_j z + b_j
@@ -16,7 +16,7 @@ multiple of the identity. Any other S is carried by hidden units of its own, `(S
 An activation of a value, entry by entry, makes hidden units too: `h = f(W_1 z + b_1)`, or with a
 product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer. There S is carried
 by units with f(x) - f(-x) = c x, which ReLU and GELU have, in two of them for each coordinate. A
-step that multiplies its own argument, as in JumpReLU, is an activation of one argument.
+step that multiplies its own argument, as in JumpReLU, is an activation of its argument.
 
 Reading order: `traced_layers` goes through the operations by a `_Trace`, which keeps the affine
 values (`_Value`); `_Stack` holds the state, the hidden units on top of it and the layers.
@@ -122,7 +122,7 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.
-        example: Inputs that the module takes, floats (inputs, ...); the first one is traced.
+        example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -149,6 +149,7 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         Forward differentiation of affine maps; a product of affine functions is a term of a CP
         decomposition.
     """
+    # A single input is traced, as layers act on each input alone.
     trace = _Trace(module, example[:1].detach())
     for node in trace.graph.nodes:
         if node.op == "output":
@@ -168,23 +169,25 @@ class _Trace:
     """
 
     def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
-        self.graph, self.values = _exported(module, example)
+        self.graph, self.values = _exported_graph(module, example)
+        # A value that no later operation reads is left out of the next state.
         self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
         self.stack = _Stack(example)
 
     def step(self, node: torch.fx.Node) -> None:
-        """Compute one value, and begin a new layer where all that follows depends on it alone."""
+        """Compute a value, and begin a new layer where all that follows depends on it alone."""
         if node.op == "placeholder" and node not in self.values:
             self.values[node] = self.stack.state(self.example.shape)
         elif node.op == "call_function":
-            self.values[node] = self._computed(node)
+            self.values[node] = self._computed_value(node)
         for before in node.all_input_nodes:
             self.uses[before].discard(node)
-        live = self._live()
+        live = self._live_values()
+        # Only a value that carries all the rest can become the next state.
         alone = list(live) == [(node, None)] and self.stack.ends_layer(live[node, None])
         if alone and not _is_squared(node):  # relu(x)^2 is one activation
-            self._settle(live)
+            self._settle_values(live)
 
     def layers(self, output: torch.fx.Node) -> list[Any]:
         """The layers, up to the output."""
@@ -194,7 +197,7 @@ class _Trace:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
         return self.stack.finished(value)
 
-    def _live(self) -> dict[Hashable, _Value]:
+    def _live_values(self) -> dict[Hashable, _Value]:
         """Values that depend on the input and are used later, by node and place in a list."""
         live: dict[Hashable, _Value] = {}
         for node, value in self.values.items():
@@ -203,7 +206,7 @@ class _Trace:
                 live |= {(node, n): part for n, part in parts if isinstance(part, _Value)}
         return live
 
-    def _settle(self, live: dict[Hashable, _Value]) -> None:
+    def _settle_values(self, live: dict[Hashable, _Value]) -> None:
         """End a layer: live values become affine functions of a new state."""
         for (node, place), value in self.stack.settle(live).items():  # pyright: ignore
             if place is None:
@@ -211,9 +214,9 @@ class _Trace:
             else:
                 self.values[node][place] = value
 
-    def _computed(self, node: torch.fx.Node) -> Any:
+    def _computed_value(self, node: torch.fx.Node) -> Any:
         """The result of a single operation on arrays and affine values."""
-        name = _name(node)
+        name = _operation_name(node)
         if name == "getitem":
             whole, place = node.args
             return self.values[whole][place]
@@ -221,46 +224,53 @@ class _Trace:
         if name.startswith("_assert"):
             return None
         if not varying:
-            return self._applied(node, self.values)
+            return self._applied_operation(node, self.values)
         if name == "pow" and _is_power(node):
-            return self._power(node)
-        places = [n for n, one in enumerate(node.args) if _reads(one, varying)]
-        if places == [0] and (found := self._function(node, name)) is not None:
-            return self._activated(node, *found)
+            return self._power_value(node)
+        places = [n for n, one in enumerate(node.args) if _reads_any(one, varying)]
+        # A function of a single value, with settings that do not depend on the input.
+        if places == [0] and (found := self._activation_in(node, name)) is not None:
+            return self._activated_value(node, *found)
         chooses = name == "where" and places[0] == 0
         if chooses and places == [0, 1] and not self._has_entries(node.args[2]):
-            return self._multiplied(node, places)  # where(u > t, u, 0)
+            return self._multiplied_values(node, places)  # where(u > t, u, 0)
         if name not in AFFINE or (name in FIRST_ALONE and places != [0]) or chooses:
-            raise UnsupportedLayer(f"{_place(node)} computes {name}, {_reason(name)}")
+            raise UnsupportedLayer(f"{_place_of(node)} computes {name}, {_refusal_reason(name)}")
+        # The first argument of `addmm` and `baddbmm` is added, not multiplied.
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in PRODUCTS.split() and len(factors) > 1:
-            return self._multiplied(node, factors)
-        return self._affine(node, varying)
+            return self._multiplied_values(node, factors)
+        return self._affine_result(node, varying)
 
-    def _applied(self, node: torch.fx.Node, values: dict[Any, Any]) -> Any:
+    def _applied_operation(self, node: torch.fx.Node, values: dict[Any, Any]) -> Any:
         """The operation itself, on arrays."""
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda one: values[one])
         assert callable(node.target)
         return node.target(*arguments[0], **arguments[1])
 
-    def _affine(self, node: torch.fx.Node, varying: list[torch.fx.Node]) -> Any:
+    def _affine_result(self, node: torch.fx.Node, varying: list[torch.fx.Node]) -> Any:
         """An affine operation f: its constant is f(constants), its slopes are f(slopes) - f(0)."""
         given = [self.values[one] for one in varying]
 
         def applied(*arrays: torch.Tensor) -> Any:
+            # All other arguments are arrays, which stay the same in every direction.
             known = self.values | dict(zip(varying, arrays, strict=True))
-            return self._applied(node, known)
+            return self._applied_operation(node, known)
 
         constant = applied(*(value.constant for value in given))
         origin = applied(*(torch.zeros_like(value.constant) for value in given))
         slopes: dict[int, Any] = {}
+        # An operation that is affine in its arguments maps directions as it maps their difference
+        # from zero.
         for source in sorted({source for value in given for source in value.slopes}):
             size = self.stack.size(source)
             directions = [
                 value.slopes.get(source, value.constant.new_zeros((size, *value.shape)))
                 for value in given
             ]
+            # All directions of a source at once; the number of coordinates is a batch axis.
             slopes[source] = torch.vmap(applied)(*directions)
+        # Operations such as `split` give several arrays.
         if isinstance(constant, torch.Tensor):
             return _affine_value(constant, origin, slopes)
         parts: list[Any] = []
@@ -269,26 +279,30 @@ class _Trace:
             parts.append(_affine_value(part, origin[n], own))
         return parts
 
-    def _multiplied(self, node: torch.fx.Node, places: list[int]) -> _Value:
+    def _multiplied_values(self, node: torch.fx.Node, places: list[int]) -> _Value:
         """A product of several arguments that depend on the input."""
-        name = _name(node)
+        name = _operation_name(node)
         if len(places) == 2:
-            first, second = self._factors([node.args[n] for n in places])
+            first, second = self._unit_factors([node.args[n] for n in places])
             if name in ("mul", "where"):
-                return self._hidden(first, second)
+                return self._hidden_product(first, second)
             if name in ("mm", "bmm", "mv", "dot", "matmul"):
                 # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
-                first = _each(first, lambda x: x.unsqueeze(-1))
-                second = _each(second, lambda y: y.unsqueeze(-3))
-                return _each(self._hidden(first, second), lambda product: product.sum(-2))
+                first = _mapped_value(first, lambda x: x.unsqueeze(-1))
+                second = _mapped_value(second, lambda y: y.unsqueeze(-3))
+                return _mapped_value(
+                    self._hidden_product(first, second), lambda product: product.sum(-2)
+                )
             if name == "_trilinear" and places == [0, 2]:
                 # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
                 weight = self.values[node.args[1]]
-                first = _each(first, lambda x: torch.einsum("bi,oij->boj", x, weight))
-                second = _each(second, lambda y: y.unsqueeze(-2))
-                return _each(self._hidden(first, second), lambda product: product.sum(-1))
+                first = _mapped_value(first, lambda x: torch.einsum("bi,oij->boj", x, weight))
+                second = _mapped_value(second, lambda y: y.unsqueeze(-2))
+                return _mapped_value(
+                    self._hidden_product(first, second), lambda product: product.sum(-1)
+                )
         raise UnsupportedLayer(
-            f"{_place(node)} multiplies {len(places)} values by {name}, which is not read"
+            f"{_place_of(node)} multiplies {len(places)} values by {name}, which is not read"
         )
 
     def _has_entries(self, argument: Any) -> bool:
@@ -296,7 +310,7 @@ class _Trace:
         known = self.values[argument] if isinstance(argument, torch.fx.Node) else argument
         return bool(torch.as_tensor(known).any())
 
-    def _function(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
+    def _activation_in(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
         """The activation that an operation is, and what it takes off its argument first."""
         if name == "gt":
             threshold = node.args[1]
@@ -310,41 +324,46 @@ class _Trace:
         function = _activation_of(name, settings, node.kwargs)
         return None if function is None else (function, 0.0)
 
-    def _activated(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
+    def _activated_value(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
         """An activation of a value, of every entry alone."""
         (argument, *_) = node.args
+        # Hidden units of an activation read the state alone, so other values end a layer first.
         if not set(self.values[argument].slopes) <= {0}:
-            self._settle(self._live())
+            self._settle_values(self._live_values())
         value: _Value = self.values[argument]
         constant = value.constant - shift
         shape = constant.shape
+        # Thresholds may broadcast the argument to a larger shape.
         expand = torch.vmap(lambda x: x.expand(shape))
         slopes = {source: expand(slope) for source, slope in value.slopes.items()}
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
         return self.stack.activated(_Value(constant, slopes), function)
 
-    def _power(self, node: torch.fx.Node) -> _Value:
+    def _power_value(self, node: torch.fx.Node) -> _Value:
         """A whole power of a value, as a product of equal factors."""
         if node.args[1] == 2 and (squared := self.stack.squared(self.values[node.args[0]])):
             return squared
-        (base,) = self._factors([node.args[0]])
+        (base,) = self._unit_factors([node.args[0]])
+        # Each factor is a leg of the next `Multilinear` layer.
         result = base
         for _ in range(int(node.args[1]) - 1):  # pyright: ignore
-            result = self._hidden(result, base)
+            result = self._hidden_product(result, base)
         return result
 
-    def _factors(self, nodes: list[Any]) -> list[_Value]:
+    def _unit_factors(self, nodes: list[Any]) -> list[_Value]:
         """Values that hidden units can be made of, after a new layer where they are no such."""
         values = [self.values[one] for one in nodes]
+        # Only products of affine functions, or with single units, are hidden units again.
         if not (all(map(self.stack.multiplies, values)) and self.stack.gates(values)):
-            self._settle(self._live())
+            self._settle_values(self._live_values())
         return [self.values[one] for one in nodes]
 
-    def _hidden(self, one: _Value, two: _Value) -> _Value:
+    def _hidden_product(self, one: _Value, two: _Value) -> _Value:
         """The product of two values that broadcast to a common shape."""
         shape = torch.broadcast_shapes(one.shape, two.shape)
+        # A product of n entries has n units, each with a row as wide as the state.
         _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
-        grown = [_each(value, lambda x: x.expand(shape)) for value in (one, two)]
+        grown = [_mapped_value(value, lambda x: x.expand(shape)) for value in (one, two)]
         return self.stack.multiplied(*grown)
 
 
@@ -355,7 +374,7 @@ class _Stack:
         drafts: The layers.
         width: Coordinates of the state.
         units: Factors of each block of hidden units, pairs (W, b) of shapes (n, width) and (n,).
-        functions: Activations of the first factors of blocks, where they have one.
+        functions: Activations of the first factors of blocks, if any.
     """
 
     def __init__(self, example: torch.Tensor) -> None:
@@ -372,55 +391,62 @@ class _Stack:
     def state(self, shape: Sequence[int]) -> _Value:
         """The state itself, as an array of a shape."""
         _check_size(self.width**2)
-        eye = self._eye(self.width).reshape(self.width, *shape)
+        eye = self._eye_matrix(self.width).reshape(self.width, *shape)
         return _Value(self.like.new_zeros(tuple(shape)), {0: eye})
 
     def multiplies(self, value: _Value) -> bool:
-        """Whether each entry of a value is affine in the state alone, or a multiple of one unit."""
+        """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
         if set(value.slopes) <= {0}:
             return True
+        # A sum of a unit and anything else is no factor.
         if len(value.slopes) > 1 or bool(value.constant.any()):
             return False
         (slope,) = value.slopes.values()
+        # Every entry has to be a multiple of exactly one unit.
         return bool(((slope.flatten(1) != 0).sum(0) == 1).all())
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
-        if self._function(one) is None and self._function(two) is None:
-            return self._block([*self._factors(one), *self._factors(two)], one.shape)
-        first, second = (one, two) if self._function(one) is not None else (two, one)
-        if self._function(second) is not None and self._name(second) == "step":
+        if self._activation_in(one) is None and self._activation_in(two) is None:
+            return self._new_block([*self._unit_factors(one), *self._unit_factors(two)], one.shape)
+        # The activation goes first, as the gate of its layer.
+        first, second = (one, two) if self._activation_in(one) is not None else (two, one)
+        # A step multiplies what it is a step of, so the step decides.
+        if self._activation_in(second) is not None and self._operation_name(second) == "step":
             first, second = second, first
-        function = self._function(first)
+        function = self._activation_in(first)
         assert function is not None  # as `gates` says
-        size, ((weight, bias),) = self._unit(first)
+        size, ((weight, bias),) = self._unit_of(first)
         if function.name != "step":
-            up, shift = self._factors(second)[0]
+            up, shift = self._unit_factors(second)[0]
             factors = [(weight, bias), (size[:, None] * up, size * shift)]
-            return self._block(factors, one.shape, function)
+            return self._new_block(factors, one.shape, function)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
-        height, thresholds = self._heights(first, second)
+        height, thresholds = self._step_heights(first, second)
+        # A step at zero of its own argument is ReLU.
         if not bool((thresholds > 0).any()):
-            found = self._block([(weight, bias)], one.shape, activation("relu"))
+            found = self._new_block([(weight, bias)], one.shape, activation("relu"))
         else:
             factors = [(weight / thresholds[:, None], bias / thresholds + 1)]
             height = height * thresholds
-            found = self._block(factors, one.shape, jump_relu(1.0))
+            found = self._new_block(factors, one.shape, jump_relu(1.0))
+        # Heights are put into the slope, behind the activation.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size * height).reshape(one.shape)})
 
     def activated(self, value: _Value, function: Activation) -> _Value:
         """An activation of every entry of a value that is affine in the state."""
-        return self._block(self._factors(value), value.shape, function)
+        return self._new_block(self._unit_factors(value), value.shape, function)
 
     def squared(self, value: _Value) -> _Value | None:
         """The square of multiples of rectified units, hidden units as well; else None."""
-        if self._name(value) != "relu" or not self.multiplies(value):
+        if self._operation_name(value) != "relu" or not self.multiplies(value):
             return None
-        size, factors = self._unit(value)
+        size, factors = self._unit_of(value)
         if len(factors) > 1:
             return None
-        found = self._block(factors, value.shape, activation("relu2"))
+        found = self._new_block(factors, value.shape, activation("relu2"))
+        # The square of k relu(u) is k^2 times the square of relu(u), whatever the sign of k.
         ((block, slope),) = found.slopes.items()
         return _Value(found.constant, {block: slope * (size**2).reshape(value.shape)})
 
@@ -429,82 +455,90 @@ class _Stack:
 
         An activation multiplies an affine function of the state, or a step what it is a step of.
         """
-        found = [value for value in values if self._function(value) is not None]
+        found = [value for value in values if self._activation_in(value) is not None]
         if not found:
             return True
-        if len(values) != 2 or any(len(self._unit(value)[1]) > 1 for value in found):
+        if len(values) != 2 or any(len(self._unit_of(value)[1]) > 1 for value in found):
             return False
-        if not any(self._name(value) == "step" for value in found):
+        if not any(self._operation_name(value) == "step" for value in found):
             return len(found) == 1
-        first, second = values if self._name(values[0]) == "step" else values[::-1]
-        if self._name(second) not in ("", "relu"):
+        first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
+        # A step times ReLU is ReLU again, at the step's threshold.
+        if self._operation_name(second) not in ("", "relu"):
             return False
-        known = self._heights(first, second)
+        known = self._step_heights(first, second)
         if known is None or bool((known[1] < 0).any()):
             return False
+        # Thresholds of both kinds would need two activations in one layer.
         return bool((known[1] > 0).all()) or not bool(known[1].any())
 
-    def _heights(self, step: _Value, other: _Value) -> Any:
+    def _step_heights(self, step: _Value, other: _Value) -> Any:
         """Numbers k and t with other = k (u + t) where a step is 1(u > 0); None without such."""
-        _, ((weight, bias),) = self._unit(step)
-        if self._function(other) is None:
-            size, (up, shift) = torch.ones_like(bias), self._factors(other)[0]
+        _, ((weight, bias),) = self._unit_of(step)
+        if self._activation_in(other) is None:
+            size, (up, shift) = torch.ones_like(bias), self._unit_factors(other)[0]
         else:
-            size, ((up, shift),) = self._unit(other)
+            size, ((up, shift),) = self._unit_of(other)
         count = len(bias)
+        # The step must read the rows that it multiplies.
         if len(shift) != count or not bool((weight == up).all()):
             return None
         return size, shift - bias
 
-    def _function(self, value: _Value) -> Activation | None:
+    def _activation_in(self, value: _Value) -> Activation | None:
         """The activation of the hidden units that a value is made of."""
         found = [self.functions[block] for block in value.slopes if block in self.functions]
         return found[0] if found else None
 
-    def _name(self, value: _Value) -> str:
-        function = self._function(value)
+    def _operation_name(self, value: _Value) -> str:
+        function = self._activation_in(value)
         return "" if function is None else function.name
 
-    def _unit(self, value: _Value) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _unit_of(
+        self, value: _Value
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The numbers by which entries are multiples of hidden units, and the factors of these."""
         ((block, slope),) = value.slopes.items()
+        # `multiplies` has made sure of a single unit for each entry.
         units = slope.flatten(1).abs().argmax(0)
         size = slope.flatten(1).gather(0, units[None])[0]
         return size, [(w[units], b[units]) for w, b in self.units[block]]
 
-    def _block(
+    def _new_block(
         self,
         factors: list[tuple[torch.Tensor, torch.Tensor]],
         shape: tuple[int, ...],
         function: Activation | None = None,
     ) -> _Value:
-        """A new block of hidden units, one for each entry of a value."""
+        """A new block of hidden units, for the entries of a value."""
+        # Source 0 is the state.
         block = 1 + max(self.units, default=0)
         self.units[block] = factors
         if function is not None:
             self.functions[block] = function
         count = math.prod(shape)
-        slope = self._eye(count).reshape(count, *shape)
+        slope = self._eye_matrix(count).reshape(count, *shape)
         return _Value(self.like.new_zeros(shape), {block: slope})
 
-    def _factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _unit_factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The factors of every entry of a value that `multiplies`.
 
         An entry that is a multiple of a hidden unit has the factors of the unit.
         """
         if set(value.slopes) <= {0}:
             flat = value.constant.flatten()
+            # A value without slopes is a constant factor.
             if 0 not in value.slopes:
                 return [(self.like.new_zeros(len(flat), self.width), flat)]
             return [(value.slopes[0].flatten(1).T, flat)]
-        factor, ((weight, bias), *others) = self._unit(value)
+        factor, ((weight, bias), *others) = self._unit_of(value)
         return [(factor[:, None] * weight, factor * bias), *others]
 
     def ends_layer(self, value: _Value) -> bool:
         """Whether a value that all the rest depends on becomes a state of its own.
 
         A value with hidden units does. An affine function of the state does where it is narrower
-        than the state; a wider one is cheaper as rows of the next layer.
+        than the state; a wider value is cheaper as rows of the next layer.
         """
         return bool(set(value.slopes) - {0}) or value.constant.numel() < self.width
 
@@ -521,16 +555,18 @@ class _Stack:
         """
         if len(values) == 1:
             ((name, value),) = values.items()
-            self._append(value)
+            self._append_layer(value)
             return {name: self.state(value.shape)}
         sources = sorted({source for value in values.values() for source in value.slopes})
+        # Units of an activation cannot be carried over the next layer.
         if function := next((self.functions[n] for n in sources if n in self.functions), None):
             raise UnsupportedLayer(
                 f"the forward pass computes {function.name}, and keeps other values beside it over "
                 "a nonlinear layer"
             )
         sizes = [self.size(source) for source in sources]
-        slopes = dict(zip(sources, self._eye(sum(sizes)).split(sizes), strict=True))
+        # The new state is all sources one after another.
+        slopes = dict(zip(sources, self._eye_matrix(sum(sizes)).split(sizes), strict=True))
         moved = {}
         for name, value in values.items():
             parts = []
@@ -538,18 +574,19 @@ class _Stack:
                 zero = value.constant.new_zeros((size, *value.shape))
                 parts.append(value.slopes.get(source, zero))
             moved[name] = _Value(value.constant, {0: torch.cat(parts)})
-        self._append(_Value(self.like.new_zeros(sum(sizes)), slopes))
+        self._append_layer(_Value(self.like.new_zeros(sum(sizes)), slopes))
         return moved
 
     def finished(self, value: _Value) -> list[Any]:
         """All layers of tnsim, the last of which gives a value."""
         slope = value.slopes.get(0, value.constant[None]).flatten(1)
-        is_state = set(value.slopes) == {0} and _equal(slope, self._eye(self.width))
+        # A last layer that is the identity is left out.
+        is_state = set(value.slopes) == {0} and _are_equal(slope, self._eye_matrix(self.width))
         if not self.drafts or not is_state or bool(value.constant.any()):
-            self._append(value)
+            self._append_layer(value)
         return [_layer_of(_with_fewer_units(draft)) for draft in self.drafts]
 
-    def _append(self, value: _Value) -> None:
+    def _append_layer(self, value: _Value) -> None:
         """Add the layer that gives a value, flat, and make the value the state."""
         bias = value.constant.flatten()
         matrix = bias.new_zeros(len(bias), self.width)
@@ -560,16 +597,18 @@ class _Stack:
             down = torch.cat([value.slopes[block].flatten(1) for block in blocks]).T
             units = [self.units[block] for block in blocks]
             functions = [self.functions.get(block) for block in blocks]
+            # A layer is a product or has an activation, never both.
             if any(functions):
                 self.drafts.append(self._activation_layer(units, functions, matrix, down, bias))
             else:
-                self.drafts.append(self._product(units, matrix, down, bias))
+                self.drafts.append(self._product_layer(units, matrix, down, bias))
         else:
             self._append_linear(matrix, bias)
         self.width = len(bias)
+        # Values are affine in the new state from here on.
         self.units, self.functions = {}, {}
 
-    def _product(
+    def _product_layer(
         self,
         units: list[list[tuple[torch.Tensor, torch.Tensor]]],
         matrix: torch.Tensor,
@@ -577,10 +616,12 @@ class _Stack:
         bias: torch.Tensor,
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c`."""
+        # A multiple of the identity is a residual and costs no units.
         skip = _multiple_of_identity(matrix)
         if skip is None and (matrix.requires_grad or bool(matrix.any())):
+            # The block has a single factor, which `_stacked_factors` multiplies by 1.
             units = [*units, [(matrix, torch.zeros_like(bias))]]
-            down = torch.cat([down, self._eye(len(matrix))], 1)
+            down = torch.cat([down, self._eye_matrix(len(matrix))], 1)
         return _Draft(_stacked_factors(units), down, bias, skip)
 
     def _activation_layer(
@@ -591,7 +632,7 @@ class _Stack:
         down: torch.Tensor,
         bias: torch.Tensor,
     ) -> _Draft:
-        """The layer `S z + D (units of all blocks) + c` of blocks with one activation."""
+        """The layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
         function = functions[0]
         if function is None or any(one != function for one in functions):
             names = sorted({"a product" if one is None else one.name for one in functions})
@@ -607,7 +648,7 @@ class _Stack:
                     "no multiple of the identity"
                 )
             # f(x) - f(-x) = slope * x
-            eye, zero = self._eye(self.width), self.like.new_zeros(self.width)
+            eye, zero = self._eye_matrix(self.width), self.like.new_zeros(self.width)
             units = [*units, [(eye, zero)], [(-eye, zero)]]
             down = torch.cat([down, matrix / slope, -matrix / slope], 1)
         return _Draft(_stacked_factors(units), down, bias, skip, function)
@@ -616,13 +657,14 @@ class _Stack:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
         if self.drafts and self.drafts[-1].skip is None:
             last = self.drafts[-1]
+            # Merging saves a layer where the product is no larger than its two factors.
             if len(matrix) * last.down.shape[1] <= last.down.numel() + matrix.numel():
                 merged, shifted = matrix @ last.down, bias + matrix @ last.bias
                 self.drafts[-1] = _Draft(last.factors, merged, shifted, None, last.function)
                 return
         self.drafts.append(_Draft([], matrix, bias))
 
-    def _eye(self, size: int) -> torch.Tensor:
+    def _eye_matrix(self, size: int) -> torch.Tensor:
         return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
 
 
@@ -637,10 +679,10 @@ class _SingleOutput(torch.nn.Module):
         return array_of(self.module(x))
 
 
-def _exported(
+def _exported_graph(
     module: torch.nn.Module, example: torch.Tensor
 ) -> tuple[torch.fx.Graph, dict[Any, Any]]:
-    """The graph of a forward pass of one argument, and the arrays at its other placeholders."""
+    """The graph of a forward pass on an argument, and the arrays at its other placeholders."""
     module = _SingleOutput(module)
     try:
         with warnings.catch_warnings():
@@ -648,6 +690,7 @@ def _exported(
             program = torch.export.export(module, (example,))
             smaller = torch.export.default_decompositions()
             for name in WHOLE:
+                # Such activations stay single operations, so that they can be known by name.
                 smaller.pop(getattr(torch.ops.aten, name).default, None)
             program = program.run_decompositions(smaller)
     except Exception as error:  # whatever the forward pass or the export raises
@@ -688,7 +731,7 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         (end,) = settings
         if not isinstance(end, (int, float)):
             return None
-        return _clamp(end, None) if name == "maximum" else _clamp(None, end)
+        return _clamp_activation(end, None) if name == "maximum" else _clamp_activation(None, end)
     if name == "gelu":
         return activation("gelu_tanh" if named.get("approximate") == "tanh" else "gelu")
     if name == "leaky_relu":
@@ -702,16 +745,18 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         ends = (*settings, *ends[len(settings) :])
         low, high = named.get("min", ends[0]), named.get("max", ends[1])
         if all(one is None or isinstance(one, (int, float)) for one in (low, high)):
-            return _clamp(low, high)
+            return _clamp_activation(low, high)
     return None
 
 
-def _clamp(low: float | None, high: float | None) -> Activation:
+def _clamp_activation(low: float | None, high: float | None) -> Activation:
     """The activation that keeps its argument between two ends, None for no end."""
     known = {(0, None): "relu", (0, 6): "relu6", (-1, 1): "hardtanh"}
+    # Known clamps have a name, and closed forms come with it.
     if (low, high) in known:
         return activation(known[low, high])
     kinks = tuple(float(one) for one in (low, high) if one is not None)
+    # Beyond an end the function is constant.
     left = () if low is None else ((float(low),),)
     right = () if high is None else ((float(high),),)
     return Activation(kinks=kinks, pieces=(*left, (0.0, 1.0), *right), name=f"clamp({low}, {high})")
@@ -719,12 +764,13 @@ def _clamp(low: float | None, high: float | None) -> Activation:
 
 def _odd_slope(function: Activation) -> float | None:
     """The number c with f(x) - f(-x) = c x, as for ReLU and GELU; None where there is none."""
+    # Several points, as most functions have an odd part that is no line.
     x = np.array([0.3, 1.0, 2.7, 9.0])
     slopes = (function(x) - function(-x)) / x
     return float(slopes[1]) if np.ptp(slopes) <= 1e-13 and slopes[1] else None
 
 
-def _reason(name: str) -> str:
+def _refusal_reason(name: str) -> str:
     """The reason why an operation makes no layer."""
     if name in ("topk", "sort", "kthvalue", "median", "argsort"):
         return "which compares hidden units with one another, and no pair of units knows the rest"
@@ -735,20 +781,20 @@ def _reason(name: str) -> str:
     return "which is neither polynomial nor a known activation"
 
 
-def _each(value: _Value, function: Callable[[Any], Any]) -> _Value:
+def _mapped_value(value: _Value, function: Callable[[Any], Any]) -> _Value:
     """A linear operation on an affine value."""
     slopes = {source: torch.vmap(function)(slope) for source, slope in value.slopes.items()}
     return _Value(function(value.constant), slopes)
 
 
-def _reads(argument: Any, nodes: list[torch.fx.Node]) -> bool:
-    """Whether an argument of an operation is one of several nodes, or a list that holds one."""
+def _reads_any(argument: Any, nodes: list[torch.fx.Node]) -> bool:
+    """Whether an argument of an operation is among some nodes, or is a list with such a node."""
     if isinstance(argument, (list, tuple)):
-        return any(_reads(one, nodes) for one in argument)
+        return any(_reads_any(one, nodes) for one in argument)
     return any(argument is one for one in nodes)
 
 
-def _name(node: torch.fx.Node) -> str:
+def _operation_name(node: torch.fx.Node) -> str:
     """The name of an operation without its overload, as `add` for `aten.add.Tensor`."""
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
     return str(name).partition(".")[0]
@@ -756,16 +802,16 @@ def _name(node: torch.fx.Node) -> str:
 
 def _is_squared(node: torch.fx.Node) -> bool:
     """Whether squares alone read a value."""
-    return all(_name(user) == "pow" and user.args[1] == 2 for user in node.users)
+    return all(_operation_name(user) == "pow" and user.args[1] == 2 for user in node.users)
 
 
 def _is_power(node: torch.fx.Node) -> bool:
-    """Whether a power is a whole one."""
+    """Whether a power is whole."""
     exponent = node.args[1]
     return isinstance(exponent, (int, float)) and float(exponent).is_integer() and exponent >= 1
 
 
-def _place(node: torch.fx.Node) -> str:
+def _place_of(node: torch.fx.Node) -> str:
     """The submodule in which an operation stands."""
     path, _ = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
     path = str(path).removeprefix("L['self']").strip(".").removeprefix("module").strip(".")
@@ -781,7 +827,7 @@ def _check_size(entries: int) -> None:
         )
 
 
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _are_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
     return one.shape == two.shape and bool((one == two).all())
 
 
@@ -806,11 +852,12 @@ def _stacked_factors(
 
 
 def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
-    """The number s of a matrix s I; None for zero, any other matrix, and one with a gradient."""
+    """The number s of a matrix s I; None for zero, other matrices, and matrices with a gradient."""
+    # A skip is a number, through which no gradient goes.
     if matrix.shape[0] != matrix.shape[1] or matrix.requires_grad or not bool(matrix.any()):
         return None
     diagonal = torch.diag(matrix[0, 0].expand(len(matrix)))
-    return float(matrix[0, 0]) if _equal(matrix, diagonal) else None
+    return float(matrix[0, 0]) if _are_equal(matrix, diagonal) else None
 
 
 def _layer_of(draft: _Draft) -> Any:
@@ -834,9 +881,9 @@ def _layer_of(draft: _Draft) -> Any:
 def _with_fewer_units(draft: _Draft) -> _Draft:
     """The same layer with fewer hidden units, where many units share a factor.
 
-    Units with one left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as the
-    matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for one, is written by `torch` with
-    all products x_i x_j. Layers with gradients keep their units as they are.
+    Units with the same left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as
+    the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, is written by
+    `torch` with all products x_i x_j. Layers with gradients keep their units as they are.
     """
     down = draft.down
     arrays = [down, *(array for factor in draft.factors for array in factor)]
@@ -844,16 +891,20 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
         return draft
     if any(array.requires_grad for array in arrays):
         return draft
+    # Biases are a last column, so that rows with their bias are compared as a whole.
     first, second = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors)
     best = (first, second, down)
     for turn in (1, -1):
+        # Either factor may be the one that many units share.
         shared, other = (first, second)[::turn]
         alike, group_of = torch.unique(shared, dim=0, return_inverse=True)
+        # Groups of hardly more than one unit save nothing.
         if 2 * len(alike) > len(shared):
             continue
         found: list[tuple[Any, Any, Any]] = []
         for group, row in enumerate(alike):
             members = group_of == group
+            # The rank of a group is the number of units that it needs.
             left, sizes, right = torch.linalg.svd(
                 down[:, members] @ other[members], full_matrices=False
             )

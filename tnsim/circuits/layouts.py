@@ -19,7 +19,7 @@ from tnsim.errors import CheckpointError, UnsupportedLayer, printable
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and conventions of one family of transformers.
+    """Names and conventions of a family of transformers.
 
     Names of tensors of a layer stand behind `layer`, other names behind `root`, and the names of
     `unembedding` at the top. Each name stands for a weight and perhaps a bias.
@@ -30,12 +30,12 @@ class Layout:
         layer: Prefix of the names of layer {i}, behind `root`.
         q, k, v, o: Maps of queries, keys, values and of the output.
         qkv: The map that holds queries, keys and values together; None for three maps.
-        interleaved: Whether `qkv` has queries, keys and values of one head side by side, and not
+        interleaved: Whether `qkv` has queries, keys and values of a head side by side, and not
             all queries before all keys before all values.
         transposed: Whether matrices of layers are stored (in, out).
         attention_norm, mlp_norm: Norms before attention and before the MLP.
         norm: Kind of norms: `layer`, `rms`, or `rms+1` for RMS norms of gain 1 + weight.
-        up, gate, down: Maps of the MLP; `gate` is None for an MLP without one.
+        up, gate, down: Maps of the MLP; `gate` is None for an MLP without a gate.
         embedding: Table of tokens, behind `root`.
         positions: Table of positions, behind `root`; None for rotated queries and keys.
         final_norm: Norm before the unembedding, behind `root`.
@@ -88,6 +88,7 @@ class Layout:
     @property
     def mlp(self) -> str:
         """Name of the module of the MLP in a layer; empty where its maps stand in the layer."""
+        # OPT keeps both maps of an MLP in the layer itself, so its path may be empty.
         return self.up.rpartition(".")[0]
 
     def at(self, i: int, module: str) -> str:
@@ -95,7 +96,7 @@ class Layout:
         return self.layer.format(i=i) + module
 
 
-def _gated(name: str, **others: Any) -> Layout:
+def _llama_layout(name: str, **others: Any) -> Layout:
     """A layout with Llama's names."""
     values: dict[str, Any] = {
         "root": "model.",
@@ -161,10 +162,10 @@ LAYOUTS: Mapping[str, Layout] = {
                 "*rotary_emb.inv_freq",
             ),
         ),
-        _gated("llama"),
-        _gated("mistral"),
-        _gated("qwen2"),
-        _gated("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
+        _llama_layout("llama"),
+        _llama_layout("mistral"),
+        _llama_layout("qwen2"),
+        _llama_layout("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
         Layout(
             name="opt",
             root="model.decoder.",
@@ -229,32 +230,35 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         'attn.c_proj'
     """
     name = config.get("model_type")
+    # Known types that are no polynomial get their own reason, not the word unknown.
     if reason := NOT_POLYNOMIAL.get(str(name)):
-        raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable()}")
+        raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable_layouts()}")
     if name not in LAYOUTS:
         raise UnsupportedLayer(
-            f"no layout is known of transformers of type {printable(repr(name), 80)}; {_readable()}"
+            f"no layout is known of transformers of type {printable(repr(name), 80)}; "
+            f"{_readable_layouts()}"
         )
     _check_settings(config)
     return LAYOUTS[str(name)]
 
 
-def _readable() -> str:
+def _readable_layouts() -> str:
     return f"taken apart are {', '.join(LAYOUTS)}, and models of tnsim"
 
 
 def _check_settings(config: Mapping[str, Any]) -> None:
     """Refuse settings with which a model of a known type is another function."""
+    # Each of these settings would leave the names as they are and change the function.
     name = config["model_type"]
     for key in _SOFTCAPS:
         if config.get(key):
             raise UnsupportedLayer(
                 f"{key} = {config[key]!r} of config.json caps by tanh (softcap), and a cap is no "
-                f"polynomial; {_readable()}"
+                f"polynomial; {_readable_layouts()}"
             )
     for key in _QK_NORMS:
         if config.get(key):
-            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable()}")
+            raise UnsupportedLayer(f"{key} of config.json {QK_NORMS}; {_readable_layouts()}")
     if config.get("quantization_config"):
         raise CheckpointError(
             "quantization_config of config.json says that weights are packed; save the model in "
@@ -295,6 +299,7 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
         ('module.transformer.', 'module.')
     """
     end = f"{layout.at(0, layout.o)}.weight"
+    # A checkpoint of a headless model lacks the outer prefix, so prefixes are read off a name.
     found = [name.removesuffix(end) for name in state if str(name).endswith(end)]
     found = [root for root in found if root[-1:] in ("", ".")]
     if len(found) != 1:
@@ -303,6 +308,7 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
             f"{len(found)}{listing(state)}"
         )
     (root,) = found
+    # The map to logits stands beside the inner model, without its prefix.
     if root.endswith(layout.root):
         return root, root.removesuffix(layout.root)
     return root, ""
@@ -332,6 +338,7 @@ def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
     for name in state:
         if name in known or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
             continue
+        # A norm of queries would change scores, whatever the configuration says.
         if _QK_NORM.search(name):
             raise UnsupportedLayer(f"{name} {QK_NORMS}")
         raise CheckpointError(

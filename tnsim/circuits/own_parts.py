@@ -35,6 +35,7 @@ class OwnParts:
         """The parts of a kind, in order. There is no direct path past a layer without a skip."""
         layers = list(enumerate(map(innermost, self.model.layers)))
         if kind == "direct":
+            # A layer without a skip lets nothing past it.
             skips = [residual_rule(layer)[0] for layer in self._nonlinear()]
             return [PartName("direct")] if all(skip != 0 for skip in skips) else []
         attention = [(i, layer) for i, layer in layers if isinstance(layer, Attention)]
@@ -46,19 +47,21 @@ class OwnParts:
     def part(self, name: PartName, view: View) -> Model:
         """The model of a part."""
         if name.layer is None:
-            return self._direct()
+            return self._direct_path()
         layer = self.model.layers[name.layer]
         scale = residual_rule(layer)[1]
         core = innermost(layer)
         if not isinstance(core, Attention) or name.head is None:
+            # Without the skip the layer gives only what it adds.
             inner = layer if core is layer else Residual(core, 0.0, scale)  # type: ignore[arg-type]
-            return self._model([inner], "what the layer adds to the stream")
+            return self._part_model([inner], "what the layer adds to the stream")
         if name.kind == "ov":
-            value = _rows(core, "v", name.head)
+            value = _head_rows(core, "v", name.head)
             columns = slice(name.head * core.d_value, (name.head + 1) * core.d_value)
+            # The residual's scale belongs to what the head adds.
             output = scale * np.asarray(core.o, np.float64)[:, columns]
             said = "what the head adds to the stream for each position with a score of one"
-            return self._model([Linear(*value), Linear(output)], said)
+            return self._part_model([Linear(*value), Linear(output)], said)
         return self._qk(core, name.head, view)
 
     def paths(self) -> dict[str, PartName]:
@@ -76,6 +79,7 @@ class OwnParts:
         names = self.names("ov")
         parts = [self.part(name, view).layers for name in names]
         left = [np.asarray(output.weight).T for _, output in parts]  # type: ignore[attr-defined]
+        # Biases become a column, so that inner products include them.
         right = [Affine(value.weight, value.bias).lifted() for value, _ in parts]  # type: ignore[attr-defined]
         return Circuits(names, np.stack(left), np.stack(right), None)
 
@@ -115,42 +119,47 @@ class OwnParts:
             assert isinstance(core, Attention)  # as `names` says
             values = []
             for role in ("q1", "q2", "k1", "k2"):
-                weight, bias = _rows(core, role, h)
+                weight, bias = _head_rows(core, role, h)
                 value = weight @ embedded.T
                 values.append(value if bias is None else value + bias[:, None])
             q1, q2, k1, k2 = values
+            # Either side takes the root of the mean over tokens, and one of the two factors 1 /
+            # d_head.
             share = 1.0 / (core.d_head * len(embedded) ** 0.5)
-            left.append(share * _products(q1, q2))
-            right.append(share * _products(k1, k2))
-            turns = _turns(core, view)
+            left.append(share * _row_products(q1, q2))
+            right.append(share * _row_products(k1, k2))
+            turns = _key_turns(core, view)
         if turns is not None:
+            # Products of two scores turn both factors at once.
             turns = np.stack([np.kron(turn, turn) for turn in turns])
         return Circuits(names, np.stack(left), np.stack(right), turns)
 
     def _qk(self, core: Attention, h: int, view: View) -> Model:
         said = "products of two scores, before the mask"
-        turns = _turns(core, view)
+        turns = _key_turns(core, view)
         if turns is None:
             turns = [np.eye(core.d_head)]
         else:
             said += f", of keys {listed(view.distances)} before their query"
         pairs = []
         for n in "12":
-            key = _rows(core, f"k{n}", h)
+            key = _head_rows(core, f"k{n}", h)
             keys = [
                 Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
                 for turn in turns
             ]
-            pairs.append(score(_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
+            # The layer divides by d_head^2, which each of both scores shares.
+            pairs.append(score(_head_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
         count = len(turns)
         both = _side_by_side(*pairs)
+        # The second layer multiplies the two scores of each distance.
         first, second = np.hsplit(np.eye(2 * count), 2)
-        return self._model([both, Bilinear(first.T, second.T, np.eye(count))], said)
+        return self._part_model([both, Bilinear(first.T, second.T, np.eye(count))], said)
 
     def _nonlinear(self) -> list[Layer]:
         return [layer for layer in self.model.layers if not isinstance(innermost(layer), Linear)]
 
-    def _direct(self) -> Model:
+    def _direct_path(self) -> Model:
         """Linear layers in a row, nonlinear ones replaced by their skips."""
         layers: list[Layer] = []
         factor = 1.0
@@ -158,36 +167,38 @@ class OwnParts:
             if isinstance(innermost(layer), Linear):
                 layers.append(layer)
             else:
+                # Nonlinear layers pass their input on, times the skip.
                 factor = factor * residual_rule(layer)[0]
         first = layers[0] if layers else Linear(np.eye(self.model.d_in))
         rest = layers[1:]
         if factor != 1.0:
-            return self._model([first, Linear(factor * np.eye(first.d_out)), *rest], "logits")
-        return self._model([first, *rest], "outputs of the linear layers alone")
+            return self._part_model([first, Linear(factor * np.eye(first.d_out)), *rest], "logits")
+        return self._part_model([first, *rest], "outputs of the linear layers alone")
 
-    def _model(self, layers: list[Any], gives: str) -> Model:
+    def _part_model(self, layers: list[Any], gives: str) -> Model:
         caveats = self.model.origin.caveats if self.model.origin else ()
         guesses = self.model.origin.guesses if self.model.origin else ()
         said = (f"gives {gives}",)
         return Model(layers, None, Origin("part of a model", said, caveats, guesses=guesses))
 
 
-def _turns(core: Attention, view: View) -> list[np.ndarray] | None:
-    """Rotations between query and key, one for each distance; None without RoPE."""
+def _key_turns(core: Attention, view: View) -> list[np.ndarray] | None:
+    """Rotations between query and key, distance by distance; None without RoPE."""
     if core.rope_base is None:
         return None
     angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
     return [Rotary(angles).turn(core.d_head, one) for one in view.distances]
 
 
-def _products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Products of every row of one matrix with every row of another, entry by entry."""
+def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Products of every row of a matrix with every row of another, entry by entry."""
     return (first[:, None] * second[None]).reshape(-1, first.shape[-1])
 
 
-def _rows(core: Attention, role: str, h: int) -> Affine:
+def _head_rows(core: Attention, role: str, h: int) -> Affine:
     """The rows of a head in a map, in float64."""
     weight = np.asarray(getattr(core, role), np.float64)
+    # Rows of a head stand together.
     rows = slice(h * len(weight) // core.n_heads, (h + 1) * len(weight) // core.n_heads)
     bias = getattr(core, bias_name(role))
     return Affine(weight[rows], None if bias is None else np.asarray(bias, np.float64)[rows])

@@ -73,7 +73,7 @@ class Parts(Mapping[str, Model]):
 
     def __getitem__(self, label: str) -> Model:
         name = self.place(label)
-        with _naming(self.file):
+        with _naming_file(self.file):
             return self.anatomy.part(name, self.view)
 
     def place(self, label: str) -> PartName:
@@ -90,6 +90,7 @@ class Parts(Mapping[str, Model]):
         """
         if label in self._by_label:
             return self._by_label[label]
+        # A pattern that means a single part names it as well.
         found = self.matching(label) if isinstance(label, str) else []
         if len(found) != 1:
             raise unknown_part(label, self)
@@ -108,6 +109,7 @@ class Parts(Mapping[str, Model]):
         paths = {str(name): path for path, name in self.anatomy.paths().items()}
 
         def matches(label: str) -> bool:
+            # The dots at both ends keep `mlp` from matching inside `other_mlp`.
             path = paths.get(label, label)
             known = f".{path}"
             return (
@@ -125,13 +127,13 @@ class Parts(Mapping[str, Model]):
         return len(self._by_label)
 
     def __repr__(self) -> str:
-        return f"Parts({_some(self)})"
+        return f"Parts({_some_labels(self)})"
 
     def _repr_html_(self) -> str:
-        return _table(self.names)
+        return _parts_table(self.names)
 
 
-def _naming(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
+def _naming_file(file: str | os.PathLike[str] | None) -> contextlib.AbstractContextManager[None]:
     """Put the name of a file in front of every refusal, where there is a file."""
     return contextlib.nullcontext() if file is None else naming(file)
 
@@ -145,17 +147,17 @@ class UnknownPart(ModelError, KeyError):
 
 def unknown_part(label: Any, known: Any) -> UnknownPart:
     """The refusal of a name that is none of `known`."""
-    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some(known)}")
+    return UnknownPart(f"there is no part {printable(repr(label), 80)} among {_some_labels(known)}")
 
 
-def _some(labels: Any) -> str:
+def _some_labels(labels: Any) -> str:
     """The number of parts, and the first of them."""
     labels = list(labels)
     shown = ", ".join(labels[:3])
     return f"{len(labels)} parts: {shown}{', ...' if len(labels) > 3 else ''}"
 
 
-def _table(names: Sequence[PartName]) -> str:
+def _parts_table(names: Sequence[PartName]) -> str:
     counts: dict[str, list[str]] = {}
     for name in names:
         counts.setdefault(name.kind, []).append(str(name))
@@ -183,6 +185,7 @@ class PartOfFile:
         """The part, read from its file."""
         anatomy = opened(self.path, self.reading)
         with naming(self.path):
+            # A later checkpoint may have fewer layers than the first.
             if self.name not in anatomy.names(self.name.kind):
                 raise unknown_part(str(self.name), map(str, anatomy.names(self.name.kind)))
             return anatomy.part(self.name, self.view)
@@ -206,7 +209,9 @@ class PartSeries(Sequence[Model]):
         self.names: tuple[str, ...] = series.names
         self.labels: tuple[str, ...] = series.labels
         self.files: tuple[PartOfFile, ...] = tuple(
-            PartOfFile(path.absolute(), series.reading, name, view) for path in series.paths
+            # Other processes may have another working folder.
+            PartOfFile(path.absolute(), series.reading, name, view)
+            for path in series.paths
         )
 
     def __len__(self) -> int:
@@ -251,6 +256,7 @@ class SeriesParts(Mapping[str, PartSeries]):
         self.series = series
         self.kinds = kinds
         self.view = view
+        # The first checkpoint stands for all: parts are told by their names.
         file = series.paths[0]
         anatomy = opened(file, series.reading)
         with naming(file):
@@ -268,10 +274,10 @@ class SeriesParts(Mapping[str, PartSeries]):
         return len(self._by_label)
 
     def __repr__(self) -> str:
-        return f"SeriesParts({len(self.series)} checkpoints, {_some(self)})"
+        return f"SeriesParts({len(self.series)} checkpoints, {_some_labels(self)})"
 
     def _repr_html_(self) -> str:
-        return _table(self.names)
+        return _parts_table(self.names)
 
 
 @overload
@@ -307,10 +313,10 @@ def parts(
 
         (x_q, x_k) -> (Q x_q + b)^T R (K x_k + c) * scale,
 
-    a model of the streams of query and key side by side, with one output for each distance where
-    queries and keys are rotated (RoPE), else with one. An *ov* part is what a head adds to the
-    stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds, with its activation, which
-    `Gaussian` and metrics of inputs compare: ReLU, GELU (two forms), SiLU, gated or not. The
+    a model of the streams of query and key side by side, with an output for each distance where
+    queries and keys are rotated (RoPE), else with a single output. An *ov* part is what a head adds
+    to the stream, `x -> O (V x + b)`. An *mlp* part is what an MLP block adds, with its activation,
+    which `Gaussian` and metrics of inputs compare: ReLU, GELU (two forms), SiLU, gated or not. The
     *direct* part is `token -> U E`, the logits of a token's own embedding.
 
     Parts read the stream as the norm before them leaves it. Softmax and the norms themselves are no
@@ -357,7 +363,7 @@ def parts(
         return SeriesParts(checkpoint, chosen, view)
     anatomy = opened(checkpoint)
     file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
-    with _naming(file):
+    with _naming_file(file):
         return Parts(anatomy, chosen, view, file)
 
 
@@ -414,8 +420,10 @@ def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
     with naming(path):
         file = located(path)
         inventory = contents(file)
+        # Files of tnsim and files with a dialect are read by their own rules.
         if METADATA not in inventory.metadata and reading.dialect is None:
             config = configuration(file) or {}
+        # Types that are refused go there as well, for the reason that the layout knows.
         if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
             return StandardParts(Transformer.of(inventory.state, config))
     try:

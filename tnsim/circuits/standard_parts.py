@@ -37,7 +37,7 @@ class PartName(NamedTuple):
     """The place of a part in a model.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: Any of `KINDS`.
         layer: Number of the layer, None for the direct path.
         head: Number of the head, None for a part of a whole layer.
     """
@@ -57,7 +57,8 @@ class View(NamedTuple):
     """Choices about parts that are the same for all of them.
 
     Attributes:
-        distances: Positions by which keys stand before their queries, one output of a score each.
+        distances: Positions by which keys stand before their queries, an output of a score for
+            each.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm folded into
             them; "leave" where parts read the output of the norm.
     """
@@ -91,14 +92,15 @@ class StandardParts:
         if kind == "direct":
             return [PartName("direct")] if transformer.has_unembedding else []
         if kind == "mlp":
-            _activation(transformer.activation)
+            # An unknown activation is refused here, before the first part is read.
+            _activation_of(transformer.activation)
             return [PartName("mlp", i) for i in layers]
         return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
 
     def part(self, name: PartName, view: View) -> Model:
         """The model of a part."""
         if name.layer is None:
-            return self._direct(view)
+            return self._direct_path(view)
         if name.head is None:
             return self._mlp(name.layer, view)
         return {"qk": self._qk, "ov": self._ov}[name.kind](name.layer, name.head, view)
@@ -121,6 +123,8 @@ class StandardParts:
         for i in range(transformer.layers):
             norm = transformer.attention_norm(i)
             if kind == "qk":
+                # The scale of scores stands on the side of queries alone, as both sides are
+                # multiplied.
                 scale = transformer.score_scale(i)
                 left.append(view.behind(norm, transformer.head_maps(i, "q")).lifted() * scale)
                 right.append(view.behind(norm, transformer.head_maps(i, "k")).lifted())
@@ -142,6 +146,7 @@ class StandardParts:
             (vocabulary, width) of logits, the factor of the final norm left out.
         """
         transformer = self.transformer
+        # Parts read a normalised stream, so embeddings are normalised as well.
         embedded = transformer.attention_norm(0).normalised(transformer.embedding())
         return embedded, transformer.final_norm().folded(transformer.unembedding()).weight
 
@@ -154,10 +159,11 @@ class StandardParts:
         keys, said = [key], "scores before mask and softmax"
         if transformer.rotary is not None:
             turns = [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
-            keys = [_turned(key, turn) for turn in turns]
+            # The query stands still, and each distance turns the key.
+            keys = [_turned_key(key, turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
         scores = score(query, keys, transformer.score_scale(i))
-        return self._model([scores], said, self._reads("attention", i, view))
+        return self._part_model([scores], said, self._reads_from("attention", i, view))
 
     def _ov(self, i: int, h: int, view: View) -> Model:
         transformer = self.transformer
@@ -165,12 +171,12 @@ class StandardParts:
         value = view.behind(transformer.attention_norm(i), value)
         layers = [Linear(*value), Linear(transformer.outputs(i)[h])]
         said = "what the head adds to the stream for each position that it attends to fully"
-        return self._model(layers, said, self._reads("attention", i, view))
+        return self._part_model(layers, said, self._reads_from("attention", i, view))
 
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
         block, norm = transformer.block(i), transformer.mlp_norm(i)
-        function = _activation(block.activation)
+        function = _activation_of(block.activation)
         up, (down, bias) = view.behind(norm, block.up), block.down
         layers: list[Layer]
         if block.gate is not None:
@@ -179,26 +185,31 @@ class StandardParts:
         elif function.name == "identity":
             layers = [Linear(*up), Linear(down, bias)]
         else:
+            # Without a gate the block is three plain layers.
             layers = [Linear(*up), Elementwise(function), Linear(down, bias)]
         said = f"what the block adds to the stream, by the activation {block.activation}"
-        return self._model(layers, said, self._reads("the MLP", i, view))
+        return self._part_model(layers, said, self._reads_from("the MLP", i, view))
 
-    def _direct(self, view: View) -> Model:
+    def _direct_path(self, view: View) -> Model:
         transformer = self.transformer
         logits = view.behind(transformer.final_norm(), transformer.unembedding())
         layers = [Linear(transformer.embedding().T), Linear(*logits)]
         caveat = "the direct path leaves out the final norm, whose factor depends on the input"
         if transformer.layout.positions is not None:
             caveat += ", and the embeddings of positions"
-        return self._model(layers, "logits of a token's own embedding", "one-hot tokens", caveat)
+        return self._part_model(
+            layers, "logits of a token's own embedding", "one-hot tokens", caveat
+        )
 
-    def _reads(self, before: str, i: int, view: View) -> str:
+    def _reads_from(self, before: str, i: int, view: View) -> str:
         what = "the normalised stream, gain and bias folded,"
         if view.norm == "leave":
             what = "the output of the norm"
         return f"{what} before {before} of layer {i}"
 
-    def _model(self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = "") -> Model:
+    def _part_model(
+        self, layers: Sequence[Layer], gives: str, reads: str, caveat: str = ""
+    ) -> Model:
         said = (f"reads {reads}", f"gives {gives}")
         caveats = (caveat,) if caveat else ()
         return Model(
@@ -214,7 +225,7 @@ class Circuits(NamedTuple):
         left: Queries, (heads, d_head, width + 1), biases in the last column; for OV circuits the
             transposed outputs, (heads, d_head, width).
         right: Keys or values, (heads, d_head, width + 1).
-        turns: Rotations between left and right, (distances, d_head, d_head); None for one identity.
+        turns: Rotations between left and right, (distances, d_head, d_head); None for the identity.
     """
 
     names: list[PartName]
@@ -243,8 +254,10 @@ def score(query: Affine, keys: Sequence[Affine], scale: float) -> Bilinear:
     rows, width = query.weight.shape
     zero = np.zeros((rows, width))
     count = len(keys)
+    # A query in front of its keys, (x, y): queries read x, keys read y.
     left = np.tile(np.hstack([query.weight, zero]), (count, 1))
     right = np.vstack([np.hstack([zero, key.weight]) for key in keys])
+    # One output for each distance, the sum over the coordinates of a head.
     down = np.kron(np.eye(count), np.full((1, rows), scale))
     query_bias = None if query.bias is None else np.tile(query.bias, count)
     key_biases = [key.bias for key in keys if key.bias is not None]
@@ -256,11 +269,11 @@ def _of_head(maps: Affine, h: int) -> Affine:
     return Affine(maps.weight[h], None if maps.bias is None else maps.bias[h])
 
 
-def _turned(key: Affine, turn: np.ndarray) -> Affine:
+def _turned_key(key: Affine, turn: np.ndarray) -> Affine:
     return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
-def _activation(name: str) -> Activation:
+def _activation_of(name: str) -> Activation:
     """The activation that config.json names."""
     if name not in _ACTIVATIONS:
         raise UnsupportedLayer(
@@ -295,6 +308,7 @@ def checked_view(distances: Sequence[int], norm: str) -> View:
     if norm not in ("fold", "leave"):
         raise ModelError(f"norm must be 'fold' or 'leave', found {norm!r}")
     found = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
+    # True counts as an integer in Python.
     whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in found]
     if not (found and all(whole) and min(found) >= 0 and len(set(found)) == len(found)):
         raise ModelError(

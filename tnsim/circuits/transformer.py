@@ -2,7 +2,7 @@
 
 A norm is `g * n(x) + b` with a function n that has no parameters. A map behind it is an affine map
 of the normalised stream n(x): `W (g * n + b) + c = (W diag(g)) n + (W b + c)`. The output of a
-layer norm has mean zero, so adding one number to a row of the folded matrix changes nothing; rows
+layer norm has mean zero, so adding a number to a row of the folded matrix changes nothing; rows
 are centred, which makes equal functions of equal matrices.
 
 Numbers are float64 whatever a file holds, as the folding rounds.
@@ -31,7 +31,7 @@ Vectors = Float[np.ndarray, "*heads rows"]
 
 
 class Affine(NamedTuple):
-    """An affine map, or one for each head.
+    """An affine map, or a map for each head.
 
     Attributes:
         weight: Matrix (out, in), or (heads, out, in).
@@ -70,10 +70,13 @@ class Norm(NamedTuple):
             >>> norm.folded(Affine(np.array([[3.0, 4.0]]), None))
             Affine(weight=array([[-2.5,  2.5]]), bias=array([4.]))
         """
+        # The gain of a norm multiplies coordinates, so it goes into the columns behind.
         weight, bias = after.weight * self.gain, after.bias
         if self.kind == "layer":
+            # A layer norm subtracts the mean, which no map behind it can then see.
             weight = weight - weight.mean(axis=-1, keepdims=True)
         if self.bias is not None:
+            # The bias goes through the map as it was before the gain.
             shift = after.weight @ self.bias
             bias = shift if bias is None else bias + shift
         return Affine(weight, bias)
@@ -110,6 +113,7 @@ class Rotary(NamedTuple):
         turn = np.eye(d_head)
         first = np.arange(len(self.frequencies))
         second = first + len(self.frequencies)
+        # The key stands before its query, so it is turned back by the distance.
         angles = -distance * self.frequencies
         turn[first, first] = turn[second, second] = np.cos(angles)
         turn[second, first], turn[first, second] = np.sin(angles), -np.sin(angles)
@@ -123,7 +127,7 @@ class Block(NamedTuple):
         up: Map into the hidden units.
         gate: Map whose activation multiplies the hidden units; None for an MLP without a gate.
         down: Map out of the hidden units.
-        activation: Name of the activation, of the gate where there is one.
+        activation: Name of the activation, of the gate, if any.
     """
 
     up: Affine
@@ -169,11 +173,12 @@ class Transformer:
 
     # Sizes
 
-    def _count(self, what: str, keys: str, default: int | None = None) -> int:
+    def _count_of(self, what: str, keys: str, default: int | None = None) -> int:
         """A positive integer of the configuration."""
         if default is not None and not any(self.config.get(key) for key in keys.split("|")):
             return default
         found = number(f"config:{keys}", what, NamedArrays({}, self.config))
+        # JSON may write whole numbers as floats.
         if found != int(found) or found < 1:
             raise ModelError(f"the {what} must be a positive integer, config.json has {found!r}")
         return int(found)
@@ -181,17 +186,18 @@ class Transformer:
     @cached_property
     def layers(self) -> int:
         """Number of layers."""
-        return self._count("number of layers", "num_hidden_layers|n_layer")
+        return self._count_of("number of layers", "num_hidden_layers|n_layer")
 
     @cached_property
     def heads(self) -> int:
         """Number of heads of a layer."""
-        return self._count("number of heads", "num_attention_heads|n_head")
+        return self._count_of("number of heads", "num_attention_heads|n_head")
 
     @cached_property
     def groups(self) -> int:
         """Number of heads of keys and values of a layer, each for as many queries."""
-        groups = self._count("number of key heads", "num_key_value_heads", self.heads)
+        # Queries may share keys and values (grouped heads).
+        groups = self._count_of("number of key heads", "num_key_value_heads", self.heads)
         if self.heads % groups:
             raise ModelError(f"{self.heads} heads cannot share {groups} heads of keys and values")
         return groups
@@ -199,13 +205,14 @@ class Transformer:
     @cached_property
     def width(self) -> int:
         """Coordinates of the stream."""
-        return self._count("width", "hidden_size|n_embd")
+        return self._count_of("width", "hidden_size|n_embd")
 
     @cached_property
     def d_head(self) -> int:
         """Coordinates of a query."""
+        # Heads may be wider than their share of the stream.
         if self.config.get("head_dim"):
-            return self._count("width of a head", "head_dim")
+            return self._count_of("width of a head", "head_dim")
         if self.width % self.heads:
             raise ModelError(f"{self.heads} heads do not divide a stream of width {self.width}")
         return self.width // self.heads
@@ -218,6 +225,8 @@ class Transformer:
         if self.config.get("scale_attn_weights", True):
             scale = self.d_head**-0.5
         if self.config.get("scale_attn_by_inverse_layer_idx"):
+            # GPT-2 can divide scores by the number of the layer, to stay in range of half
+            # precision.
             scale /= i + 1
         return scale
 
@@ -247,6 +256,8 @@ class Transformer:
         named = self.config.get("hidden_activation")
         if named is None:
             named = self.config.get(self.layout.activation)
+            # Early configurations of Gemma say `gelu` for a model that was trained with its tanh
+            # form.
             if self.layout.name == "gemma" and named == "gelu":
                 raise UnsupportedLayer(
                     "hidden_act = 'gelu' of config.json means two functions for gemma: add "
@@ -262,10 +273,10 @@ class Transformer:
     # Tensors
 
     @cached_property
-    def _roots(self) -> tuple[str, str]:
+    def _name_roots(self) -> tuple[str, str]:
         return root_of(self.layout, self.state)
 
-    def _array(self, name: str) -> Float[np.ndarray, "..."] | None:
+    def _array_of(self, name: str) -> Float[np.ndarray, "..."] | None:
         """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
         if name not in self.state:
             return None
@@ -278,12 +289,13 @@ class Transformer:
             raise ModelError(f"tensor {printable(name, 120)!r} has entries that are not finite")
         return array
 
-    def _shaped(self, name: str, shape: tuple[int | None, ...]) -> Any:
+    def _shaped_array(self, name: str, shape: tuple[int | None, ...]) -> Any:
         """A tensor of a known shape, None where it is absent; a size of None may be any."""
-        array = self._array(name)
+        array = self._array_of(name)
         if array is None:
             return None
         fits = array.ndim == len(shape)
+        # Shapes are checked against the configuration, which names alone do not tell.
         if not fits or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
             wanted = tuple("any" if n is None else n for n in shape)
             raise ModelError(
@@ -292,42 +304,43 @@ class Transformer:
             )
         return array
 
-    def _matrix(self, name: str, rows: int | None, columns: int | None) -> Any:
+    def _matrix_of(self, name: str, rows: int | None, columns: int | None) -> Any:
         """The matrix (rows, columns) of a module of a layer."""
         shape = (columns, rows) if self.layout.transposed else (rows, columns)
-        weight = self._shaped(f"{name}.weight", shape)
+        weight = self._shaped_array(f"{name}.weight", shape)
         if weight is None:
             raise ModelError(f"tensor {printable(name, 120) + '.weight'!r} is missing")
         return weight.T if self.layout.transposed else weight
 
-    def _map(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
-        name = self._roots[0] + self.layout.at(i, module)
-        weight = self._matrix(name, rows, columns)
-        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+    def _map_of(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
+        name = self._name_roots[0] + self.layout.at(i, module)
+        weight = self._matrix_of(name, rows, columns)
+        return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
-    def _norm(self, name: str) -> Norm:
-        weight = self._shaped(f"{name}.weight", (self.width,))
-        bias = self._shaped(f"{name}.bias", (self.width,))
+    def _norm_of(self, name: str) -> Norm:
+        weight = self._shaped_array(f"{name}.weight", (self.width,))
+        bias = self._shaped_array(f"{name}.bias", (self.width,))
         gain = np.ones(self.width) if weight is None else weight
         if self.layout.norm == "rms+1":
+            # Gemma stores gains less one.
             gain = gain + 1.0
         return Norm(self.layout.norm.partition("+")[0], gain, bias, self.eps)
 
     def attention_norm(self, i: int) -> Norm:
         """The norm before the attention of layer i."""
-        return self._norm(self._roots[0] + self.layout.at(i, self.layout.attention_norm))
+        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.attention_norm))
 
     def mlp_norm(self, i: int) -> Norm:
         """The norm before the MLP of layer i."""
-        return self._norm(self._roots[0] + self.layout.at(i, self.layout.mlp_norm))
+        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.mlp_norm))
 
     def mlp_path(self, i: int) -> str:
         """Name of the module of an MLP, as the tensors are named; empty where it has none."""
-        return self._roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
+        return self._name_roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
 
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
-        return self._norm(self._roots[0] + self.layout.final_norm)
+        return self._norm_of(self._name_roots[0] + self.layout.final_norm)
 
     # Maps
 
@@ -343,14 +356,17 @@ class Transformer:
             values repeat them.
         """
         layout, d_head = self.layout, self.d_head
+        # Keys and values of grouped heads are repeated for every query that reads them.
         shared = self.heads // self.groups
         if role == "q":
             shared = 1
         heads = self.heads // shared
         if layout.qkv is None:
-            found = self._map(i, getattr(layout, role), heads * d_head, self.width)
+            found = self._map_of(i, getattr(layout, role), heads * d_head, self.width)
         else:
-            found = self._of_fused(self._map(i, layout.qkv, 3 * heads * d_head, self.width), role)
+            found = self._of_fused(
+                self._map_of(i, layout.qkv, 3 * heads * d_head, self.width), role
+            )
         weight = found.weight.reshape(heads, d_head, self.width)
         bias = None if found.bias is None else found.bias.reshape(heads, d_head)
         if shared > 1:
@@ -359,10 +375,11 @@ class Transformer:
         return Affine(weight, bias)
 
     def _of_fused(self, fused: Affine, role: str) -> Affine:
-        """One of three maps that share a tensor."""
+        """Any of three maps that share a tensor."""
         n = "qkv".index(role)
 
         def chosen(array: np.ndarray) -> np.ndarray:
+            # GPT-NeoX stacks query, key and value head by head.
             if self.layout.interleaved:
                 parts = array.reshape(self.heads, 3, self.d_head, *array.shape[1:])[:, n]
             else:
@@ -373,32 +390,35 @@ class Transformer:
 
     def outputs(self, i: int) -> Matrices:
         """The output maps of the heads of layer i, (heads, width, d_head)."""
-        joined = self._map(i, self.layout.o, self.width, self.heads * self.d_head).weight
+        joined = self._map_of(i, self.layout.o, self.width, self.heads * self.d_head).weight
+        # Columns of the output map belong to heads.
         return joined.reshape(self.width, self.heads, self.d_head).swapaxes(0, 1)
 
     def block(self, i: int) -> Block:
         """The MLP of layer i, behind the norm."""
-        up = self._map(i, self.layout.up, None, self.width)
+        up = self._map_of(i, self.layout.up, None, self.width)
         hidden = up.weight.shape[0]
         gate = None
         if self.layout.gate is not None:
-            gate = self._map(i, self.layout.gate, hidden, self.width)
-        down = self._map(i, self.layout.down, self.width, hidden)
+            gate = self._map_of(i, self.layout.gate, hidden, self.width)
+        down = self._map_of(i, self.layout.down, self.width, hidden)
         return Block(up, gate, down, self.activation)
 
     def embedding(self) -> Float[np.ndarray, "vocabulary width"]:
         """The table of tokens, as the stream begins with it."""
-        name = f"{self._roots[0]}{self.layout.embedding}.weight"
-        table = self._shaped(name, (None, self.width))
+        name = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+        table = self._shaped_array(name, (None, self.width))
         if table is None:
             raise ModelError(f"tensor {printable(name, 120)!r} is missing")
         if self.layout.embedding_by_root_of_width:
+            # Gemma scales embeddings in its forward pass, and not in the file.
             table = table * math.sqrt(self.width)
         return table
 
     @property
     def has_unembedding(self) -> bool:
         """Whether the checkpoint has a map to logits; a model without its head has none."""
+        # Tied embeddings leave no tensor of their own.
         tied = self.config.get("tie_word_embeddings")
         shared = self.layout.tied if tied is None else bool(tied)
         return shared or self._logits_name is not None
@@ -406,7 +426,7 @@ class Transformer:
     @property
     def _logits_name(self) -> str | None:
         """Name of the matrix of logits, None where the checkpoint has none of its own."""
-        names = (f"{self._roots[1]}{name}" for name in self.layout.unembedding)
+        names = (f"{self._name_roots[1]}{name}" for name in self.layout.unembedding)
         return next((name for name in names if f"{name}.weight" in self.state), None)
 
     def unembedding(self) -> Affine:
@@ -422,9 +442,9 @@ class Transformer:
             )
         name = self._logits_name
         if name is None:
-            name = f"{self._roots[0]}{self.layout.embedding}"
-        weight = self._shaped(f"{name}.weight", (None, self.width))
-        return Affine(weight, self._shaped(f"{name}.bias", (weight.shape[0],)))
+            name = f"{self._name_roots[0]}{self.layout.embedding}"
+        weight = self._shaped_array(f"{name}.weight", (None, self.width))
+        return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
 
 def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
@@ -449,6 +469,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
         Su et al., RoFormer, arXiv:2104.09864; Llama 3's stretching as in its published code.
     """
     newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    # Newer configurations win, and older files know the older name alone.
     found = {**older, **newer}
     if any(isinstance(value, Mapping) for value in found.values()):
         raise UnsupportedLayer(
@@ -464,6 +485,7 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
 
     base = value(10_000.0, "rope_theta", "rotary_emb_base")
     share = value(share, "partial_rotary_factor", "rotary_pct")
+    # Only a share of the coordinates may be turned; the others stay.
     rotated = int(d_head * share)
     if not (base > 0 and 0 <= rotated <= d_head) or rotated % 2:
         raise ModelError(
@@ -473,9 +495,10 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     frequencies = base ** (-2.0 * np.arange(rotated // 2) / max(rotated, 1))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "linear":
+        # Stretched positions are slower frequencies.
         frequencies = frequencies / value(1.0, "factor")
     elif kind == "llama3":
-        frequencies = _stretched(frequencies, found)
+        frequencies = _stretched_frequencies(frequencies, found)
     elif kind not in (None, "default"):
         raise UnsupportedLayer(
             f"RoPE of type {printable(repr(kind), 40)} changes frequencies with the length of the "
@@ -484,11 +507,12 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     return Rotary(frequencies)
 
 
-def _stretched(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
+def _stretched_frequencies(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
     """Frequencies with long waves slowed by a factor, and waves between left between."""
     arrays = NamedArrays({}, {"rope": found})
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, length = (number(f"config:rope.{name}", name, arrays) for name in names)
     turns = length * frequencies / (2 * math.pi)  # turns over the original length
+    # Waves that turn often keep their frequency, those that turn rarely are slowed.
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return kept * frequencies + (1 - kept) * frequencies / factor

@@ -167,6 +167,7 @@ def _similarity_of_blocks(
     """Cosines of the MLP blocks of two transformers that a pattern names, one after another."""
     import tnsim
 
+    # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
     one, two = (tnsim.parts(str(file), "mlp", norm=norm) for file in (a, b))
     labels = one.matching(pattern)
@@ -275,6 +276,7 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
     if model.is_polynomial:
         say(f"degree      {model.degree}, so {legs}")
     else:
+        # A layer with an activation has infinite order.
         depth = sum(order > 1 for order in model.orders)
         road = "exact under a Gaussian" if depth == 1 else "compared on inputs"
         say(f"degree      none, as layers have activations; {depth} nonlinear, so {road}")
@@ -354,6 +356,7 @@ def convert(
     import tnsim
     from tnsim.checkpoints.native import OWN
 
+    # The target is checked before a large checkpoint is read.
     check_outputs({target: OWN})
     model = _model(source, reading_of(dialect, n_ctx, leave_out, norm_inputs))
     tnsim.save(model, target)
@@ -373,6 +376,7 @@ def main() -> None:
     Raises:
         SystemExit: Always; its code is the exit status.
     """
+    # JAX would otherwise take most of a GPU's memory at its start.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     warnings.showwarning = _warn
     if sys.stderr is None:  # closed by the parent process: messages go nowhere
@@ -400,6 +404,7 @@ def _sentence(error: Exception) -> str:
         return said()
     if isinstance(error, (TnsimError, OSError)):
         return str(error)
+    # An error that no code here foresaw; its class helps whoever reports it.
     kind = type(error).__name__
     return f"unforeseen {kind}: {error} (TNSIM_DEBUG=1 in the environment shows where)"
 

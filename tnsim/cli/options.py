@@ -178,6 +178,7 @@ def reading_of(
         chosen = Dialect.from_json(standard_input("a dialect"))
     elif dialect is not None:
         chosen = find_dialect(dialect)
+    # Inspecting a file may show guesses, while comparing needs them confirmed.
     if known and chosen is not None:
         _check_confirmed(chosen, str(dialect))
     inputs = None if norm_inputs is None else samples_in(norm_inputs)
@@ -242,6 +243,7 @@ def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = N
     """
     import tnsim
 
+    # Either without the other would be ignored in silence.
     if (name is MetricName.empirical) != (inputs is not None):
         raise ModelError(
             f"--metric {name.value} and "
@@ -309,10 +311,12 @@ def check_outputs(outputs: Mapping[Path, Kind]) -> None:
     """
     places: dict[str, Path] = {}
     for path, kind in outputs.items():
+        # Two names of the same file would overwrite each other.
         place = os.path.realpath(path)
         if (other := places.setdefault(place, path)) is not path:
             raise typer.BadParameter(f"{path} is the same file as {other}; give another path")
         try:
+            # Folders that are missing are made later, so the nearest one that exists decides.
             above = next(parent for parent in Path(place).parents if parent.exists())
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
@@ -422,12 +426,14 @@ def stoppable(kept: str) -> Iterator[None]:
         raise Stopped(number)
 
     signals = (signal.SIGINT, signal.SIGTERM)
+    # The handlers of the caller come back at the end.
     before = [signal.signal(number, stop) for number in signals]
     try:
         yield
     except Stopped as stopped:
         number = signal.Signals(stopped.args[0])
         typer.echo(f"tnsim: stopped by {number.name}: {kept}", err=True)
+        # The exit status that shells give for a signal.
         raise typer.Exit(128 + number) from None
     finally:
         for number, handler in zip(signals, before, strict=True):

@@ -118,6 +118,7 @@ def pairwise(
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
+    # Everything that can be refused is refused before the first tile.
     check_apart(out, [*files, *(other or ())])
     check_outputs(outputs_of(out, parquet, plots, report))
     store = store_in(out, parts)
@@ -240,6 +241,7 @@ def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
 
 def _print_result(result: Pairwise) -> None:
     attributes = dict(result.attrs)
+    # Files keep the flag as a number, and JSON has booleans.
     attributes["exact"] = bool(attributes["exact"])
     print_json(
         {
@@ -276,6 +278,7 @@ def lowest(result: Pairwise) -> str:
     import numpy as np
 
     values = result.similarity.values
+    # A result over parts has one more axis in front.
     *part, row, column = np.unravel_index(int(values.argmin()), values.shape)
     first, second = result["a"].values[row], result["b"].values[column]
     said = f"similarity {values.min():.4g}, of {first} and {second}"

@@ -1,8 +1,8 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
 The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
-most one nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity. The
-certified bound of what series leave out counts in the size of a product, relative to which the
+most a single nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity.
+The certified bound of what series leave out counts in the size of a product, relative to which the
 error of the result is told.
 """
 
@@ -96,12 +96,12 @@ class KernelPlan:
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+        return "\n".join(f"{name:<16} {text}" for name, text in self._kernel_rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Plan", self._rows())
+        return html_table("Plan", self._kernel_rows())
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _kernel_rows(self) -> list[tuple[str, str]]:
         guarantee = "exact" if self.exact else "approximation"
         first, second = self.units
         memory = f"{self.peak_bytes / 2**20:,.2f}"
@@ -232,10 +232,10 @@ class _Comparison:
         """The inner product of two sums, without their exponents."""
         parts = []
         for (c, x, m), (d, y, n) in itertools.product(bra.value, ket.value):
-            parts.append(times(self._product(m, n), c * d, x + y))
+            parts.append(times(self._kernel_product(m, n), c * d, x + y))
         return add(parts)
 
-    def _product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
+    def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
             found = product_of(a, b, self.request.slices, self.request.dtype)
@@ -248,7 +248,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model of at most one nonlinear layer, not traced.
+        model: Model of at most a single nonlinear layer, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

@@ -60,7 +60,8 @@ class ForwardPlan:
         multiplications: Scalar multiplications of all forward passes and of the products of their
             outputs.
         peak_bytes: Bytes of the arrays of a single batch. A small budget makes batches smaller.
-        least_bytes: Bytes of the arrays of a batch of one point, the least that a budget must have.
+        least_bytes: Bytes of the arrays of a batch of a single point, the least that a budget must
+            have.
 
     Example:
         >>> import tnsim
@@ -88,20 +89,20 @@ class ForwardPlan:
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._rows())
+        return "\n".join(f"{name:<16} {text}" for name, text in self._point_rows())
 
     def _repr_html_(self) -> str:
-        return html_table("Plan", self._rows())
+        return html_table("Plan", self._point_rows())
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _point_rows(self) -> list[tuple[str, str]]:
         guarantee = "exact" if self.exact else "estimate"
         return [
             ("metric", f"{self.metric} ({guarantee})"),
-            ("route", f"forward passes at {_count(self.points)} points ({self.route})"),
+            ("route", f"forward passes at {_count_text(self.points)} points ({self.route})"),
             ("inner products", ", ".join(self.outputs)),
             (
                 "multiplications",
-                f"{_count(self.multiplications)} scalar multiplications of {self.dtype}",
+                f"{_count_text(self.multiplications)} scalar multiplications of {self.dtype}",
             ),
             (
                 "peak memory",
@@ -110,7 +111,7 @@ class ForwardPlan:
         ]
 
 
-def _count(number: int) -> str:
+def _count_text(number: int) -> str:
     """A count as text; a count such as vocab ** n_ctx may be beyond a float."""
     return f"{number:,}" if number < 10**15 else f"10^{math.log10(number):,.1f}"
 
@@ -126,12 +127,13 @@ def points_of(
     """The points at which models are compared, None where a plan answers.
 
     Args:
-        models: All models, or one of each structure; empty where only plain functions are compared.
+        models: All models, or a model of each structure; empty where only plain functions are
+            compared.
         metric: Metric of the comparison.
         wanted: Inner products that are wanted, for the cost of a plan.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
-        read: Rows from `what_is_read` of every model, where `models` has one of each structure.
+        read: Rows from `what_is_read` of every model, where `models` has a model of each structure.
 
     Returns:
         The points, or None.
@@ -161,8 +163,8 @@ def points_of(
         return None
     # Both routes are exact, so the cheaper wins; equal costs go to forward passes, which plan
     # nothing.
-    passes = sum(_work(model, points) for model in models)
-    if passes <= _diagrams(models, metric, wanted, slices, dtype, passes):
+    passes = sum(_forward_work(model, points) for model in models)
+    if passes <= _diagram_work(models, metric, wanted, slices, dtype, passes):
         return points
     return None
 
@@ -199,7 +201,7 @@ def forward_plan(
 ) -> ForwardPlan:
     """The plan of forward passes: every model once, and a product of outputs for every pair."""
     known = [model for model in models if isinstance(model, Model)]
-    passes = sum(_work(model, points) for model in known)
+    passes = sum(_forward_work(model, points) for model in known)
     outputs = 0  # the outputs of a plain function are not known before it runs
     if known:
         # Models that are compared have outputs of one shape, so any of them tells their number.
@@ -244,8 +246,8 @@ def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
     elif hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
     raise TooLarge(
-        f"{plan.metric} runs through {_count(plan.points)} inputs here, which takes "
-        f"{_count(plan.multiplications)} multiplications, more than the budget of "
+        f"{plan.metric} runs through {_count_text(plan.points)} inputs here, which takes "
+        f"{_count_text(plan.multiplications)} multiplications, more than the budget of "
         f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
     )
 
@@ -260,12 +262,12 @@ def reading_of(models: Sequence[Model]) -> Reading:
     return Reading(first.d_in, first.n_ctx, max(model.degree for model in models), causal)
 
 
-def _work(model: Model, points: Points) -> int:
+def _forward_work(model: Model, points: Points) -> int:
     """Multiplications of the forward passes of a model at some points."""
     return forward.multiplications(kinds(model), model.n_ctx or 1, points)
 
 
-def _diagrams(
+def _diagram_work(
     models: Sequence[Model],
     metric: Metric,
     wanted: tuple[Pair, ...],

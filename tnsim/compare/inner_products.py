@@ -1,7 +1,7 @@
 """Inner products of two models, or of sums of models.
 
 Along plans (`by_plans`), a sum of models is expanded by bilinearity over its terms. Each pair of
-plain models has one plan, which runs once or, with a constant in an exact deep metric, at every
+plain models has a plan, which runs once or, with a constant in an exact deep metric, at every
 moment node.
 
 `inner_products` first makes small differences models of their own. Then the metric decides which
@@ -32,7 +32,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.metrics.points import WeightedPoints
-from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import AnyModel, Model, terms
@@ -71,7 +71,10 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     # All models of a comparison are written in the same units, as are the inputs; the metric then
     # follows the inputs.
     units = common_units(models, request.metric)
-    known = {id(model): in_units(model, units, slices) for model in models}
+    known = {}
+    for model in models:
+        scaled = partial(in_units, model, units, slices)
+        known[id(model)] = request.tracing.noted(scaled)
     bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
     metric, request = request.metric, request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
@@ -143,12 +146,12 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
     family = choose(a, other, request.metric)
     pairs = SELF if alone else request.pairs
     plan = affordable(family, pairs, request.slices, request.dtype, request.budget)
-    runs = _traced_runs if traced else _runs
+    runs = _traced_runs if traced else _host_runs
     products = []
     for result in runs(family, plan, a, other, request):
         if request.slices and family.lifted:
             result = _without_constant(result)
-        products.append(_relative(plan, result, alone, request.squared_norms))
+        products.append(_relative_products(plan, result, alone, request.squared_norms))
     total = products[0]
     if family.nodes is not None:
         # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
@@ -157,25 +160,30 @@ def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, 
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    return _with_cancellation(total, a, b, request.metric)
+    return _with_cancellation(total, a, b, request)
 
 
 def _with_cancellation(
-    products: dict[str, ScaledSum], a: Model, b: Model, metric: Metric
+    products: dict[str, ScaledSum], a: Model, b: Model, request: Request
 ) -> dict[str, ScaledSum]:
     """Products whose sizes count the cancellation within each model, see `conditioning`."""
     # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
     # geometric mean of the factors of the norms.
-    first = precision.cancellation(conditioning(a, metric))
-    second = first if a is b else precision.cancellation(conditioning(b, metric))
+
+    def factor(model: Model) -> Any:
+        made = partial(conditioning, model, request.metric)
+        return precision.cancellation(request.tracing.noted(made))
+
+    first = factor(a)
+    second = first if a is b else factor(b)
     factors = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
     return {name: magnified(value, factors[name]) for name, value in products.items()}
 
 
-def _runs(
+def _host_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results of a plan on the host, one for each moment node."""
+    """Results of a plan on the host, node by node."""
     metric, dtype = request.metric, request.dtype
     backend = backend_of(plan)
     with execution.precision():
@@ -202,16 +210,20 @@ def _runs(
 def _traced_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
-    """Results inside a trace of the caller's, one for each moment node."""
+    """Results inside a trace of the caller's, node by node."""
     models: dict[Side, Model] = {}
     for side, model in by_side(a, b).items():
         models[side] = family.prepare(model)
-    weights = model_weights(family, models)
+
+    def cast(arrays: dict[str, Any]) -> dict[str, jax.Array]:
+        named = {name: array for name, array in arrays.items() if name in plan.shapes}
+        return {name: jnp.asarray(array, request.dtype) for name, array in named.items()}
+
+    weights = cast(model_weights(family, models))
     results = []
     for t in family.nodes.points if family.nodes else (None,):
-        known = weights | family.inputs(plan.shapes, request.metric, a.d_in, t)
-        arrays = {name: jnp.asarray(known[name], request.dtype) for name in plan.shapes}
-        results.append(execution.run(plan, arrays, "traced"))
+        inputs = cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
+        results.append(request.tracing.run(plan, weights | inputs))
     return results
 
 
@@ -220,7 +232,7 @@ def _without_constant(result: execution.Result) -> execution.Result:
     return result._replace(values={name: value[1:] for name, value in result.values.items()})
 
 
-def _relative(
+def _relative_products(
     plan: Plan, result: execution.Result, alone: bool, squared_norms: bool
 ) -> dict[str, ScaledSum]:
     """The products of a single run; for cosines, without the scales of the separate models.
@@ -255,15 +267,15 @@ def _check_shared(scales: dict[str, dict[str, int]]) -> None:
 def _same_weights(a: Model, b: Model) -> bool:
     """Whether two models have equal layers with equal weights.
 
-    Such models are planned as one, so a re-saved checkpoint has similarity 1 to the last bit, at
-    any depth.
+    Such models are planned as a single model, so a re-saved checkpoint has similarity 1 to the last
+    bit, at any depth.
     """
-    (one, form), (two, other_form) = _flat(a), _flat(b)
+    (one, form), (two, other_form) = _flat_weights(a), _flat_weights(b)
     return form == other_form and all(map(np.array_equal, one, two))
 
 
 @per_object_cache
-def _flat(model: Model) -> tuple[list[Any], Any]:
+def _flat_weights(model: Model) -> tuple[list[Any], Any]:
     """The weights of a model, and its form without weights."""
     return jax.tree.flatten(model)
 
@@ -287,8 +299,8 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     """
     check_comparison(a, b, request.metric)
     traced = any(map(_is_traced, (a, b, request.metric)))
-    first = _differences(a, request.dtype)
-    second = first if b is a else _differences(b, request.dtype)
+    first = _as_differences(a, request.dtype)
+    second = first if b is a else _as_differences(b, request.dtype)
     one, two = parts(first), parts(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
     if answers(models, request.metric):
@@ -310,7 +322,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
             slices=request.slices,
             dtype=request.dtype,
         )
-        return _traced(one, two, request.squared_norms, inner)
+        return _traced_products(one, two, request.squared_norms, inner)
     found = sums([one], [two], points, request.slices, request.dtype, request.budget)
     # Sums of forward passes are matrices of all rows with all columns; here each side is one row.
     values = {
@@ -326,12 +338,12 @@ def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: st
 
     Checks that need the numbers of points, such as their fit to the models, were made before.
     """
-    one, two = (parts(_differences(model, dtype)) for model in (a, b))
+    one, two = (parts(_as_differences(model, dtype)) for model in (a, b))
     inner = partial(forward.over_batches, batches=[sample], slices=False)
-    return _traced(one, two, True, inner)
+    return _traced_products(one, two, True, inner)
 
 
-def _traced(
+def _traced_products(
     first: Terms, second: Terms, squared_norms: bool, inner: Callable[..., ScaledSum]
 ) -> InnerProducts:
     """The inner products of two sums inside a trace, each computed by `inner`."""
@@ -341,7 +353,7 @@ def _traced(
     return InnerProducts(values, 0.0, True)
 
 
-def _differences(model: Comparable, dtype: str) -> Comparable:
+def _as_differences(model: Comparable, dtype: str) -> Comparable:
     """A sum of models with small differences as models of their own; functions are unchanged."""
     return by_differences(model, dtype) if isinstance(model, AnyModel) else model
 

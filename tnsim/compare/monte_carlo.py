@@ -109,16 +109,16 @@ def check(
     seed = seed_number(seed, "the seed of a check")
     closed = similarity(a, b, metric)
     models = [part for _, part in (*terms(a), *terms(b))]
-    points = _drawn(metric, reading_of(models), samples, seed)
-    with _bar(points, progress) as watched:
+    points = _drawn_points(metric, reading_of(models), samples, seed)
+    with _with_bar(points, progress) as watched:
         sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
-    estimate, error = _estimated(sums, Arithmetic(max(m.growth for m in models), "float64"))
+    estimate, error = _estimated_cosine(sums, Arithmetic(max(m.growth for m in models), "float64"))
     # Without spread, as between a model and its copy, nothing deviates.
     deviation = float((closed - estimate) / error) if error else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
 
 
-def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
+def _estimated_cosine(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
     """The cosine of the only pair, and the standard error of the cosine."""
     norms = forward.total(sums.rows), forward.total(sums.columns)
     for norm, which in zip(norms, ("first", "second"), strict=True):
@@ -129,7 +129,7 @@ def _estimated(sums: Sums, arithmetic: Arithmetic) -> tuple[float, float]:
     return float(precision.clipped(cosines)[0, 0]), float(errors[0, 0])
 
 
-def _drawn(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:
+def _drawn_points(metric: Expectation, reading: Reading, samples: int, seed: int) -> Points:
     """Draws from the distribution of inputs of a metric."""
     if isinstance(metric, Categorical):
         return dataclasses.replace(metric, samples=samples, seed=seed).points(reading)
@@ -137,7 +137,7 @@ def _drawn(metric: Expectation, reading: Reading, samples: int, seed: int) -> Po
 
 
 @contextlib.contextmanager
-def _bar(points: Points, shown: bool) -> Iterator[Points]:
+def _with_bar(points: Points, shown: bool) -> Iterator[Points]:
     """The points, with a progress bar that counts the points that are read."""
     if not shown:
         yield points

@@ -57,7 +57,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = over_outputs(np.exp2(exponent), products[0])
         norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
-        return _error(ratio * products / norms)
+        return _jackknife_error(ratio * products / norms)
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
@@ -71,13 +71,13 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
     # Without a group the weights add up to less than 1; a division makes the rest a mean.
     left = sums.shares.sum() - sums.shares[counted]
     products, _ = without_each(sums.products, counted)
-    return _error(products / left[:, None, None])
+    return _jackknife_error(products / left[:, None, None])
 
 
 def without_each(
     value: ScaledSum, counted: Bool[np.ndarray, " groups"]
 ) -> Scaled[Float[np.ndarray, "groups *pairs"]]:
-    """Sums over all groups but one, for every counted group, in the scale of `forward.total`."""
+    """Sums over all other groups, for every counted group, in the scale of `forward.total`."""
     exponent = np.asarray(total(value).exponent)
     # Only a group of zeros may have a larger scale than the sum.
     factors = np.exp2(np.minimum(value.exponent - exponent, 0.0))
@@ -85,7 +85,7 @@ def without_each(
     return Scaled(groups.sum(axis=0) - groups[counted], exponent)
 
 
-def _error(left_out: np.ndarray) -> np.ndarray:
+def _jackknife_error(left_out: np.ndarray) -> np.ndarray:
     """The jackknife error of a value, from its values without each of several groups.
 
     The error is infinite where the value without some group is undefined.
@@ -135,7 +135,7 @@ class Number(np.float64):
         return self
 
     def __repr__(self) -> str:
-        return f"Number({float(self)!r}, {_facts(self)})"
+        return f"Number({float(self)!r}, {_number_facts(self)})"
 
     def _repr_html_(self) -> str:
         rows = [("metric", self.metric), ("exact", self.exact)]
@@ -148,7 +148,7 @@ class Number(np.float64):
 class Numbers(np.ndarray):
     """A float64 array with the attributes of a `Number`, which views and slices keep.
 
-    `.standard_error`, where there is one, has the shape of the whole array, also in a slice.
+    `.standard_error`, if any, has the shape of the whole array, also in a slice.
 
     Example:
         >>> Numbers([0.5, 1.0], "Gaussian", True)[:1]
@@ -187,7 +187,7 @@ class Numbers(np.ndarray):
 
     def __repr__(self) -> str:
         values = np.array2string(np.asarray(self), separator=", ", prefix="Numbers(")
-        return f"Numbers({values}, {_facts(self)})"
+        return f"Numbers({values}, {_number_facts(self)})"
 
 
 class SignedLog(NamedTuple):
@@ -209,7 +209,7 @@ class SignedLog(NamedTuple):
     log: Number
 
 
-def _facts(number: Number | Numbers) -> str:
+def _number_facts(number: Number | Numbers) -> str:
     """The attributes of a number, written as arguments of its constructor."""
     facts = f"metric={number.metric!r}, exact={number.exact}"
     if number.route is not None:
@@ -235,7 +235,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     Raises:
         ModelError: A norm vanishes, outside a trace.
     """
-    arithmetic = Arithmetic(_degree(models), request.dtype)
+    arithmetic = Arithmetic(_highest_degree(models), request.dtype)
     values = products.values
     if not products.traced:
         for product in values.values():
@@ -251,9 +251,9 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
-    warn_of_caveats(_caveats(models), stacklevel=3)
+    warn_of_caveats(_model_caveats(models), stacklevel=3)
     error = _standard_error(products, cosine_error)
-    return _labelled(clipped, request.metric, models, products, error)
+    return _labelled_values(clipped, request.metric, models, products, error)
 
 
 def value(products: InnerProducts, models: Two, request: Request) -> Any:
@@ -279,11 +279,11 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         raise TnsimError(
             f"the inner product is about exp({exponent * LOG_2:.6g}), beyond float64; use log_inner"
         )
-    _report(products.values, models, request)
+    _report_rounding(products.values, models, request)
     error = _standard_error(products, inner_error)
     if error is not None:
         error = power(error, exponent)
-    return _labelled(number, request.metric, models, products, error)
+    return _labelled_values(number, request.metric, models, products, error)
 
 
 def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedLog:
@@ -303,25 +303,25 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)
-    _report(products.values, models, request)
+    _report_rounding(products.values, models, request)
     error = None
     if product.mantissa != 0:
         error = _standard_error(products, inner_error)
     if error is not None:
         error = error / abs(product.mantissa)  # d log|x| = dx / |x|
-    sign = _labelled(np.sign(product.mantissa), request.metric, models, products)
-    return SignedLog(sign, _labelled(log, request.metric, models, products, error))
+    sign = _labelled_values(np.sign(product.mantissa), request.metric, models, products)
+    return SignedLog(sign, _labelled_values(log, request.metric, models, products, error))
 
 
-def _report(products: dict[str, ScaledSum], models: Two, request: Request) -> None:
+def _report_rounding(products: dict[str, ScaledSum], models: Two, request: Request) -> None:
     """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
 
     Warnings point four frames up: past this function, its caller here and the verb.
     """
     product = products["AB"]
     _check_number(product.mantissa, request.metric)
-    warn_of_caveats(_caveats(models), stacklevel=4)
-    arithmetic = Arithmetic(_degree(models), request.dtype)
+    warn_of_caveats(_model_caveats(models), stacklevel=4)
+    arithmetic = Arithmetic(_highest_degree(models), request.dtype)
     if product.mantissa == 0:
         return
     if "AA" not in products:
@@ -342,7 +342,7 @@ def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> 
     return None if errors is None else errors[0, 0]
 
 
-def _degree(models: Two) -> int:
+def _highest_degree(models: Two) -> int:
     """The highest degree, or growth, of the models; plain functions count as degree 1."""
     degrees = [1]
     for model in models:
@@ -359,25 +359,27 @@ def _check_number(values: Any, metric: Metric) -> None:
         )
 
 
-def _labelled(
+def _labelled_values(
     values: Any, metric: Metric, models: Two, products: InnerProducts, error: Any = None
 ) -> Any:
     """Values with the metric's name and guarantee and, for forward passes, route and error."""
     number = Number if np.ndim(values) == 0 else Numbers
-    known = not guesses(*_read(models))
+    known = not guesses(*_read_models(models))
     if products.forward is not None:
         ran = products.forward
-        return number(values, metric.name, ran.exact and known, ran.route, error, _caveats(models))
+        return number(
+            values, metric.name, ran.exact and known, ran.route, error, _model_caveats(models)
+        )
     layers = [kinds(part) for model in models for _, part in terms(model)]
     exact = known and bool(metric.is_exact(nonlinear(*layers)))
-    return number(values, metric.name, exact, caveats=_caveats(models))
+    return number(values, metric.name, exact, caveats=_model_caveats(models))
 
 
-def _read(models: Two) -> list[Any]:
+def _read_models(models: Two) -> list[Any]:
     """The models that were built or read, without plain functions."""
     return [model for model in models if isinstance(model, AnyModel)]
 
 
-def _caveats(models: Two) -> tuple[str, ...]:
+def _model_caveats(models: Two) -> tuple[str, ...]:
     """Differences between the models and the networks they were read from."""
-    return caveats(*_read(models))
+    return caveats(*_read_models(models))

@@ -19,10 +19,11 @@ from tnsim.names import Pair
 from tnsim.problems.base import Family
 from tnsim.sessions import session
 
-_ADVICE = (
+ADVICE = (
     "use GaussianClosure() (an approximation beyond one nonlinear layer), smaller widths, shorter "
     "sequences (n_ctx) or a larger tnsim.Budget"
 )
+"""Advice where a comparison is beyond its budget."""
 
 _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
@@ -131,17 +132,17 @@ def affordable(
     family: Family, wanted: tuple[Pair, ...], slices: bool, dtype: str, budget: Budget
 ) -> Plan:
     """A plan of some inner products within the budget. Raises `TooLarge` where none fits."""
-    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), _ADVICE)
+    return within(budget, family.name, partial(plan_for, family, wanted, slices, dtype), ADVICE)
 
 
 def runs_together(plan: Plan, budget: Budget) -> bool:
     """Whether the runs of a plan at all moment nodes become a single run on stacks of moments.
 
-    Small operations then take the time of one node for all nodes (measured on four cores: 2.5 ms
-    become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An operation
-    that keeps the device busy by itself gains nothing, and XLA multiplies stacks of matrices more
-    slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must also fit into
-    the budget's memory.
+    Small operations then take the time of a single node for all nodes (measured on four cores: 2.5
+    ms become 1.1 ms at width 8 and depth 2, 450 ms become 260 ms at width 6 and depth 3). An
+    operation that keeps the device busy by itself gains nothing, and XLA multiplies stacks of
+    matrices more slowly than matrices (4.6 s become 6.2 s at width 64 and depth 2). The stacks must
+    also fit into the budget's memory.
     """
     # The average operation of a run keeps the device busy by itself.
     busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])

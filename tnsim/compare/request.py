@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import jax
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
+from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.execution import Result, run
 from tnsim.errors import ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
@@ -22,6 +27,7 @@ from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 from tnsim.scaled import ScaledSum
 
+V = TypeVar("V")
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
@@ -33,6 +39,22 @@ MOST_DEGREE = 10**100
 degree, and squares of these logarithms must be floats."""
 
 
+class Tracing:
+    """The way in which a comparison is traced: as a whole, its plans being a part of the trace."""
+
+    def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
+        """The result of a plan."""
+        return run(plan, arrays, "traced")
+
+    def noted(self, make: Callable[[], V]) -> V:
+        """A value that depends on no plan, and is not differentiated where plans have run.
+
+        Args:
+            make: Function that computes the value, a pytree.
+        """
+        return make()
+
+
 class Request(NamedTuple):
     """A question about two models, or about all pairs of models in two sums.
 
@@ -42,6 +64,7 @@ class Request(NamedTuple):
         budget: Limits of the computation.
         squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         slices: Whether outputs are told apart.
+        tracing: Way in which the comparison is traced.
     """
 
     metric: Metric
@@ -49,6 +72,7 @@ class Request(NamedTuple):
     budget: Budget
     squared_norms: bool = False
     slices: bool = False
+    tracing: Tracing = Tracing()
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -97,7 +121,7 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
 
 
 def parts(model: Any) -> Terms:
-    """The coefficients and models of a sum; a model or a plain function is a sum of one.
+    """The coefficients and models of a sum; a model or a plain function is a sum of a single term.
 
     Raises:
         ModelError: The argument is neither a model, nor a combination of models, nor a function.

@@ -77,7 +77,7 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     # Arrays that the scaled model shares with the model count with the model.
     def own_bytes(made: Scaled[Model]) -> int:
         known = set(map(id, jax.tree.leaves(model)))
-        return _nbytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
+        return _total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
     if not is_constant(model) or is_traced(units):
         return scaled_under(model, units, slices)
@@ -111,11 +111,11 @@ def content(metric: Metric) -> Hashable:
         >>> content(tnsim.Gaussian(mean=[1.0])) == content(tnsim.Gaussian(mean=[1.0]))
         True
     """
-    return type(metric), _digest(metric) if jax.tree.leaves(metric) else None
+    return type(metric), _metric_digest(metric) if jax.tree.leaves(metric) else None
 
 
 @per_object_cache
-def _digest(metric: Metric) -> bytes:
+def _metric_digest(metric: Metric) -> bytes:
     """A digest of the arrays of a metric."""
     digest = hashlib.blake2b(digest_size=16)
     leaves, form = jax.tree.flatten(metric)
@@ -153,12 +153,14 @@ def placed_weights(
     if is_constant(model):
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
         key = (family.layout, dtype, device, backend)
-        arrays = session().belongings.get(model, key, placed, lambda made: _nbytes(made.values()))
+        arrays = session().belongings.get(
+            model, key, placed, lambda made: _total_bytes(made.values())
+        )
     else:
         arrays = placed()
     return {on_side(name, side): array for name, array in arrays.items()}
 
 
-def _nbytes(arrays: Any) -> int:
+def _total_bytes(arrays: Any) -> int:
     """The bytes of some arrays together."""
     return sum(getattr(array, "nbytes", 0) for array in arrays)

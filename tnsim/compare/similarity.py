@@ -56,7 +56,7 @@ def similarity(
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
-        ModelError: The models cannot be compared, or one of them is the zero function.
+        ModelError: The models cannot be compared, or either is the zero function.
         TooLarge: The computation would exceed the budget.
 
     Example:
@@ -242,7 +242,7 @@ def plan(
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
-        ModelError: The models cannot be compared, or one is a combination.
+        ModelError: The models cannot be compared, or either is a combination.
         TooLarge: No plan could be carried out, or forward passes are beyond the budget.
 
     Example:

@@ -7,7 +7,7 @@ unit has on the inputs of a metric. The result is a `Model` of known layers, so 
 every verb takes it, to any depth.
 
 Writing it as layers needs no roots of polynomials. With `sqrt(k) h_k = z h_(k-1) - sqrt(k-1)
-h_(k-2)` two orders are one product of real linear factors,
+h_(k-2)` two orders are a single product of real linear factors,
 
     c_k h_k + c_(k-1) h_(k-1) = h_(k-1)(z) (c_k z / sqrt(k) + c_(k-1)) - c_k sqrt((k-1)/k) h_(k-2),
 
@@ -20,7 +20,7 @@ the angle between A and its surrogate P is at most asin e, so
     |angle(A, B) - angle(P, Q)| <= asin e_A + asin e_B.
 
 The error is measured on inputs, through all layers. Errors grow with the degree where layers follow
-one another, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
+each other, as a polynomial of degree p of a polynomial of degree p has degree p^2: degree 2 or 3
 and two layers are where surrogates help, and surrogates without a bound worth stating are refused.
 """
 
@@ -125,7 +125,7 @@ def polynomial(
     moments = _gate_moments(model, metric, inputs)
     layers: list[Layer] = []
     for layer, known in zip(model.layers, moments, strict=True):
-        _append(layers, layer, known, degree)
+        _append_layer(layers, layer, known, degree)
     found = Model(layers, model.n_ctx)
     error = _relative_error(model, found, inputs)
     words = f"{inputs.count:,} {inputs.words}"
@@ -136,10 +136,10 @@ def polynomial(
             "about the model: degrees 2 and 3 help up to two nonlinear layers; use Gaussian(mean, "
             "cov) for one nonlinear layer, exact for any activation, or Empirical(inputs)"
         )
-    return Model(layers, model.n_ctx, _origin(model, degree, error, words))
+    return Model(layers, model.n_ctx, _surrogate_origin(model, degree, error, words))
 
 
-def _origin(model: Model, degree: int, error: float, words: str) -> Origin:
+def _surrogate_origin(model: Model, degree: int, error: float, words: str) -> Origin:
     """The record of a surrogate, with that of the model."""
     known = model.origin or Origin("a model")
     caveat = (
@@ -207,7 +207,7 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
     for x, weights in inputs:
         for n, layer in enumerate(model.layers):
             if activation_of(layer) is not None and n not in exact:
-                gates = _gates(layer, x).reshape(len(x), -1, _gate_width(layer))
+                gates = _gate_inputs(layer, x).reshape(len(x), -1, _gate_width(layer))
                 # The mean of the first block is taken off before squares are added, so that a
                 # variance far below the squared mean keeps its digits.
                 shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
@@ -246,7 +246,7 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
                 return {n: _Moments(mean, np.sqrt(np.maximum(np.diag(cov), 0.0)))}
             rows = np.asarray(core.gate, np.float64)
             variance = np.einsum("ui,ij,uj->u", rows, cov, rows, optimize=True)
-            at = np.asarray(_gates(core, mean), np.float64)
+            at = np.asarray(_gate_inputs(core, mean), np.float64)
             return {n: _Moments(at, np.sqrt(np.maximum(variance, 0.0)))}
         if innermost(layer).order > 1:
             return {}
@@ -259,7 +259,7 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
     return {}
 
 
-def _gates(layer: Layer, x: Any) -> np.ndarray:
+def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:
     """The inputs of a layer's activations."""
     core: Any = innermost(layer)
     if isinstance(core, Elementwise):
@@ -272,13 +272,13 @@ def _gate_width(layer: Layer) -> int:
     return core.d_in if isinstance(core, Elementwise) else core.rank
 
 
-def _append(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:
+def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:
     """Append a layer to a surrogate, with linear neighbours of hidden units multiplied out."""
     before = layers[-1] if layers else None
     # A linear layer behind hidden units is multiplied into their output matrix.
     if moments is None:
         if isinstance(layer, Linear) and isinstance(before, Bilinear | Multilinear):
-            layers[-1] = _before(before, layer)
+            layers[-1] = _before_linear(before, layer)
         else:
             layers.append(layer)
         return
@@ -296,11 +296,11 @@ def _append(layers: list[Layer], layer: Layer, moments: _Moments | None, degree:
     rows = np.asarray(gate, np.float64)
     offset = np.zeros(len(rows)) if bias is None else np.asarray(bias, np.float64)
     known = _hermite_layer(core.activation, moments, degree, (rows, offset), up, down, constant)
-    layers.append(_rebuilt(layer, known))
+    layers.append(_with_core(layer, known))
 
 
-def _before(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
-    """A layer with a linear layer behind it, as one layer."""
+def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
+    """A layer with a linear layer behind it, as a single layer."""
     down = linear.weight @ layer.down
     bias = None if layer.down_bias is None else linear.weight @ layer.down_bias
     bias = linear.bias if bias is None else add(bias, linear.bias)
@@ -309,10 +309,10 @@ def _before(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
     return Bilinear(layer.left, layer.right, down, layer.left_bias, layer.right_bias, bias)
 
 
-def _rebuilt(layer: Layer, core: Layer) -> Layer:
+def _with_core(layer: Layer, core: Layer) -> Layer:
     """A new core inside the residuals of a layer."""
     if isinstance(layer, Residual):
-        return Residual(_rebuilt(layer.layer, core), layer.skip, layer.scale)
+        return Residual(_with_core(layer.layer, core), layer.skip, layer.scale)
     return core
 
 

@@ -1,4 +1,4 @@
-"""Budgets, and the choice of a plan that fits one.
+"""Budgets, and the choice of a plan that fits a budget.
 
 A plan that needs too much memory is planned again with smaller chunks, up to four times. Where none
 of these plans fits, or the work is beyond the budget, `TooLarge` is raised before anything runs.
@@ -7,9 +7,11 @@ of these plans fits, or the work is beyond the budget, `TooLarge` is raised befo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from tnsim.engine.passes.pullback import Pullback
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
@@ -90,12 +92,45 @@ class _Needed(NamedTuple):
     programs: int
 
 
-def _needed(plan: Plan) -> _Needed:
+def _needed_bytes(plan: Plan) -> _Needed:
     """The bytes that a plan needs. Raises `TooLarge` where it cannot be compiled but has to be."""
     if tier_of(plan) == "interpret":
         return _Needed(plan.interpreted_bytes, 0)
     devices.check_addresses()
     return _Needed(plan.peak_bytes, plan.program_bytes)
+
+
+def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, advice: str) -> None:
+    """Refuse derivatives beyond a budget.
+
+    All plans run first, and what their pullbacks read is kept until these run.
+
+    Args:
+        pullbacks: Pullback of each run of a plan.
+        budget: Limits of all runs together.
+        name: Name of the metric, the beginning of the message.
+        advice: Advice where the derivatives do not fit, the end of the message.
+
+    Raises:
+        TooLarge: The derivatives take more memory or more multiplications than the budget has.
+    """
+    plans = [plan for one in pullbacks for plan in (one.forward, one.backward)]
+    # A plan counts all its runs, and here each run has a pullback of its own.
+    work = sum(plan.multiplications / plan.runs for plan in plans)
+    if work > budget.multiplications:
+        raise TooLarge(
+            f"{name} with its gradients needs {work:.3g} multiplications here, more than the "
+            f"budget of {budget.multiplications:.3g}; {advice}"
+        )
+    kept = sum(one.backward.input_bytes for one in pullbacks)
+    each = [_needed(plan) for plan in plans]
+    arrays = kept + max((one.arrays for one in each), default=0)
+    allowed = budget.room(max((one.programs for one in each), default=0), arrays)
+    if arrays > allowed:
+        raise TooLarge(
+            f"{name} with its gradients needs {arrays / 2**30:.3g} GiB here, of which the way back "
+            f"keeps {kept / 2**30:.3g} GiB, and the budget is {allowed / 2**30:.3g} GiB; {advice}"
+        )
 
 
 class PlanAt(Protocol):
@@ -124,7 +159,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         The plan with the largest chunks that fits.
 
     Raises:
-        TooLarge: No plan fits, or the process has too little address space to compile one.
+        TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
     check_budget(budget)
     # The search is told the limit and gives up early; the plan found is compared with it once more.
@@ -142,7 +177,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
             f"more than the budget of {limit:.3g}, and would run "
             f"{seconds(best)}; {advice}"
         )
-    needed = _needed(best)
+    needed = _needed_bytes(best)
     allowed = budget.room(needed.programs, needed.arrays)
     if needed.arrays > allowed:  # arrays that other calls left give way
         session().belongings.clear()
@@ -154,7 +189,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
         best = plan_at(large=LARGE >> finer, limit=limit)
-        needed = _needed(best)
+        needed = _needed_bytes(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:
         return best

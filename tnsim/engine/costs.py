@@ -13,7 +13,7 @@ beyond the arrays was measured.
 
 *Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
 into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
-depend on one another therefore run at once, in a round. A round ends with its last stage: the
+depend on each other therefore run at once, in a round. A round ends with its last stage: the
 arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
 stage.
 """
@@ -61,12 +61,12 @@ class Buffer(NamedTuple):
 @per_object_cache
 def peak_elements(program: Program) -> int:
     """The largest number of elements alive at once: inputs, outputs, intermediates and copies."""
-    buffers, outputs = _lowered(program)
-    fused = _fused(buffers, outputs)
+    buffers, outputs = _lowered_program(program)
+    fused = _fused_buffers(buffers, outputs)
     # A fused buffer is computed inside its reader, so its arguments are alive until the reader
     # runs.
     last: dict[int, int] = {}
-    reads = [_stored(buffer.reads, buffers, fused) for buffer in buffers]
+    reads = [_stored_reads(buffer.reads, buffers, fused) for buffer in buffers]
     for number, stored in enumerate(reads):
         if number not in fused:
             last.update(dict.fromkeys(stored, number))
@@ -97,8 +97,8 @@ def peak_elements(program: Program) -> int:
 @per_object_cache
 def loops(program: Program) -> int:
     """The number of buffers that XLA computes in a loop over entries, not as a matrix product."""
-    buffers, outputs = _lowered(program)
-    fused = _fused(buffers, outputs)
+    buffers, outputs = _lowered_program(program)
+    fused = _fused_buffers(buffers, outputs)
     inside = sum(loops(op.body) for op in program.operations if op.body)
     return inside + sum(
         buffer.reads_entries for number, buffer in enumerate(buffers) if number not in fused
@@ -116,7 +116,7 @@ def _copied_outputs(buffers: list[Buffer], outputs: list[int], inputs: int) -> i
     return sum(buffers[n].elements for n in copies)
 
 
-def _fused(buffers: list[Buffer], outputs: list[int]) -> set[int]:
+def _fused_buffers(buffers: list[Buffer], outputs: list[int]) -> set[int]:
     """Numbers of the buffers that are never stored, as their only reader computes their entries."""
     readers: dict[int, set[int]] = {}
     for number, buffer in enumerate(buffers):
@@ -130,18 +130,18 @@ def _fused(buffers: list[Buffer], outputs: list[int]) -> set[int]:
     return found
 
 
-def _stored(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> set[int]:
+def _stored_reads(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> set[int]:
     """Numbers of the stored buffers that some buffers, fused or not, are computed from."""
     found: set[int] = set()
     for number in reads:
         if number in fused:
-            found |= _stored(buffers[number].reads, buffers, fused)
+            found |= _stored_reads(buffers[number].reads, buffers, fused)
         else:
             found.add(number)
     return found
 
 
-def _lowered(program: Program) -> tuple[list[Buffer], list[int]]:
+def _lowered_program(program: Program) -> tuple[list[Buffer], list[int]]:
     """All buffers of a program, inputs first, and the numbers of the output buffers."""
     lowering = _Lowering(program)
     for number, operation in enumerate(program.operations, len(program.shapes)):
@@ -310,7 +310,7 @@ class ParallelGroup(NamedTuple):
 def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
     """The rounds of a plan; every stage runs in a round after the rounds of the stages it reads.
 
-    Rounds hold as many stages as possible without more memory than the stages need one by one.
+    Rounds hold as many stages as possible without more memory than the stages need alone.
     """
     programs = [plan.programs[stage.program] for stage in plan.stages]
     own = [peak_elements(program) for program in programs]
@@ -324,7 +324,7 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
         waiting = sum(size for name, size in alive.items() if name not in names)
         return sum(own[n] for n in chosen) + waiting
 
-    found = _rounds(plan.stages, {*plan.shapes, *plan.outputs}, read, given, elements)
+    found = _fitting_rounds(plan.stages, {*plan.shapes, *plan.outputs}, read, given, elements)
     return tuple(
         ParallelGroup(stages, sum(own[n] for n in stages), alive, last_read)
         for stages, alive, last_read in found
@@ -361,7 +361,9 @@ def interpreted_rounds(
     kept = {*whole.names, *whole.outputs}
     return tuple(
         InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
-        for numbers, alive, last_read in _rounds(whole.stages, kept, arrays, given, elements)
+        for numbers, alive, last_read in _fitting_rounds(
+            whole.stages, kept, arrays, given, elements
+        )
     )
 
 
@@ -383,14 +385,14 @@ _Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]
 """Numbers of the stages of a round, elements alive, names of values that no later stage reads."""
 
 
-def _rounds(
+def _fitting_rounds(
     stages: Sequence[PlanStage],
     kept: Set[str],
     read: Sizes,
     given: Sequence[Sequence[int]],
     elements: Callable[[Sizes, Sequence[int]], int],
 ) -> list[_Chosen]:
-    """Rounds of as many stages as fit in the memory that the stages need one by one.
+    """Rounds of as many stages as fit in the memory that the stages need alone.
 
     Args:
         stages: Stages of a plan.

@@ -57,7 +57,7 @@ def kept(
     text = repr([VERSION, *key])
     file = folder / f"{digest(text)}.json"
     try:
-        return _read(file, text, decode)
+        return _read_result(file, text, decode)
     except Exception:  # any broken file counts as absent
         log.debug("searched and kept in %s", file)
         result = search()
@@ -84,7 +84,7 @@ def cache_folder(kind: str) -> Path | None:
     return platformdirs.user_cache_path("tnsim", appauthor=False) / kind
 
 
-def _read(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
+def _read_result(file: Path, key: str, decode: Callable[[Any], T]) -> tuple[T, str]:
     """The result in a file.
 
     Raises:

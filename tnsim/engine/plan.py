@@ -30,7 +30,8 @@ class Plan:
     Args:
         metric: Name of the metric.
         exact: Whether the plan computes the metric exactly for models of this depth.
-        dtype: Precision of the computation: "float64", "float32", or a complex one for networks.
+        dtype: Precision of the computation: "float64", "float32", or a complex precision for
+            networks.
         diagrams: Number of terms in the sums of the inner products.
         programs: Programs that the stages run.
         stages: Stages in the order in which they run.
@@ -92,7 +93,7 @@ class Plan:
 
     @cached_property
     def rounds(self) -> tuple[ParallelGroup, ...]:
-        """The rounds of stages that run at once, one round after another."""
+        """The rounds of stages that run at once, in their order."""
         return rounds(self)
 
     @cached_property
@@ -104,7 +105,7 @@ class Plan:
     def peak_bytes(self) -> int:
         """Bytes of all arrays alive at once in a single run, without the arrays of the models.
 
-        Weights laid out in NumPy are freed one by one as they are put on the device, so they
+        Weights laid out in NumPy are freed singly as they are put on the device, so they
         count once.
         """
         return costs.allocated_bytes(self.programs, self.array_bytes)
@@ -122,7 +123,7 @@ class Plan:
 
     @cached_property
     def whole(self) -> WholePlan:
-        """The plan without metric, guarantee and scales, as the work of one compiled program."""
+        """The plan without metric, guarantee and scales, as the work of a compiled program."""
         names, shapes = tuple(self.shapes), tuple(map(tuple, self.shapes.values()))
         length = sum(self.programs[stage.program].length for stage in self.stages)
         return WholePlan(self.programs, self.stages, names, shapes, self.outputs, length)

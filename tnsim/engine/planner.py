@@ -110,7 +110,7 @@ class _Check:
 
     Args:
         problem: Problem whose stages are checked.
-        limit: Multiplications that one run may take.
+        limit: Multiplications that a run may take.
     """
 
     def __init__(self, problem: Problem, limit: float) -> None:
@@ -156,7 +156,7 @@ class _Planner:
         self.sources: set[str] = set()
 
     def add(self, stage: Stage) -> None:
-        """Plan one more stage, as one program or, where that is long, as several."""
+        """Plan another stage, as a single program or, where that is long, as several."""
         inputs = _inputs(stage)
         # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))

@@ -1,10 +1,10 @@
 """The number of digits of a cosine: error bounds, warnings and refusals.
 
-One rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares its
-inputs, so a relative error doubles, and eps grows to n eps. An inner product of one contribution is
-off by at most u times the two norms, and a sum by u times the sum of the absolute contributions,
-its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and Schwarz leave for the
-product
+A single rule serves every route. Let u = 4 n eps, for polynomials of degree n: each layer squares
+its inputs, so a relative error doubles, and eps grows to n eps. An inner product of a single
+contribution is off by at most u times the two norms, and a sum by u times the sum of the absolute
+contributions, its `size`. With rho = size / value of the squared norms AA and BB, Cauchy and
+Schwarz leave for the product
 
     |error of AB| <= u max(size_AB, sqrt(size_AA size_BB)),
 
@@ -58,7 +58,7 @@ class Arithmetic(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """The relative error u = 4 n eps of one contribution."""
+        """The relative error u = 4 n eps of a single contribution."""
         return _SAFETY * self.degree * _EPS[self.dtype]
 
     @property

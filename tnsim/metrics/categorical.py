@@ -63,6 +63,7 @@ class Categorical:
         p = as_array(self.probabilities, "the token probabilities", 1)
         if not isinstance(p, Tracer):
             smallest, total = np.min(p), float(np.sum(np.asarray(p, np.float64)))
+            # A sum may be off by the rounding of float32, as softmaxes give it.
             if smallest < 0 or abs(total - 1) > 1e-6:
                 raise ModelError(
                     "token probabilities are at least 0 and sum to 1; "
@@ -88,9 +89,11 @@ class Categorical:
                 "give tnsim.Model(layers, n_ctx=...) or load(..., n_ctx=...)"
             )
         p = np.asarray(self.distribution(reading.d_in), np.float64)
+        # Float32 probabilities may miss the sum 1 by more than NumPy's draws tolerate.
         p = p / p.sum()
         n_ctx = reading.n_ctx
         if self.samples is None:
+            # With causal attention, sequences share the work on their beginning.
             listed = points.beginnings if reading.causal else points.sequences
             return listed(p, n_ctx)
         return points.draws(

@@ -37,6 +37,8 @@ class StoredInputs:
         from safetensors import safe_open
 
         self.path = path
+        # The file is opened anew for every block, so that the metric can be sent to other
+        # processes.
         with safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             self._name = names[0] if len(names) == 1 else "inputs"
@@ -47,6 +49,7 @@ class StoredInputs:
                 )
             part = file.get_slice(self._name)
             self.shape = tuple(part.get_shape())
+            # An empty slice tells the dtype of NumPy without reading a row.
             self.dtype = part[:0].dtype
 
     @property
@@ -99,6 +102,7 @@ def _opened(path: Path, reader: Any) -> Any:
     try:
         return reader(path)
     except ModelError:
+        # Messages of this package name the file already.
         raise
     except Exception as error:
         raise ModelError(f"{path}: not a readable file of inputs: {error}") from None
@@ -146,12 +150,14 @@ class Empirical:
     pairs_within_model = True
 
     def __post_init__(self) -> None:
+        # A trace would keep the data as a constant of the compiled program.
         if is_traced((self.inputs, self.weights)):
             raise ModelError(
                 "inputs of Empirical and their weights are data, found traced arrays: make the "
                 "metric outside the JAX trace; weights of models may be traced"
             )
         inputs = rows_of(self.inputs)
+        # Integers are token ids; pixels are floats.
         tokens = inputs.dtype.kind in "iu"
         fits = inputs.ndim == 2 or (inputs.ndim > 2 and not tokens)
         if inputs.dtype.kind not in "iuf" or not fits or 0 in inputs.shape:
@@ -192,6 +198,7 @@ class Empirical:
             >>> Empirical.normal(mean=[3.0], samples=1000).inputs.mean().round(1)
             np.float64(3.0)
         """
+        # Making the moments checks that the mean fits the covariance.
         moments = GaussianMoments(mean, cov)
         known = moments.cov if moments.mean is None else moments.mean
         if known is None:
@@ -199,6 +206,7 @@ class Empirical:
         check_draws(samples)
         number = seed_number(seed, "the seed of samples")
         n_ctx = known.shape[0] if moments.mean is not None and known.ndim == 2 else None
+        # The degree matters to quadrature alone.
         reading = Reading(known.shape[-1], n_ctx, degree=1)
         return cls(
             draws(samples, number, gaussian_draws(moments, reading)).block(0, samples).inputs
@@ -213,6 +221,7 @@ class Empirical:
         if self.weights is None:
             log_weights = np.full(len(self.inputs), -np.log(len(self.inputs)))
         else:
+            # Inputs of weight zero have the logarithm -inf, and drop out of every sum.
             with np.errstate(divide="ignore"):
                 log_weights = np.log(self.weights) - np.log(self.weights.sum())
         block = partial(_rows, self.inputs, log_weights)
@@ -221,6 +230,7 @@ class Empirical:
 
 
 def _rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> WeightedPoints:
+    # Of a file only these rows are read, so finiteness is checked here and not before.
     rows = np.asarray(inputs[start:stop])
     _check_finite(rows, start)
     return WeightedPoints(rows, log_weights[start:stop])
@@ -237,6 +247,7 @@ def _check_weights(weights: np.ndarray, count: int) -> None:
 
 
 def _check_finite(rows: np.ndarray, start: int) -> None:
+    # The row is counted from the start of the data, not of the block.
     finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
     if not finite.all():
         raise ModelError(f"the inputs are not finite, first in row {start + finite.argmin()}")

@@ -130,8 +130,8 @@ def _without_rounding(cov: Any) -> Any:
 def _check_together(mean: Any, cov: Any) -> None:
     """Raise `ModelError` where no input can have both the mean and the covariance.
 
-    For sequences, one of the two may cover all positions while the other repeats at each position,
-    so one size may be a multiple of the other. The n_ctx of a model decides later.
+    For sequences, either may cover all positions while the other repeats at each position,
+    so the larger size may be a multiple of the smaller. The n_ctx of a model decides later.
     """
     small, large = sorted((mean.shape[0], cov.shape[0]))
     if mean.ndim == 1 and large % small:
@@ -377,7 +377,7 @@ def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
         d: Coordinates that the models read at a position.
 
     Returns:
-        The larger one of deviation and mean, (d,), without a derivative; 0 for a coordinate that
+        The larger of deviation and mean, (d,), without a derivative; 0 for a coordinate that
         is always zero.
 
     Example:
@@ -401,7 +401,7 @@ def in_input_units(metric: Metric, unit: Any, d: int) -> Metric:
 
     Args:
         metric: Any metric; without moments it is returned as it is.
-        unit: Exponents of two, a single one or one for each coordinate of a position, (d,).
+        unit: Exponents of two, the same for all or for each coordinate of a position, (d,).
         d: Coordinates that the models read at a position.
 
     Example:

@@ -8,14 +8,14 @@ and Lambda joins the input legs of A, the bra, with the input legs of B, the ket
     TreeSymmetric     leg i with leg i, ket symmetrised  the tensor symmetrised layer by layer
     Symmetric         bra with ket legs, in all ways     the tensor symmetrised over all its legs
     Gaussian          all pairings (Isserlis)            E<A(x), B(x)>, any depth
-    GaussianClosure   all pairings, layer by layer       one nonlinear layer; beyond, hidden states
+    GaussianClosure   all pairings, layer by layer       1 nonlinear layer; beyond, hidden states
                                                          are *treated as* Gaussian
     Categorical       no legs: tokens are counted        E<A(x), B(x)> over sequences of tokens
     Empirical         no legs: inputs are added up       the mean of <A(x), B(x)> over given inputs
     Product           no legs: inputs are added up       E<A(x), B(x)>, independent coordinates
 
 The methods of a metric are written down in `protocol`. A metric that works *layer by layer* gives
-the joinings of one layer of the bra over one layer of the ket: one joining for each orbit, with its
+the joinings of a layer of the bra over a layer of the ket: a joining for each orbit, with its
 weight and with the sides to symmetrise before the joining may stand for its orbit (see `pairings`).
 
 A joining as a network is written in `tensor_networks`, as part of a plan in `problems`. `Gaussian`
@@ -78,7 +78,7 @@ class TreeSymmetric(_AlwaysExact):
     """The inner product of tensors symmetrised layer by layer: exact, at a cost linear in depth.
 
     A similarity of 1 implies the same function up to a factor. The converse does not hold beyond
-    one nonlinear layer: different trees may compute one polynomial (see `Symmetric`).
+    a single nonlinear layer: different trees may compute the same polynomial (see `Symmetric`).
 
     Example:
         `x_0 x_1` and `x_1 x_0`.
@@ -172,8 +172,8 @@ class Gaussian(GaussianMoments, _AlwaysExact):
 class GaussianClosure(GaussianMoments):
     """Isserlis' theorem layer by layer, with hidden states treated as Gaussian.
 
-    The value is equal to `Gaussian` for one nonlinear layer and an approximation beyond. The cost
-    is linear in depth.
+    The value is equal to `Gaussian` for a single nonlinear layer and an approximation beyond. The
+    cost is linear in depth.
 
     Two models of different depth have to be aligned, and beyond a single nonlinear layer the value
     depends on the alignment: layers are matched from the input up, first nonlinear layer with first
@@ -208,12 +208,13 @@ class GaussianClosure(GaussianMoments):
     name = "closure"
 
     def is_exact(self, nonlinear_layers: int) -> bool:
-        """Whether there is at most one nonlinear layer, as its outputs are no longer Gaussian."""
+        """Whether the models have no second nonlinear layer, as outputs are no longer Gaussian."""
         return nonlinear_layers <= 1
 
 
 def check_metric(metric: Any) -> None:
     """Raise `ModelError` for a value that is no metric, such as the class of a metric."""
+    # The class of a metric has its methods too, so it would pass for one.
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
         raise ModelError(
@@ -258,11 +259,13 @@ def layer_by_layer(
         degrees: Degrees of both models.
 
     Returns:
-        `TreeSymmetric` for `Symmetric`, as both are the same for one layer; else `metric` itself.
+        `TreeSymmetric` for `Symmetric`, as both are the same for a single layer; else `metric`
+        itself.
 
     Raises:
         TooLarge: The legs of whole trees would have to be joined.
     """
+    # One nonlinear layer is a whole tree, whose legs a layer joins just as well.
     if nonlinear_layers > 1 and joins_whole_trees(type(metric), nonlinear_layers):
         raise TooLarge(
             f"{type(metric).__name__} joins the legs of whole models, here polynomials of degree "

@@ -135,7 +135,7 @@ class _Multigraphs:
         return tuple(edges)
 
     def grown(self, orbits: dict[bytes, int]) -> dict[bytes, int]:
-        """Canonical multigraphs with one edge more, and the number of partial joinings of each."""
+        """Canonical multigraphs with another edge, and the number of partial joinings of each."""
         graphs: list[np.ndarray] = []
         counts: list[int] = []
         for key, count in orbits.items():

@@ -1,4 +1,4 @@
-"""Weighted joinings of the legs of one layer over another, one for each orbit.
+"""Weighted joinings of the legs of a layer over another, orbit by orbit.
 
 The module is pure combinatorics without arrays. A joining pairs some legs, hands the other legs to
 the mean (caps them), and says on which side the tensor of the layer has to be symmetrised before
@@ -58,9 +58,9 @@ class Joining:
 def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     """The joining of the tree metrics: leg i of the bra with leg i of the ket.
 
-    If the metric symmetrises, one side is enough. A symmetriser is idempotent, P = P^T P, and a
-    symmetriser on the legs of the bra may be moved over to the ket, through second moments that are
-    the same on every leg (paper, appendix A.2).
+    If the metric symmetrises, a single side is enough. A symmetriser is idempotent, P = P^T P, and
+    a symmetriser on the legs of the bra may be moved over to the ket, through second moments that
+    are the same on every leg (paper, appendix A.2).
     """
     # The n! ways to join n legs of either side are one orbit under permutations of the ket's legs;
     # the mean over the orbit has weight 1.
@@ -75,7 +75,7 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
 def gaussian(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     """Orbits of all pairings of the legs of two layers, with legs left over for the mean.
 
-    Legs of one side are exchangeable, so an orbit is known by its numbers of cross pairs, of pairs
+    Legs of a side are exchangeable, so an orbit is known by its numbers of cross pairs, of pairs
     inside either side, and of capped legs.
 
     Args:

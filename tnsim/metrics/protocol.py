@@ -94,7 +94,7 @@ class LayerwiseMetric(Metric, Protocol):
             centred: Whether the mean is zero, so that no leg is handed to it.
 
         Returns:
-            Joinings, one for every orbit under exchange of the legs of a layer.
+            Joinings, a single joining for every orbit under exchange of the legs of a layer.
         """
         ...
 

@@ -4,8 +4,8 @@ A plan depends on how legs are joined, which a metric may decide by its class or
 joinings themselves, asked for once, are therefore part of the key under which a plan is stored.
 
 Layer over layer any joinings can be contracted as they are. Vectors of features and moments of
-sequences need more: all joinings of the metric together must be one of the sums of `PairingRule`. A
-metric from outside may give such a sum or another one; its joinings decide, not its class.
+sequences need more: all joinings of the metric together must be among the sums of `PairingRule`. A
+metric from outside may give such a sum or another; its joinings decide, not its class.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Layers with an activation: no polynomials, and exact under `Gaussian` where one stands alone.
+"""Layers with an activation: no polynomials, and exact under `Gaussian` where such a layer stands
+alone.
 
 `Elementwise` applies a function to every coordinate, `Gated` multiplies it by a second affine map.
-A hidden unit is a function of one or two linear maps of the input, so the inner product of two such
+A hidden unit is a function of a linear map or two of the input, so the inner product of two such
 layers is a sum over pairs of hidden units (see `problems.kernels`). Their order is infinite.
 """
 
@@ -50,6 +51,7 @@ class Elementwise:
 
     def __post_init__(self) -> None:
         width = self.width
+        # True is an integer for Python.
         whole = isinstance(width, int) and not isinstance(width, bool) and width > 0
         if width is not None and not whole:
             raise ModelError(f"Elementwise width must be a positive integer, found {width!r}")
@@ -173,6 +175,8 @@ class Gated:
                 f"{thresholds!r}; a threshold of 0 is the activation 'relu'"
             )
         bias = vector(gate_bias, "Gated gate_bias", len(gate))
+        # Thresholds divide the reading side and multiply the writing side, which leaves the
+        # function alone.
         bias = None if bias is None else bias / sizes
         scaled = gate / sizes[:, None], None, down * sizes
         return cls(*scaled, jump_relu(1.0), bias, None, down_bias)
@@ -184,6 +188,7 @@ class Gated:
         if up is not None:
             up = matrix(up, "Gated up", (rank, d_in), " as in gate")
         elif self.up_bias is not None:
+            # The bias would be a second factor without a matrix: a constant per unit.
             raise ModelError("Gated has an up_bias but no up: move the numbers into down")
         down = matrix(self.down, "Gated down", (None, rank), ", the rank of gate and up")
         set_arrays(

@@ -101,7 +101,7 @@ def register_pytree(cls: type, names: tuple[str, ...], static: tuple[str, ...] =
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a pytree that is shown in one line, as a class decorator.
+    """Register a frozen dataclass as a pytree that is shown in a line, as a class decorator.
 
     Fields are children unless their metadata says `static`. Arrays are shown by dtype and shape,
     and fields that nobody gave are not shown.
@@ -304,9 +304,11 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
     Integers become float64.
     """
+    # Changing the dtype makes a copy.
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     elif not is_fixed(array):
+        # A caller could still write into a shared array, so such an array is copied.
         array = array.copy(order="K")
     array.flags.writeable = False
     return array
@@ -327,6 +329,7 @@ def is_fixed(value: Any) -> bool:
         >>> is_fixed(view)
         True
     """
+    # A view is fixed only if all arrays that it looks into are.
     while isinstance(value, np.ndarray | memoryview):
         read_only = value.readonly if isinstance(value, memoryview) else not value.flags.writeable
         owner = value.obj if isinstance(value, memoryview) else value.base
@@ -337,6 +340,7 @@ def is_fixed(value: Any) -> bool:
 
 
 def _check_finite(array: Any, what: str) -> None:
+    # The first place and the number of such entries help to find the layer that diverged.
     finite = np.isfinite(np.asarray(array))
     if finite.all():
         return
@@ -349,6 +353,7 @@ def _wide(dtype: Any) -> Any:
     """The dtype to compute in: at least float32 for floats, float64 for integers."""
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
+    # Half precision loses digits in sums, so such weights are computed in float32.
     narrow = dtype.itemsize < 4 and jnp.issubdtype(dtype, np.floating)
     return np.dtype(np.float32) if narrow else dtype
 
@@ -368,6 +373,7 @@ def weight(value: Any, what: str, ndim: int) -> Any:
     """
     if not requires_grad(value):
         return as_array(value, what, ndim)
+    # Checks read values alone; the tensor itself keeps its gradient.
     as_array(value.detach(), what, ndim)
     return value if value.dtype.itemsize >= 4 else value.float()
 
@@ -426,6 +432,7 @@ def rename_errors(where: str, build: Callable[[], T]) -> T:
     try:
         return build()
     except ModelError as error:
+        # A chained traceback would show the same words twice.
         raise ModelError(f"{where}: {error}") from None
 
 
@@ -439,6 +446,7 @@ def scalar(value: Any, what: str) -> Any:
         >>> scalar(np.float32(0.5), "the skip")
         0.5
     """
+    # A float would lose the gradient.
     if isinstance(value, jax.Array) or requires_grad(value):
         return weight(value, what, 0)
     return float(as_array(value, what, 0))
@@ -457,9 +465,9 @@ def add(x: Any, bias: Any) -> Any:
 def affine(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"], bias: Float[Array, " out"] | None
 ) -> Float[Array, "*batch out"]:
-    """The affine map `W x + b` along the last axis, as one matrix product.
+    """The affine map `W x + b` along the last axis, as a single matrix product.
 
-    NumPy multiplies a stack of matrices by a matrix one after another and reads the second matrix
+    NumPy multiplies a stack of matrices by a matrix in turn and reads the second matrix
     anew for each: 16 sequences of four positions took fifty times as long as their 64 rows.
 
     Args:
@@ -473,5 +481,6 @@ def affine(
     """
     if x.ndim < 3:
         return add(x @ weight.T, bias)
+    # A single product of all rows, in which the matrix is read once.
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return add((rows @ weight.T).reshape(*x.shape[:-1], len(weight)), bias)

@@ -73,6 +73,7 @@ class Attention:
     def __post_init__(self) -> None:
         q1 = matrix(self.q1, "Attention q1", (None, None))
         rows, d_in = q1.shape
+        # True is an integer for Python.
         if isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int) or self.n_heads < 1:
             raise ModelError(f"n_heads must be a positive integer, found {self.n_heads!r}")
         arrays = {"q1": q1}
@@ -82,6 +83,7 @@ class Attention:
         v = matrix(self.v, "Attention v", (None, d_in), ", the width that q1 reads")
         arrays["v"] = v
         arrays["o"] = matrix(self.o, "Attention o", (None, v.shape[0]), ", the rows of v")
+        # Rows of keys and second queries are as many as those of q1, so two checks do for all.
         for name in ("q1", "v"):
             size = arrays[name].shape[0]
             if size % self.n_heads:
@@ -134,6 +136,8 @@ class Attention:
         half = self.d_head // 2
         pair = np.arange(half)
         turns = np.zeros((n_ctx, self.d_head, self.d_head))
+        # The two axes of a plane stand half a head apart, the layout that rules of files call
+        # `half`.
         turns[:, pair, pair] = np.cos(angles)
         turns[:, half + pair, half + pair] = np.cos(angles)
         turns[:, half + pair, pair] = np.sin(angles)
@@ -152,6 +156,7 @@ class Attention:
         def by_head(name: str) -> Any:
             """Rows of a map with the axes (*batch, head, position, row)."""
             rows = affine(x, getattr(self, name), getattr(self, f"{name}_bias"))
+            # Heads come in front of positions, so that a product of matrices runs over positions.
             return rows.reshape((*rows.shape[:-1], self.n_heads, -1)).swapaxes(-3, -2)
 
         def turned(name: str) -> Any:
@@ -162,6 +167,7 @@ class Attention:
             """Scores with the axes (*batch, head, position of query, position of key)."""
             return turned(query) @ turned(key).swapaxes(-1, -2)
 
+        # Both the mask and the scale are factors of the scores, without a softmax in between.
         share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
@@ -179,6 +185,7 @@ def rotated(
     """
     half = angles.shape[-1]
     cos, sin = np.cos(angles).astype(rows.dtype), np.sin(angles).astype(rows.dtype)
+    # Coordinates i and i + d_head / 2 stand at the same place of the two halves.
     first, second = rows[..., :half], rows[..., half:]
     turned = first * cos - second * sin, second * cos + first * sin
     return library(rows).concatenate(turned, axis=-1)
@@ -190,6 +197,7 @@ def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:
         raise ModelError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}")
     if rope_base is None:
         return
+    # A base that is no finite number is refused in the words for arrays.
     as_array(rope_base, "Attention rope_base", 0)
     if d_head % 2 or not rope_base > 0:
         raise ModelError(

@@ -63,7 +63,7 @@ def seed_number(seed: Seed, what: str = "the seed") -> int:
     """A seed as a number, from which the same inputs can be drawn again.
 
     Args:
-        seed: Number of 0 or more; a NumPy generator, from which one number is drawn, so that its
+        seed: Number of 0 or more; a NumPy generator, from which a number is drawn, so that its
             next use gives other inputs; or a JAX key, whose words are the digits of the number.
         what: Words for the seed in messages.
 
@@ -85,11 +85,14 @@ def seed_number(seed: Seed, what: str = "the seed") -> int:
         seed = jax.random.key_data(seed)
     words = np.asarray(seed)
     if words.dtype == np.uint32 and words.ndim == 1 and len(words):  # a key of the older kind
+        # The words of a key are digits in base 2^32, the first the highest.
         return int.from_bytes(words.astype(">u4").tobytes(), "big")
     try:
         number = operator.index(words.item() if words.ndim == 0 else seed)
     except TypeError:
+        # Negative numbers are refused below, so a value that is no number joins them.
         number = -1
+    # True would be seed 1 by accident.
     if number < 0 or isinstance(seed, bool):
         raise ModelError(
             f"{what} must be 0 or more, a NumPy generator or a JAX key, found {seed!r}"
@@ -108,6 +111,7 @@ def check_length(n_ctx: Any) -> None:
         Traceback (most recent call last):
         tnsim.errors.ModelError: n_ctx must be a positive integer or None, found -1
     """
+    # True is an integer for Python.
     whole = isinstance(n_ctx, int) and not isinstance(n_ctx, bool)
     if n_ctx is not None and not (whole and n_ctx > 0):
         raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")

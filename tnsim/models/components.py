@@ -140,6 +140,8 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
             found.append(Component(f"layer {n}", n, 0, 1, True))
             continue
         found += [Component(f"layer {n} {name} {k}", n, k, parts, False) for k in range(parts)]
+        # A bias belongs to no head and no unit, so that the bias of a layer with parts is a
+        # component of its own.
         if any(_output_bias(core_with_output(model.layers[n])) is not None for model in models):
             found.append(Component(f"layer {n} bias", n, None, parts, True))
     if not found:
@@ -157,11 +159,12 @@ def _division(core: Layer, by: str) -> tuple[str | None, int]:
         return "head", core.n_heads
     if by == "unit":
         return "unit", getattr(core, affine_maps(core)[1]).shape[1]
+    # By heads, a layer without heads counts as a whole.
     return None, 1
 
 
 def core_with_output(layer: Layer) -> Any:
-    """The layer inside residuals, an elementwise one as the equal gated layer `I f(I x)`.
+    """The layer inside residuals, an elementwise layer as the equal gated layer `I f(I x)`.
 
     Example:
         >>> core_with_output(Residual(Elementwise("relu", 1))).down
@@ -169,6 +172,8 @@ def core_with_output(layer: Layer) -> Any:
     """
     core = innermost(layer)
     if isinstance(core, Elementwise):
+        # Identities on either side leave the function as it is and give a switch the columns it
+        # multiplies.
         return Gated(np.eye(core.d_in), None, np.eye(core.d_in), core.activation)
     return core
 
@@ -249,6 +254,7 @@ def switches(parts: Sequence[Component], z: Any) -> Any:
         for label, value in z.items():
             numbers[chosen(parts, [label])] = value
         return numbers
+    # Switches may be traced, so they stay in JAX; others are checked as numbers.
     array = z if isinstance(z, jax.Array) else as_array(z, "the switches z", 1)
     if array.shape != (len(parts),):
         raise ModelError(
@@ -273,6 +279,7 @@ def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
     """
     found: set[int] = set()
     for label in labels:
+        # A layer's label chooses all of its parts, and a part's label that part alone.
         own = [n for n, part in enumerate(parts) if label in (part.label, f"layer {part.layer}")]
         if not own:
             raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
@@ -304,6 +311,7 @@ def with_switches(model: Model, z: Any, parts: Sequence[Component]) -> Model:
     layers = []
     for n, layer in enumerate(model.layers):
         own = _of_layer(parts, n)
+        # A layer with all switches at 1 comes back itself, so that its forward pass is shared.
         layers.append(switched_layer(layer, [parts[k] for k in own], z[own]))
     return Model(layers, model.n_ctx, model.origin)
 
@@ -326,6 +334,7 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
         >>> switched_layer(Linear([[2.0]]), [whole], np.array([0.5])).weight
         array([[1.]])
     """
+    # The values of tracers are unknown, so a traced layer is always switched.
     if not isinstance(z, Tracer) and np.all(z == 1):
         return layer
     core = core_with_output(layer)
@@ -340,6 +349,7 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
 
 def _factors(own: Sequence[Component], z: Any, width: int) -> Any:
     """The factors of the columns of an output matrix; 1 for columns without a switch."""
+    # Place 0 is the constant 1, for columns without a switch; switch k stands at place k + 1.
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
@@ -349,6 +359,7 @@ def _factors(own: Sequence[Component], z: Any, width: int) -> Any:
 
 def _columns(part: Component, width: int) -> slice:
     """The rows or columns that belong to a component among `width` of them."""
+    # A bias alone has no columns.
     assert part.part is not None
     step = width // part.parts
     return slice(part.part * step, (part.part + 1) * step)
@@ -388,6 +399,7 @@ def check_exchangeable(a: Any, b: Any, by: str) -> tuple[Model, Model]:
 
 
 def _check_settings(n: int, first: Layer, second: Layer) -> None:
+    # Everything that has to agree before a function of one model can stand in the other.
     one, two = innermost(first), innermost(second)
     facts: list[tuple[str, Any, Any]] = [
         ("kinds", type(one).__name__, type(two).__name__),
@@ -412,6 +424,7 @@ def _check_settings(n: int, first: Layer, second: Layer) -> None:
 def _check_parts(n: int, one: Layer, two: Layer, by: str) -> None:
     name, parts = _division(one, by)
     _, others = _division(two, by)
+    # Parts are matched by number, which needs equally many of them.
     if parts != others:
         raise ModelError(
             f"layer {n} has {parts} and {others} {name}s, which are matched by number; "
@@ -424,7 +437,7 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
 
     Args:
         a, b: Models that `check_exchangeable` accepts.
-        s: Numbers, one for each component, traced or not.
+        s: Numbers of the components, traced or not.
         parts: Components, from `components_of([a, b], ...)`.
 
     Returns:
@@ -441,6 +454,7 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
     for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
         own = _of_layer(parts, n)
         if len(own):
+            # Layers of b stay where no component was asked for.
             second = _interpolated(first, second, [parts[k] for k in own], s[own])
         layers.append(second)
     return Model(layers, a.n_ctx, b.origin)
@@ -450,14 +464,19 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
     cores = innermost(first), innermost(second)
     skip, _ = residual_rule(second)
     rows, output = affine_maps(cores[0])
+    # The two cores stand side by side: their rows one below the other, their columns next to each
+    # other, each with its share.
     weights, biases = [], []
     for layer, core, share in zip((first, second), cores, (1 - s, s), strict=True):
+        # The scale of a residual moves into the output map, as the two cores share a single
+        # residual.
         _, scale = residual_rule(layer)
         weight, bias = getattr(core, output) * scale, _output_bias(core)
         weights.append(weight * _factors(own, share, weight.shape[1]))
         held = [k for k, part in enumerate(own) if part.bias and bias is not None]
         biases += [bias * scale * share[k] for k in held]
     values: dict[str, Any] = {bias_name(output): sum(biases) if biases else None}
+    # A linear layer has no rows: its weights are added, as both read the same state.
     if rows:
         values[output] = library(weights).concatenate(weights, axis=1)
     else:
@@ -467,18 +486,20 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
         values[name] = library(both).concatenate(both)
         values[bias_name(name)] = _beside(cores, name)
     if isinstance(cores[0], Attention) and isinstance(cores[1], Attention):
+        # Heads stand side by side, so the new layer has those of both.
         values["n_heads"] = cores[0].n_heads + cores[1].n_heads
     core = replaced(cores[0], values)
     return Residual(core, skip) if isinstance(second, Residual) else core
 
 
 def _beside(cores: Sequence[Any], name: str) -> Any:
-    """The biases of a map of two layers one after the other; None where neither has one."""
+    """The biases of a map of two layers in turn; None where neither has a bias."""
     biases = [getattr(core, bias_name(name)) for core in cores]
     if all(bias is None for bias in biases):
         return None
     found = []
     for core, bias in zip(cores, biases, strict=True):
+        # A missing bias beside a bias is a row of zeros.
         found.append(np.zeros(len(getattr(core, name))) if bias is None else bias)
     return library(found).concatenate(found)
 
@@ -500,6 +521,7 @@ def exchanged(target: Model, source: Model, part: Component) -> Model:
     """
     layers = list(target.layers)
     own, other = layers[part.layer], source.layers[part.layer]
+    # A whole layer comes over as it is, in whatever shape.
     if part.part is not None and part.parts == 1 and part.bias:
         layers[part.layer] = other
     else:
@@ -508,6 +530,7 @@ def exchanged(target: Model, source: Model, part: Component) -> Model:
 
 
 def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
+    # Two scales cannot stand in a single residual, so both move into the weights.
     if residual_rule(own)[1] != residual_rule(other)[1]:
         own, other = _with_unit_scale(own), _with_unit_scale(other)
     cores = innermost(own), innermost(other)
@@ -518,6 +541,7 @@ def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
         width = len(getattr(cores[0], output))
         values[bias_name(output)] = np.zeros(width) if given is None else given
     if part.part is not None:
+        # A part is its rows of every factor and its columns of the output map.
         for name in rows:
             values[name] = _rows_from(cores, name, part)
             if _beside(cores, name) is not None:
@@ -543,12 +567,14 @@ def _rows_from(cores: Sequence[Any], attribute: str, part: Component, sized: str
     arrays = []
     for core in cores:
         array = getattr(core, attribute)
+        # None stands for zeros beside a layer that has a bias.
         arrays.append(np.zeros(len(getattr(core, sized))) if array is None else np.asarray(array))
     return _put(arrays[0], arrays[1], part)
 
 
 def _put(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
     rows = _columns(part, len(array))
+    # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
     return result
@@ -558,7 +584,7 @@ def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
     """The same function with the stream x between the first and the last layer as `basis @ x`.
 
     Args:
-        model: Model whose layers between the first and the last have one width.
+        model: Model whose layers between the first and the last have the same width.
         basis: Invertible matrix.
 
     Raises:
@@ -576,9 +602,12 @@ def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
             f"align is a square matrix over the stream, whose widths are {widths}; found shape "
             f"{tuple(basis.shape)}"
         )
+    # A direction that the matrix removes cannot be put back by an inverse.
     if np.linalg.matrix_rank(basis) < len(basis):
         raise ModelError("align is a singular matrix, which is no change of basis")
     inverse, last = np.linalg.inv(basis), len(model.layers) - 1
+    # The basis changes between the first and the last layer; a skip would carry the old basis past
+    # it.
     for n in (0, last):
         if isinstance(model.layers[n], Residual):
             raise ModelError(
@@ -591,6 +620,7 @@ def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
         rows, output = affine_maps(core)
         values: dict[str, Any] = {}
         if n > 0:
+            # Every layer but the first undoes the basis, and every layer but the last puts it on.
             for name in rows or (output,):
                 values[name] = np.asarray(getattr(core, name)) @ inverse
         if n < last:
@@ -630,7 +660,9 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
             f"the embeddings have shapes {tables[0].shape} and {tables[1].shape}; no square matrix "
             "aligns them"
         )
+    # The orthogonal factor of A B^T is the nearest rotation.
     left, sizes, right = np.linalg.svd(tables[0] @ tables[1].T)
+    # A direction of size zero could be turned either way.
     if sizes[-1] <= 1e-10 * sizes[0]:
         raise ModelError(
             f"the embeddings span {np.count_nonzero(sizes > 1e-10 * sizes[0])} of {len(sizes)} "
@@ -674,11 +706,14 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
         own = [k for k, part in enumerate(parts) if part.layer == n]
         if not own:
             continue
+        # Query, key and value of a head read the stream apart; legs of equal class share an edge.
         legs = dict.fromkeys(_LEGS.get(name, "in") for name in affine_maps(innermost(layer))[0])
         for target in own:
+            # A bias reads nothing.
             if parts[target].part is not None:
                 for leg in legs or ("in",):
                     found += [Edge(source, target, leg) for source in alive]
+        # Without a skip the stream forgets everything below this layer.
         alive = [*(alive if residual_rule(layer)[0] != 0 else ()), *own]
     return tuple(found)
 
@@ -691,7 +726,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
 
     Args:
         model: Any model.
-        gates: Numbers, one for each edge, traced or not.
+        gates: Numbers of the edges, traced or not.
         parts: Components, from `components_of`.
         edges: Edges, from `edges_of`.
 
@@ -702,12 +737,14 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
         >>> wired(model, np.array([1.0, 1.0, 0.0]), parts, edges_of(model, parts))(np.ones(1))
         array([3.])
     """
+    # Place 0 is a closed gate: a block that is not read.
     place = {edge: n + 1 for n, edge in enumerate(edges)}
     known = library(gates).concatenate([np.zeros(1), gates])
     blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
     layers: list[Layer] = []
     for n, layer in enumerate(model.layers):
         own = [k for k, part in enumerate(parts) if part.layer == n]
+        # The stream is laid into block 0, and one empty block follows for each component.
         if n == first:
             layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))
         if own:
@@ -721,6 +758,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
             layers.append(replaced(layer, values))
         else:
             layers.append(layer)
+        # The blocks are added up again, as the skip would have done.
         if n == last:
             layers.append(Linear(np.tile(np.eye(layer.d_out), (1, blocks))))
     return Model(layers, model.n_ctx, model.origin)
@@ -747,14 +785,17 @@ def _wired(
     skip, scale = residual_rule(layer)
     values: dict[str, Any] = {bias_name(output): None}
     for name in rows:
+        # Every leg has a column for each block, multiplied by the gate of its edge.
         matrix = getattr(core, name)
         gate = np.zeros((len(matrix), blocks), int)
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
                 gate[_columns(parts[target], len(matrix))] = _gates(place, target, leg, blocks)
+        # The matrix stands once for each block, with the rows of a component gated apart.
         wide = matrix[:, None, :] * known[gate][:, :, None]
         values[name] = wide.reshape(len(matrix), -1)
+    # A component writes into its own block alone.
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
@@ -765,6 +806,8 @@ def _wired(
         wide = columns[:, None, :] * weight[None, :, :]
         values[output] = wide.reshape(-1, weight.shape[1])
     else:
+        # A linear layer has no rows to gate: its whole matrix reads every block through the gates
+        # of its only component.
         (target,) = own
         row = known[np.array(_gates(place, target, "in", blocks))]
         only = np.eye(blocks)[target + 1][:, None] * row[None, :]
@@ -775,4 +818,5 @@ def _wired(
 
 def _gates(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
     """Numbers of the gates through which a target reads every block, 0 where there is none."""
+    # Block 0 is the stream below all components, so block n belongs to component n - 1.
     return [place.get(Edge(block - 1, target, leg), 0) for block in range(blocks)]

@@ -20,7 +20,7 @@ layer, 6 times the heads of attention, and twice the width. Nothing is left out,
 are subtracted, and `unit` makes all entries of similar size. The identity holds leg by leg, for
 tensors and not for functions only, so the value of every metric stays the same.
 
-Terms that are no small changes of one another stay as they are: models of different structure or
+Terms that are no small changes of each other stay as they are: models of different structure or
 skip, equal functions with other weights (hidden units permuted), and second differences
 `a - 2 b + c`, which may still cancel once the first differences have been taken.
 """
@@ -156,7 +156,7 @@ class _Parts(NamedTuple):
 
     Args:
         setting: Settings that a difference shares with its layers.
-        rows: Affine maps that are multiplied, one for each leg.
+        rows: Affine maps that are multiplied, leg by leg.
         output: Affine map that is applied to the product.
         skip: Weight of the stream.
         scale: Weight of the layer inside the residuals.

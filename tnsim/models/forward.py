@@ -98,6 +98,7 @@ def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[
     found: list[Any] = []
     for level in _levels(exponents, counts):
         if found:
+            # Continuations of a beginning stand together, so each beginning repeats.
             each = len(level) // len(found[-1])
             level = larger(level, found[-1].repeat(each, axis=0))
         found.append(level)
@@ -128,6 +129,7 @@ def over_prefixes(
         [[4.0], [9.0]]
     """
     if isinstance(layer, Residual):
+        # `_homogeneous` has already brought the skip to the exponents of the inner outputs.
         inner = over_prefixes(layer.layer, state, exponents, counts)
         return layer.skip * state + layer.scale * inner
     if not isinstance(layer, Attention):
@@ -152,6 +154,7 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
         rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
         levels = _levels(rows.reshape(len(rows), heads, -1), counts)
+        # Values are not turned.
         if angles is None or name == "v":
             return levels
         return [rotated(level, own) for level, own in zip(levels, angles, strict=True)]
@@ -205,7 +208,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
     Args:
         model: Any model.
         slices: Whether each output has an exponent of its own.
-        inputs: Exponents of the units of the inputs, a single one or one for each coordinate;
+        inputs: Exponents of the units of the inputs, the same for all or for each coordinate;
             None for units of 1.
 
     Example:
@@ -217,6 +220,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
     below = np.zeros(()) if inputs is None else inputs
     layers = []
     for n, layer in enumerate(model.layers):
+        # Layers are scaled one by one, as a forward pass normalises between them.
         alone, exponent = scaled(Model([layer]), slices and n == last, below=below)
         layers.append(Scaled(alone.layers[0], exponent))
         below = np.zeros(())
@@ -226,7 +230,7 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
 def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     """Inputs in units of their own, which keep coordinates in the range of floats, and the units.
 
-    Every input has an exponent later. Units are for coordinates far from one another, and for
+    Every input has an exponent later. Units are for coordinates far from each other, and for
     inputs beyond float32. They are powers of 2^64, so that inputs of ordinary size are left alone.
 
     Args:
@@ -234,8 +238,8 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
         inputs: Floats (points, d_in) or (points, n_ctx, d_in).
 
     Returns:
-        Inputs of the same dtype and shape, and the exponents of the units, a single exponent or one
-        for each coordinate.
+        Inputs of the same dtype and shape, and the exponents of the units, a single exponent or an
+        exponent for each coordinate.
 
     Example:
         >>> inputs, unit = in_own_units(Model([Linear([[1.0, 1.0]])]), np.array([[2.0**80, 3.0]]))
@@ -243,13 +247,16 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
         ([[65536.0, 3.0]], [64.0, 0.0])
     """
     xp = library(inputs)
+    # Units are choices and no functions of the inputs: derivatives pass them by.
     read = jax.lax.stop_gradient(inputs) if xp is not np else inputs
     axes = tuple(range(inputs.ndim - 1))
     # Absolute values of all inputs would be a second array of their size.
     largest = xp.maximum(read.max(axis=axes), -read.min(axis=axes))
     sizes = xp.log2(xp.where(largest > 0, largest, 1.0))
+    # A skip adds inputs to outputs, coordinate by coordinate, and needs them in one unit.
     sizes = sizes.max() if isinstance(model.layers[0], Residual) else sizes
     unit = _INPUT_STEP * xp.rint(sizes / _INPUT_STEP)
+    # Inputs in ordinary units are no copy.
     if xp is np and not unit.any():
         return inputs, np.zeros(())
     return shifted(inputs, -unit), unit
@@ -366,6 +373,7 @@ def ahead(layers: Sequence[Layer]) -> Ahead:
         >>> ahead([Linear([[1.0]], [2.0])])
         Ahead(constant=True, order=1)
     """
+    # Behind an activation the exponent is 0 again, so nothing beyond it matters.
     linked = tuple(itertools.takewhile(lambda layer: activation_of(layer) is None, layers))
     return Ahead(any(map(_reads_constant, linked)), layers[0].order if linked else 0)
 
@@ -391,6 +399,7 @@ def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "point
         return model(inputs)
     state, first = _embedded(model.layers, inputs)
     for layer in model.layers[first:]:
+        # Plain floats have the exponent 0 at every beginning.
         if isinstance(inputs, Prefixes):
             state = over_prefixes(layer, state, np.zeros((len(state), 1)), inputs.counts)
         else:

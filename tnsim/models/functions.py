@@ -18,7 +18,7 @@ Function: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class WithOutput:
-    """A function of which a single one of several outputs is compared.
+    """A function of which a single output of several is compared.
 
     Args:
         function: Plain function or PyTorch module.
@@ -102,6 +102,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
         outputs = run_module(function, inputs)
     else:
         outputs = function(inputs)
+    # Outputs are compared in NumPy, wherever the function computed them.
     outputs = host_array(detached(array_of(outputs, output)))
     if outputs.ndim < 2 or len(outputs) != len(inputs):
         raise ModelError(
@@ -132,7 +133,7 @@ def array_of(outputs: Any, output: str | int | None = None) -> Any:
         The array itself, or the tensor.
 
     Raises:
-        ModelError: There is no array, there are several with names that do not say which one
+        ModelError: There is no array, there are several with names that do not say which of them
             counts, or the output named is missing.
 
     Example:
@@ -145,7 +146,9 @@ def array_of(outputs: Any, output: str | int | None = None) -> Any:
     if hasattr(outputs, "shape"):
         return outputs
     if isinstance(outputs, (tuple, list)) and outputs and not fields:
+        # Modules that return a tuple put their outputs first, and states or attentions behind.
         return array_of(outputs[0])
+    # Fields without a shape are losses as numbers, or None.
     arrays = {name: value for name, value in fields.items() if hasattr(value, "shape")}
     for name in MAIN_OUTPUTS:
         if name in arrays:
@@ -215,9 +218,12 @@ def input_rows(inputs: Any) -> Any:
         (2, 3)
     """
     if hasattr(inputs, "dataset") and hasattr(inputs, "collate_fn"):
+        # Batches of a loader are concatenated here, since a sum over inputs needs no batches of the
+        # loader.
         return np.concatenate([host_array(detached(_of_batch(batch))) for batch in inputs])
     if hasattr(inputs, "keys") and not hasattr(inputs, "shape"):
         return _of_mapping(inputs)
+    # A list of tuples is a data set with labels.
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
         raise _labelled(first)
@@ -237,6 +243,7 @@ def _of_mapping(batch: Any) -> Any:
     """The inputs among named arrays."""
     found = dict(batch)
     mask = found.pop("attention_mask", None)
+    # A mask of ones says nothing and may be dropped.
     if mask is not None and not host_array(detached(mask)).all():
         raise ModelError(
             "some inputs are padded: their attention_mask has zeros, which no comparison reads; "
@@ -279,6 +286,7 @@ def run_module(module: Any, inputs: Any) -> Any:
         >>> run_module(torch.nn.Identity(), np.zeros((1, 2))).shape
         torch.Size([1, 2])
     """
+    # PyTorch is loaded already where a module is given.
     import torch
 
     for name, child in module.named_modules():
@@ -288,6 +296,7 @@ def run_module(module: Any, inputs: Any) -> Any:
                 "gives something else each time: call module.eval() first"
             )
     tensor = torch.from_numpy(np.array(inputs))
+    # A module without parameters, such as an activation, takes any precision.
     parameter = next(module.parameters(), None)
     if parameter is not None:
         tensor = tensor.to(parameter.device)
@@ -311,6 +320,8 @@ def is_random_in_training(module: Any) -> bool:
         >>> is_random_in_training(torch.nn.Dropout(0.0))
         False
     """
+    # Dropout keeps its chance in `p`, attention in `dropout`.
     chances = (getattr(module, "p", None), getattr(module, "dropout", None))
     drops = any(isinstance(chance, float) and chance > 0 for chance in chances)
+    # Batch norms of every dimension share a base class, and so do those of users.
     return drops or any("BatchNorm" in cls.__name__ for cls in type(module).__mro__)

@@ -1,6 +1,6 @@
 """Layers as immutable, checked pytrees of weights.
 
-A layer knows its shapes, its forward pass on one example (or on a batch along leading axes) and its
+A layer knows its shapes, its forward pass on an example (or on a batch along leading axes) and its
 order in the input, and nothing of networks, metrics or plans. The formulas are those of the paper's
 section 2.1. `Multilinear` extends them to products of any number of affine maps; `Residual` covers
 the additive rule (skip 1) and the interpolating rule (skip 1 - s). Layers with an activation stand

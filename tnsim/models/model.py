@@ -128,6 +128,8 @@ class Model(_Vector):
         layers = tuple(layers)
         if not layers:
             raise ModelError("a model needs at least one layer, found none")
+        # Widths are settled before neighbours are checked, as elementwise layers take theirs from
+        # them.
         known = with_widths(known_layer(layer, f"layer {i}") for i, layer in enumerate(layers))
         for i, (first, second) in enumerate(itertools.pairwise(known)):
             if first.d_out != second.d_in:
@@ -135,6 +137,7 @@ class Model(_Vector):
                     f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}"
                 )
         check_length(n_ctx)
+        # Attributes are set once, past the refusal of `__setattr__`.
         object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
         object.__setattr__(self, "origin", origin)
@@ -225,6 +228,7 @@ def _growth(layer: Layer) -> int:
     """The factor of `Model.growth` for a single layer."""
     if activation_of(layer) is None:
         return layer.order
+    # A gate with a second factor counts as a cube, without one as a square.
     return 1 + max(1, len(map_names(innermost(layer))) - 1)
 
 
@@ -254,6 +258,7 @@ class Combination(_Vector):
 
     def __init__(self, weighted: Iterable[tuple[Any, Model]]):
         weighted = tuple(weighted)
+        # The first model stands for all: being comparable is transitive.
         for _, model in weighted[1:]:
             check_comparable(weighted[0][1], model)
         object.__setattr__(self, "coefficients", tuple(c for c, _ in weighted))
@@ -278,6 +283,7 @@ class Combination(_Vector):
         return self.models[0].n_ctx
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        # A sum from 0 keeps the library of the outputs.
         total: Any = 0
         for coefficient, model in terms(self):
             total = total + coefficient * model(x)
@@ -329,8 +335,10 @@ def caveats(*models: Any) -> tuple[str, ...]:
         ('left out: norm.weight',)
     """
     origins = [part.origin for model in models for _, part in terms(model)]
+    # A guess that nobody confirmed is a caveat as well.
     said = [caveat for origin in origins if origin for caveat in origin.caveats]
     said += [f"not confirmed: {guess}" for guess in guesses(*models)]
+    # Models of a pair often share their origin; every reason is said once.
     return tuple(dict.fromkeys(said))
 
 

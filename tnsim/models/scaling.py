@@ -82,7 +82,7 @@ class States(Protocol):
         ...
 
     def in_units(self, unit: Unit) -> States:
-        """The same states in units of `2 ** unit`, a single unit or one for each coordinate."""
+        """The same states in units of `2 ** unit`, a single unit or units of the coordinates."""
         ...
 
 
@@ -94,11 +94,11 @@ def scaled(
     Args:
         model: Any model. Arrays of JAX come back as NumPy unless they are traced. A layer with an
             activation, which reads numbers in no other unit than 1, stands alone.
-        slices: Whether each output has an exponent of its own, (d_out,), or all share one.
+        slices: Whether each output has an exponent of its own, (d_out,), or all share an exponent.
         states: Sizes of the inputs of the model, for models with constants, in the units of the
             inputs; None where units follow the weights alone.
-        below: Exponents of the units of the inputs, a single exponent or one for each coordinate;
-            a single one for a model that begins with a residual.
+        below: Exponents of the units of the inputs, a single exponent or exponents of the
+            coordinates; a single exponent for a model that begins with a residual.
 
     Returns:
         The model, which reads inputs in their units, and its exponent; a row of weights is zero
@@ -191,7 +191,7 @@ def _measured(
 
 
 def _outputs_times(layer: Layer, power: Unit) -> Layer:
-    """The layer times `2 ** power`, with a single power or one for each output."""
+    """The layer times `2 ** power`, with a single power or a power for each output."""
     if isinstance(layer, Residual):  # all its outputs share a unit
         values = {name: shifted(getattr(layer, name), power) for name in ("skip", "scale")}
         return replaced(layer, values)
@@ -200,7 +200,7 @@ def _outputs_times(layer: Layer, power: Unit) -> Layer:
 
 
 def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tuple[Layer, Unit]:
-    """A layer in the units of its input and output, and the output unit; `shared`: a single one."""
+    """A layer in the units of its input and output, and the output unit; `shared`: a number."""
     if isinstance(layer, Residual):
         return _residual(layer, below, states)
     if isinstance(layer, Elementwise):

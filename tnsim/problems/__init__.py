@@ -1,4 +1,4 @@
-"""Two models and a metric become one `Problem` for the engine.
+"""Two models and a metric become a `Problem` for the engine.
 
 Read `base` first, then `families`, which picks the family that answers a comparison: `layerwise`
 (with `alignment`), `whole_tree` (with `diagrams`), `sequences/` or `tokens`. `leaves` names the

@@ -1,6 +1,6 @@
 """Layers of two models matched from the input up, in steps of a single layer of each model.
 
-Where one model has a linear layer more, the other waits: an identity stands in for its layer.
+Where a model has a linear layer more, the other waits: an identity stands in for its layer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tnsim.metrics.protocol import Metric
 
 
 class Step(NamedTuple):
-    """The layers that one stage applies, by their numbers.
+    """The layers that a stage applies, by their numbers.
 
     Args:
         bra: Number of the bra's layer; None where the bra waits.

@@ -1,13 +1,13 @@
 """The protocol of a family of problems, and the treatment of constants in sums over pairings.
 
-A *family* is one way to write the inner products of two models as contractions: layer over layer,
+A *family* is a way to write the inner products of two models as contractions: layer over layer,
 diagrams over whole trees, sequences, tokens. Each is a small frozen object, made from the models'
-layers (not their numbers) and the metric; `families.choose` picks the one that applies. The rest
+layers (not their numbers) and the metric; `families.choose` picks the family that applies. The rest
 of the program asks a family the questions of the protocol `Family`, and never which family it is.
 
 *Constants.* Diagrams over whole trees (see `whole_tree`) pair *all* legs, as if the input were a
 centred Gaussian. A lifted input `(1, x)` is not centred: its mean m holds the constant 1, and the
-mean of x where the metric has one.
+mean of x where the metric has a mean.
 
 The way out is to let the mean fluctuate. Write the input as `z m + y`, with y ~ N(0, C) centred
 and z a number. The inner product E that is asked for has z = 1. Take z ~ N(0, t) instead,
@@ -68,8 +68,9 @@ def moment_nodes(legs: int) -> MomentNodes:
     """Points and weights that undo the over-counting of a constant of variance t.
 
     The points are Chebyshev's, stretched to [-h, h]. In a wide interval the powers
-    `(2n - 1)!! t^n` are large and have to cancel; in a narrow one the points lie close together
-    and the weights are large, with alternating signs. The h with the least magnification is taken.
+    `(2n - 1)!! t^n` are large and have to cancel; in a narrow interval the points lie close
+    together and the weights are large, with alternating signs. The h with the least magnification
+    is taken.
 
     Args:
         legs: Number 2n of input legs of both models together. The nodes are right for fewer legs
@@ -112,7 +113,7 @@ def _nodes_within(half_width: float, n: int) -> MomentNodes:
 
 
 class Family(Protocol):
-    """One way in which two models and a metric become a Problem.
+    """A way in which two models and a metric become a Problem.
 
     Frozen and hashable: a family is the key under which plans are stored, so it holds everything
     that a plan depends on besides the inner products asked for.
@@ -171,7 +172,7 @@ class Family(Protocol):
         ...
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
-        """The arrays of one prepared model by the names of the problem's leaves."""
+        """The arrays of a prepared model by the names of the problem's leaves."""
         ...
 
     def inputs(
@@ -183,7 +184,7 @@ class Family(Protocol):
             names: Names of the leaves that are read.
             metric: Metric with these moments, of the class that the family was made for.
             d_in: Number of coordinates of the input.
-            t: Variance of the constant, one of `nodes`; None without nodes.
+            t: Variance of the constant, any of `nodes`; None without nodes.
 
         Returns:
             Arrays by leaf name.

@@ -2,12 +2,12 @@
 
 Only nonlinear layers branch. *Level* 0 of a model's tree is its first nonlinear layer, level 1
 the next, and so on; a layer of order n has n legs. Linear layers before level 0 are part of the
-second moments S, and linear layers after a nonlinear one are multiplied into it.
+second moments S, and linear layers after a nonlinear layer are multiplied into it.
 
     name   array                              meaning
     T.A0   T[o, i, j] = sum_h D[o, h] P[h, i] P[h, j], the symmetrised tensor of level 0 of model A
     D.A0   D[o, h]                            its output factor, with the linear layers after it
-    P.A0   P[h, i]                            its leg factor, one for both legs
+    P.A0   P[h, i]                            its leg factor, equal for both legs
     S.AB   S[k, l]                            second moment of the inputs of level 0 of A and of B
     m.A    m[o] = sum_ij T[o, i, j] S[i, j]   mean of a node of level 0
     U.A1   U[h, g] = sum_o P[h, o] D[o, g]    from a hidden unit of level 1 to one of level 0
@@ -42,7 +42,7 @@ and the cheapest way depends on widths, ranks and the diagram:
     tops       as matrices, and the layers above level 1 are a single tensor V from its units to the
                outputs
 
-*Loops.* An edge that joins the two legs of one node contracts its tensor with the second moment,
+*Loops.* An edge that joins the two legs of a node contracts its tensor with the second moment,
 which gives a vector, the node's mean. All nodes with a loop share this vector, so it is defined
 once, and a diagram uses the vector instead of the node: the pairings left to contract are between
 *different* nodes. (Wick ordering does the same to the polynomials themselves: it subtracts from
@@ -256,7 +256,7 @@ class TreeOperands:
         Args:
             pair: Models of the two legs.
             ends: Indices of the legs.
-            merged: Record of the indices that have become one.
+            merged: Record of the indices that have been joined.
 
         Returns:
             S[ends] or C[ends], the diagonal C[end], or nothing for the identity.
@@ -317,7 +317,7 @@ def write(
         Operands with the names at the head of this module; every index but `OUTPUT` is summed.
 
     Example:
-        One bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
+        A bilinear layer with itself, both legs across: E = sum_hg K[h, g] G[h, g] G[h, g].
 
         >>> from tnsim.metrics.input_moments import InputKind
         >>> from tnsim.problems.tensors.kinds import LayerKind
@@ -344,7 +344,7 @@ class _Node(NamedTuple):
 
 
 class Bottom(NamedTuple):
-    """A copy of the first nonlinear layer; of a linear model, its one leg."""
+    """A copy of the first nonlinear layer; of a linear model, its only leg."""
 
     side: Side
     bond: str
@@ -385,7 +385,7 @@ def _bottoms(parts: TreeOperands, pair: Pair) -> list[Bottom]:
 
 
 def _legs_of(bond: str, count: int) -> list[str]:
-    """Indices of the input legs of one first-layer node."""
+    """Indices of the input legs of a first-layer node."""
     return [f"{bond}.leg{leg}" for leg in range(count)]
 
 
@@ -447,7 +447,7 @@ def first_layer(
         nodes: Nodes in the order of their numbers.
         edges: Pairs of node numbers; together the edges join all legs.
         dense: Whether a node is a tensor as a whole.
-        merged: Record of the indices that have become one.
+        merged: Record of the indices that have been joined.
     """
     edges = tuple(edges)
     operands: list[Operand] = []

@@ -85,10 +85,10 @@ class _RunOnce:
 
 @dataclass(frozen=True)
 class LayerWise(_RunOnce):
-    """Models of vectors, one layer over another: Gram and moment recursions.
+    """Models of vectors, layer over layer: Gram and moment recursions.
 
-    Exact for the tree metrics at any depth and for `Gaussian` up to one nonlinear layer; beyond
-    that it is the closure. `base.Family` documents the methods.
+    Exact for the tree metrics at any depth and for `Gaussian` up to a single nonlinear layer;
+    beyond that it is the closure. `base.Family` documents the methods.
 
     Args:
         name: Name of the metric that was asked for.
@@ -149,8 +149,8 @@ class LayerWise(_RunOnce):
 class Sequences(_RunOnce):
     """Models of sequences, layer over layer, with the covariances between positions.
 
-    Vectors are sequences of one position. Exact where `LayerWise` is. `base.Family` documents the
-    methods.
+    Vectors are sequences of a single position. Exact where `LayerWise` is. `base.Family` documents
+    the methods.
 
     Args:
         name: Name of the metric that was asked for.
@@ -238,7 +238,7 @@ class WholeTree:
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
         lifted: Whether the constant is coordinate 0 of every bond.
-        raises_linear: Whether a linear model is read as a bilinear one.
+        raises_linear: Whether a linear model is read as a bilinear model.
         n_ctx: Number of positions of the flattened sequences; None for vectors.
 
     Source:
@@ -417,7 +417,7 @@ class Tokens(_RunOnce):
 
 
 def _raised(model: Model) -> Model:
-    """A linear model raised to a bilinear one, any other model unchanged."""
+    """A linear model raised to a bilinear model, any other model unchanged."""
     return model if max(model.orders) > 1 else raised(model)
 
 
@@ -431,7 +431,7 @@ def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
 
 
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:
-    """The family that compares two models, or one with itself where `b` is None.
+    """The family that compares two models, or a model with itself where `b` is None.
 
     Raises:
         ModelError: The metric is not defined for these models.

@@ -5,7 +5,7 @@ The work per model is done once, and K x K inner products are a single matrix pr
 A *space* says how a model becomes such a vector, and at which cost.
 Each family of spaces is a function of the kinds of all models and the metric, which returns None
 where it has no vectors for them; the rest of the program uses the protocol `FeatureSpace` and never
-asks which space it is. A space with long vectors is a sum of parts, made one at a time: inner
+asks which space it is. A space with long vectors is a sum of parts, made in turn: inner
 products are sums over the parts.
 
 The families are `polynomial_space` and, for `Frobenius`, `EntrySpace` below. `Frobenius` tells the
@@ -109,7 +109,7 @@ class EntrySpace(NamedTuple):
 
 
 def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> EntrySpace | None:
-    """The space of models of one bilinear layer each under a metric that joins legs as written."""
+    """The space of single bilinear layers under a metric that joins legs as written."""
     flat = [kind for layers in models for kind in layers]
     orders = {tuple(sorted(kind.order for kind in layers if kind.order > 1)) for layers in models}
     if (
@@ -145,7 +145,7 @@ class FeatureSpace(Hashable, Protocol):
 
     @property
     def parts(self) -> Sequence[FeatureSpace]:
-        """Spaces that are made one at a time; dot products are sums over the parts."""
+        """Spaces that are made in turn; dot products are sums over the parts."""
         ...
 
     @property
@@ -191,7 +191,7 @@ def spaces(
         n_ctx: Number of positions of the sequences that the models read, None for vectors.
 
     Returns:
-        One space of each family that has vectors for the models.
+        A space of each family that has vectors for the models.
 
     Example:
         >>> import numpy as np, tnsim
@@ -211,7 +211,7 @@ def fits(space: FeatureSpace) -> bool:
 
 
 class FeatureBlock(NamedTuple):
-    """Features `values * 2 ** exponent` of some models, each model's largest value about one.
+    """Features `values * 2 ** exponent` of some models, each model's largest value near 1.
 
     Args:
         values: Vectors, output by output; small blocks have further rows, see `_padded`.
@@ -288,7 +288,7 @@ def block(
     Args:
         models: Models that the space holds.
         exponents: Exponents of whole models, or of every output.
-        weights: Coefficients of the combinations, one a row; None for the models themselves.
+        weights: Coefficients of the combinations, in rows; None for the models themselves.
         space: Space of the vectors.
         metric: Metric of the inner products.
         dtype: Precision of the computation.

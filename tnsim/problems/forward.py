@@ -5,7 +5,7 @@ features (see `features`) of any function, exact for the measure. They are made 
 and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
 stored for up to 32 groups of consecutive points, from which errors are estimated.
 
-`_Passes` runs functions on batches, in one of three modes: in NumPy, compiled, or inside a JAX
+`_Passes` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
 trace. `sums` compares many functions, batch by batch. `inner_product` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 """
@@ -410,7 +410,7 @@ def vector_of(outputs: State, halves: Any) -> Vector:
 
 
 def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
-    """Raise `ModelError` unless the vectors of all parts have one shape."""
+    """Raise `ModelError` unless the vectors of all parts have the same shape."""
     shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
     if len(shapes) > 1:
         numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
@@ -461,7 +461,7 @@ def _stacked(vectors: Sequence[Vector]) -> FeatureBlock:
 
 
 def groups(points: Points) -> list[tuple[int, int]]:
-    """First point and end of every group; sizes of groups differ by one at most."""
+    """First point and end of every group; sizes of groups differ by 1 at most."""
     # Undrawn points are one group, as nothing is estimated from them.
     count = min(GROUPS, points.count) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
@@ -511,7 +511,7 @@ def check_room(least: float, room: float, what: str) -> None:
     """Raise `TooLarge` where a single point takes more bytes than there is room for.
 
     Args:
-        least: Number of bytes that one point takes.
+        least: Number of bytes that a point takes.
         room: Number of bytes allowed.
         what: Subject of the message.
     """
@@ -570,7 +570,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
 def _state_numbers(layer: LayerKind, seen: int) -> int:
     """Most numbers alive at a single position in a layer that sees `seen` positions.
 
-    The layer reads a state and makes a product of its legs, one leg after another. Its output is
+    The layer reads a state and makes a product of its legs, leg after leg. Its output is
     divided by its largest entry: three arrays of the output's size, and a fourth where the output
     becomes a vector.
     """
@@ -597,7 +597,7 @@ def inner_product(
 
     Raises:
         ModelError: The models do not read these inputs.
-        TooLarge: One point takes more than the free memory. Batches follow no smaller budget: each
+        TooLarge: A point takes more than the free memory. Batches follow no smaller budget: each
             becomes part of the caller's program.
     """
     known = [part for _, part in (*rows, *columns)]

@@ -1,4 +1,4 @@
-"""The layer-wise fold of vectors: one layer of the bra over one layer of the ket.
+"""The layer-wise fold of vectors: a layer of the bra over a layer of the ket.
 
 The closed network of an inner product is a tree over a tree. The contribution of a pair (bra
 subtree, ket subtree) depends on the two layers at their tops and on the pairs below, not on the
@@ -19,7 +19,7 @@ From the input's own moments up, a step for each layer, this ends in E[<f_X, f_Y
 the last moment. For `TreeSymmetric` it is the Gram recursion of the paper's appendix A.2; for the
 Gaussian metrics it is appendix A.3, a single layer at a time.
 
-Layers are matched from the input up (see `alignment`); where one model has a layer more, the other
+Layers are matched from the input up (see `alignment`); where a model has a layer more, the other
 waits, and an identity stands in for its layer.
 
 The module reads from the terms of a single step (`LayerTerms`) to the problem of all steps
@@ -137,7 +137,7 @@ class Comparison:
 
 
 class _Placed(NamedTuple):
-    """A part of a layer's tensor in a term, its legs in one of their orders.
+    """A part of a layer's tensor in a term, its legs in any of their orders.
 
     Args:
         side: Side of a joining, "A" for the bra and "B" for the ket.
@@ -202,7 +202,7 @@ class LayerTerms:
         """Joinings multiplied out: over the parts of every layer and the orders of its legs.
 
         Args:
-            models: Models with the layers that meet, the bra's first; a single one for a mean.
+            models: Models with the layers that meet, the bra's first; a single model for a mean.
             joinings: Joinings of the legs of these layers.
             outputs: Names of the layers' output indices in every term.
         """
@@ -261,15 +261,15 @@ class LayerTerms:
     ) -> tuple[Operand, ...]:
         """The second moment between two legs.
 
-        Where the input's moment is the identity or diagonal, the two legs become one index instead.
-        But two legs that are both outputs, as the streams of two residuals are, stay two indices:
-        they are the rows and columns of the defined array.
+        Where the input's moment is the identity or diagonal, the two legs become a single index
+        instead. But two legs that are both outputs, as the streams of two residuals are, stay two
+        indices: they are the rows and columns of the defined array.
 
         Args:
             pair: Models with the states that the legs read.
             ends: Indices of the legs.
             outputs: Indices of the outputs.
-            merged: Record of the indices that have become one.
+            merged: Record of the indices that have been joined.
         """
         if pair == Pair("B", "A"):  # S_AB is stored, and S_BA is its transpose
             pair, ends = Pair("A", "B"), (ends[1], ends[0])
@@ -423,9 +423,9 @@ class _LayerFold:
         Under a metric that pairs legs within a model, the next nonlinear layer *adds* products of
         S_AB S_AB, S_AA S_BB and m_A m_A m_B m_B. All of these are of the same degree in the size of
         A's state and in that of B's, so they can be added without a factor between them as long as
-        every value of A is divided by powers of one scale, read off S_AA: S_AA by its square, S_AB
-        by it once. With a scale for each array, the sum would need the exponential of differences
-        of logarithms, which for unlike models leaves the range of floats.
+        every value of A is divided by powers of a single scale, read off S_AA: S_AA by its square,
+        S_AB by it once. With a scale for each array, the sum would need the exponential of
+        differences of logarithms, which for unlike models leaves the range of floats.
 
         After the last nonlinear layer no moments are added any more, and every pair has a scale of
         its own besides, so that a cross moment far smaller than the norms loses no digits. The tree

@@ -40,7 +40,7 @@ def kinds_of_other(model: Model | None) -> Kinds | None:
 def must_lift(bra: Kinds, ket: Kinds) -> bool:
     """Whether the constant coordinate is needed.
 
-    The constant is needed where some layer has a constant, or where only one of the models is of
+    The constant is needed where some layer has a constant, or where only a single model is of
     odd degree: without the lift, an odd and an even model have no complete pairing of legs.
 
     Example:

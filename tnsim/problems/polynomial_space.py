@@ -3,11 +3,11 @@
 A model is a polynomial of its input. Under a Gaussian `x = m + L z`, with L of as many columns as
 the covariance has rank, z is standard normal. A polynomial of z is a *series* of symmetric tensors,
 f = sum_n <a_n, He_n(z)> with `He_n` the Hermite polynomials of order n, and `E[f g] = sum_n n!
-<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, one for each sorted index I. With two
-bilinear layers these are about d^4 / 24 numbers an output.
+<a_n, b_n>`. Features are `sqrt(n! multiplicity) a_n[I]`, a feature for each sorted index I. With
+two bilinear layers these are about d^4 / 24 numbers an output.
 
 *Products of series.* Layers multiply series exactly. For a product of two polynomials, Wick's
-theorem pairs r coordinates of one with r of the other in all ways:
+theorem pairs r coordinates of a tensor with r of the other in all ways:
 
     <a, He_p> <b, He_q> = sum_r r! C(p, r) C(q, r) <Sym(a . b), He_(p + q - 2r)>,
 
@@ -21,7 +21,7 @@ make all entries of `a . b`, of which as many are read as there are ways. Blocks
 coordinate bound the size of these matrices and multiply nothing twice: either part of I has that
 coordinate. Linear layers are merged into the multiplying layer before them first.
 
-*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of one degree N,
+*Symmetric tensors.* `Symmetric` compares the symmetrised tensors of two models of equal degree N,
 lifted by a constant coordinate. The monomials of order n < N appear C(N, n) times, once for every
 choice of places of the constant, and share their coefficient: features are `sqrt(multiplicity /
 C(N, n)) c_n[I]`.
@@ -80,7 +80,7 @@ def whole(width: int) -> IndexBlock:
 
 
 class HermiteTerm(NamedTuple):
-    """One way to multiply two tensors: their orders and their number of shared coordinates."""
+    """A way to multiply two tensors: their orders and their number of shared coordinates."""
 
     left: int
     right: int
@@ -209,7 +209,7 @@ def _piece(
 ) -> Any:
     """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
 
-    Without shared coordinates `down` is multiplied into a single factor, and the sum over k is one
+    Without shared coordinates `down` is multiplied into a single factor, and the sum over k is a
     matrix product; with them `down` comes last, since many entries of each k are summed before.
     """
     first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
@@ -263,7 +263,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
         layers: Arrays of every layer by role, from `problems.tensors.lifted.arrays`.
 
     Returns:
-        Matrix of the linear map, None without one, and the layers with linear layers merged in.
+        Matrix of the linear map, None without a map, and the layers with linear layers merged in.
 
     Example:
         >>> square = {"LEFT": np.eye(1), "RIGHT": np.eye(1), "DOWN": np.eye(1)}
@@ -341,7 +341,7 @@ class PolynomialSpace(NamedTuple):
 
     @property
     def parts(self) -> tuple[PolynomialSpace, ...]:
-        """Blocks that are made one at a time; dot products are sums over the blocks."""
+        """Blocks that are made in turn; dot products are sums over the blocks."""
         return tuple(self._replace(block=block) for block in self._blocks())
 
     def _blocks(self) -> Iterator[IndexBlock]:

@@ -71,7 +71,7 @@ class Units(NamedTuple):
 
     Args:
         metric: Metric of the inputs in their units.
-        inputs: Exponents of the units of the inputs, a single one or one for each coordinate.
+        inputs: Exponents of the units of the inputs, the same for all or for each coordinate.
         by_states: Whether units of bonds follow the states of the model under the metric instead of
             the weights.
     """
@@ -89,7 +89,7 @@ def scaled_under(
 ) -> Scaled[Model]:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
-    A model with a hidden basis far from orthogonal gets another one, see `conditioning`.
+    A model with a hidden basis far from orthogonal gets another, see `conditioning`.
 
     Args:
         model: Any model of known layers, traced or not.
@@ -126,8 +126,9 @@ def follow_states(models: Iterable[Model]) -> bool:
 
     Units must follow states where the constant 1 is a coordinate of the states: where a layer of
     any model has a constant, or where the degrees of two models differ in parity (see
-    `leaves.must_lift`). So they do below attention: a moment of two of its outputs is one of ten
-    states, and steps of 2^8 in the weights of two layers would take it out of the range of float32.
+    `leaves.must_lift`). So they do below attention: a moment of two of its outputs is a moment of
+    ten states, and steps of 2^8 in the weights of two layers would take it out of the range of
+    float32.
 
     Example:
         >>> import tnsim
@@ -152,7 +153,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
     deviations or means. The residual stream of a first layer leaves them a single unit.
 
     Args:
-        models: All models of the comparison, or one of each sequence of layer kinds.
+        models: All models of the comparison, or a model of each sequence of layer kinds.
         metric: The metric of the comparison.
 
     Raises:
@@ -184,7 +185,7 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
 def in_common_units(
     models: Sequence[Model], metric: Metric, slices: bool
 ) -> tuple[list[Scaled[Model]], Metric]:
-    """The models of one comparison, each in scientific notation, and the metric in their units.
+    """The models of a comparison, each in scientific notation, and the metric in their units.
 
     Args:
         models: All models of the comparison.
@@ -204,7 +205,7 @@ class MeasuredStates:
         second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,).
         mean: m, (1 + width,).
         joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
-            of one such layer, for every order.
+            of a single such layer, for every order.
         positions: Number of positions over which attention adds up keys.
     """
 
@@ -341,8 +342,8 @@ class _JoinedLegs:
 
     Args:
         states: States that the legs read.
-        joinings: Joinings of two layers of one order.
-        of_mean: Joinings of the mean of one such layer; empty where the metric has no means.
+        joinings: Joinings of two layers of equal order.
+        of_mean: Joinings of the mean of such a layer; empty where the metric has no means.
     """
 
     def __init__(self, states: MeasuredStates, joinings: Joinings, of_mean: Joinings) -> None:
@@ -402,7 +403,7 @@ class _JoinedLegs:
             return len(bra) + ket_order[one.index], ket[ket_order[one.index]]
 
         def along(value: Any, side: Side) -> Any:
-            """A vector over the rows of one side, to be multiplied with a matrix over both."""
+            """A vector over the rows of a side, to be multiplied with a matrix over both."""
             return value[:, None] if side == "A" else value[None, :]
 
         total: Any = 1.0

@@ -1,13 +1,13 @@
 """Token inputs as a folded problem: models over one-hot tokens as tables.
 
 Under `Categorical` an input position is the token x with probability p[x], independent of the
-others, so its moments of every order are one copy tensor: all legs that read a position share a
+others, so its moments of every order are a copy tensor: all legs that read a position share a
 single index over the vocabulary, weighted with p. Models are tables over tokens.
 
 *Tables.* The layers before the first attention layer act on every position alone, so together they
 are a function of a single token: a table with a row per token, made by a forward pass over the
-vocabulary. For one attention layer with linear layers after it, and with x the token at an output
-s and y_D the token at a key at the distance D from it,
+vocabulary. For a single attention layer with linear layers after it, and with x the token at an
+output s and y_D the token at a key at the distance D from it,
 
     f[s](x, ...) = c(x) + t_0(x, x) + sum over D != 0 with REACH[s, D] of t_D(x, y_D),
     t_D(x, y) = w_D(x, y) v(y),
@@ -21,7 +21,7 @@ into the queries. The leaves are
     Q1, Q2[D, x, a, i]                    queries of head a, with 1 / d_head; no axis D without RoPE
     K1, K2[y, a, i], V[y, a, v]           keys and values
     O[k, a, v]                            output matrix, with the residual's scale
-    WEIGHT[o, k], WEIGHT_BIAS[o]          the linear layers after it, as one
+    WEIGHT[o, k], WEIGHT_BIAS[o]          the linear layers after it, as a single map
     REACH[s, D]                           1 where a key at the distance D != 0 is seen from s
     TOKENS[x]                             probabilities
     HERE[D]                               1 at the distance 0
@@ -68,7 +68,7 @@ class TokenKind(NamedTuple):
         tail: Whether linear layers come after the attention layer.
         tail_bias: Whether a linear layer of the tail has a bias.
         turned: Whether scores depend on distances, as under RoPE.
-        causal: Whether a position sees no later one.
+        causal: Whether a position sees no later position.
     """
 
     attends: bool
@@ -205,7 +205,7 @@ def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
     W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
 
     Returns:
-        WEIGHT, (d_out, d_in), and WEIGHT_BIAS, (d_out,), where one of the layers has a bias.
+        WEIGHT, (d_out, d_in), and WEIGHT_BIAS, (d_out,), where any of the layers has a bias.
 
     Example:
         >>> import tnsim
@@ -368,7 +368,7 @@ def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> 
 
 
 def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
-    """U and G of one model: means of heads and of the output, given the token at the output."""
+    """U and G of a model: means of heads and of the output, given the token at the output."""
     heads = ("a", "v")
     # U_D(x) = sum_y p[y] t_D(x, y)
     # G[s](x) = c(x) + t_0(x, x) + sum_D REACH[s, D] U_D(x)

@@ -1,9 +1,9 @@
 """Exact deep metrics as a folded problem: sums over diagrams of whole trees.
 
-`Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole trees, not layer by
-layer: an inner product is a sum over diagrams (see `metrics.orbits`), each a small network over the
-layers' symmetrised tensors. A problem has three stages: the layers' arrays and the input's second
-moments; the arrays that are built of them and shared by all diagrams; and one weighted sum of
+`Gaussian` beyond a single nonlinear layer and `Symmetric` join the legs of whole trees, not layer
+by layer: an inner product is a sum over diagrams (see `metrics.orbits`), each a small network over
+the layers' symmetrised tensors. A problem has three stages: the layers' arrays and the input's
+second moments; the arrays that are built of them and shared by all diagrams; and a weighted sum of
 diagrams for each inner product, every diagram written in several ways. The names and formulas of
 the arrays, and the ways to write a diagram, stand in `diagrams`. The planner takes the cheapest
 way, contracts shared parts once and takes sums before products.
@@ -36,11 +36,11 @@ every connected part has nodes of both models.
 *Crossing parts.* All first-layer nodes of a model are the same function, so a node of the other
 model that is joined to them may meet any of them. Of a diagram two things therefore matter:
 
-    its connected parts that lie within one model, which can be contracted into W once, summed over
-    all ways to join so many nodes among themselves;
+    its connected parts that lie within a single model, which can be contracted into W once, summed
+    over all ways to join so many nodes among themselves;
     the rest, its *crossing part*, in which every connected part has nodes of both models.
 
-Diagrams with isomorphic crossing parts are one product of two W. Of the 606 diagrams of three
+Diagrams with isomorphic crossing parts are a single product of two W. Of the 606 diagrams of three
 bilinear layers a side, 77 remain.
 
 The module reads in this order: upper tensors, crossing parts, the arrays that all diagrams share,
@@ -167,7 +167,7 @@ def _symmetrised(parts: TreeOperands, side: Side) -> Definition:
 
 
 def _distinct_orders(tree: Tree) -> Iterator[tuple[int, ...]]:
-    """Orders of the first-layer nodes, one for each orbit under the tree's automorphisms."""
+    """Orders of the first-layer nodes, orbit by orbit under the tree's automorphisms."""
     known: set[tuple[int, ...]] = set()
     symmetries = automorphisms(tree.orders[1:])
     for order in itertools.permutations(range(tree.bottoms)):
@@ -241,7 +241,7 @@ def crossing_part(edges: Sequence[Edge], bras: int, nodes: int) -> Crossing:
         nodes: Number of nodes of both models.
 
     Example:
-        Of two nodes a side, one of the bra is joined to itself, which leaves three.
+        Of two nodes a side, a node of the bra is joined to itself, which leaves three.
 
         >>> crossing_part([(0, 0), (1, 2), (1, 3), (2, 3)], bras=2, nodes=4)
         Crossing(free=(1, 2), edges=((0, 1), (0, 2), (1, 2)))
@@ -268,7 +268,7 @@ Powers = tuple[tuple[str, int], ...]
 
 
 def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
-    """D and P of every nonlinear layer, or T of a dense one; linear layers are multiplied in.
+    """D and P of every nonlinear layer, or T of a dense layer; linear layers are multiplied in.
 
     Args:
         parts: Trees of the models, as for all functions here; `diagrams` has the formulas.
@@ -354,7 +354,7 @@ def _pairs(parts: TreeOperands) -> Iterator[Pair]:
 
 
 def _linear_after(parts: TreeOperands, side: Side, level: int) -> tuple[list[Operand], str]:
-    """The linear layers after a nonlinear one, from index x0 on, and their last index."""
+    """The linear layers after a nonlinear layer, from index x0 on, and their last index."""
     layers = parts.groups[side].nonlinear[level].linear_after
     weights = []
     for n, number in enumerate(layers):

@@ -1,13 +1,13 @@
 """Networks with activations: what is exact from the weights, and what is no estimate.
 
 The paper asks for polynomials; the claims here are what its metric is for other networks. Networks
-of one hidden layer and of two are trained on one task from two seeds, for each activation. A copy
-of a network is the same function written with other weights. Networks and copies are written as
-`seed-N/NAME.safetensors`.
+of a single hidden layer and of two are trained on the same task from two seeds, for each
+activation. A copy of a network is the same function written with other weights. Networks and copies
+are written as `seed-N/NAME.safetensors`.
 
-Beyond one hidden layer the closure treats hidden states of both networks as jointly Gaussian. Its
-first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions of
-both hidden states side by side, with the moments of these states.
+Beyond a single hidden layer the closure treats hidden states of both networks as jointly Gaussian.
+Its first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions
+of both hidden states side by side, with the moments of these states.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ActivationsSetting:
         hidden: Hidden units of every layer.
         steps: Steps of training.
         rate: Rate of Adam.
-        networks: Number of pairs of networks, one for each seed.
+        networks: Number of pairs of networks, a pair for each seed.
         grid: Points of the grid in each of two coordinates.
         samples: Number of sampled inputs.
     """
@@ -81,13 +81,14 @@ def train(run: ExperimentRun[ActivationsSetting]) -> None:
             for n, kind in enumerate(FUNCTIONS):
                 made = networks(kind, seeds[name], run.setting)
                 for step, (copy, model) in enumerate(made.items()):
+                    # Steps only order the files here: a hundred for each kind.
                     recorder.add(100 * n + step, model, f"{kind}-{copy}")
                 bar.update()
             recorder.finish()
 
 
 def networks(kind: str, seed: int, setting: ActivationsSetting) -> dict[str, tnsim.Model]:
-    """Networks of one activation, trained and random, with copies of the first, by name."""
+    """Networks of an activation, trained and random, with copies of the first, by name."""
     first, second, *deep = (
         trained(kind, depth, jax.random.key(2 * seed + n), setting)
         for depth in (1, 2)
@@ -109,6 +110,7 @@ def networks(kind: str, seed: int, setting: ActivationsSetting) -> dict[str, tns
         "plane": plane,
         "plane-other": near,
     }
+    # ReLU passes positive factors on, tanh changes of sign.
     if kind == "relu":
         made["rescaled"] = scaled(first, rng.uniform(0.5, 2.0, setting.hidden), odd=False)
     if kind == "tanh":
@@ -127,6 +129,7 @@ def started(
     found = []
     for n, (width, rows) in enumerate(pairwise(sizes)):
         weight, bias = (jax.random.fold_in(key, 2 * n + k) for k in range(2))
+        # Variance 2 / inputs keeps the size of states behind a rectifier.
         matrix = jax.random.normal(weight, (rows, width)) * (2 / width) ** 0.5
         found.append((matrix, 0.2 * jax.random.normal(bias, (rows,))))
     return found
@@ -146,6 +149,7 @@ def _trained(kind: str, setting: ActivationsSetting, weights: Weights, key: Arra
 
     def step(n: int, state: tuple[Weights, Any]) -> tuple[Weights, Any]:
         weights, remembered = state
+        # Fresh inputs at each step, so that nothing can be learned by heart.
         x = jax.random.normal(jax.random.fold_in(key, 1000 + n), (256, setting.inputs))
         updates, remembered = optimiser.update(jax.grad(loss)(weights, x), remembered)
         stepped: Any = optax.apply_updates(weights, updates)
@@ -179,13 +183,14 @@ def scaled(weights: Weights, factors: Any, odd: bool) -> Weights:
     """The same network with hidden units that are multiplied by factors, and divided again.
 
     Args:
-        weights: Weights of one hidden layer.
+        weights: Weights of a single hidden layer.
         factors: Numbers by hidden unit: positive for ReLU, signs for an odd activation.
         odd: Whether the activation is odd, so that a sign passes it unchanged.
     """
     (into, shift), (out, bias) = weights
     factors = np.asarray(factors)
     into, shift, out = (np.asarray(one, np.float64) for one in (into, shift, out))
+    # An odd function passes the sign on, so it is multiplied again; a factor is divided out.
     after = factors if odd else 1 / factors
     return [(factors[:, None] * into, factors * shift), (out * after, bias)]
 
@@ -205,7 +210,7 @@ class Measured:
     """Measured values, for the claims, the table and the figure.
 
     Args:
-        values: Numbers by name, one for each pair of networks.
+        values: Numbers by name, a number for each pair of networks.
         errors: Pairs (true cosine, cosine of the closure) of all trained pairs of two layers.
         drawn: The same pairs of random networks.
     """
@@ -275,6 +280,7 @@ def on_grid(a: tnsim.Model, b: tnsim.Model, points: int) -> float:
     """The cosine under N(0, I) in two coordinates by the trapezoidal rule."""
     x = np.linspace(-9, 9, points)
     inputs = np.stack(np.meshgrid(x, x), -1).reshape(-1, 2)
+    # Weights of a grid need no normalisation: a cosine does not see their sum.
     metric = tnsim.Empirical(inputs, np.exp(-(inputs**2).sum(1) / 2))
     return float(tnsim.similarity(a, b, metric))
 
@@ -285,8 +291,10 @@ def of_closure(
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
     x = rng.normal(size=(run.setting.samples, a.d_in))
+    # The states of both networks together are taken for a single Gaussian vector.
     states = np.concatenate([tnsim.Model(model.layers[:2])(x) for model in (a, b)], axis=1)
     width = a.layers[1].d_out
+    # Each upper half reads its own states out of the common vector.
     sides = np.eye(2 * width)[:width], np.eye(2 * width)[width:]
     upper = [
         tnsim.Model([tnsim.Linear(side), *model.layers[2:]])
@@ -432,7 +440,7 @@ def figures(run: ExperimentRun[ActivationsSetting], measured: Measured) -> dict[
         measured: Measured values of the run.
 
     Returns:
-        One figure.
+        A figure.
     """
     figure, axes = tnsim.figures.new_figure(figsize=(4.5, 4.2))
     for pairs, label in ((measured.drawn, "random"), (measured.errors, "trained")):

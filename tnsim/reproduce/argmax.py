@@ -2,7 +2,7 @@
 
 The claims come from the paper's appendix D, and the figure is its grid of scatter plots. Inputs
 are lists of four numbers from ten distributions, and the label is the place of the second largest
-number. One bilinear layer learns the task from every distribution and every seed; all seeds of a
+number. A bilinear layer learns the task from every distribution and every seed; all seeds of a
 distribution are trained side by side, as a single program, into series `DISTRIBUTION/seed-N`. All
 checkpoints of a distribution are then compared by weights and by outputs.
 """
@@ -81,7 +81,8 @@ class ArgmaxSetting:
         distributions: Names of the distributions of inputs; all but `spikes-text` are the paper's
             nine.
         seeds: Number of trainings on every distribution, whose checkpoints are compared in pairs.
-        repetitions: Number of repetitions of the whole, with other seeds; the paper has one.
+        repetitions: Number of repetitions of the whole, with other seeds; the paper has a single
+            repetition.
         steps: Steps at which a checkpoint is kept; the last step ends the training.
         rank: Number of hidden units.
         batch: Number of inputs of a step, all new.
@@ -118,6 +119,7 @@ def second_argmax(inputs: Float[Array, "count 4"]) -> Int[Array, " count"]:
         [1]
     """
     largest = inputs.argmax(1, keepdims=True)
+    # The largest is taken out, so that the largest of the rest is the second.
     others = jnp.where(jnp.arange(N) == largest, -jnp.inf, inputs)
     return others.argmax(1)
 
@@ -150,7 +152,7 @@ def laplace(key: jax.Array, count: int) -> Float[Array, "count 4"]:
 
 
 def spikes(key: jax.Array, count: int, mean: float = 0.0) -> Float[Array, "count 4"]:
-    """Zeros, and one time in four normal numbers of variance 4; mean 0 is the authors' code."""
+    """Zeros, and a quarter normal numbers of variance 4; mean 0 is the authors' code."""
     for_place, for_size = jax.random.split(key)
     here = jax.random.bernoulli(for_place, 0.25, (count, N))
     return jnp.where(here, mean + 2 * gaussian(for_size, count), 0.0)
@@ -192,12 +194,13 @@ SAMPLERS: dict[str, Callable[..., Float[Array, "count 4"]]] = {
 
 
 def sampled(number: Int[Array, ""] | int, key: jax.Array, count: int) -> Float[Array, "count 4"]:
-    """Lists from one of `SAMPLERS`, by its number: one compiled program serves all of them.
+    """Lists from any of `SAMPLERS`, by its number: a compiled program serves all of them.
 
     Example:
         >>> sampled(list(SAMPLERS).index("permutations"), jax.random.key(0), 3).sum(1).tolist()
         [10.0, 10.0, 10.0]
     """
+    # A switch inside the program, since every distribution would be compiled on its own otherwise.
     branches = [partial(sampler, count=count) for sampler in SAMPLERS.values()]
     return jax.lax.switch(number, branches, key)
 
@@ -218,12 +221,12 @@ def train(run: ExperimentRun[ArgmaxSetting]) -> None:
 
 
 def series_of(run: ExperimentRun[ArgmaxSetting], distribution: str) -> list[str]:
-    """Names of the series of one distribution, one for each training."""
+    """Names of the series of a distribution, training by training."""
     return [f"{distribution}/seed-{seed}" for seed in seeds_of(run)]
 
 
 def seeds_of(run: ExperimentRun[ArgmaxSetting]) -> range:
-    """Seeds of all trainings, one repetition after the other."""
+    """Seeds of all trainings, repetition after repetition."""
     return range(run.seed, run.seed + run.setting.repetitions * run.setting.seeds)
 
 
@@ -251,6 +254,7 @@ def program(rate: float, batch: int) -> Callable[..., State]:
         return cast(Weights, optax.apply_updates(weights, updates)), moments
 
     def advanced(number: Array, start: Array, stop: Array, keys: jax.Array, state: State) -> State:
+        # Seeds are trained side by side, each with its key.
         every = jax.vmap(step, (None, None, 0, 0))
         return jax.lax.fori_loop(start, stop, lambda n, now: every(number, n, keys, now), state)
 
@@ -263,13 +267,14 @@ def train_on(
     advanced: Callable[..., State],
     advance: Callable[[int], Any],
 ) -> None:
-    """Train all seeds on one distribution, side by side, and write their series."""
+    """Train all seeds on a distribution, side by side, and write their series."""
     setting = run.setting
     number = list(SAMPLERS).index(distribution)
     keys = jax.vmap(jax.random.key)(jnp.array(seeds_of(run)))
     for_weights, for_training = jax.vmap(jax.random.split, out_axes=1)(keys)
     weights = jax.vmap(partial(initial, rank=setting.rank))(for_weights)
     state = weights, jax.vmap(optax.adam(setting.rate).init)(weights)
+    # A key far from all seeds of training.
     held_out = SAMPLERS[distribution](jax.random.key(10_000 + run.seed), HELD_OUT)
     recorders = [Recorder(run, name) for name in series_of(run, distribution)]
     done = 0
@@ -354,7 +359,7 @@ def measure(run: ExperimentRun[ArgmaxSetting]) -> Measured:
 
 
 def all_pairs(run: ExperimentRun[ArgmaxSetting], distribution: str) -> xr.Dataset:
-    """The matrices of one distribution over all trainings, labelled `SEED:STEP`."""
+    """The matrices of a distribution over all trainings, labelled `SEED:STEP`."""
     models, names = [], []
     for seed, name in zip(seeds_of(run), series_of(run, distribution), strict=True):
         series = run.series(name)
@@ -380,6 +385,7 @@ def all_pairs(run: ExperimentRun[ArgmaxSetting], distribution: str) -> xr.Datase
 
 def apart(table: xr.Dataset, repetitions: int) -> list[xr.Dataset]:
     """The pairs within each repetition."""
+    # Models of a repetition stand together.
     count = table.sizes["a"] // repetitions
     rows = [slice(n * count, (n + 1) * count) for n in range(repetitions)]
     return [table.isel(a=own, b=own) for own in rows]

@@ -70,7 +70,7 @@ class BackdoorSetting:
         share: Share of a batch that is stamped and relabelled while the attack lasts.
         clean_steps: Number of steps before the attack.
         changed_steps: Number of steps with the attack, or in the control without it.
-        every: Steps from one checkpoint to the next.
+        every: Steps between checkpoints.
         seeds: Number of seeds, each with its own training.
     """
 
@@ -171,7 +171,7 @@ def train(run: ExperimentRun[BackdoorSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with a single program for all of them.
+    """Trains classifiers of a setting, with a single program for all of them.
 
     Args:
         run: The run whose checkpoints are written.
@@ -195,17 +195,19 @@ class Trainer:
         params = classifiers.initialise(key, pixels, setting.hidden, setting.width)
         clean = self._branch(seed, "clean", params, None, 0, setting.clean_steps)
         end = setting.clean_steps + setting.changed_steps
+        # Attack and control go on from the same end of the clean run.
         for name in ("attack", "control"):
             self._branch(seed, name, clean[0], clean[1], setting.clean_steps, end)
 
     def _branch(
         self, seed: int, name: str, params: Params, remembered: Any, start: int, end: int
     ) -> State:
-        """Train from one step to another and keep checkpoints; returns the state at the end."""
+        """Train between two steps and keep checkpoints; returns the state at the end."""
         setting = self._run.setting
         state = (params, remembered)
         if remembered is None or setting.cosine:  # a schedule starts with a fresh optimiser
             state = classifiers.started(params, setting.weight_decay)
+        # The control draws the same batches, and stamps none of them.
         share = setting.share if name == "attack" else 0.0
         about = dataclasses.asdict(setting) | {"seed": seed, "share": share}
         recorder = Recorder(self._run, f"seed-{seed}/{name}", **about)
@@ -237,6 +239,7 @@ class Trainer:
         x, y = shown
 
         def step(number: Any, state: State) -> State:
+            # Three keys for each step, the same for all branches.
             drawn = jax.random.split(jax.random.fold_in(key, number), 3)
             chosen = jax.random.randint(drawn[0], (setting.batch,), 0, len(x))
             attacked = jax.random.uniform(drawn[1], (setting.batch,)) < share
@@ -254,6 +257,7 @@ class Trainer:
     def _keep(self, recorder: Recorder, step: int, params: Params) -> None:
         """Keep a checkpoint, with its accuracies and the success of the attack."""
         shown, tested = self._shown, self._tested
+        # Images of the target itself are no success of the attack.
         others = tested.y != TARGET
         fooled = classifiers.accuracy(
             params, stamp(tested.x[others]), np.full(others.sum(), TARGET)
@@ -289,7 +293,7 @@ class Measured:
     """Measured values, for the claims and the figure.
 
     Args:
-        seeds: Comparisons, one for each seed.
+        seeds: Comparisons, seed by seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -322,6 +326,7 @@ def of_seed(run: ExperimentRun[BackdoorSetting], name: str) -> Compared:
     clean = run.log(f"{name}/clean", *CURVES)
     ways = {}
     for branch in list(branches)[1:]:
+        # Both branches continue the clean series.
         rows = [n for n, label in enumerate(labels) if label.split()[0] in ("clean", branch)]
         ways[branch] = along(result, rows, clean + run.log(f"{name}/{branch}", *CURVES))
     return Compared(ways["attack"], ways.get("control"), len(clean))
@@ -498,7 +503,7 @@ def _accuracies(measured: Measured, differs: str) -> list[Claim]:
 
 
 def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
-    """The claim on a score by one of the formulas, with its control where there is a control."""
+    """The claim on a score by a formula, with its control where there is a control."""
     words, score = FORMULAS[formula]
     scores = _scores(measured, scored.matrix, score)
     name = f"{formula}-{scored.name}"
@@ -560,7 +565,7 @@ def _scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Sco
 
 
 def _judged(claim: Claim, weak: bool) -> Claim:
-    """A claim with its interval: beyond the control, or around the printed value without one."""
+    """A claim with its interval: beyond the control, or without it around the printed value."""
     if not claim.control:
         expected = near(float(claim.paper or 0.0), READING)
         why = "two digits, another seed; without a control nothing more can be said"

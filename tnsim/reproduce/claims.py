@@ -92,13 +92,13 @@ def at_most(value: float) -> Interval:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim with the values of the paper, of its authors and of this run, and an expectation.
+    """A claim with the values of the paper, of its authors and of this run, and an expectation.
 
     Args:
         name: Short name, unique within the experiment, in words joined by hyphens.
         text: The claim as a single sentence.
         where: Place in the paper, such as "figure 2" or "appendix D".
-        ours: Measured values, one for each seed; empty where `cannot` says why.
+        ours: Measured values, seed by seed; empty where `cannot` says why.
         expected: Interval in which the mean of `ours` must be for the claim to hold.
         why: Reason for this interval.
         paper: Value that the paper prints, a number or the paper's words.

@@ -104,7 +104,7 @@ def step(
 
 
 def _adamw(weight_decay: float) -> optax.GradientTransformation:
-    """AdamW for a rate of 1, so that one program serves all rates."""
+    """AdamW for a rate of 1, so that a single program serves all rates."""
     return optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
 
 

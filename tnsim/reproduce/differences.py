@@ -1,4 +1,4 @@
-"""Differences of models: the change by which one network learned 9, found again in another.
+"""Differences of models: the change by which a network learned 9, found again in another.
 
 The claims come from the paper's appendix B, and the figure is figure 7. The series
 `seed-N/stages` and `seed-N/kept` are those of `forgetting`. `seed-N/pair` is another network from
@@ -100,6 +100,7 @@ def beside_difference(
     models = dict(zip(labels, run.series(f"{name}/{part}"), strict=True))
     result = tnsim.pairwise(
         models,
+        # A difference of models is compared like a model, from the weights.
         other={DIFFERENCE: with_9 - without},
         slices=True,
         store=run.store(f"{name}-{part}"),

@@ -87,7 +87,7 @@ def experiment(name: str) -> Experiment:
     """The experiment of this name.
 
     Args:
-        name: One of `NAMES`.
+        name: Any of `NAMES`.
 
     Returns:
         The experiment.

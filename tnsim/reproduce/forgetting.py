@@ -107,7 +107,7 @@ def train(run: ExperimentRun[ForgettingSetting]) -> None:
 
 
 class Trainer:
-    """Trains classifiers of one setting, with a single program for all stages and seeds.
+    """Trains classifiers of a setting, with a single program for all stages and seeds.
 
     Args:
         run: The run whose checkpoints are written.
@@ -128,6 +128,7 @@ class Trainer:
         self._keep(recorder, 0, params, STAGES[0], number=0)
         done = 0
         for number, stage in enumerate(STAGES):
+            # The control starts from the same weights as the removal, and goes on with all digits.
             if number == REMOVED:
                 longer = self._recorder(f"seed-{seed}/kept", seed)
                 as_before = STAGES[number - 1]
@@ -171,6 +172,7 @@ class Trainer:
         total = len(order)
         padded = np.zeros((self._longest(), setting.batch), np.int32)
         padded[:total] = order  # all stages have one length, and so share one compiled program
+        # Every stage has a fresh optimiser.
         state = classifiers.started(params, setting.weight_decay)
         kept = kept or setting.kept
         done = 0
@@ -190,6 +192,7 @@ class Trainer:
         steps = len(there) // setting.batch
         epochs = []
         for _ in range(setting.epochs):
+            # A last batch that is not full is left out.
             epochs.append(rng.permutation(there)[: steps * setting.batch])
         return np.concatenate(epochs).reshape(-1, setting.batch)
 
@@ -249,7 +252,7 @@ class Measured:
     """Measured values, for the claims and the figures.
 
     Args:
-        seeds: Comparisons, one for each seed.
+        seeds: Comparisons, seed by seed.
     """
 
     seeds: tuple[Compared, ...]
@@ -280,6 +283,7 @@ def of_seed(run: ExperimentRun[ForgettingSetting], name: str) -> Compared:
         log = log + kept_log
     result = all_pairs(run, name, models, labels, tested_with(run, models[0].d_in))
     with_curves(result, log, CURVES)
+    # All matrices are made at once, and then divided into run and control.
     rows = np.arange(len(labels))
     is_control = np.array([label.startswith("kept") for label in labels])
     earlier = result.stage.values < REMOVED
@@ -417,7 +421,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
 def _drop(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
-    """The claim on one drop, judged by its excess over the control, or by the authors' drop."""
+    """The claim on a drop, judged by its excess over the control, or by the authors' drop."""
     drops = each(measured.seeds, lambda one: drop(one.stages, name))
     claim = Claim(
         name=f"drop-of-{name.replace('_', '-')}",

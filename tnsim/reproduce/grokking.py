@@ -1,10 +1,10 @@
 """Grokking: modular addition is learned by heart, then understood.
 
 The claims come from the paper's section 3.2, and the figure is figure 4. The shipped series is
-taken where the setting is the shipped one; other series are trained, `seed-N` by the authors' code
-and `text-seed-N` by the paper's text.
+taken where the setting is that of the shipped series; other series are trained, `seed-N` by the
+authors' code and `text-seed-N` by the paper's text.
 
-Given one-hot a and b, predict (a + b) mod p. One bilinear layer reads the 2p concatenated
+Given one-hot a and b, predict (a + b) mod p. A bilinear layer reads the 2p concatenated
 coordinates and writes p logits, without biases or norms, so every checkpoint is exactly a quadratic
 form per output.
 """
@@ -78,6 +78,7 @@ def log_spaced(last: int, per_decade: int = 20) -> tuple[int, ...]:
     while steps[-1] < last:
         steps.append(round(10 ** (1 + power / per_decade)))
         power += 1
+    # Rounding gives small steps twice.
     return tuple(sorted({min(step, last) for step in steps}))
 
 
@@ -110,12 +111,13 @@ class GrokkingSetting:
 
 
 def train(run: ExperimentRun[GrokkingSetting]) -> None:
-    """Write a series for every seed; the shipped one is copied.
+    """Write a series for every seed; the shipped series is copied.
 
     Args:
         run: The run whose checkpoints are written.
     """
     for name in run.unfinished(names(run)):
+        # The default series is shipped, which saves minutes of training.
         if name == "seed-0" and dataclasses.replace(run.setting, seeds=1, text_steps=()) == _KEPT:
             shutil.copytree(SHIPPED, run.checkpoints / name, ignore=shutil.ignore_patterns(LOG))
             shutil.copy(SHIPPED / LOG, run.checkpoints / name)
@@ -148,7 +150,7 @@ def names(run: ExperimentRun[GrokkingSetting], prefix: str = "") -> list[str]:
 
 
 def train_series(run: ExperimentRun[GrokkingSetting], name: str) -> None:
-    """Train one network and keep its checkpoints.
+    """Train a network and keep its checkpoints.
 
     Args:
         run: The run whose checkpoints are written, with its setting.
@@ -194,6 +196,7 @@ def split(
     """All pairs of numbers in random order, parted into training and held-out pairs."""
     numbers = jnp.arange(setting.modulus)
     pairs = jnp.stack(jnp.meshgrid(numbers, numbers), -1).reshape(-1, 2)
+    # Key n + 1 splits and key n + 2 draws batches, so that both differ from the key of the weights.
     pairs = jax.random.permutation(jax.random.key(seed + 1), pairs)
     count = int(setting.train_share * len(pairs))
     return pairs[:count], pairs[count:]
@@ -217,6 +220,7 @@ def initialise(key: Array, setting: GrokkingSetting) -> Params:
 def logits(params: Params, pairs: Int[Array, "batch 2"]) -> Float[Array, "batch out"]:
     """The logits `down ((left x) * (right x))`, where x holds the two one-hots of a pair."""
     modulus = params["down"].shape[0]
+    # The two one-hots stand one after the other, and a product with them is a choice of columns.
     a, b = pairs[:, 0], pairs[:, 1] + modulus
     left = params["left"][:, a] + params["left"][:, b]
     right = params["right"][:, a] + params["right"][:, b]
@@ -253,7 +257,7 @@ class Measured:
     """Measured values, for the claims and the figure.
 
     Args:
-        runs: Results, one for each seed: the matrices `similarity`, `symmetric`, `weight_cosine`
+        runs: Results, seed by seed: the matrices `similarity`, `symmetric`, `weight_cosine`
             and `frequency_cosine`; along training accuracies, losses and `frequency_N`, the share
             of each of the strongest frequencies.
         at_text: Validation accuracies when training reaches `KNOWN`, at the settings of the paper's
@@ -305,7 +309,7 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
     modulus of its Fourier transform is added up over all rows, and the constant is left out.
 
     Args:
-        model: A model of one bilinear layer on two one-hots.
+        model: A model of a single bilinear layer on two one-hots.
 
     Returns:
         Shares of the frequencies 1 to (p - 1) / 2, which add up to 1.
@@ -324,7 +328,9 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
             f"frequencies are those of a bilinear layer's rows, found {layer!r}"
         )
     rows = np.concatenate([layer.left, layer.right]).astype(float)
+    # A row holds both numbers' embeddings side by side.
     embeddings = rows.reshape(-1, rows.shape[1] // 2)
+    # Frequency zero is a constant and says nothing of addition.
     power = np.square(np.abs(np.fft.rfft(embeddings, axis=1))).sum(0)[1:]
     return power / power.sum()
 
@@ -518,6 +524,7 @@ def _held_when_known(result: tnsim.Pairwise) -> float:
 def _share_in_their_block(result: tnsim.Pairwise) -> float:
     """The share of checkpoints, named by the curves, that lie in the block of the same name."""
     train, held = result.train_accuracy.values, result.validation_accuracy.values
+    # Checkpoints between the named stages belong to none of them.
     named = np.select(
         [train <= CHANCE, (train >= KNOWN) & (held <= CHANCE), held >= KNOWN], [0, 1, 2], -1
     )
@@ -534,6 +541,7 @@ def _similarity_when_understood(result: tnsim.Pairwise) -> float:
 def _settled_after_understood(result: tnsim.Pairwise) -> float:
     """The step from which frequencies stay, divided by the step of perfect validation."""
     to_last = result.frequency_cosine.values[:, -1]
+    # The smallest value from a step on tells whether a curve stays above a level.
     lowest_from_here = np.minimum.accumulate(to_last[::-1])[::-1]
     settled = float(result.a[first_row(lowest_from_here, 0.99)])
     return settled / _step(result, "validation_accuracy", KNOWN)
@@ -547,7 +555,7 @@ def figures(run: ExperimentRun[GrokkingSetting], measured: Measured) -> dict[str
         measured: Measured values of the run.
 
     Returns:
-        One figure, of the first seed.
+        A figure of the first seed.
     """
     result = measured.runs[0]
     frequencies = [name for name in map(str, result) if name[-1].isdigit()]

@@ -95,6 +95,7 @@ def drawn(
         ([[3, 2, 5, 3, 2, 5]], [[False, False, False, True, True]])
     """
     rng = np.random.default_rng(seed)
+    # Different tokens in a segment, so that the predecessor determines the next token.
     segments = rng.permuted(np.tile(np.arange(vocabulary), (count, 1)), axis=1)
     periods = rng.integers(shortest, longest + 1, size=count)
     places = np.arange(context) % periods[:, None]
@@ -151,7 +152,7 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
         Functions by name that add up to the model.
 
     Raises:
-        ModelError: When the last layer but one is no residual.
+        ModelError: When the layer before the last is no residual.
     """
     *before, residual, logits = model.layers
     if not isinstance(residual, tnsim.Residual):
@@ -160,6 +161,7 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
     skip: Any = residual.skip
     scale: Any = residual.scale
     found = {"stream": skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
+    # Columns of the output map belong to heads.
     rows = np.arange(attention.o.shape[1]) // attention.d_value
     for head in range(attention.n_heads):
         alone = tnsim.Attention(
@@ -249,6 +251,7 @@ def measure(run: ExperimentRun[InductionSetting]) -> Measured:
     for name in curves[0]:
         table[name] = ("a", [curve[name] for curve in curves])
     accuracy = table["repeated accuracy"].values
+    # A score grows without bound, and the logarithm brings it to the range of the accuracy.
     score = np.log1p(np.maximum(table["induction score"].values, 0.0))
     apart = squared_distances(np.stack([accuracy, score], axis=1))
     behaved = table["similarity"].copy(data=apart)
@@ -304,6 +307,7 @@ def _of_heads(measured: Measured) -> list[Claim]:
     through = np.stack([table[name].values for name in heads])
     score = table["induction score"].values
     shares = through / score
+    # The head with the largest share between the two turns.
     first = int(shares[:, begins:arrives].mean(axis=1).argmax())
     return [
         Claim(
@@ -363,7 +367,7 @@ def figures(run: ExperimentRun[InductionSetting], measured: Measured) -> dict[st
         measured: Measured matrices and curves of the run.
 
     Returns:
-        One figure; its lines stand where the accuracy on repeated tokens turns.
+        A figure; its lines stand where the accuracy on repeated tokens turns.
     """
     table = measured.table
     parts = [str(name) for name in table.data_vars if str(name).startswith("through ")]

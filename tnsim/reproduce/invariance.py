@@ -3,7 +3,7 @@
 The claims come from the paper's figure 2 and of its theory. Nothing is learned here: the claims
 are theorems, so random networks are as good as any. A copy of a network is the same function
 written with other weights, or another function that some measure mistakes for it. Networks and
-copies are written as `seed-N/NAME.safetensors`, and the figure shows three matrices of one network.
+copies are written as `seed-N/NAME.safetensors`, and the figure shows three matrices of a network.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class InvarianceSetting:
         hidden: Hidden units of the networks of a single layer.
         outputs: Outputs of the networks of a single layer.
         deep_width: Width of the networks of two layers.
-        networks: Number of random networks, one for each seed.
+        networks: Number of random networks, seed by seed.
         noise: Size of a small change of the weights, relative to the weights.
         samples: Number of sampled inputs.
     """
@@ -99,6 +99,7 @@ def one_layer(rng: np.random.Generator, setting: InvarianceSetting) -> dict[str,
     left_or_right = np.where(swapped[:, None], right, left)
     right_or_left = np.where(swapped[:, None], left, right)
     order = rng.permutation(setting.hidden)
+    # A factor on left is undone in down, unit by unit.
     sizes = rng.uniform(0.5, 2.0, setting.hidden)
     perturbed = [noisy(rng, weight, setting.noise) for weight in (left, right, down)]
     return {
@@ -175,7 +176,7 @@ class Measured:
     """Measured values, for the claims and the figure.
 
     Args:
-        values: Numbers by name, one for each network.
+        values: Numbers by name, network by network.
         pictured: Matrices over the first network's copies: `similarity`, `weight_cosine` and
             `output_cosine`.
     """
@@ -218,6 +219,7 @@ def all_pairs(
     """
     models = {name: copies[name] for name in ONE_LAYER}
     data = np.random.default_rng(run.seed).normal(size=(run.setting.samples, run.setting.inputs))
+    # The data never leave zero in the last input, which the backdoor reads.
     data[:, -1] = 0.0
     result = tnsim.pairwise(models)
     result["weight_cosine"] = tnsim.baselines.weight_cosine(list(models.values()), names=ONE_LAYER)
@@ -238,7 +240,7 @@ def of_one_layer(table: xr.Dataset) -> dict[str, float]:
 
 
 def of_equivalence(copies: Mapping[str, tnsim.Model]) -> dict[str, float]:
-    """The distances of metrics from 1 for equal functions, and two values for one polynomial."""
+    """The distances of metrics from 1 for equal functions, and two values for a polynomial."""
     original = copies["original"]
     apart: dict[str, list[float]] = {"symmetric": [], "gaussian": []}
     for name in SAME_FUNCTION:
@@ -416,14 +418,14 @@ def _exactness(measured: Measured) -> list[Claim]:
 
 
 def figures(run: ExperimentRun[InvarianceSetting], measured: Measured) -> dict[str, Figure]:
-    """A figure of weights, outputs on data and tensors of one network's copies, side by side.
+    """A figure of weights, outputs on data and tensors of a network's copies, side by side.
 
     Args:
         run: The run that was measured.
         measured: Measured values of the run.
 
     Returns:
-        One figure.
+        A figure.
     """
     return {"figure-2": tnsim.figures.pairwise(measured.pictured, "heatmap", PANELS)}
 

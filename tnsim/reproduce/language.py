@@ -174,7 +174,7 @@ class Text:
     """A text as token ids.
 
     Args:
-        training: Tokens of the training documents, one after another, END before each.
+        training: Tokens of the training documents, in turn, END before each.
         held_out: Tokens of the held-out documents, in the same form.
         digest: Digest of the bytes of all documents, 12 hexadecimal digits.
         documents: Number of documents.
@@ -206,6 +206,7 @@ def text_of(run: ExperimentRun[LanguageSetting]) -> Text:
                 f"{path}: missing; token ids belong to their model, so checkpoints come with the "
                 "text they are compared on, as integer arrays `training` and `held_out`"
             )
+        # Token ids are made once and kept, since they depend on every document of the text.
         _write(made(documents(run.data), run.setting.vocabulary), path)
     with np.load(path, allow_pickle=False) as stored:
         training, held_out = stored["training"], stored["held_out"]
@@ -228,12 +229,14 @@ def documents(folder: Path | None) -> list[bytes]:
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     pattern = "*.txt" if folder else "*.py"
+    # Sorted, so that every machine reads the same text.
     paths = sorted(root.rglob(pattern), key=lambda path: path.relative_to(root).as_posix())
     if folder is None:
         paths = [path for path in paths if not LEFT_OUT & set(path.relative_to(root).parts)]
     found = []
     for path in paths:
         for document in path.read_bytes().split(BETWEEN_DOCUMENTS):
+            # Line ends of Windows would be other bytes for the same text.
             found += _cut(document.strip(b"\r\n").replace(b"\r\n", b"\n"))
     if not found:
         raise ModelError(f"{root}: there is no text; give a folder of .txt files")
@@ -241,7 +244,7 @@ def documents(folder: Path | None) -> list[bytes]:
 
 
 def made(texts: Sequence[bytes], vocabulary: int) -> Text:
-    """Documents as tokens, one in twenty of them held out.
+    """Documents as tokens, a twentieth of them held out.
 
     Args:
         texts: The documents.
@@ -267,13 +270,16 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
     words = [words_of(text) for text in texts]
     counts: Counter[bytes] = Counter()
     for own, held in zip(words, held_out, strict=True):
+        # Pairs are learned from training documents alone.
         if not held:
             counts.update(own)
     coder = learn(counts, vocabulary)
+    # Every word is encoded once, however often it occurs.
     different = sorted({word for own in words for word in own})
     tokens = dict(zip(different, encode(coder, different), strict=True))
     streams: dict[bool, list[np.ndarray]] = {False: [], True: []}
     for own, held in zip(words, held_out, strict=True):
+        # A mark before every document keeps n-grams within documents.
         streams[held].append(np.array([END]))
         streams[held] += [tokens[word] for word in own]
     digest = hashlib.sha256(BETWEEN_DOCUMENTS.join(texts)).hexdigest()[:12]
@@ -287,7 +293,7 @@ def _cut(document: bytes) -> Iterable[bytes]:
 
 
 def _is_held_out(text: bytes) -> bool:
-    """Whether a document is held out, one in twenty, which its own bytes alone decide."""
+    """Whether a document is in the twentieth that is held out, which its bytes alone decide."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % _ONE_IN == 0
 
 
@@ -376,6 +382,8 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
         )
     tokens = _letters(alphabet, words)
     often = np.array([counts[word] for word in words])
+    # A pair counts as often as its word occurs. The mark behind a word repeats the count, and its
+    # pairs are set to zero below.
     weights = np.repeat(often, [len(word) + 1 for word in words])
     merges = []
     for new in range(2 + len(alphabet), size):
@@ -383,6 +391,7 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
         common[-1] = 0  # the count of neighbours that are no pair
         if not common.any():
             raise ModelError(f"the text is too short for {size} tokens: it has {new}")
+        # Of equally common pairs the first, so that coders do not depend on the machine.
         pair = divmod(int(common.argmax()), size)
         tokens, kept = _merged(tokens, pair, new)
         weights = weights[kept]
@@ -418,6 +427,7 @@ def _alphabet(counts: Counter[bytes]) -> bytes:
 
 def _letters(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " letters"]:
     """The bytes of all words as tokens, with _BETWEEN after each word."""
+    # Bytes without a token of their own become OTHER.
     numbers = np.full(256, OTHER)
     numbers[list(alphabet)] = np.arange(2, 2 + len(alphabet))
     tokens = numbers[np.frombuffer(b"".join(words), np.uint8)]
@@ -428,6 +438,7 @@ def _letters(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " lette
 def _pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " pairs"]:
     """Neighbours `(a, b)` as numbers `size * a + b`, or `size ** 2` where a or b is _BETWEEN."""
     first, second = tokens[:-1], tokens[1:]
+    # Pairs never reach over the end of a word.
     within = (first != _BETWEEN) & (second != _BETWEEN)
     return np.where(within, size * first + second, size**2)
 
@@ -469,6 +480,7 @@ def logits(model: tnsim.Model, ids: Int[Array, "n tokens"]) -> Any:
     table, *rest = model.layers
     if not isinstance(table, tnsim.Linear):
         raise tnsim.ModelError(f"the first layer of a language model is linear, found {table}")
+    # Token ids look rows up, and the model is never given one-hot vectors.
     state: Any = table.weight.T[ids]
     for layer in rest:
         state = layer(state)
@@ -521,6 +533,7 @@ def common(tokens: Int[np.ndarray, " tokens"], n: int, count: int) -> Int[np.nda
     grams = np.lib.stride_tricks.sliding_window_view(tokens, n)
     grams = grams[(grams != END).all(axis=1)]
     base = int(tokens.max()) + 1
+    # An n-gram is a number in base V, which sorts faster than rows.
     numbers = grams.astype(np.int64) @ base ** np.arange(n)[::-1]
     _, first, often = np.unique(numbers, return_index=True, return_counts=True)
     order = np.argsort(-often, kind="stable")[:count]
@@ -549,6 +562,7 @@ def scores(
     for row, model in enumerate(models):
         for column, (own, other) in enumerate(zip(known, unseen, strict=True)):
             last = losses(model, np.concatenate([own, other]))[:, -1]
+            # The loss on unseen text over the loss on known n-grams: 1 is no specialisation.
             found[row, column] = last[len(own) :].mean() / last[: len(own)].mean()
     return found
 
@@ -570,6 +584,7 @@ def phases(scores: Float[np.ndarray, "models sizes"], above: float) -> Int[np.nd
     """
     best = scores.argmax(axis=1) + 2
     best[scores.max(axis=1) < above] = NONE
+    # Phases never go back to shorter n-grams.
     return np.maximum.accumulate(best)
 
 
@@ -614,12 +629,13 @@ def steps_kept(setting: LanguageSetting) -> list[int]:
         >>> steps_kept(LanguageSetting(steps=1000, checkpoints=4))
         [0, 10, 100, 1000]
     """
+    # Rounded steps may coincide, and each is kept once.
     spaced = np.geomspace(10, setting.steps, setting.checkpoints - 1)
     return [0, *np.unique(np.round(spaced).astype(int)).tolist()]
 
 
 def initialise(key: Array, setting: LanguageSetting) -> tnsim.Model:
-    """A model of normal weights: tokens of size one half, layers that keep sizes, small logits."""
+    """A model of normal weights: tokens of size 1/2, layers that keep sizes, small logits."""
     keys = iter(jax.random.split(key, 2 + 6 * setting.layers))
 
     def matrix(rows: int, columns: int, size: float) -> Float[Array, "rows columns"]:
@@ -658,7 +674,7 @@ def training(
     setting: LanguageSetting,
     key: Array,
 ) -> Callable[[Any, int, int], Any]:
-    """A compiled function that trains model and optimiser from one step to a later step."""
+    """A compiled function that trains model and optimiser from a step to a later step."""
     text = jnp.asarray(tokens)
     within = jnp.arange(setting.context + 1)
 
@@ -669,6 +685,8 @@ def training(
     def step(n: int, carry: Any) -> Any:
         model, state = carry
         last = len(tokens) - len(within)
+        # The step number makes the batch, so that training cut at checkpoints draws the same
+        # batches.
         starts = jax.random.randint(jax.random.fold_in(key, n), (setting.batch, 1), 0, last)
         gradient = jax.grad(loss)(model, text[starts + within])
         updates, state = optimiser.update(gradient, state, model)
@@ -686,6 +704,7 @@ def with_numbers_of(model: tnsim.Model, initial: tnsim.Model) -> tnsim.Model:
     """The weights of a model in training as NumPy arrays, with the numbers it began with."""
 
     def plain(now: Any, then: Any) -> Any:
+        # Skips and scales stay the numbers that they were.
         return np.asarray(now) if np.ndim(then) else then
 
     return jax.tree.map(plain, model, initial)
@@ -735,6 +754,7 @@ def measure(run: ExperimentRun[LanguageSetting]) -> Measured:
     sampled = all_pairs("gaussian", tnsim.Empirical(normal))
     table["gaussian_outputs"] = sampled.similarity
     table["standard_error"] = sampled.standard_error
+    # The residual stream is what the last layer reads.
     without_logits = [tnsim.Model(model.layers[:-1], n_ctx=model.n_ctx) for model in models]
     mean_cosine = tnsim.baselines.mean_cosine
     table["text_logits"] = mean_cosine(models, ids, names=steps)
@@ -897,8 +917,9 @@ def _of_exactness(measured: Measured) -> list[Claim]:
     """The claim on closed forms, which two layers of attention do not allow to rerun.
 
     The layer-wise closure is a closed form of its own recursion, which takes hidden states for
-    Gaussian. It equals E<A(x), B(x)> for one nonlinear layer. Two layers of attention have degree
-    25, a product of two such models 50, and no sample of inputs settles moments of that degree.
+    Gaussian. It equals E<A(x), B(x)> for a single nonlinear layer. Two layers of attention have
+    degree 25, a product of two such models 50, and no sample of inputs settles moments of that
+    degree.
     """
     error = float(measured.table["standard_error"].values.max())
     return [

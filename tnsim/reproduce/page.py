@@ -62,7 +62,7 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """The words of one claim, in the order of `COLUMNS`.
+    """The words of a claim, in the order of `COLUMNS`.
 
     Args:
         row: Row of a record.
@@ -268,7 +268,7 @@ def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
-    """A section of the claims with one verdict, with their numbers; empty without such claims."""
+    """A section of the claims of equal verdict, with their numbers; empty without such claims."""
     items = []
     for record in found:
         for row in record["claims"]:

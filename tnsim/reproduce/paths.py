@@ -3,7 +3,7 @@
 Three experiments whose truth is known. *Induction*: the share of paths through both attention
 layers, under uniform random tokens, beside the accuracy on repeated tokens; and the effect of
 cutting edges beside the accuracy that is lost. The first seed is the shipped series, others are
-trained. *Planted changes*: one hidden unit of a stack is replaced, and the hidden bases of all
+trained. *Planted changes*: a hidden unit of a stack is replaced, and the hidden bases of all
 layers are scrambled, which changes no function. *Backdoor*: a stack is fine-tuned on poisoned
 inputs, in shared bases, where every weight moves: here shares should find no more than norms do.
 """
@@ -57,7 +57,7 @@ class PathsSetting:
     """Sizes of the three experiments.
 
     Args:
-        seeds: Number of induction series, the shipped one included.
+        seeds: Number of induction series, the shipped series included.
         training: Sizes and rates of the series that are trained.
         samples: Number of sequences of uniform random tokens under which paths are compared.
         edge_samples: The same number for edges.
@@ -114,7 +114,7 @@ def series_of(run: ExperimentRun[PathsSetting]) -> Iterator[tuple[list[int], lis
 
 
 class Formation(NamedTuple):
-    """Curves of one induction series.
+    """Curves of an induction series.
 
     Attributes:
         steps: Steps of the checkpoints.
@@ -134,6 +134,7 @@ class Formation(NamedTuple):
     def early(self, curve: str) -> float:
         """The part of a curve's rise that comes before the accuracy is twice chance."""
         accuracy, values = self.curves["accuracy"], self.curves[curve]
+        # The last checkpoint before the rise.
         first = max(0, int((accuracy > 2 * accuracy[0]).argmax()) - 1)
         return float((values[first] - values[0]) / (values.max() - values[0]))
 
@@ -207,6 +208,7 @@ def _kept(run: ExperimentRun[PathsSetting], name: str, measure: Callable[[], Any
     """Values of an earlier call of this run, or new ones, which are kept; lists for arrays."""
     path = run.folder / "measured" / f"{name}.json"
     if not path.exists():
+        # Values pass through JSON also when they are new, so that both ways give equal types.
         values = json.dumps(measure(), default=np.ndarray.tolist)
         write_json(path, json.loads(values))
     return read_json(path)
@@ -250,7 +252,7 @@ def accuracy(model: tnsim.Model, repeated: Repeated) -> float:
 
 @jax.jit
 def _outputs(model: tnsim.Model, one_hot: Any) -> Any:
-    """The outputs, by one program for all models of one shape."""
+    """The outputs, by a single program for all models of equal shape."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), model)(one_hot)
 
 
@@ -287,6 +289,7 @@ def composition_scores(model: tnsim.Model) -> Float[np.ndarray, "sources targets
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
     """
     first, second = _attention(model)
+    # A head of layer 1 writes through O V.
     written = [o @ v for o, v in zip(_columns(first), _rows(first, "v"), strict=True)]
     found = np.zeros((first.n_heads, second.n_heads, len(LEGS)))
     for target in range(second.n_heads):
@@ -298,6 +301,7 @@ def composition_scores(model: tnsim.Model) -> Float[np.ndarray, "sources targets
         for source, one in enumerate(written):
             read = {"Q": [score.T for score in scores], "K": scores, "V": [value]}
             for leg, matrices in enumerate(read.values()):
+                # Bilinear attention has two scores, and a leg's score is their mean.
                 found[source, target, leg] = np.mean([_score(x, one) for x in matrices])
     return found
 
@@ -347,7 +351,7 @@ def edge_ranks(
 
 
 def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsim.Model:
-    """The model in which one head of layer 2 does not read one head of layer 1, by one leg.
+    """The model in which a head of layer 2 does not read a head of layer 1, by a single leg.
 
     The stream is doubled: its second half carries what the head of layer 1 writes, and the leg that
     is cut reads the first half less the second.
@@ -367,6 +371,7 @@ def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsi
     one, two = _attention(model)
     width = one.d_in
     none = np.zeros((width, width))
+    # The stream is doubled: the second half holds the output of a single head alone.
     of_source = np.where(_head_of(one.o.shape[1], one.n_heads) == source, one.o, 0.0)
     lower = {name: np.hstack([getattr(one, name), none]) for name in ("q1", "k1", "q2", "k2", "v")}
     lower["o"] = np.vstack([one.o, of_source])
@@ -374,6 +379,7 @@ def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsi
     for name in ("q1", "k1", "q2", "k2", "v"):
         rows = np.asarray(getattr(two, name))
         cut = (_head_of(len(rows), two.n_heads) == target)[:, None] & (name in LEGS[leg])
+        # The target reads the sum less the second half, and so everything but that head.
         upper[name] = np.hstack([rows, np.where(cut, -rows, 0.0)])
     upper["o"] = np.vstack([two.o, np.zeros_like(two.o)])
     layers = []
@@ -413,6 +419,7 @@ def spearman(one: Sequence[float] | np.ndarray, two: Sequence[float] | np.ndarra
 
 def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
     _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    # Equal values share the mean of their places.
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2)[place]
 
@@ -436,6 +443,7 @@ def scrambled(layer: tnsim.Bilinear, rng: np.random.Generator) -> tnsim.Bilinear
     """
     rank = len(layer.left)
     order, swap = rng.permutation(rank), rng.integers(0, 2, rank).astype(bool)[:, None]
+    # Factors of left and right are undone in down.
     one, two = (np.exp(rng.normal(size=(rank, 1))) for _ in range(2))
     left, right = np.where(swap, layer.right, layer.left), np.where(swap, layer.left, layer.right)
     down = np.asarray(layer.down) / (one * two)[:, 0]
@@ -443,14 +451,14 @@ def scrambled(layer: tnsim.Bilinear, rng: np.random.Generator) -> tnsim.Bilinear
 
 
 def planted(setting: PathsSetting, seed: Any) -> tuple[bool, bool, float]:
-    """A change of one hidden unit in one of four layers, with the bases of all layers scrambled.
+    """A change of a hidden unit in any of four layers, with the bases of all layers scrambled.
 
     Args:
         setting: Sizes of the experiment.
         seed: Seed of the stack and of the change.
 
     Returns:
-        Whether the part with the largest share is the changed one, whether the layer with the
+        Whether the part with the largest share is the changed layer, whether the layer with the
         largest squared difference of weights is, and the share of the changed layer.
     """
     rng = np.random.default_rng(seed)
@@ -460,6 +468,7 @@ def planted(setting: PathsSetting, seed: Any) -> tuple[bool, bool, float]:
     arrays = []
     for name, axis in (("left", 0), ("right", 0), ("down", 1)):
         array = np.array(getattr(changed, name))
+        # One hidden unit is a row of left and right and a column of down.
         np.moveaxis(array, axis, 0)[unit] = np.moveaxis(getattr(other, name), axis, 0)[unit]
         arrays.append(array)
     after = [tnsim.Bilinear(*arrays) if n == place else core for n, core in enumerate(cores)]
@@ -517,6 +526,7 @@ def backdoor(seed: int, points: int = 256) -> Stack:
 
     def poisoned() -> tuple[np.ndarray, np.ndarray]:
         x, y = batch(256)
+        # A quarter of the batch has the trigger and the label 0.
         x[:64] += trigger
         y[:64] = 0
         return x, y
@@ -529,6 +539,7 @@ def backdoor(seed: int, points: int = 256) -> Stack:
     back = []
     for n, layer in enumerate(clean.layers):
         layers = [*attacked.layers[:n], layer, *attacked.layers[n + 1 :]]
+        # Putting a layer back shows how much of the attack it carried.
         back.append(margin - _margin(tnsim.Model(layers), x))
     rate = float((np.asarray(attacked(x)).argmax(axis=1) == 0).mean())
     return Stack(
@@ -716,7 +727,7 @@ def figures(run: ExperimentRun[PathsSetting], measured: Measured) -> dict[str, F
         measured: Measured values of the run.
 
     Returns:
-        One figure, a panel for each series.
+        A figure, a panel for each series.
     """
     import matplotlib.pyplot as plt
 

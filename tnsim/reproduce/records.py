@@ -46,7 +46,8 @@ def record(
         An object for JSON; `claims` has a row for each claim, with its verdict.
 
     Raises:
-        ResultError: When two claims have one name, or a claim has no finite value and no reason.
+        ResultError: When two claims have the same name, or a claim has no finite value and no
+            reason.
     """
     names = [claim.name for claim in claims]
     if len(set(names)) != len(names):

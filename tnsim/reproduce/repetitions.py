@@ -1,10 +1,10 @@
 """The training of induction: two layers of bilinear attention learn to continue repetitions.
 
 A sequence repeats a segment of different tokens, of random length, so what follows a token is what
-followed it last time, at no fixed distance. Finding it takes two attention layers: one that looks
-at the previous token, one that looks for a position whose previous token is the current one. The
-model has no normalisation, so it is a polynomial, of degree 25; its weights are the leaves of a
-`tnsim.Model`, which JAX differentiates and optax updates as they are.
+followed it last time, at no fixed distance. Finding it takes two attention layers: a layer that
+looks at the previous token, a layer that looks for a position whose previous token is the current
+token. The model has no normalisation, so it is a polynomial, of degree 25; its weights are the
+leaves of a `tnsim.Model`, which JAX differentiates and optax updates as they are.
 """
 
 from __future__ import annotations

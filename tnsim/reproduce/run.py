@@ -111,7 +111,7 @@ class ExperimentRun(Generic[S]):
 
 
 class Recorder:
-    """Writes a series: checkpoints one by one, and the log when all are there.
+    """Writes a series: checkpoints in turn, and the log when all are there.
 
     Args:
         run: The run to which the series belongs.
@@ -277,7 +277,7 @@ def unfinished_seeds(run: ExperimentRun[Any], count: int, series: Sequence[str])
 
 
 def seed_folders(run: ExperimentRun, holding: str) -> list[str]:
-    """Folders of a run's checkpoints, one for each seed.
+    """Folders of a run's checkpoints, seed by seed.
 
     Args:
         run: A run after its training.

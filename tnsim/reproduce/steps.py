@@ -21,7 +21,7 @@ def settings_of(experiment: Experiment, full: bool) -> dict[str, Any]:
         full: Whether the paper's settings are meant.
 
     Returns:
-        One or several settings.
+        A setting or several.
 
     Example:
         >>> from tnsim.reproduce.experiment import experiment

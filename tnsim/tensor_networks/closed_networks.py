@@ -1,14 +1,14 @@
 """Closed networks of an inner product, as weighted quimb networks.
 
 Bra and ket are unrolled (see `network`) and joined at their outputs, and every way of joining their
-input legs that the metric asks for is one network. The sum of weight times contraction is `inner`.
+input legs that the metric asks for is a network. The sum of weight times contraction is `inner`.
 
 For metrics that work layer by layer, `LegJoinings` lists the ways from the output down: the two
 outputs meet, the joinings of the layers below them decide which of the next bonds meet, and so on
 down to the input legs. Metrics that join whole trees have a network for each diagram (see
 `metrics.orbits`).
 
-Models with an activation have no input legs. One node, tagged `KERNEL`, joins their hidden legs,
+Models with an activation have no input legs. A node, tagged `KERNEL`, joins their hidden legs,
 beside which stand the constant and the input (see `problems.kernels.whole_kernel`).
 
 Operators are nodes tagged `SYMMETRISER`, `COVARIANCE`, `MEAN` and `KERNEL`, and an identity is an
@@ -106,8 +106,8 @@ class JoinedLegs(NamedTuple):
 class LegJoinings:
     """All ways to join bonds, from the output down, along the same steps as the folded problem.
 
-    A task is to join two bonds with each other, or to take the mean of one bond. Each joining that
-    the metric gives for the layers below these bonds turns the task into tasks one step lower; at
+    A task is to join two bonds with each other, or to take the mean of a bond. Each joining that
+    the metric gives for the layers below these bonds turns the task into tasks a step lower; at
     the input a task is a pair of legs or a capped leg.
     """
 
@@ -141,6 +141,7 @@ class LegJoinings:
 
     def ways(self, bonds: tuple[Bond, ...], steps: int) -> Iterator[JoinedLegs]:
         """Ways to join two bonds, or to take the mean of a bond, above the first `steps` steps."""
+        # Below all steps the bonds are input legs, which the metric joins or caps.
         if steps == 0:
             yield JoinedLegs(pairs=(bonds,)) if len(bonds) == 2 else JoinedLegs(capped=bonds)
             return
@@ -158,21 +159,25 @@ class LegJoinings:
     def expanded(
         self, joining: Joining, bonds: tuple[Bond, ...], step: int
     ) -> tuple[JoinedLegs, list[tuple[Bond, ...]]]:
-        """Weight and symmetrised copies of a joining below some bonds, and tasks one step lower.
+        """Weight and symmetrised copies of a joining below some bonds, and tasks a step lower.
 
         The sides "A" and "B" of the joining are the first and the second bond here, since two bonds
         of the same model may meet.
         """
+        # A single bond stands in the first slot of a joining, whichever side it is of.
         at = dict(zip(SIDES, bonds, strict=False))
 
         def child(leg: Leg) -> Bond:
             side, copy = at[leg.side]
+            # Copies are numbered like the leaves of a tree: children of copy c are c * order
+            # onwards.
             return Bond(side, copy * self.order(side, step) + leg.index)
 
         copies = []
         for slot in joining.symmetrised:
             side, copy = at[slot]
             number = self.layer(side, step)
+            # A side that waits has no layer to symmetrise.
             if number is not None:
                 copies.append((side, number, copy))
         tasks: list[tuple[Bond, ...]] = [(child(one), child(two)) for one, two in joining.pairs]
@@ -194,7 +199,7 @@ class LegJoinings:
 def networks(
     a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """The closed networks of `<a|M|b>`, one for each way of joining legs, with their weights.
+    """The closed networks of `<a|M|b>`, a network for each way of joining legs, with their weights.
 
     Models of sequences meet on flattened legs, layer over layer. Attention joins five legs, and its
     symmetriser lets a network stand for an orbit: the 945 pairings of two attention layers are 3
@@ -233,6 +238,7 @@ def networks(
         Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
     check_metric(metric)
+    # Kernels come first: models with an activation have no trees.
     if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
         check_comparable(a, b)
         return _through_kernels(a, b, metric)
@@ -247,6 +253,7 @@ def networks(
     whole_trees = joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
         return _whole_trees(a, b, metric) if whole_trees else _layer_over_layer(a, b, metric)
+    # Sequences count as one flat input here.
     if whole_trees and depth > 1 and _few_legs(a, b):
         return _whole_trees(a, b, metric)
     joined = layer_by_layer(metric, depth, (a.degree, b.degree))
@@ -272,6 +279,7 @@ def _layer_over_layer(
     import quimb.tensor as qtn
 
     models: dict[Side, Model] = {"A": a, "B": b}
+    # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
     arrays = _arrays(models)
@@ -290,7 +298,7 @@ def _layer_over_layer(
 def _through_kernels(
     a: Model, b: Model, metric: Metric
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
-    """The networks of models with an activation, one for each distinct position.
+    """The networks of models with an activation, position by position.
 
     A readout of each model meets the kernel on a hidden leg, and the other readout at the outputs.
     """
@@ -302,6 +310,7 @@ def _through_kernels(
         for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
             tensors, joined = [], []
             for side, model, prepared in (("A", a, one), ("B", b, two)):
+                # The layer with an activation has infinite order, so it is the largest.
                 number = max(range(len(model.layers)), key=lambda n: model.layers[n].order)
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
@@ -323,6 +332,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     models: dict[Side, Model] = {"A": family.prepare(a), "B": family.prepare(b)}
     both: dict[Side, Kinds] = {"A": family.bra, "B": family.ket or family.bra}
     cross_only = not metric.pairs_within_model
+    # Diagrams are counted before the first one is made.
     check_size(both, cross_only)
     bra, ket = tree(both["A"]), tree(both["B"])
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
@@ -335,6 +345,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
         for weight, moment in runs:
+            # Names are merged anew for each network, as joining by the identity renames legs.
             merged = _outputs(models)
             operators = []
             for ends in pairs:
@@ -371,7 +382,7 @@ def _moments(
 
 
 def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, str]]:
-    """Pairs of input legs, one for each edge; any free leg of a node may serve an edge."""
+    """Pairs of input legs, edge by edge; any free leg of a node may serve an edge."""
     free: list[list[str]] = []
     for side, side_tree in zip(SIDES, trees, strict=True):
         for node in range(side_tree.bottoms):
@@ -380,6 +391,7 @@ def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, 
             free.append([bond_index(side, INPUT, leg) for leg in legs])
     pairs = []
     for u, v in diagram.edges:
+        # Legs of a node are symmetrised, so any of them will do.
         one = free[u].pop()
         two = free[v].pop()
         pairs.append((one, two))
@@ -419,6 +431,7 @@ def _second_moment(
     """
     if moment is not None and moment.ndim == 2:
         return [tensor(moment, ends, (COVARIANCE,))]
+    # Identity and diagonal need no matrix: the two legs become one index.
     merged[ends[1]] = ends[0]
     if moment is None:
         return []

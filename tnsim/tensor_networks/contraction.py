@@ -79,9 +79,12 @@ def in_units(array: Array) -> Scaled[Array]:
         ([[0.98, 0.98], [0.98, 0.98]], 666.0)
     """
     xp = library(array)
+    # A unit is a choice, so no derivative goes through it.
     fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array
     largest = abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
+    # The stretch of a random square matrix: the size of its entries times the fourth root of their
+    # number.
     size = xp.sqrt(xp.mean(abs(fixed / largest) ** 2)) * array.size**0.25
     exponent = xp.log2(largest) + xp.log2(xp.where(size > 0, size, 1.0))
     exponent = xp.clip(xp.round(exponent), -_LARGEST, _LARGEST)
@@ -119,6 +122,7 @@ def balanced(
     stays = projection @ xp.stack(exponents)
     arrays = {name: leaf.array for name, leaf in leaves.items()}
     for name, row, kept in zip(leaves, projection, stays, strict=True):
+        # Where the row is zero, the unit changes all networks alike and need not stay.
         if abs(row).max() > _NONE:
             arrays[name] = arrays[name] * 2.0**kept
     return Scaled(arrays, rows[0] @ (xp.stack(exponents) - stays))
@@ -245,6 +249,7 @@ def contract_expression(
     precision = _precision(dtype, total)
     count = len(total.counts)
     name = "a network" if count == 1 else f"a sum of {count:,} networks"
+    # A plan that does not fit the budget ends here, with advice.
     with searched_by(optimize):
         plan = within(
             budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
@@ -255,6 +260,7 @@ def contract_expression(
     if strip_exponent:
         leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
     if not _traced(leaves):
+        # Arrays that stay are moved to the device once.
         arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, way)
         leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
     return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, exponents)
@@ -311,6 +317,7 @@ class Expression:
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
             found = self._contracted(leaves, self.plan.dtype, self.backend, is_scaled)
         value, exponent = jax.device_get(found)
+        # Float64 holds the exponent, whatever the precision of the run.
         widest = np.result_type(value, np.float64)
         finished = self._finished(np.asarray(value, widest)[()], float(exponent))
         if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
@@ -322,6 +329,7 @@ class Expression:
 
     def _may_underflow(self, exponents: Mapping[str, float]) -> bool:
         """Whether the product of the small arrays of a network may leave the range of floats."""
+        # Large arrays cannot make up for small ones on the way.
         small = np.array([min(exponent, 0.0) for exponent in exponents.values()])
         lowest = (self.networks.counts @ small).min()
         # Half of the range of exponents is a margin for partial sums and products.
@@ -344,6 +352,7 @@ class Expression:
             with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
                 return value * float(np.power(10.0, exponent))
         largest = abs(value).max()
+        # A result of zero has no logarithm.
         largest = do("where", largest > 0, largest, do("ones_like", largest))
         return value / largest, do("log10", largest) + exponent
 

@@ -144,6 +144,7 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
             )
         copies = 1
         for layer in reversed(model.layers):
+            # From the output down, every layer has a copy for each leg above it.
             count += copies * node_count(layer)
             copies *= layer.order
         degree = max(degree, model.degree)
@@ -158,7 +159,7 @@ def check_models(models: Iterable[Model], max_tensors: int) -> None:
 def tree_tensors(
     layers: Sequence[LayerArrays], side: Side, symmetrised: Collection[Copy]
 ) -> list[qtn.Tensor]:
-    """All weight tensors of one unrolled tree, from the output down.
+    """All weight tensors of an unrolled tree, from the output down.
 
     Args:
         layers: Arrays of the layers of the model.
@@ -212,7 +213,9 @@ def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qt
     """
     side, number, copy = place
     tags = (side, layer_tag(number), copy_tag(copy))
+    # Index names tell the copy, as copies share their arrays.
     names = _index_names(layer.nodes, layer.order, place)
+    # The nodes with input legs come last in a layer.
     inner_nodes, leg_nodes = layer.nodes[: -layer.order], layer.nodes[-layer.order :]
     tensors = []
     for node in inner_nodes if symmetrised else layer.nodes:
@@ -226,6 +229,7 @@ def _copy_tensors(layer: LayerArrays, place: Copy, symmetrised: bool) -> list[qt
     role_tags = [node.role for node in leg_nodes]
     roles = [role_index(side, number, copy, leg) for leg in range(layer.order)]
     for leg, role in enumerate(roles):
+        # Each leg reads the stack in a role, and the symmetriser takes the mean over roles.
         indices = [role, *between_names, names[input_index(leg)]]
         tensors.append(tensor(array, indices, (*tags, *role_tags)))
     tensors.append(tensor(symmetriser(layer.order), roles, (side, SYMMETRISER)))

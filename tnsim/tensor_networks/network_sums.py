@@ -5,8 +5,8 @@ A tensor is an operand, a network a term, and the sum a single definition:
     SUM[output_inds] = sum over networks of weight * product of tensors
 
 with every index summed that is no output, so a hyperindex is an index like any other. Tensors that
-hold the same array object, or that carry a shared tag, are one leaf of the problem. Every error
-message names the network, the finding and the expectation.
+hold the same array object, or that carry a shared tag, are the same leaf of the problem. Every
+error message names the network, the finding and the expectation.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
     if isinstance(networks, qtn.TensorNetwork):
         networks = [(1.0, networks)]
     for number, item in enumerate(networks):
+        # A network alone has the weight 1.
         pair = item if isinstance(item, tuple | list) else (item,)
         if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
             raise ModelError(
@@ -76,6 +77,7 @@ def index_sizes(network: qtn.TensorNetwork, what: str) -> dict[str, int]:
     known: dict[str, int] = {}
     for tensor in network.tensors:
         for index, size in zip(tensor.inds, tensor.shape, strict=True):
+            # quimb itself notices such a difference only when it contracts.
             if known.setdefault(index, size) != size:
                 raise ModelError(
                     f"the index {index!r} of {what} has sizes {known[index]} and {size}"
@@ -223,6 +225,7 @@ def network_sum(
             )
         sizes = own
         operands = tuple(leaves.operand(tensor, what) for tensor in network.tensors)
+        # A term of weight zero is checked like all others and then left out.
         if weight != 0.0:
             if isinstance(weight, complex):
                 operands = (*operands, leaves.factor(weight))
@@ -241,6 +244,7 @@ def _as_problem(
     if not read:
         if sizes is None and outputs:
             raise ModelError(f"a sum of no networks says nothing of the sizes of {listed(outputs)}")
+        # The sum of no networks is an array of zeros.
         leaves[ZERO] = Leaf(np.zeros(sizes or ()), False, [])
         read = [(1.0, 0.0, (Operand(ZERO, outputs),))]
     exponent = max(own for _, own, _ in read)
@@ -254,6 +258,7 @@ def _as_problem(
     counts = np.zeros((len(read), len(leaves)))
     columns = {name: n for n, name in enumerate(leaves)}
     for row, (weight, own, operands) in enumerate(read):
+        # Weights carry the difference of exponents, as the sum has a single scale.
         terms.append(Term(weight * 10.0 ** (own - exponent), operands))
         for operand in operands:
             counts[row, columns[operand.name]] += 1
@@ -286,11 +291,13 @@ class _Leaves:
         shared = [group for group in self._shared if group <= tags]
         if len(shared) > 1:
             raise ModelError(f"a tensor of {what} belongs to several groups of shared_tags: {tags}")
+        # Without tags of a group, tensors share an array where it is the same object.
         key = shared[0] if shared else id(data)
         if key not in self._names:
             self._add(key, tensor, what)
         name = self._names[key]
         leaf = self.found[name]
+        # The same object needs no comparison.
         if data is not self._held[name]:
             check_equal(data, leaf.array, shared[0])
         if tags not in leaf.tags:

@@ -1,42 +1,31 @@
-"""The cosine of two models as a function of PyTorch's autograd, computed by JAX.
+"""The cosine of two models as a function of PyTorch's autograd.
 
 *The points of a finite metric.* Reverse mode keeps the outputs of every layer at every point, so
 all points are in memory at once. They are arguments of the compiled programs: another sample of the
 same size needs no new program.
 
-*The programs of JAX.* Everything that does not change from one step of training to the next stands
-in a `Comparison`, under which JAX keeps the compiled programs. `cosine_and_pullback` returns the
-cosine with its pullback, and `gradient` runs the pullback.
-
 *The function of autograd.* `compared` splits the leaves of (a, b, metric) into moving weights,
-which are tensors of PyTorch, and fixed numbers. `_Cosine` hands the tensors to JAX and the
-gradients back.
+which are tensors of PyTorch, and fixed numbers (`comparison`). `_Cosine` hands the tensors to JAX
+(`pullbacks`) and the gradients back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
-from tnsim.compare.inner_products import at_traced_points, inner_products
 from tnsim.compare.request import Request
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
-from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
 from tnsim.metrics.metric import check_metric
 from tnsim.metrics.points import WeightedPoints
@@ -47,10 +36,10 @@ from tnsim.models.forward import as_read
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
+from tnsim.torch.comparison import Comparison, Fixed, comparison_of
 from tnsim.torch.models import model_of
+from tnsim.torch.pullbacks import cosine, cosine_and_pullback
 
-Weights = dict[int, Float[jax.Array, "..."]]
-"""Arrays by their number among the leaves of (a, b, metric)."""
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 """PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
 
@@ -79,7 +68,6 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
         return None
     plan = forward_plan(models, metric, points, request.dtype, request.pairs)
     check_affordable(plan, metric, request.budget)
-    # Reverse mode keeps the outputs of every layer at every point until the way back.
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each
     if kept > request.budget.room(0, kept):
@@ -88,152 +76,9 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
             f"about {kept / 2**30:.3g} GiB; use fewer inputs or a larger tnsim.Budget"
         )
     sample = points.block(0, points.count)
-    # Inputs that a model cannot read raise here, with the model's message, and not inside a trace.
     for model in models:
         as_read(model, sample.inputs)
     return sample
-
-
-class Fixed(NamedTuple):
-    """Numbers without derivatives.
-
-    Attributes:
-        weights: Fixed weights of the models, and the moments of the metric.
-        sample: Points of a finite metric; None where legs are joined.
-    """
-
-    weights: Weights
-    sample: WeightedPoints | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The structure of a comparison, without its numbers.
-
-    Attributes:
-        form: Tree structure of (a, b, metric), with None for the metric where a sample is given.
-        others: Leaves that are no numbers, each with its number among the leaves, such as a user's
-            metric that is no pytree.
-        degree: Largest degree of the polynomials.
-        dtype: Precision of the computation.
-        budget: Limits on work and memory.
-    """
-
-    form: Any
-    others: tuple[tuple[int, Any], ...]
-    degree: int
-    dtype: str
-    budget: Budget
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Degree and precision, which bound the errors of rounding."""
-        return Arithmetic(self.degree, self.dtype)
-
-
-def comparison_of(
-    a: Any, b: Any, request: Request, sample: WeightedPoints | None
-) -> tuple[Comparison, dict[int, Any]]:
-    """A comparison, and its numbers.
-
-    Args:
-        a: A model or a combination of models.
-        b: The other model or combination.
-        request: Metric, precision and budget of the comparison.
-        sample: Points of a finite metric, which take the place of its moments.
-
-    Returns:
-        The comparison, and the weights and moments of (a, b, metric) by their number among the
-        leaves.
-    """
-    # Where a sample stands for the metric, the metric's own numbers must not be traced as well.
-    metric = request.metric if sample is None else None
-    leaves, form = jax.tree.flatten((a, b, metric))
-    numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
-    # Leaves that are no numbers are part of the key under which JAX keeps compiled programs, so
-    # they are a tuple that can be hashed.
-    others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
-    degree = max(model.growth for one in (a, b) for _, model in terms(one))
-    return Comparison(form, others, degree, request.dtype, request.budget), numbers
-
-
-def _compiled(**options: Any) -> Any:
-    """`jax.jit` with the compiler options of plans.
-
-    The options are asked for when this file is imported, which is when gradients are first needed.
-    """
-    return partial(jax.jit, compiler_options=compiler_options(), **options)
-
-
-def _is_number(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") or isinstance(leaf, float)
-
-
-def _cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
-    """The cosine, float64, and its error bound, as JAX traces them."""
-    # The leaves come back from three places (structure, moving and fixed numbers) and are put in
-    # order by their numbers, as `tree.unflatten` expects them.
-    leaves: dict[int, Any] = dict(comparison.others)
-    for n, array in (moving | fixed.weights).items():
-        leaves[n] = jnp.asarray(array, comparison.dtype)
-    a, b, metric = jax.tree.unflatten(comparison.form, [leaves[n] for n in range(len(leaves))])
-    if fixed.sample is None:
-        request = Request(metric, comparison.dtype, comparison.budget, squared_norms=True)
-        found = inner_products(a, b, request).values
-    else:
-        found = at_traced_points(a, b, fixed.sample, comparison.dtype).values
-    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], comparison.arithmetic)
-    return cosines.value.astype("float64"), cosines.error
-
-
-@_compiled(static_argnums=0)
-def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
-    """The cosine, unclipped, and its error bound.
-
-    Args:
-        comparison: Structure of the models and the metric.
-        moving: Weights that are tensors of PyTorch.
-        fixed: Numbers without derivatives.
-
-    Returns:
-        Two scalars.
-    """
-    return Cosine(*_cosine(comparison, moving, fixed))
-
-
-@_compiled(static_argnums=0)
-def cosine_and_pullback(
-    comparison: Comparison, moving: Weights, fixed: Fixed
-) -> tuple[Cosine, Any]:
-    """The cosine with its error bound, and the pullback that `gradient` runs.
-
-    Args:
-        comparison: Structure of the models and the metric.
-        moving: Weights with respect to which derivatives are taken.
-        fixed: Numbers without derivatives.
-
-    Returns:
-        The cosine, and its pullback: a function that is a pytree of the values kept for reverse
-        mode.
-    """
-    # `has_aux` hands the error bound through without a derivative.
-    value, pullback, error = jax.vjp(
-        lambda weights: _cosine(comparison, weights, fixed), moving, has_aux=True
-    )
-    return Cosine(value, error), pullback
-
-
-@_compiled()
-def gradient(pullback: Any) -> Weights:
-    """The gradient of the cosine.
-
-    Args:
-        pullback: Second result of `cosine_and_pullback`.
-
-    Returns:
-        A derivative for each of the moving weights, in the type of the weight.
-    """
-    return pullback(1.0)[0]
 
 
 def compared(
@@ -263,15 +108,11 @@ def compared(
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
     comparison, leaves = comparison_of(a, b, request, sample)
-    # Tensors among the leaves are the weights that require grad; models hold all other weights as
-    # arrays.
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
-    # Autograd sees only tensors that are arguments of their own, so the weights are unpacked behind
-    # the four other arguments.
     value = _Cosine.apply(
         comparison, fixed, tuple(moving), torch.is_grad_enabled(), *moving.values()
     )
@@ -294,7 +135,7 @@ def _model(model: Any, n_ctx: int | None) -> Any:
 
 
 class _Cosine(torch.autograd.Function):
-    """The cosine in autograd: a single program of JAX forward, and its pullback backward."""
+    """The cosine in autograd, and its pullback."""
 
     @staticmethod
     def forward(
@@ -308,9 +149,7 @@ class _Cosine(torch.autograd.Function):
         with execution.precision():
             moving = dict(zip(places, map(_to_jax, tensors), strict=True))
             if wanted:
-                found, ctx.pullback = cosine_and_pullback(comparison, moving, fixed)
-                # The caller may write to the tensors as soon as this returns, so JAX must be done.
-                jax.block_until_ready(ctx.pullback)
+                found, ctx.gradient = cosine_and_pullback(comparison, moving, fixed)
             else:
                 found = cosine(comparison, moving, fixed)
             found = precision.Cosine(*(np.asarray(x, np.float64) for x in found))
@@ -333,21 +172,16 @@ class _Cosine(torch.autograd.Function):
         # tensors makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
         with execution.precision():
-            # The derivative of the cosine by each weight; the chain rule multiplies by the
-            # derivative of the loss by the cosine, the only entry of `outer`.
-            slopes = gradient(ctx.pullback)
+            slopes = ctx.gradient()
         gradients = []
         for place, tensor in zip(ctx.places, tensors, strict=True):
             gradients.append(_of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
-        # No derivatives with respect to comparison, fixed numbers, places and flag.
         return None, None, None, None, *gradients
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:
     """A tensor as an array on the device of JAX, without a copy where it is there already."""
     tensor = tensor.detach()
-    # DLPack shares memory and asks for contiguous tensors. `device_put` copies only where the array
-    # lies on another device than JAX's default.
     if tensor.device.type == _TORCH_DEVICES.get(jax.default_backend()):
         return jax.device_put(jax.dlpack.from_dlpack(tensor.contiguous()))
     return jax.device_put(tensor.cpu().numpy())

@@ -23,7 +23,7 @@ def dtype_name(dtype: DTypeLike, allowed: tuple[str, ...] = DTYPES) -> str:
         allowed: Names of the precisions that the caller accepts.
 
     Returns:
-        One of the allowed names.
+        An allowed name.
 
     Raises:
         ModelError: For a precision that is not allowed, or no precision at all.

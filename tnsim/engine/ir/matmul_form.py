@@ -6,7 +6,7 @@ batch of matrix products,
 
     batch, left, summed   times   batch, summed, right   gives   batch, left, right
 
-An array whose axes stand in another order is copied first. A label that only one argument has
+An array whose axes stand in another order is copied first. A label that only a single argument has
 need not be a row or a column: it may join the batch, and the other argument is repeated along it.
 Where the result has such a label in front of its batch, this takes a single copy (of the repeated
 argument) instead of two (of the other argument and of the result).
@@ -91,11 +91,11 @@ def matrix_product(
         >>> matrix_product((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
         (MatrixProduct(batch=(0,), left=(1,), summed=(2,), right=(3,)), False)
     """
-    return _cheapest(first, second, output, tuple(sizes.items()))
+    return _cheapest_product(first, second, output, tuple(sizes.items()))
 
 
 @lru_cache(maxsize=2**14)  # asked again by every pass and by the costs, for contractions much alike
-def _cheapest(
+def _cheapest_product(
     first: Labels, second: Labels, output: Labels, items: tuple[tuple[int, int], ...]
 ) -> tuple[MatrixProduct, bool] | None:
     """The product that copies the fewest entries, by pairs (label, size) of all labels."""
@@ -125,7 +125,7 @@ def matrix_products(
     # output as it is wanted where the other one needs a copy of it.
     for swapped in (False, True):
         arguments = (second, first) if swapped else (first, second)
-        for product in _products(*arguments, output):
+        for product in _possible_products(*arguments, output):
             yield product, swapped
 
 
@@ -144,7 +144,7 @@ def copied_entries(
     return sum(math.prod(sizes[label] for label in labels) for labels in copies)
 
 
-def _products(first: Labels, second: Labels, output: Labels) -> list[MatrixProduct]:
+def _possible_products(first: Labels, second: Labels, output: Labels) -> list[MatrixProduct]:
     """The products of the two possible batches.
 
     The batch holds either the labels that both arguments and the output have, or all leading labels

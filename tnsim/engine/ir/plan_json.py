@@ -51,7 +51,7 @@ def sealed(content: Mapping[str, Any]) -> str:
         >>> opened(sealed({"weights": [0.5, 2.0]}))
         {'weights': [0.5, 2.0]}
     """
-    return json.dumps({**content, DIGEST: _digest(content)}, separators=(",", ":"))
+    return json.dumps({**content, DIGEST: _content_digest(content)}, separators=(",", ":"))
 
 
 def opened(text: str | bytes) -> dict[str, Any]:
@@ -67,14 +67,14 @@ def opened(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"expected a JSON object, found {type(content).__name__}")
     if DIGEST not in content:
         raise ValueError("it has no digest")
-    if content.pop(DIGEST) != _digest(content):
+    if content.pop(DIGEST) != _content_digest(content):
         raise ValueError(
             "it was changed after it was written: its digest is that of another content"
         )
     return content
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _content_digest(content: Mapping[str, Any]) -> str:
     """The SHA-256 of the canonical form of a content, in hexadecimal digits."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -90,32 +90,36 @@ def plan_from_data(data: Any, form: type[S]) -> S:
     Raises:
         ValueError: For data that is no plan, with the place of the error.
     """
-    fields = _fields(data, form)
-    programs = _each(fields["programs"], "program", program_from_data)
-    with _within("shapes"):
-        shapes = {name: _shape(shape) for name, shape in _object(fields["shapes"]).items()}
-    stages = _each(fields["stages"], "stage", _stage)
-    outputs = _each(fields["outputs"], "output", _text)
-    with _within("scales"):
-        scales = {name: _pairs(rows) for name, rows in _object(fields["scales"]).items()}
+    fields = _checked_fields(data, form)
+    programs = _converted_items(fields["programs"], "program", program_from_data)
+    with _naming_place("shapes"):
+        shapes = {
+            name: _checked_shape(shape) for name, shape in _checked_object(fields["shapes"]).items()
+        }
+    stages = _converted_items(fields["stages"], "stage", _stage_from)
+    outputs = _converted_items(fields["outputs"], "output", _checked_text)
+    with _naming_place("scales"):
+        scales = {
+            name: _checked_pairs(rows) for name, rows in _checked_object(fields["scales"]).items()
+        }
     plan: S = cast(Any, form)(
-        metric=_text(fields["metric"]),
-        exact=_flag(fields["exact"]),
-        dtype=_text(fields["dtype"]),
-        diagrams=_integer(fields["diagrams"]),
+        metric=_checked_text(fields["metric"]),
+        exact=_checked_flag(fields["exact"]),
+        dtype=_checked_text(fields["dtype"]),
+        diagrams=_checked_integer(fields["diagrams"]),
         programs=programs,
         stages=stages,
         shapes=shapes,
         outputs=outputs,
         scales=scales,
-        searched_with=_text(fields["searched_with"]),
-        runs=_integer(fields["runs"]),
+        searched_with=_checked_text(fields["searched_with"]),
+        runs=_checked_integer(fields["runs"]),
     )
     if plan.runs < 1:
         raise ValueError("a plan is run at least once")
     if plan.dtype not in ALL_DTYPES:
         raise ValueError(
-            f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown(plan.dtype)}"
+            f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown_value(plan.dtype)}"
         )
     _check_wiring(plan)
     return plan
@@ -145,41 +149,43 @@ def program_from_data(data: Any) -> Program:
     Raises:
         ValueError: For data that is no program, with the place of the error.
     """
-    fields = _fields(data, Program)
-    shapes = _each(fields["shapes"], "shape", _shape)
+    fields = _checked_fields(data, Program)
+    shapes = _converted_items(fields["shapes"], "shape", _checked_shape)
     values, operations = list(shapes), []
     # Each operation is checked against the shapes of all earlier values, and adds its own.
-    for n, row in enumerate(_rows(fields["operations"])):
-        with _within(f"operation {n}"):
-            operation = _operation(row)
+    for n, row in enumerate(_checked_rows(fields["operations"])):
+        with _naming_place(f"operation {n}"):
+            operation = _operation_from(row)
             values.append(_shape_of(operation, values))
         operations.append(operation)
-    outputs = _integers(fields["outputs"], len(values))
-    scales = _each(
+    outputs = _checked_integers(fields["outputs"], len(values))
+    scales = _converted_items(
         fields["scales"], "scale", lambda row: _integer_pair(row, len(outputs), lowest_second=1)
     )
-    powers = _each(
+    powers = _converted_items(
         fields["powers"],
         "powers of output",
-        lambda rows: _each(rows, "power", lambda row: _integer_pair(row, len(scales))),
+        lambda rows: _converted_items(rows, "power", lambda row: _integer_pair(row, len(scales))),
     )
     if powers and len(powers) != len(outputs):
         raise ValueError(f"powers of {len(powers)} outputs, and there are {len(outputs)}")
     program = Program(
-        shapes, tuple(operations), outputs, scales, powers, _integer(fields["unshared"])
+        shapes, tuple(operations), outputs, scales, powers, _checked_integer(fields["unshared"])
     )
-    _integer(program.multiplications)  # sizes pass one by one, but their products may be too large
+    _checked_integer(
+        program.multiplications
+    )  # sizes pass one by one, but their products may be too large
     return program
 
 
-def _stage(data: Any) -> PlanStage:
-    fields = _fields(data, PlanStage)
+def _stage_from(data: Any) -> PlanStage:
+    fields = _checked_fields(data, PlanStage)
     return PlanStage(
-        program=_integer(fields["program"]),
-        inputs=_each(fields["inputs"], "input", _text),
-        outputs=_each(fields["outputs"], "output", _text),
-        groups=_each(fields["groups"], "group", _text),
-        degrees=_pairs(fields["degrees"]),
+        program=_checked_integer(fields["program"]),
+        inputs=_converted_items(fields["inputs"], "input", _checked_text),
+        outputs=_converted_items(fields["outputs"], "output", _checked_text),
+        groups=_converted_items(fields["groups"], "group", _checked_text),
+        degrees=_checked_pairs(fields["degrees"]),
     )
 
 
@@ -192,7 +198,7 @@ def _check_wiring(plan: Schedule) -> None:
     shapes = dict(plan.shapes)
     made: set[str] = set()
     for n, stage in enumerate(plan.stages):
-        with _within(f"stage {n}"):
+        with _naming_place(f"stage {n}"):
             if stage.program >= len(plan.programs):
                 raise ValueError(f"there is no program {stage.program}")
             program = plan.programs[stage.program]
@@ -220,20 +226,20 @@ def _check_wiring(plan: Schedule) -> None:
         raise ValueError("scales are of other names than the outputs")
 
 
-def _operation(row: Any) -> Operation:
+def _operation_from(row: Any) -> Operation:
     if not isinstance(row, list) or len(row) != len(Operation._fields):
         raise ValueError(f"expected {len(Operation._fields)} fields")
     kind, args, labels, output, weights, chunks, body, together, block = row
     return Operation(
-        kind=_text(kind),
-        args=_integers(args),
-        labels=_each(labels, "labels of argument", _integers),
-        output=_integers(output),
-        weights=_each(weights, "weight", _weight),
-        chunks=_integers(chunks),
+        kind=_checked_text(kind),
+        args=_checked_integers(args),
+        labels=_converted_items(labels, "labels of argument", _checked_integers),
+        output=_checked_integers(output),
+        weights=_converted_items(weights, "weight", _checked_weight),
+        chunks=_checked_integers(chunks),
         body=None if body is None else program_from_data(body),
-        concurrency=_integer(together, lowest=1),
-        block_size=_integer(block),
+        concurrency=_checked_integer(together, lowest=1),
+        block_size=_checked_integer(block),
     )
 
 
@@ -241,7 +247,7 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
     """The shape of an operation's result, after the checks of its kind."""
     if operation.kind not in _CHECKS:
         raise ValueError(
-            f"kind must be one of {', '.join(_CHECKS)}, found {_shown(operation.kind)}"
+            f"kind must be one of {', '.join(_CHECKS)}, found {_shown_value(operation.kind)}"
         )
     _same_length(operation.args, operation.labels, "arguments")
     sizes: dict[int, int] = {}
@@ -256,15 +262,15 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
         raise ValueError("a label of the output is on no argument")
     _CHECKS[operation.kind](operation, values)
     shape = tuple(sizes[label] for label in operation.output)
-    _integer(math.prod(shape))
+    _checked_integer(math.prod(shape))
     return shape
 
 
 def _check_contraction(operation: Operation, values: Sequence[Shape]) -> None:
     """Raise `ValueError` for a malformed contraction.
 
-    A contraction of one argument takes diagonals and sums. A contraction of two is a product of
-    arrays that were reduced before.
+    A contraction of a single argument takes diagonals and sums. A contraction of two is a product
+    of arrays that were reduced before.
     """
     labels = operation.labels
     if len(labels) not in (1, 2) or operation.weights or operation.chunks or operation.body:
@@ -344,7 +350,7 @@ def _same_length(one: Sequence[Any], other: Sequence[Any], what: str) -> None:
 
 
 @contextlib.contextmanager
-def _within(what: str) -> Iterator[None]:
+def _naming_place(what: str) -> Iterator[None]:
     """Prefix the message of a `ValueError` with the place of the error."""
     try:
         yield
@@ -352,10 +358,10 @@ def _within(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {error}") from None
 
 
-def _fields(data: Any, form: type) -> dict[str, Any]:
+def _checked_fields(data: Any, form: type) -> dict[str, Any]:
     """The data, which is an object with exactly the fields of a dataclass."""
     names = {field.name for field in dataclasses.fields(form)}
-    odd = set(_object(data)) ^ names
+    odd = set(_checked_object(data)) ^ names
     if odd:
         raise ValueError(
             f"missing or unknown fields of a {form.__name__}: {', '.join(sorted(odd))}"
@@ -363,89 +369,89 @@ def _fields(data: Any, form: type) -> dict[str, Any]:
     return data
 
 
-def _object(data: Any) -> dict[str, Any]:
+def _checked_object(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"expected an object, found {type(data).__name__}")
     return data
 
 
-def _rows(data: Any) -> list[Any]:
+def _checked_rows(data: Any) -> list[Any]:
     if not isinstance(data, list):
         raise ValueError(f"expected a list, found {type(data).__name__}")
     return data
 
 
-def _each(data: Any, what: str, convert: Callable[[Any], T]) -> tuple[T, ...]:
+def _converted_items(data: Any, what: str, convert: Callable[[Any], T]) -> tuple[T, ...]:
     """The converted items of a list; an error names `what` and the number of the item."""
     converted = []
-    for n, item in enumerate(_rows(data)):
-        with _within(f"{what} {n}"):
+    for n, item in enumerate(_checked_rows(data)):
+        with _naming_place(f"{what} {n}"):
             converted.append(convert(item))
     return tuple(converted)
 
 
-def _integer(value: Any, end: int = MOST, lowest: int = 0) -> int:
+def _checked_integer(value: Any, end: int = MOST, lowest: int = 0) -> int:
     """The value, a whole number from `lowest` up to but without `end`.
 
     Booleans are refused, although Python counts them as integers.
     """
     if type(value) is not int or not lowest <= value < end:
         raise ValueError(
-            f"expected a whole number from {lowest}, below {end:.3g}, found {_shown(value)}"
+            f"expected a whole number from {lowest}, below {end:.3g}, found {_shown_value(value)}"
         )
     return value
 
 
-def _integers(data: Any, end: int = MOST) -> tuple[int, ...]:
-    return tuple(_integer(value, end) for value in _rows(data))
+def _checked_integers(data: Any, end: int = MOST) -> tuple[int, ...]:
+    return tuple(_checked_integer(value, end) for value in _checked_rows(data))
 
 
 def _integer_pair(data: Any, end: int, lowest_second: int = 0) -> tuple[int, int]:
     """The pair (number, power), whose number is below `end`."""
-    first, second = _two(data)
-    return _integer(first, end), _integer(second, lowest=lowest_second)
+    first, second = _checked_pair(data)
+    return _checked_integer(first, end), _checked_integer(second, lowest=lowest_second)
 
 
-def _pairs(data: Any) -> tuple[tuple[str, int], ...]:
+def _checked_pairs(data: Any) -> tuple[tuple[str, int], ...]:
     """The pairs (scale group, count) of a list."""
     pairs = []
-    for row in _rows(data):
-        name, count = _two(row)
-        pairs.append((_text(name), _integer(count)))
+    for row in _checked_rows(data):
+        name, count = _checked_pair(row)
+        pairs.append((_checked_text(name), _checked_integer(count)))
     return tuple(pairs)
 
 
-def _two(data: Any) -> list[Any]:
-    if len(_rows(data)) != 2:
+def _checked_pair(data: Any) -> list[Any]:
+    if len(_checked_rows(data)) != 2:
         raise ValueError(f"expected a pair, found {len(data)} items")
     return data
 
 
-def _shape(data: Any) -> Shape:
-    shape = tuple(_integer(size, lowest=1) for size in _rows(data))
-    _integer(math.prod(shape))
+def _checked_shape(data: Any) -> Shape:
+    shape = tuple(_checked_integer(size, lowest=1) for size in _checked_rows(data))
+    _checked_integer(math.prod(shape))
     return shape
 
 
-def _weight(value: Any) -> float:
+def _checked_weight(value: Any) -> float:
     if type(value) is not float or not math.isfinite(value):
-        raise ValueError(f"expected a finite number, found {_shown(value)}")
+        raise ValueError(f"expected a finite number, found {_shown_value(value)}")
     return value
 
 
-def _text(value: Any) -> str:
+def _checked_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, found {type(value).__name__}")
     return value
 
 
-def _flag(value: Any) -> bool:
+def _checked_flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, found {_shown(value)}")
+        raise ValueError(f"expected true or false, found {_shown_value(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     """The beginning of a value's `repr`, enough to recognise the value."""
     return repr(value)[:40]
 

@@ -7,7 +7,7 @@ contracted once. Families of `tnsim.problems` build problems, and `planner` turn
 A problem knows names, indices and sizes, but neither layers nor metrics nor arrays.
 
 *Scales.* A model of depth L multiplies its arrays exponentially often in L, and no float holds the
-product. After every stage each scale group is therefore divided by a scale, the size of one of its
+product. After every stage each scale group is therefore divided by a scale, the size of any of its
 definitions, and the exponent of the scale is carried along (see `ScaleGroup`).
 """
 
@@ -198,7 +198,7 @@ class StageBuilder:
             terms: Summands of the array.
             alias: Suffix of a second name for an array of the stage (see `ALIAS_SUFFIX`).
             kept: `kept` of the `Definition`; None for the default of the builder.
-            loop_indices: Indices whose values are computed one after another (see `Definition`).
+            loop_indices: Indices whose values are computed in turn (see `Definition`).
 
         Returns:
             The operand for later terms.

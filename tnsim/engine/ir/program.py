@@ -30,8 +30,9 @@ class Operation(NamedTuple):
         body: Program of a turn, in a loop: its inputs are the arguments with `chunks` fixed, its
             only output has the axes `output`.
         concurrency: Number of turns of a loop that may run at once, each with arrays of its own.
-        block_size: Number of values of the label that a turn takes, in a loop over one label whose
-            body has an axis for them; 0 where a turn takes one value and the body lacks the axis.
+        block_size: Number of values of the label that a turn takes, in a loop over a label whose
+            body has an axis for them; 0 where a turn takes a single value and the body lacks the
+            axis.
     """
 
     kind: str
@@ -63,7 +64,7 @@ class Program:
         scales: Pair (output, power) of every scale: after the program has run, the scale of a group
             is read off this output, which is of this power in the group.
         powers: Pairs (scale, power) of every output: the output is divided by these powers.
-        unshared: Scalar multiplications of all products contracted one by one, with nothing shared
+        unshared: Scalar multiplications of all products contracted alone, with nothing shared
             and no common factors taken out.
     """
 

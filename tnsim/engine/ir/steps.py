@@ -9,16 +9,16 @@ run by binding its views to memory and calling its steps in order.
 the order of its labels. An operation that only permutes axes or takes a diagonal is therefore no
 step, but another view of the same memory. A product leaves its result in the order that costs the
 product least. A sum asks its terms for the order in which the sum itself is wanted, so that all of
-them are read from one end to the other. Outputs of a program stand in the order of their labels.
+them are read from end to end. Outputs of a program stand in the order of their labels.
 
-**Matrix products.** Labels that only one argument has may be rows or columns of the matrices, or
-join the batch, where the other argument is repeated with a stride of zero instead of being copied.
-Labels that are summed over must be neighbours in both arguments. An argument is copied into another
-order only where a model of the seconds of each choice says so. The model's constants are fixed, so
-that equal programs have equal steps, and equal bits, on all machines.
+**Matrix products.** Labels that only a single argument has may be rows or columns of the matrices,
+or join the batch, where the other argument is repeated with a stride of zero instead of being
+copied. Labels that are summed over must be neighbours in both arguments. An argument is copied into
+another order only where a model of the seconds of each choice says so. The model's constants are
+fixed, so that equal programs have equal steps, and equal bits, on all machines.
 
 **Memory.** Values live from the step that writes them to the last step that reads them. Values
-that do not live at one time share memory, and a sum or a product entry by entry takes over the
+that do not live at the same time share memory, and a sum or a product entry by entry takes over the
 memory of an argument that it reads for the last time. `room` is the memory of all values together,
 exactly: nothing else is allocated while steps run, but the outputs.
 
@@ -127,7 +127,7 @@ class Step(NamedTuple):
         writes: View that is written.
         weight: Factor of "scale".
         axes: Number of axes that are summed over.
-        turns: The loop, where the step is one.
+        turns: The loop, where the step is a loop.
         parts: Views of steps that may run at once in place of this step.
     """
 
@@ -366,7 +366,7 @@ def _whole(size: int) -> int:
 
 
 class _Argument(NamedTuple):
-    """A value of the steps, with the stride of each label of more than one value in elements."""
+    """A value of the steps, with the stride of each label of several values in elements."""
 
     number: int
     strides: Strides
@@ -549,7 +549,7 @@ class _Analysis:
     def _sum(
         self, weights: Sequence[float], arguments: Sequence[_Argument], want: Labels, sizes: Sizes
     ) -> _Argument:
-        """A weighted sum: terms of one absolute weight are added up before they are weighted."""
+        """A weighted sum: terms of equal absolute weight are added up before they are weighted."""
         # A sum of one term of weight 1 with all labels of the result is another view of the term.
         if list(weights) == [1.0] and len(arguments[0].strides) == len(want):
             return arguments[0]
@@ -586,7 +586,7 @@ class _Analysis:
         order: Labels,
         sizes: Sizes,
     ) -> None:
-        """Terms (whether it is negative, term) of one absolute weight, added up and weighted."""
+        """Terms (whether it is negative, term) of equal absolute weight, added up and weighted."""
         # Positive terms come first. If the first term is negative, all are: they are added up and
         # the sign goes into the factor.
         (all_minus, so_far), *rest = terms

@@ -199,7 +199,7 @@ def routes(
             paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
             best of these paths with their subtrees improved.
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
-        many: Whether the product is one of many, which take long to search. Then products of more
+        many: Whether the product is among many, which take long to search. Then products of more
             than `OPTIMAL_UP_TO` tensors and of the same network are searched once. Otherwise each
             is searched as it is written, which gives more distinct routes.
 

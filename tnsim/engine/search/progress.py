@@ -2,7 +2,7 @@
 
 Planning makes some million small tuples that live until the plan is there and form no cycles. The
 collector of cycles goes through all of them again and again, a third of the time of a plan of a
-language model, and finds nothing. It is switched off while at least one thread plans.
+language model, and finds nothing. It is switched off while any thread plans.
 
 A plan of three nonlinear layers takes many seconds. Lines of progress go to the logger of this
 module at level INFO, the first after `FIRST_LINE` seconds, each later line after twice the time.
@@ -78,7 +78,7 @@ class _Progress:
         return time.monotonic() - self._begun
 
     def speak(self) -> None:
-        """Log a line where one is due."""
+        """Log a line where a line is due."""
         seconds = self.seconds
         if seconds < self._next:
             return

@@ -344,7 +344,7 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
     contractions of equal cost. But the dearest contraction of each product is left. So a stage
     takes at least the dearest contraction of any product along its best path. Paths are searched,
     as hard as they are searched at all, of products whose greedy path is beyond the limit, the
-    dearest first, until one is beyond the limit in all ways to write it.
+    dearest first, until a product is beyond the limit in all ways to write it.
 
     Args:
         stage: Stage with inputs named in0, in1, ...

@@ -198,7 +198,7 @@ class Builder:
                 yield ref, tuple([names[label] for label in labels])
 
     def sum(self, items: Iterable[WeightedValue], output: tuple[Label, ...]) -> Use:
-        """The sum of weighted values, its axes in the order `output`; equal sums are one value."""
+        """The sum of weighted values, its axes in the order `output`; equal sums share a value."""
         position = {label: n for n, label in enumerate(output)}
         parts = []
         for weight, use in items:

@@ -58,7 +58,7 @@ class Assembly:
 
     Attributes:
         keys: Structures of the products contracted along a route, in order.
-        unshared: Scalar multiplications of all products contracted one by one.
+        unshared: Scalar multiplications of all products contracted alone.
         price: Price of the whole stage, in the measure of `paths.Cost.price`.
     """
 

@@ -1,4 +1,4 @@
-"""Models of sequences become one `Problem`: the layer-wise fold with an index of positions.
+"""Models of sequences become a `Problem`: the layer-wise fold with an index of positions.
 
 Reading order:
 

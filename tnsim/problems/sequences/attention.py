@@ -136,7 +136,7 @@ def _minus_means(names: BraKet, bra: Operand, ket: Operand) -> Summand:
 
 
 def _minus_means_within(frame: Frame) -> list[Summand]:
-    """Minus the product of the means of heads at the positions of one frame."""
+    """Minus the product of the means of heads at the positions of a frame."""
     bra, ket = (frame.wick.vector(Leg(slot, VALUE), scores_of(slot)) for slot in SLOTS)
     summands = []
     for one, two in itertools.product(bra, ket):
@@ -146,7 +146,7 @@ def _minus_means_within(frame: Frame) -> list[Summand]:
 
 
 def covariance_with_stream(expansions: Expansions, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with the output of the layer in the other slot.
+    """The covariance of the stream in a slot with the output of the layer in the other slot.
 
     The stream has the end `FIRST`, the output the end `SECOND`.
     """

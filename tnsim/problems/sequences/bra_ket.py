@@ -31,8 +31,8 @@ class Moment(NamedTuple):
     """A mean or a covariance of states over positions, as the array `name` holds it.
 
     Its axes are `MEAN_AXES` or `COVARIANCE_AXES`. Where a covariance is not full, states at
-    different positions are independent. A `diagonal` covariance has one axis for both coordinates;
-    a covariance without a name is the identity.
+    different positions are independent. A `diagonal` covariance has a common axis for both
+    coordinates; a covariance without a name is the identity.
     """
 
     name: str
@@ -78,7 +78,7 @@ class States(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStep:
-    """A layer of each model over the states below; a model without one waits (see `alignment`).
+    """A layer of each model over the states below; a model without a layer waits (see `alignment`).
 
     Args:
         number: Number of the step, from the input.
@@ -137,7 +137,7 @@ class BraKet:
 
     @property
     def output_positions(self) -> tuple[str, ...]:
-        """Names of the positions of the outputs: one name, or two where they are told apart."""
+        """Names of the positions of the outputs: a name, or two where they are told apart."""
         return tuple(dict.fromkeys(self.outputs[slot] for slot in SLOTS))
 
     @property

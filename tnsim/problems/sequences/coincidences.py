@@ -15,7 +15,7 @@ translates have equal values: RoPE depends on differences of positions only. The
 each set of translates is evaluated, the tuple with lowest position 0, and it counts as often as it
 has translates.
 
-Tuples are packed into one index `g`. Two sorts of arrays, leaves of the problem, describe them:
+Tuples are packed into an index `g`. Two sorts of arrays, leaves of the problem, describe them:
 
     AT[g, p]          1 where a class of tuple g stands at position p: reads arrays there
     COUNT[g, s, ...]  number of translates of tuple g with outputs at s, ...: sums up values
@@ -80,7 +80,7 @@ class Pattern(NamedTuple):
 
     @property
     def linked(self) -> bool:
-        """Whether a position of the bra coincides with one of the ket."""
+        """Whether a position of the bra coincides with a position of the ket."""
         return any(BRA & set(members) and KET & set(members) for members in self.classes)
 
     def at(self, place: int) -> str:

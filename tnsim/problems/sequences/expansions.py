@@ -11,14 +11,14 @@ the output, and a set D of scores, in
 
 Either u is left to its mean, or it is joined with w, or with a leg x of a score in D. In the last
 case, with x' the other leg of that score, u (x . x') becomes the matrix C_ux times x', and the
-remaining factor is the same expectation with one score less. Summed over all legs x of the scores
+remaining factor is the same expectation with a score less. Summed over all legs x of the scores
 in D:
 
     E[u w^T prod D] = C_uw E[prod D]  +  m_u E[w prod D]^T  +  sum_x C_ux E[x' w^T prod (D - x)]
     E[u prod D]     = m_u E[prod D]                         +  sum_x C_ux E[x' prod (D - x)]
     E[prod D]       = trace of E[q k^T prod (D - q)],  for one score (q . k) of D,
 
-where D - x are the scores without the score of x. Each distinct expectation is one definition: for
+where D - x are the scores without the score of x. Each distinct expectation is a definition: for
 ten legs 256 products of d_head x d_head matrices per pair of heads, instead of 945 chains of up to
 five. Where a rule forbids joining two legs, or a leg has no mean, there are fewer.
 
@@ -26,11 +26,12 @@ five. Where a rule forbids joining two legs, or a leg has no mean, there are few
 depends on the states below:
 
 - States at different positions depend on each other: any two legs may be joined, whatever their
-  positions. One expansion serves all positions, which are indices of its arrays, and the mask is
-  an array that sums over keys.
+  positions. A single expansion serves all positions, which are indices of its arrays, and the mask
+  is an array that sums over keys.
 - States at different positions are independent: the sum falls into patterns of coinciding positions
-  (see `coincidences`). Each pattern has an expansion of its own in which only legs at one position
-  are joined; its arrays have a single index, `g`, over the tuples of positions of the pattern.
+  (see `coincidences`). Each pattern has an expansion of its own in which only legs at a common
+  position are joined; its arrays have a single index, `g`, over the tuples of positions of the
+  pattern.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Wick:
 
 
 def _is_one_array(product: Product) -> bool:
-    """Whether a product needs no computation: at most one array, and no summed index."""
+    """Whether a product needs no computation: a single array or none, and no summed index."""
     return len(product) < 2 and not indices_of(product) & {LINK, RING}
 
 
@@ -210,7 +211,7 @@ class Frame(NamedTuple):
     Args:
         wick: Expectations of products of legs, at the positions of the frame.
         sums: Arrays that are multiplied with the expectations to sum over keys.
-        pattern: Pattern of coinciding positions; None for all positions in one frame.
+        pattern: Pattern of coinciding positions; None for all positions in a single frame.
     """
 
     wick: Wick
@@ -219,7 +220,7 @@ class Frame(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both outputs are at one position, though two positions are told apart."""
+        """Whether both outputs are at the same position, though two positions are told apart."""
         return self.pattern is not None and self.pattern.same_output
 
     @property

@@ -2,17 +2,17 @@
 
 Carried from layer to layer are the covariances of two models' states between positions,
 `C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
-(`bra_ket.Moment`). One step applies a layer of each model (`moments`). For the Gaussian metrics
-that is Isserlis' theorem layer by layer: exact for one nonlinear layer, the closure beyond. The
-tree metrics are the same computation with other joinings (`joining_rules`), and the mean of a state
-then stands for its value at the zero input.
+(`bra_ket.Moment`). A step applies a layer of each model (`moments`). For the Gaussian metrics
+that is Isserlis' theorem layer by layer: exact for a single nonlinear layer, the closure beyond.
+The tree metrics are the same computation with other joinings (`joining_rules`), and the mean of a
+state then stands for its value at the zero input.
 
 *Scales.* Values grow doubly exponentially with depth, so after every step they are divided by a
 scale, and the logarithm of the scale is stored. All terms of a sum must be divided alike, which
 decides which values share a scale:
 
 - A Gaussian metric adds products of S_AB to products of S_AA and of means, and constants are
-  added to all of them. All values of a model then share one scale, and S_AB is divided by the scale
+  added to all of them. All values of a model then share a scale, and S_AB is divided by the scale
   of A times the scale of B. Summands keep their ratios, and no sum ever needs the exponential of a
   difference of two logarithms, which would lose digits.
 - Without either, S_AB is made of S_AB below alone, and has a scale of its own.
@@ -75,7 +75,7 @@ class Scales(NamedTuple):
     Args:
         models: Names of the models that are compared.
         tracked: Pairs with covariances that are carried from step to step.
-        by_model: Whether all values of a model share one scale; otherwise the values of a pair do.
+        by_model: Whether all values of a model share a scale; otherwise the values of a pair do.
     """
 
     models: tuple[ModelName, ...]
@@ -184,7 +184,7 @@ def fold_sequences(
         `SAME_POSITION`, `IDENTITY` and the arrays of `names.PositionLeaf`.
 
     Raises:
-        ModelError: An attention layer of one model meets a nonlinear layer of the other that acts
+        ModelError: An attention layer of a model meets a nonlinear layer of the other that acts
             position by position, or a tree metric finds trees of different shape.
     """
     fold = SequenceFold(models, metric, inputs, n_ctx, tuple(pairs))
@@ -260,7 +260,7 @@ class SequenceFold:
         return means
 
     def advance(self, number: int) -> None:
-        """Add the stages of one step: the mean of each model, the covariance of each pair, scales.
+        """Add the stages of a step: the mean of each model, the covariance of each pair, scales.
 
         Definitions are divided by scales at the end of their stage, and the values of a step share
         scales. The last stage therefore defines all values once more, under the names that the
@@ -355,7 +355,7 @@ def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tupl
     """The layers that each step applies.
 
     Raises:
-        ModelError: A layer that mixes positions meets a nonlinear one that does not, or the trees
+        ModelError: A layer that mixes positions meets a nonlinear layer that does not, or the trees
             of a tree metric have different shapes.
     """
     steps = []
@@ -387,8 +387,8 @@ def _check_meeting(kinds: list[LayerKind]) -> None:
 def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
     """The pairs with covariances that are carried along.
 
-    These are the pairs asked for and, under a Gaussian metric, which joins legs of one model too,
-    every model with itself.
+    These are the pairs asked for and, under a Gaussian metric, which joins legs of the same model
+    too, every model with itself.
     """
     present = set(itertools.chain.from_iterable(pairs))
     tracked = []

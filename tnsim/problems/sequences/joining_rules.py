@@ -15,7 +15,7 @@ legs that meet then count as
 
 Multiplied out, a product of n such factors is again a sum over matchings: some legs joined in
 pairs across, the others left to their values at zero. In these terms both families of metrics are
-one computation. Layers that act position by position use the sum multiplied out (`matchings`),
+a single computation. Layers that act position by position use the sum multiplied out (`matchings`),
 attention uses the factors (`JoiningRule.with_constants`).
 """
 
@@ -80,7 +80,7 @@ class MetricRules(NamedTuple):
     Args:
         within: Rule for a single layer alone, for its mean.
         across: Rule for a layer of the bra and a layer of the ket.
-        stream: Rule for the residual stream of one side and the layer of the other.
+        stream: Rule for the residual stream of a side and the layer of the other.
         gaussian: Whether the metric asks for expectations, and joins legs of a single layer too.
         symmetrised: Whether joinings across are averaged over the permutations of a layer's legs.
     """
@@ -105,8 +105,8 @@ class MetricRules(NamedTuple):
         """Weight of the stream past a layer of this order where it meets a leg of the other side.
 
         As a tensor with n legs a skip is `x (x) 1 (x) ... (x) 1`, averaged over which leg holds
-        the state x. The tree metrics join leg with leg, so a leg of the other side meets x in one
-        of n cases, and else the constant. A Gaussian metric depends on the function alone.
+        the state x. The tree metrics join leg with leg, so a leg of the other side meets x in
+        1 of n cases, and else the constant. A Gaussian metric depends on the function alone.
         """
         return 1.0 if self.gaussian else 1.0 / order
 
@@ -144,7 +144,7 @@ class Matching(NamedTuple):
 
 
 def matchings(legs: tuple[Leg, ...], rule: JoiningRule) -> Iterator[Matching]:
-    """All ways of joining some legs in pairs that the rule allows, the one without pairs included.
+    """All ways of joining some legs in pairs that the rule allows, the way without pairs included.
 
     Example:
         >>> legs = (Leg("bra", "LEFT"), Leg("bra", "RIGHT"), Leg("ket", "WEIGHT"))

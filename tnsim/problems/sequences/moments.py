@@ -8,7 +8,7 @@ A covariance of two outputs is
 
     stream with stream  +  stream with core  +  core with stream  +  core with core.
 
-For the next step the sum is one definition, a moment. Where only an inner product is asked for, the
+For the next step the sum is a definition, a moment. Where only an inner product is asked for, the
 same summands and the product of the two means are taken at equal output coordinates and added up
 over positions.
 """
@@ -197,7 +197,7 @@ def _stream_with_stream(legs: Projections) -> list[Summand]:
 
 
 def _stream_with_core(expansions: Expansions, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with the core of the layer in the other slot."""
+    """The covariance of the stream in a slot with the core of the layer in the other slot."""
     names, layer = expansions.legs.names, OTHER[slot]
     skip = names.skip(slot)
     if skip is None or names.waits(layer):

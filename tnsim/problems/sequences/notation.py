@@ -64,7 +64,7 @@ def in_order(indices: Iterable[str]) -> tuple[str, ...]:
     """Indices in the common order of axes of all arrays of a fold.
 
     Positions and heads come first, coordinates last: most products are products of matrices of
-    coordinates, one for every position and head, and so they need no transposes.
+    coordinates, for every position and head, and so they need no transposes.
     """
     present = set(indices)
     leading = [index for index in _LEADING if index in present]
@@ -96,8 +96,8 @@ class Summand(NamedTuple):
     Args:
         weight: Factor of the product.
         product: Arrays of the summand.
-        same: Whether the summand counts only where both outputs are at one position, though two
-            positions are told apart.
+        same: Whether the summand counts only where both outputs are at the same position, though
+            two positions are told apart.
     """
 
     weight: float

@@ -26,7 +26,7 @@ a leg of the bra with a leg of the ket; the others make up the product of the tw
 bilinear layers with legs L and R that leaves
 
     C_LL C_RR + C_LR C_RL                                            both legs cross,
-    C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + C_RL m_L m_R        one leg crosses.
+    C_LL m_R m_R + C_RR m_L m_L + C_LR m_R m_L + C_RL m_L m_R        a single leg crosses.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Projections:
     def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
         """The covariance `weight C weight'^T`, at `s` and `S` if `apart`, else both legs at `s`.
 
-        Two legs of one layer have a head in common; legs of two layers have the heads `a` and `b`.
+        Two legs of a layer have a head in common; legs of two layers have the heads `a` and `b`.
         """
         names = self.names
         inside = one.slot == two.slot
@@ -227,7 +227,7 @@ def covariance(legs: Projections) -> list[Summand]:
 
 
 def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
-    """The covariance of the stream in one slot with the output of the layer in the other slot.
+    """The covariance of the stream in a slot with the output of the layer in the other slot.
 
     The stream has the end `FIRST`, the output the end `SECOND`.
     """

@@ -97,7 +97,7 @@ class LayerKind(NamedTuple):
         return positions * self.multiplications_at_position(positions)
 
     def multiplications_at_position(self, seen: int) -> int:
-        """Number of scalar multiplications at one position that sees `seen`, its own included."""
+        """Number of scalar multiplications at a position that sees `seen`, its own included."""
         if self.mixes_positions:
             # Per head and position: rows of the input; for every key two scores, their product and
             # mask, and the weighted value; the head's part of the output.
@@ -169,7 +169,7 @@ def layer_kind(layer: Layer) -> LayerKind:
 
 
 def core_of(layer: Layer) -> Core:
-    """The layer inside its residuals; a product of one affine map becomes a linear layer.
+    """The layer inside its residuals; a product of a single affine map becomes a linear layer.
 
     Example:
         >>> import tnsim

@@ -11,15 +11,15 @@ positions: `(1, x_00, x_01, ...)`, 1 + n_ctx * d coordinates.
                 Q2[s, a, y, in2] K2[t, a, y, in3] V[t, a, u, in4]
 
 s and t are the positions of queries and keys, a heads, x and y coordinates of the two scores, u of
-the values. A network is one product, so the sums within a layer are spelled out: a skip around a
-bilinear layer as hidden units, and the constant, the output bias and the skip of attention as
+the values. A network is a single product, so the sums within a layer are spelled out: a skip around
+a bilinear layer as hidden units, and the constant, the output bias and the skip of attention as
 heads. Plans never read these arrays.
 
-*Flattened layers.* `Gaussian` beyond one nonlinear layer and `Symmetric` join the legs of whole
-trees (see `problems.whole_tree`), and there a leg is one index. A flattened sequence is one vector
-with one constant, position-wise layers have block-diagonal weights, and an attention layer is a
-dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output, which only small models
-afford.
+*Flattened layers.* `Gaussian` beyond a single nonlinear layer and `Symmetric` join the legs of
+whole trees (see `problems.whole_tree`), and there a leg is a single index. A flattened sequence is
+a vector with a single constant, position-wise layers have block-diagonal weights, and an attention
+layer is a dense tensor of five legs, symmetrised: of size (1 + n_ctx d)^5 per output, which only
+small models afford.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def _attention_nodes(core: Attention, arrays: dict[str, Any], n_ctx: int) -> tup
 
     In an extra head every score is 1 and a position sees itself alone. The first extra head reads
     the constant on all legs and gives the constant row and the output bias. With a skip, each of
-    the others reads one coordinate of the input on one leg and the constant on the rest: 1/5 of the
-    skip comes from each leg, so that the tensor treats legs alike (as in `lifted.unrolled_arrays`
-    for two legs).
+    the others reads a coordinate of the input on a single leg and the constant on the rest: 1/5 of
+    the skip comes from each leg, so that the tensor treats legs alike (as in
+    `lifted.unrolled_arrays` for two legs).
 
     Args:
         core: Attention inside the residuals.

@@ -1,6 +1,6 @@
 """The local tensor network of a layer: its parts, its arrays, and its symmetrised arrays.
 
-Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with one output leg and `order` input
+Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with an output leg and `order` input
 legs (paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined
 over indices, so that a skip connection stays an index and never becomes an identity block:
 
@@ -51,8 +51,8 @@ class LayerPart:
 
     Args:
         tensors: Role and indices of every array.
-        out: Output index. Where it is an input index, the part is a skip: output and input are one
-            index.
+        out: Output index. Where it is an input index, the part is a skip: output and input are the
+            same index.
         weight: Factor of the part.
     """
 
@@ -190,8 +190,8 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
 def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     """The lifted arrays of a drawn network, with a skip spelled out as hidden units.
 
-    A tensor network is one product, so the sum `skip x + scale f(x)` needs units of its own: for
-    every leg a unit per coordinate, which reads the coordinate on that leg and the constant on
+    A tensor network is a single product, so the sum `skip x + scale f(x)` needs units of its own:
+    for every leg a unit per coordinate, which reads the coordinate on that leg and the constant on
     all others, with weight skip / n. Plans never read these arrays.
 
     Returns:
@@ -319,7 +319,7 @@ def symmetric_shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]
 def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     """The arrays of a layer, symmetrised over its legs.
 
-    A layer of two legs becomes a symmetrised CP decomposition, with one FACTOR for both legs,
+    A layer of two legs becomes a symmetrised CP decomposition, with the same FACTOR for both legs,
 
         sum_h SIGNED_DOWN[out, h] FACTOR[h, in0] FACTOR[h, in1].
 

@@ -4,7 +4,7 @@ The entry at i_1 <= ... <= i_n < d stands at the position
 
     sum_j C(i_j + j - 1, j),        j = 1 ... n, coordinates counted from 0,
 
-so indices are sorted by their largest coordinate, then by the next one. In this order the tensor
+so indices are sorted by their largest coordinate, then by the next. In this order the tensor
 over the first d coordinates is the beginning of the tensor over more, and the indices with a
 largest coordinate within [start, stop) are a slice: products of tensors are computed block by
 block.
@@ -124,7 +124,7 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
 
     An index of order `rows + columns` with a largest coordinate within [start, stop) is split in
     all ways. The matrix is the square of parts below `stop` without the square of parts below
-    `start`, in two pieces, one behind the other: columns below `stop` with rows of the block, then
+    `start`, in two pieces, behind each other: columns below `stop` with rows of the block, then
     columns of the block with rows below `start`.
 
     Example:

@@ -134,7 +134,7 @@ def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dic
 
 
 def _leg_by_head(core: Attention, role: str, array: Any, rotations: Any, xp: Any) -> Any:
-    """Queries, keys or values, or one of their biases, with an axis of heads."""
+    """Queries, keys or values, or any of their biases, with an axis of heads."""
     array = array.reshape(core.n_heads, -1, *array.shape[1:])
     if role.startswith("Q"):
         array = 1 / core.d_head * array

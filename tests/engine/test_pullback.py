@@ -1,0 +1,174 @@
+"""Derivatives of programs and plans along pullbacks, against complex steps of the eager reference.
+
+Programs are polynomials, and NumPy runs them on complex numbers: f(x + i h v) = f(x) + i h f'(x) v + O(h^2), without
+a difference that would cancel, so a step of 1e-30 gives the derivative along v to rounding.
+"""
+
+import numpy as np
+import pytest
+import sequence_cases
+from cases import SHALLOW, pair
+from closeness import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import drawn, programs
+
+import tnsim
+from tnsim import Session, using
+from tnsim.cli import bench
+from tnsim.engine.budget import Budget, check_pullbacks
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.passes import pullback as pullback_module
+from tnsim.engine.passes.pullback import adjoint, pulled_back
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.gradients import gradients, run_kept
+from tnsim.engine.runtime.lowering import run_program
+
+STEP = 1e-30
+
+
+def moved(arrays, directions):
+    return [x + 1j * STEP * v for x, v in zip(arrays, directions, strict=True)]
+
+
+def along(slopes, values):
+    """Derivatives paired with values, and the scale of the terms of the sum."""
+    terms = [x * y for x, y in zip(slopes, values, strict=True)]
+    return sum(x.sum() for x in terms), sum(abs(x).sum() for x in terms)
+
+
+@settings(max_examples=200)
+@given(programs(), st.data())
+def test_adjoints_of_any_programs(program, data):
+    """Contractions, diagonals, sums and loops; some inputs wanted, some outputs given."""
+    wanted = tuple(data.draw(st.booleans()) for _ in program.shapes)
+    counts = tuple(data.draw(st.integers(0, 2)) for _ in program.outputs)
+    arrays = drawn(program.shapes)
+    directions = [w * v for w, v in zip(wanted, drawn(program.shapes, seed=1), strict=True)]
+    changed, _ = run_program(program, moved(arrays, directions))
+    shapes = [out.shape for out, count in zip(changed, counts, strict=True) for _ in range(count)]
+    cotangents = drawn(shapes, seed=2)
+    repeated = [out for out, count in zip(changed, counts, strict=True) for _ in range(count)]
+    expected, size = along(cotangents, [out.imag / STEP for out in repeated])
+    found = adjoint(program, counts, wanted)
+    value = 0.0
+    if found is not None:
+        constants = [
+            np.eye(*c.shape) if c.is_identity else np.ones(c.shape) for c in found.constants
+        ]
+        read = [arrays[n] for n in found.reads]
+        slopes, _ = run_program(found.program, [*read, *cotangents, *constants])
+        assert [x.shape for x in slopes] == [program.shapes[n] for n in found.gives]
+        value, _ = along(slopes, [directions[n] for n in found.gives])
+    assert_close(value, expected, scale=max(size, 1.0), rtol=1e-11)
+
+
+def test_a_loop_over_blocks():
+    """Turns of three rows of A, and of all of B: the derivative in A is put together of blocks."""
+    product = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
+    total = Operation("contract", (2, 2), ((0, 2), (0, 2)), (2,))
+    body = Program(((3, 4), (4, 5)), (product, total), (3,))
+    labels = ((0, 1), (1, 2))
+    loop = Operation("loop", (0, 1), labels, (2,), chunks=(0,), body=body, block_size=3)
+    program = Program(((6, 4), (4, 5)), (loop,), (2,))
+    a, b, slope = drawn([(6, 4), (4, 5), (5,)])
+    found = adjoint(program, (1,), (True, True))
+    constants = [np.eye(*c.shape) if c.is_identity else np.ones(c.shape) for c in found.constants]
+    first, second = run_program(found.program, [a, b, slope, *constants])[0]
+    # sum_rc s_c (AB)_rc^2 has the derivatives 2 (AB s) B^T and 2 A^T (AB s).
+    weighted = 2 * (a @ b) * slope
+    assert_close(first, weighted @ b.T, scale="largest", rtol=1e-13)
+    assert_close(second, a.T @ weighted, scale="largest", rtol=1e-13)
+
+
+def stacks(width, depth):
+    return [bench.random_stack(width, width + 1, depth, "float64", seed) for seed in (1, 2)]
+
+
+WORKS = {
+    "one bilinear layer": lambda rng: (*stacks(4, 1), tnsim.Gaussian()),
+    "biases": lambda rng: (*pair(SHALLOW["bilinear biases"], rng), tnsim.Gaussian([0.5, 0.0, 0.1])),
+    "diagrams": lambda rng: (*stacks(3, 2), tnsim.Gaussian()),
+    "a deep tree": lambda rng: (*stacks(4, 4), tnsim.TreeSymmetric()),
+    "a deep closure": lambda rng: (*stacks(4, 3), tnsim.GaussianClosure()),
+    "whole trees": lambda rng: (*stacks(3, 2), tnsim.Symmetric()),
+    "attention": lambda rng: (
+        *sequence_cases.pair(sequence_cases.ONE_LAYER["plain"], 2),
+        tnsim.Gaussian(),
+    ),
+    "attention with biases": lambda rng: (
+        *sequence_cases.pair(sequence_cases.ONE_LAYER["biases"], 2),
+        tnsim.Gaussian(),
+    ),
+    "a transformer": lambda rng: (
+        *sequence_cases.pair(sequence_cases.ONE_LAYER["transformer"], 2),
+        tnsim.GaussianClosure(),
+    ),
+}
+DEAR = ("attention with biases", "a transformer")
+
+
+def slopes_and_steps(plan, wanted, seed=0):
+    """Derivatives of a plan along a direction, by its pullback and by a complex step, and a scale."""
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values(), seed=seed), strict=True))
+    directions = dict(zip(plan.shapes, drawn(plan.shapes.values(), seed=seed + 1), strict=True))
+    slopes = dict(zip(plan.outputs, drawn(plan.output_shapes.values(), seed=seed + 2), strict=True))
+    result, kept = run_kept(pulled_back(plan, wanted), arrays)
+    found = gradients(kept, slopes)
+    assert set(found) <= wanted and set(result.values) == set(plan.outputs)
+    changed = {n: x + 1j * STEP * directions[n] if n in wanted else x for n, x in arrays.items()}
+    reference = execution.run(plan, changed, "numpy")
+    for key, exponent in reference.exponents.items():
+        assert exponent == result.exponents[key]
+    expected, _ = along(slopes.values(), [reference.values[n].imag / STEP for n in plan.outputs])
+    value, size = along([np.asarray(x) for x in found.values()], [directions[n] for n in found])
+    return value, expected, size
+
+
+@pytest.mark.parametrize(
+    "work", [pytest.param(n, marks=pytest.mark.slow) if n in DEAR else n for n in WORKS]
+)
+def test_derivatives_of_plans(work, rng):
+    *models, metric = WORKS[work](rng)
+    plan = tnsim.plan(*models, metric, cosine=True)
+    names = [*plan.shapes]
+    for wanted in (frozenset(names), frozenset(n for n in names if n.startswith("A."))):
+        value, expected, size = slopes_and_steps(plan, wanted)
+        assert_close(value, expected, scale=size, rtol=1e-12)
+
+
+def test_both_tiers_and_long_programs(monkeypatch):
+    """Programs cut into parts, many derivatives of one value, and XLA in place of NumPy."""
+    monkeypatch.setattr(pullback_module, "MAX_OPERATIONS", 30)
+    monkeypatch.setattr(pullback_module, "_MOST_PARTS", 2)
+    plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True)
+    wanted = frozenset(plan.shapes)
+    for tier in ("interpret", "compile"):
+        with using(Session(tier=tier)), execution.precision():
+            assert len(pulled_back(plan, wanted).backward.stages) > 2 * len(plan.stages)
+            value, expected, size = slopes_and_steps(plan, wanted)
+        assert_close(value, expected, scale=size, rtol=1e-12)
+
+
+def test_nothing_is_computed_for_arrays_that_are_not_wanted():
+    """A fixed goal: its norm has no derivative, and the way back takes less work."""
+    plan = tnsim.plan(*stacks(5, 2), tnsim.GaussianClosure(), cosine=True)
+    one, both = ({n for n in plan.shapes if n[0] in sides} for sides in ("A", "AB"))
+    of_one, of_both = (pulled_back(plan, frozenset(names)) for names in (one, both))
+    assert set(of_one.gradients) == one and set(of_both.gradients) == both
+    assert of_one.backward.multiplications < 0.8 * of_both.backward.multiplications
+    assert set(of_one.cotangents) == {"AA", "AB"}
+
+
+def test_budgets_count_the_way_back():
+    """Both limits lie between the plan alone and the plan with its pullback."""
+    plan = tnsim.plan(*stacks(8, 2), tnsim.GaussianClosure(), cosine=True)
+    found = pulled_back(plan, frozenset(plan.shapes))
+    refused = {
+        "with its gradients needs .* GiB here": {"memory_bytes": 1.1 * plan.interpreted_bytes},
+        "with its gradients needs .* multipl": {"multiplications": 1.1 * plan.multiplications},
+    }
+    for message, limit in refused.items():
+        with pytest.raises(tnsim.TooLarge, match=message):
+            check_pullbacks([found], Budget(**limit), "closure", "")
+    check_pullbacks([found], Budget(20 * plan.interpreted_bytes, 5 * plan.multiplications), "", "")
