@@ -87,7 +87,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
         one = jax.jit(tnsim.slices)(pairs[0][0], b, METRICS[metric])
         log = jax.jit(tnsim.log_inner)(pairs[0][0], b, METRICS[metric])
     assert_close(batched, expected, scale=1.0, rtol=1e-12)
-    assert_close(one, tnsim.slices(pairs[0][0], b, METRICS[metric]), rtol=1e-12)
+    assert_close(one, tnsim.slices(pairs[0][0], b, METRICS[metric]), scale=1.0, rtol=1e-12)
     assert_close(log, tnsim.log_inner(pairs[0][0], b, METRICS[metric]), scale=1.0, rtol=1e-11)
 
 
