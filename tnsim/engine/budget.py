@@ -123,7 +123,7 @@ def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, ad
             f"budget of {budget.multiplications:.3g}; {advice}"
         )
     kept = sum(one.backward.input_bytes for one in pullbacks)
-    each = [_needed(plan) for plan in plans]
+    each = [_needed_bytes(plan) for plan in plans]
     arrays = kept + max((one.arrays for one in each), default=0)
     allowed = budget.room(max((one.programs for one in each), default=0), arrays)
     if arrays > allowed:

@@ -135,11 +135,13 @@ def started(
 
 def trained(kind: str, depth: int, key: Array, setting: ActivationsSetting) -> Weights:
     """Weights of a network after training on `task`."""
-    return _trained(kind, setting, started(key, depth, setting), key)
+    return _trained_weights(kind, setting, started(key, depth, setting), key)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _trained(kind: str, setting: ActivationsSetting, weights: Weights, key: Array) -> Weights:
+def _trained_weights(
+    kind: str, setting: ActivationsSetting, weights: Weights, key: Array
+) -> Weights:
     optimiser = optax.adam(setting.rate)
 
     def loss(weights: Weights, x: Array) -> Array:
@@ -350,7 +352,7 @@ def claims(run: ExperimentRun[ActivationsSetting], measured: Measured) -> tuple[
                 why="the trapezoidal rule converges exponentially for smooth activations",
             )
         )
-    return (*rows, *_symmetries(values), *_beyond(values))
+    return (*rows, *_symmetries(values), *_claims_beyond(values))
 
 
 def _symmetries(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
@@ -384,7 +386,7 @@ def _symmetries(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
     ]
 
 
-def _beyond(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
+def _claims_beyond(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
     rows = [
         Claim(
             name="closure-drawn",
@@ -447,13 +449,13 @@ def summaries(measured: Measured) -> tuple[Summary, ...]:
     rows = [
         (words, kind, f"{truth:.3f}", f"{found - truth:+.3f}")
         for words, pairs in (("random", measured.drawn), ("trained", measured.errors))
-        for kind, (truth, found) in zip(_kinds(pairs), pairs, strict=True)
+        for kind, (truth, found) in zip(_pair_kinds(pairs), pairs, strict=True)
     ]
     heads = ("networks of two layers", "activation", "cosine", "error of the closure")
     return (Summary("Hidden states taken for Gaussian", heads, tuple(rows)),)
 
 
-def _kinds(pairs: Sequence[Any]) -> list[str]:
+def _pair_kinds(pairs: Sequence[Any]) -> list[str]:
     """The activation of every pair, in the order in which `measure` goes through them."""
     return [list(FUNCTIONS)[n % len(FUNCTIONS)] for n in range(len(pairs))]
 

@@ -261,7 +261,7 @@ def networks(
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
 
 
-def _arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
+def _model_arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
     """The arrays of both models, the same for all networks; made once for `<a|a>`."""
     bra = layer_arrays(models["A"])
     return {"A": bra, "B": bra if models["B"] is models["A"] else layer_arrays(models["B"])}
@@ -283,12 +283,12 @@ def _layer_over_layer(
     # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
-    arrays = _arrays(models)
+    arrays = _model_arrays(models)
     for joined in LegJoinings(models, as_layerwise(metric)).all():
         tensors = []
         for side, layers in arrays.items():
             tensors += tree_tensors(layers, side, joined.symmetrised)
-        merged = _outputs(models)
+        merged = _merged_outputs(models)
         for one, two in joined.pairs:
             tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
         for leg in joined.capped:
@@ -340,15 +340,15 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
 
     tensors = []
-    for side, layers in _arrays(models).items():
+    for side, layers in _model_arrays(models).items():
         tensors += tree_tensors(layers, side, _nonlinear_copies(side, models[side]))
     constant = any(kind.constant for kind in both["A"] + both["B"])
-    runs = _moments(metric, a, bra.legs + ket.legs, constant)
+    runs = _input_moments_of(metric, a, bra.legs + ket.legs, constant)
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
         for weight, moment in runs:
             # Names are merged anew for each network, as joining by the identity renames legs.
-            merged = _outputs(models)
+            merged = _merged_outputs(models)
             operators = []
             for ends in pairs:
                 operators += _second_moment(moment, ends, merged)
@@ -356,7 +356,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
             yield weight * diagram.count / joinings, network
 
 
-def _moments(
+def _input_moments_of(
     metric: Metric, model: Model, legs: int, constant: bool
 ) -> list[tuple[float, np.ndarray | None]]:
     """Second moments of the lifted input at which diagrams are contracted, with their weights.
@@ -413,7 +413,7 @@ def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
     return branching
 
 
-def _outputs(models: dict[Side, Model]) -> dict[str, str]:
+def _merged_outputs(models: dict[Side, Model]) -> dict[str, str]:
     """New names of the output bonds, which make the outputs of both models a single index."""
     return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
 
