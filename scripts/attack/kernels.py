@@ -64,7 +64,7 @@ def turns(name: str, mean: Any, deviation: float) -> list[Any]:
     if deviation == 0:
         return []
     kinks = kinks_of(name)
-    if kinks:
+    if kinks and name != "elu":  # which is no polynomial beside its kink
         return [(kink - mean) / deviation for kink in kinks]
     return around(-mean / deviation, 1 / deviation)
 
@@ -152,7 +152,7 @@ def attack(pairs: int, seed: int, told: Callable[[str], None] = print) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
