@@ -244,7 +244,7 @@ class Session:
             device. Arrays are dropped with their model, or when a plan needs the memory.
         tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
             "auto" for the tier that is expected to end first, with compiling, over all runs asked
-            for. On other devices, under gradients and inside traces all plans are compiled.
+            for. On other devices and inside traces of JAX all plans are compiled.
 
     Raises:
         ModelError: The tier is none of the three.

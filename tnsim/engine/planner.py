@@ -19,7 +19,7 @@ from tnsim.engine.ir.plan_json import program_data, program_from_data
 from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.passes.splitting import StageSlice, split
+from tnsim.engine.passes.splitting import MAX_OPERATIONS, StageSlice, split
 from tnsim.engine.plan import Plan
 from tnsim.engine.search import paths, progress
 from tnsim.engine.search.routes import (
@@ -36,8 +36,6 @@ from tnsim.sessions import session
 T = TypeVar("T")
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
-MAX_OPERATIONS = 200
-"""Most operations of a program; longer programs are split, as XLA's time is not linear."""
 
 
 def plan_problem(

@@ -5,9 +5,7 @@ of a single hidden layer and of two are trained on the same task from two seeds,
 activation. A copy of a network is the same function written with other weights. Networks and copies
 are written as `seed-N/NAME.safetensors`.
 
-Beyond a single hidden layer the closure treats hidden states of both networks as jointly Gaussian.
-Its first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions
-of both hidden states side by side, with the moments of these states.
+Beyond one hidden layer `GaussianClosure` treats hidden states of both networks as jointly Gaussian.
 """
 
 from __future__ import annotations
@@ -292,19 +290,9 @@ def of_closure(
 ) -> tuple[float, float]:
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
-    x = rng.normal(size=(run.setting.samples, a.d_in))
-    # The states of both networks together are taken for a single Gaussian vector.
-    states = np.concatenate([tnsim.Model(model.layers[:2])(x) for model in (a, b)], axis=1)
-    width = a.layers[1].d_out
-    # Each upper half reads its own states out of the common vector.
-    sides = np.eye(2 * width)[:width], np.eye(2 * width)[width:]
-    upper = [
-        tnsim.Model([tnsim.Linear(side), *model.layers[2:]])
-        for side, model in zip(sides, (a, b), strict=True)
-    ]
-    truth = tnsim.similarity(a, b, tnsim.Empirical(x))
-    first, second = upper
-    return float(truth), float(tnsim.similarity(first, second, tnsim.Gaussian.fit(states)))
+    truth = tnsim.Empirical(rng.normal(size=(run.setting.samples, a.d_in)))
+    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
+    return float(tnsim.similarity(a, b, truth)), float(found)
 
 
 def of_polynomials(

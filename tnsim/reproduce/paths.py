@@ -660,6 +660,7 @@ def _of_edges(measured: Measured) -> list[Claim]:
     found = []
     for step in steps:
         pairs = [one.edges[step] for one in seeds if step in one.edges]
+        above = sum(ours > control for ours, control in pairs)
         found.append(
             Claim(
                 name=f"edges-at-{step}",
@@ -669,7 +670,8 @@ def _of_edges(measured: Measured) -> list[Claim]:
                 control=each(pairs, lambda pair: pair[1]),
                 expected=at_least(0.6),
                 excess=at_least(0.0),
-                why="Spearman with the accuracy lost by 48 cuts; control: the composition score",
+                why="Spearman with the accuracy lost by 48 cuts; control: the composition score, "
+                f"which is lower on {above} of {len(pairs)} seeds",
             )
         )
     return found

@@ -51,7 +51,8 @@ from tnsim.problems.alignment import align
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
-from tnsim.problems.kernels import answers, readout, under, whole_kernel
+from tnsim.problems.kernel_models import last_segments, under
+from tnsim.problems.kernels import answers, readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.network import (
@@ -301,17 +302,18 @@ def _through_kernels(
     """The networks of models with an activation, position by position.
 
     A readout of each model meets the kernel on a hidden leg, and the other readout at the outputs.
+    Of several nonlinear layers the kernel is that of the last ones, under the law of their inputs.
     """
     import quimb.tensor as qtn
 
     with execution.precision():
         bra, ket = (under(model, metric, "float64") for model in (a, b))
         weight = 2.0 ** float(bra.exponent + ket.exponent)
-        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+        for count, one, two, _ in last_segments(bra, ket):
             tensors, joined = [], []
             for side, model, prepared in (("A", a, one), ("B", b, two)):
-                # The layer with an activation has infinite order, so it is the largest.
-                number = max(range(len(model.layers)), key=lambda n: model.layers[n].order)
+                places = [n for n, layer in enumerate(model.layers) if layer.order > 1]
+                number = places[-1] if places else 0
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
                 tensors.append(tensor(np.asarray(readout(prepared)), legs, tags))

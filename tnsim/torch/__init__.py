@@ -1,8 +1,9 @@
 """Similarities with gradients in PyTorch, and along a training run.
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model; `autograd` hands tensors to JAX and gradients back; `monitor`
-records a network while it trains. `import torch` means PyTorch in these modules.
+module in the layers of a model; `comparison` tells structure and numbers apart; `pullbacks`
+computes a cosine and its gradient along plans; `autograd` hands tensors to JAX and gradients back;
+`monitor` records a network while it trains. `import torch` means PyTorch in these modules.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def similarity(
     Raises:
         ModelError: The models cannot be compared, see `tnsim.similarity`.
         UnsupportedLayer: A module holds a layer that `tnsim.from_module` does not know.
-        TooLarge: The computation would exceed the budget.
+        TooLarge: The computation, gradients included, would exceed the budget.
         MissingExtra: PyTorch is not installed.
         TnsimError: Second derivatives are asked for, or a gradient is not finite; `backward` raises
             it.
@@ -84,7 +85,7 @@ def similarity(
         torch.Size([2, 2])
 
     Source:
-        Paper, equation 2; derivatives by reverse mode through the same contractions.
+        Paper, equation 2; derivatives by reverse mode, contraction by contraction.
     """
     require_torch()
     from tnsim.torch.autograd import compared

@@ -68,6 +68,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
         return None
     plan = forward_plan(models, metric, points, request.dtype, request.pairs)
     check_affordable(plan, metric, request.budget)
+    # Reverse mode keeps the outputs of every layer at every point until the way back.
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each
     if kept > request.budget.room(0, kept):
@@ -76,6 +77,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
             f"about {kept / 2**30:.3g} GiB; use fewer inputs or a larger tnsim.Budget"
         )
     sample = points.block(0, points.count)
+    # Inputs that a model cannot read raise here, with the model's message, and not inside a trace.
     for model in models:
         as_read(model, sample.inputs)
     return sample
@@ -108,11 +110,15 @@ def compared(
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
     comparison, leaves = comparison_of(a, b, request, sample)
+    # Tensors among the leaves are the weights that require grad; models hold all other weights as
+    # arrays.
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
+    # Autograd sees only tensors that are arguments of their own, so the weights are unpacked behind
+    # the four other arguments.
     value = _Cosine.apply(
         comparison, fixed, tuple(moving), torch.is_grad_enabled(), *moving.values()
     )
@@ -172,16 +178,21 @@ class _Cosine(torch.autograd.Function):
         # tensors makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
         with execution.precision():
+            # The derivative of the cosine by each weight; the chain rule multiplies by the
+            # derivative of the loss by the cosine, the only entry of `outer`.
             slopes = ctx.gradient()
         gradients = []
         for place, tensor in zip(ctx.places, tensors, strict=True):
             gradients.append(_of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
+        # No derivatives with respect to comparison, fixed numbers, places and flag.
         return None, None, None, None, *gradients
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:
     """A tensor as an array on the device of JAX, without a copy where it is there already."""
     tensor = tensor.detach()
+    # DLPack shares memory and asks for contiguous tensors. `device_put` copies only where the array
+    # lies on another device than JAX's default.
     if tensor.device.type == _TORCH_DEVICES.get(jax.default_backend()):
         return jax.device_put(jax.dlpack.from_dlpack(tensor.contiguous()))
     return jax.device_put(tensor.cpu().numpy())

@@ -75,6 +75,8 @@ class Comparison:
         Returns:
             Two scalars.
         """
+        # The leaves come back from three places (structure, moving and fixed numbers) and are put
+        # in order by their numbers, as `tree.unflatten` expects them.
         leaves: dict[int, Any] = dict(self.others)
         for n, array in (moving | fixed.weights).items():
             leaves[n] = jnp.asarray(array, self.dtype)
@@ -103,9 +105,12 @@ def comparison_of(
         The comparison, and the weights and moments of (a, b, metric) by their number among the
         leaves.
     """
+    # Where a sample stands for the metric, the metric's own numbers must not be traced as well.
     metric = request.metric if sample is None else None
     leaves, form = jax.tree.flatten((a, b, metric))
     numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
+    # Leaves that are no numbers are part of the key under which JAX keeps compiled programs, so
+    # they are a tuple that can be hashed.
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
     degree = max(model.growth for one in (a, b) for _, model in terms(one))
     return Comparison(form, others, degree, request.dtype, request.budget), numbers

@@ -2,12 +2,12 @@
 
 A comparison is a function of weights that runs plans on its way. *Before* the plans, weights are
 scaled and laid out as arrays; *after* them, inner products become a cosine. JAX traces the function
-twice: `_before` records the arrays of all plans, as no plan reads the result of another plan, and
-`_after` is given the results. Both become small compiled programs. Between them the plans run as
-any plan, interpreted or compiled (see `engine/runtime/rates`), and derivatives pass through them
-along their pullbacks (`engine/passes/pullback`).
+twice: `_arrays_for_plans` records the arrays of all plans, as no plan reads the result of another
+plan, and `_cosine_after_plans` is given the results. Both become small compiled programs. Between
+them the plans run as any plan, interpreted or compiled (see `engine/runtime/rates`), and
+derivatives pass through them along their pullbacks (`engine/passes/pullback`).
 
-Comparisons that run no plan, over points or kernels, are `_after` alone.
+Comparisons that run no plan, over points or kernels, are `_cosine_after_plans` alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tnsim.torch.comparison import Comparison, Fixed, Weights, compiled
 V = TypeVar("V")
 
 
-class _Run(NamedTuple):
+class _PlanRun(NamedTuple):
     """A run of a plan.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
-class _Runs:
+class _PlanRuns:
     """The runs of a comparison, a pytree without leaves: shapes and names, no numbers.
 
     Attributes:
@@ -58,11 +58,11 @@ class _Runs:
         varying: Numbers of the arrays that depend on moving weights.
     """
 
-    runs: tuple[_Run, ...]
+    runs: tuple[_PlanRun, ...]
     varying: tuple[int, ...]
 
 
-class _Given(NamedTuple):
+class _GivenResults(NamedTuple):
     """What a trace is given after its plans.
 
     Attributes:
@@ -76,7 +76,7 @@ class _Given(NamedTuple):
     notes: list[Any]
 
 
-class _Recorded(Tracing):
+class _RecordedTrace(Tracing):
     """A trace that runs no plan: it records the arrays and goes on with zeros for the results.
 
     Attributes:
@@ -86,7 +86,7 @@ class _Recorded(Tracing):
     """
 
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.runs: list[_PlanRun] = []
         self.arrays: list[jax.Array] = []
         self.notes: list[Any] = []
         self._numbers: dict[int, int] = {}  # by identity; `arrays` keeps the objects alive
@@ -101,16 +101,16 @@ class _Recorded(Tracing):
             places[name] = self._numbers.setdefault(id(array), len(self.arrays))
             if places[name] == len(self.arrays):
                 self.arrays.append(array)
-        self.runs.append(_Run(plan, places))
+        self.runs.append(_PlanRun(plan, places))
         values = {name: jnp.zeros(shape, plan.dtype) for name, shape in plan.output_shapes.items()}
         exponents = dict.fromkeys(plan.scale_weights, jnp.zeros(()))
         return Result(values, exponents, plan.scale_weights)
 
 
-class _Resumed(Tracing):
+class _ResumedTrace(Tracing):
     """A trace that is given the results of its plans, and the values noted before them."""
 
-    def __init__(self, given: _Given) -> None:
+    def __init__(self, given: _GivenResults) -> None:
         self.notes = iter(given.notes)
         self.results = iter(zip(given.mantissas, given.exponents, strict=True))
 
@@ -122,22 +122,24 @@ class _Resumed(Tracing):
 
 
 @compiled(static_argnums=0)
-def _before(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any, Any, _Runs]:
+def _arrays_for_plans(
+    comparison: Comparison, moving: Weights, fixed: Fixed
+) -> tuple[Any, Any, Any, _PlanRuns]:
     """The arrays of all plans by number, the pullback of those that vary, notes, and the runs."""
 
     def arrays(weights: Weights) -> Any:
-        recorded = _Recorded()
+        recorded = _RecordedTrace()
         comparison.cosine(weights, fixed, recorded)
-        varying = _varying(recorded.arrays)
+        varying = _varying_arrays(recorded.arrays)
         every = dict(enumerate(recorded.arrays))
         moved = {n: every.pop(n) for n in varying}
-        return moved, (every, recorded.notes, _Runs(tuple(recorded.runs), varying))
+        return moved, (every, recorded.notes, _PlanRuns(tuple(recorded.runs), varying))
 
     moved, pullback, (others, notes, runs) = jax.vjp(arrays, moving, has_aux=True)
     return moved | others, pullback, notes, runs
 
 
-def _varying(arrays: list[jax.Array]) -> tuple[int, ...]:
+def _varying_arrays(arrays: list[jax.Array]) -> tuple[int, ...]:
     """Numbers of the arrays that depend on what JAX differentiates with respect to."""
     found: list[int] = []
 
@@ -158,13 +160,13 @@ def _varying(arrays: list[jax.Array]) -> tuple[int, ...]:
 
 
 @compiled(static_argnums=0)
-def _after(
-    comparison: Comparison, moving: Weights, fixed: Fixed, given: _Given
+def _cosine_after_plans(
+    comparison: Comparison, moving: Weights, fixed: Fixed, given: _GivenResults
 ) -> tuple[Cosine, tuple[Any, Any]]:
     """The cosine, and its derivatives in moving weights and mantissas of plans."""
 
     def cosine(weights: Weights, mantissas: Any) -> tuple[Any, Any]:
-        tracing = _Resumed(given._replace(mantissas=mantissas))
+        tracing = _ResumedTrace(given._replace(mantissas=mantissas))
         value, error = comparison.cosine(weights, fixed, tracing)
         return value, error
 
@@ -174,13 +176,15 @@ def _after(
 
 
 @compiled(static_argnums=0)
-def _value(comparison: Comparison, moving: Weights, fixed: Fixed, given: _Given) -> Cosine:
+def _value_after_plans(
+    comparison: Comparison, moving: Weights, fixed: Fixed, given: _GivenResults
+) -> Cosine:
     """The cosine from the results of all plans, without derivatives."""
-    return comparison.cosine(moving, fixed, _Resumed(given))
+    return comparison.cosine(moving, fixed, _ResumedTrace(given))
 
 
 @compiled()
-def _gradient(pullback: Any, slopes: dict[int, Any], own: Weights) -> Weights:
+def _gradient_of_weights(pullback: Any, slopes: dict[int, Any], own: Weights) -> Weights:
     """The gradient: through the arrays of plans, and beside them."""
     return jax.tree.map(jnp.add, own, pullback(slopes)[0])
 
@@ -197,14 +201,14 @@ def cosine(comparison: Comparison, moving: Weights, fixed: Fixed) -> Cosine:
         Two scalars.
     """
     if fixed.sample is not None:
-        return _value(comparison, moving, fixed, _given([], []))
-    arrays, _, notes, runs = _before(comparison, moving, fixed)
+        return _value_after_plans(comparison, moving, fixed, _given_after_plans([], []))
+    arrays, _, notes, runs = _arrays_for_plans(comparison, moving, fixed)
     results = []
     for plan, places in runs.runs:
         backend = backend_of(plan)
-        placed = execution.placed(_named(arrays, places), plan.dtype, backend)
+        placed = execution.placed(_arrays_by_name(arrays, places), plan.dtype, backend)
         results.append(execution.run(plan, placed, backend))
-    return _value(comparison, moving, fixed, _given(results, notes))
+    return _value_after_plans(comparison, moving, fixed, _given_after_plans(results, notes))
 
 
 def cosine_and_pullback(
@@ -225,9 +229,9 @@ def cosine_and_pullback(
         TooLarge: The plans, their pullbacks and what these keep exceed the budget.
     """
     if fixed.sample is not None:
-        found, (own, _) = _after(comparison, moving, fixed, _given([], []))
+        found, (own, _) = _cosine_after_plans(comparison, moving, fixed, _given_after_plans([], []))
         return jax.block_until_ready(found), lambda: own
-    arrays, pullback, notes, runs = _before(comparison, moving, fixed)
+    arrays, pullback, notes, runs = _arrays_for_plans(comparison, moving, fixed)
     pullbacks = []
     for plan, places in runs.runs:
         wanted = frozenset(name for name, n in places.items() if n in runs.varying)
@@ -236,28 +240,30 @@ def cosine_and_pullback(
     check_pullbacks(pullbacks, comparison.budget, metric, ADVICE)
     results, kept = [], []
     for one, (_, places) in zip(pullbacks, runs.runs, strict=True):
-        result, read = run_kept(one, _named(arrays, places))
+        result, read = run_kept(one, _arrays_by_name(arrays, places))
         results.append(result)
         kept.append(read)
-    found, (own, slopes) = _after(comparison, moving, fixed, _given(results, notes))
+    found, (own, slopes) = _cosine_after_plans(
+        comparison, moving, fixed, _given_after_plans(results, notes)
+    )
     # The caller may write to the tensors as soon as this returns, so JAX must be done.
     jax.block_until_ready((found, pullback))
-    return found, partial(_pulled, runs, kept, pullback, slopes, own)
+    return found, partial(_pulled_through_plans, runs, kept, pullback, slopes, own)
 
 
-def _named(arrays: dict[int, Any], places: dict[str, int]) -> dict[str, Any]:
+def _arrays_by_name(arrays: dict[int, Any], places: dict[str, int]) -> dict[str, Any]:
     """The arrays of a run by name."""
     return {name: arrays[n] for name, n in places.items()}
 
 
-def _given(results: list[Result], notes: list[Any]) -> _Given:
+def _given_after_plans(results: list[Result], notes: list[Any]) -> _GivenResults:
     """The results of plans, and notes, as arguments of a compiled program."""
     mantissas = [result.values for result in results]
-    return _Given(mantissas, [result.exponents for result in results], notes)
+    return _GivenResults(mantissas, [result.exponents for result in results], notes)
 
 
-def _pulled(
-    runs: _Runs, kept: list[Kept], pullback: Any, slopes: list[dict[str, Any]], own: Weights
+def _pulled_through_plans(
+    runs: _PlanRuns, kept: list[Kept], pullback: Any, slopes: list[dict[str, Any]], own: Weights
 ) -> Weights:
     """The gradient, through the pullbacks of all runs.
 
@@ -277,4 +283,4 @@ def _pulled(
         for name, n in places.items():
             if n in runs.varying and n not in total:
                 total[n] = np.zeros(plan.shapes[name], plan.dtype)
-    return _gradient(pullback, total, own)
+    return _gradient_of_weights(pullback, total, own)

@@ -33,15 +33,12 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.passes.splitting import split
+from tnsim.engine.passes.splitting import MAX_OPERATIONS, split
 from tnsim.engine.plan import Plan
 from tnsim.sessions import per_object_cache, session
 
 Labels = tuple[int, ...]
 Shape = tuple[int, ...]
-
-MAX_OPERATIONS = 200
-"""Most operations of a program of the pullback, as of the programs of the plan itself."""
 
 
 _MOST_PARTS = 8
@@ -112,7 +109,7 @@ class Pullback:
     gradients: dict[str, str]
 
 
-class _Term(NamedTuple):
+class _WeightedTerm(NamedTuple):
     """A summand of a derivative.
 
     Attributes:
@@ -126,7 +123,7 @@ class _Term(NamedTuple):
     axes: Labels
 
 
-class _Writer:
+class _ProgramWriter:
     """A program that is written operation by operation; its inputs may be named at any time."""
 
     def __init__(self) -> None:
@@ -166,7 +163,7 @@ class _Writer:
             return value
         return self.add(Operation("contract", (value,), (labels,), output))
 
-    def total(self, terms: Sequence[_Term]) -> int:
+    def total(self, terms: Sequence[_WeightedTerm]) -> int:
         """Number of the sum of some terms."""
         order = tuple(range(len(terms[0].axes)))
         if len(terms) == 1 and terms[0].weight == 1.0 and terms[0].axes == order:
@@ -221,8 +218,8 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
         >>> found.reads, found.program.shapes, found.program.operations[0].labels
         ((1,), ((3, 5), (4, 5)), ((0, 2), (1, 2)))
     """
-    writer = _Writer()
-    varies = _varying(program, wanted)
+    writer = _ProgramWriter()
+    varies = _varying_values(program, wanted)
     values = [writer.input(shape) for shape in program.shapes]
     for operation in program.operations:
         args = tuple(values[a] for a in operation.args)
@@ -232,17 +229,17 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
         scaled = [n for n, powers in enumerate(program.powers) if powers and given[n]]
     factors = {n: writer.input(()) for n in scaled}
     cotangents: list[int] = []
-    terms: dict[int, list[_Term]] = {}
+    terms: dict[int, list[_WeightedTerm]] = {}
     for n, (number, count) in enumerate(zip(program.outputs, given, strict=True)):
         shape = program.value_shapes[number]
         axes = tuple(range(len(shape)))
         parts = [writer.input(shape) for _ in range(count)]
         cotangents += parts
         if parts:
-            whole = writer.total([_Term(part, 1.0, axes) for part in parts])
+            whole = writer.total([_WeightedTerm(part, 1.0, axes) for part in parts])
             if n in factors:
                 whole = writer.contracted(whole, axes, factors[n], (), axes)
-            terms.setdefault(number, []).append(_Term(whole, 1.0, axes))
+            terms.setdefault(number, []).append(_WeightedTerm(whole, 1.0, axes))
     inputs = len(program.shapes)
     for n, operation in reversed(list(enumerate(program.operations, inputs))):
         if n in terms and varies[n]:
@@ -250,7 +247,7 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
             cotangent = writer.total(terms.pop(n))
             for slot, a in enumerate(operation.args):
                 if varies[a]:
-                    term = _pulled(writer, own, slot, cotangent)
+                    term = _argument_term(writer, own, slot, cotangent)
                     if term is not None:
                         terms.setdefault(a, []).append(term)
     gives = tuple(n for n in range(inputs) if wanted[n] and n in terms)
@@ -265,7 +262,7 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
     return Adjoint(written, reads, tuple(scaled), tuple(constants), gives)
 
 
-def _varying(program: Program, inputs: Sequence[bool]) -> list[bool]:
+def _varying_values(program: Program, inputs: Sequence[bool]) -> list[bool]:
     """Whether each value of a program depends on inputs that vary."""
     found = list(inputs)
     for operation in program.operations:
@@ -273,7 +270,9 @@ def _varying(program: Program, inputs: Sequence[bool]) -> list[bool]:
     return found
 
 
-def _pulled(writer: _Writer, operation: Operation, slot: int, cotangent: int) -> _Term | None:
+def _argument_term(
+    writer: _ProgramWriter, operation: Operation, slot: int, cotangent: int
+) -> _WeightedTerm | None:
     """The derivative in an argument of an operation, a term of the whole derivative.
 
     Args:
@@ -285,14 +284,16 @@ def _pulled(writer: _Writer, operation: Operation, slot: int, cotangent: int) ->
     labels = operation.labels[slot]
     if operation.kind == "sum":
         axes = tuple(labels.index(label) for label in operation.output)
-        return _Term(cotangent, operation.weights[slot], axes)
+        return _WeightedTerm(cotangent, operation.weights[slot], axes)
     if operation.kind == "loop":
-        value = _of_loop(writer, operation, slot, cotangent)
-        return None if value is None else _Term(value, 1.0, tuple(range(len(labels))))
-    return _of_contraction(writer, operation, slot, cotangent)
+        value = _loop_derivative(writer, operation, slot, cotangent)
+        return None if value is None else _WeightedTerm(value, 1.0, tuple(range(len(labels))))
+    return _contraction_term(writer, operation, slot, cotangent)
 
 
-def _of_contraction(writer: _Writer, operation: Operation, slot: int, cotangent: int) -> _Term:
+def _contraction_term(
+    writer: _ProgramWriter, operation: Operation, slot: int, cotangent: int
+) -> _WeightedTerm:
     """The derivative in an argument of a contraction: the contraction with all other arguments."""
     labels = operation.labels[slot]
     value, have = cotangent, operation.output
@@ -321,10 +322,12 @@ def _of_contraction(writer: _Writer, operation: Operation, slot: int, cotangent:
         identity = writer.constant((sizes[label],) * 2, is_identity=True)
         both = (*have, other)
         value, have = writer.contracted(value, have, identity, (label, other), both), both
-    return _Term(value, 1.0, tuple(own.index(x) for x in have))
+    return _WeightedTerm(value, 1.0, tuple(own.index(x) for x in have))
 
 
-def _of_loop(writer: _Writer, loop: Operation, slot: int, cotangent: int) -> int | None:
+def _loop_derivative(
+    writer: _ProgramWriter, loop: Operation, slot: int, cotangent: int
+) -> int | None:
     """The derivative in an argument of a loop: a loop over the adjoint of the body.
 
     A turn gives the derivative in the part of the argument that the turn reads, and a row of the
@@ -338,7 +341,7 @@ def _of_loop(writer: _Writer, loop: Operation, slot: int, cotangent: int) -> int
         return None
     sizes = loop.sizes(writer.shapes)
     fresh = itertools.count(1 + max(sizes))
-    inner = _Writer()
+    inner = _ProgramWriter()
     args, arg_labels = [*loop.args, cotangent], [*loop.labels, loop.output]
     given = [inner.input(shape) for shape in (*body.shapes, writer.shapes[cotangent])]
     numbers = [*(given[n] for n in found.reads), given[-1]]
@@ -383,10 +386,12 @@ def pulled_back(plan: Plan, wanted: frozenset[str]) -> Pullback:
         wanted: Names of the arrays in which derivatives are wanted.
     """
     key = (pulled_back, wanted, plan.dtype, plan.runs)
-    return session().belongings.get(plan.whole, key, lambda: _Planner(plan, wanted).pullback())
+    return session().belongings.get(
+        plan.whole, key, lambda: _PullbackPlanner(plan, wanted).pullback()
+    )
 
 
-class _Planner:
+class _PullbackPlanner:
     """The pullback of a plan, put together from the last stage to the first.
 
     Attributes:
@@ -401,7 +406,7 @@ class _Planner:
         self.known = {name: tuple(shape) for name, shape in plan.shapes.items()}
         for stage in plan.stages:
             program = plan.programs[stage.program]
-            varies = _varying(program, [name in self.varies for name in stage.inputs])
+            varies = _varying_values(program, [name in self.varies for name in stage.inputs])
             for name, number in zip(stage.outputs, program.outputs, strict=True):
                 self.known[name] = program.value_shapes[number]
                 if varies[number]:
@@ -419,11 +424,11 @@ class _Planner:
     def pullback(self) -> Pullback:
         plan = self.plan
         for n in reversed(range(len(plan.stages))):
-            self._add(n, plan.stages[n])
+            self._add_adjoint(n, plan.stages[n])
         gradients = {}
         for name in plan.shapes:
             if name in self.wanted and name in self.derivatives:
-                gradients[name] = self._gradient(name)
+                gradients[name] = self._array_gradient(name)
         backward = dataclasses.replace(
             plan,
             programs=tuple(self.programs),
@@ -449,7 +454,7 @@ class _Planner:
             gradients,
         )
 
-    def _add(self, n: int, stage: PlanStage) -> None:
+    def _add_adjoint(self, n: int, stage: PlanStage) -> None:
         """Add the adjoint of a stage."""
         program = self.plan.programs[stage.program]
         given = tuple(len(self.derivatives.get(name, ())) for name in stage.outputs)
@@ -473,41 +478,43 @@ class _Planner:
             self.shapes[constant.name] = constant.shape
             inputs.append(constant.name)
         outputs = tuple(f"d {stage.inputs[slot]} #{n}.{slot}" for slot in found.gives)
-        self._run(found.program, inputs, outputs)
+        self._add_program(found.program, inputs, outputs)
         for slot, output in zip(found.gives, outputs, strict=True):
             name = stage.inputs[slot]
             parts = self.derivatives.setdefault(name, [])
             parts.append(output)
             if len(parts) == _MOST_PARTS:
-                self.derivatives[name] = [self._sum(name, f"sum to {output}")]
+                self.derivatives[name] = [self._add_sum(name, f"sum to {output}")]
 
-    def _run(self, program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def _add_program(self, program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Add stages that run a program, in parts where it is long."""
         names = dict(enumerate(inputs))
         *first, last = split(program, MAX_OPERATIONS)
         for part in first:
             names |= {n: f"part #{len(self.stages)}.{n}" for n in part.gives}
             given = [names[n] for n in part.gives]
-            self._stage(part.program, [names[n] for n in part.takes], given)
-        self._stage(last.program, [names[n] for n in last.takes], outputs)
+            self._add_stage(part.program, [names[n] for n in part.takes], given)
+        self._add_stage(last.program, [names[n] for n in last.takes], outputs)
 
-    def _stage(self, program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def _add_stage(self, program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Add a stage that runs a program."""
         number = self.programs.setdefault(program, len(self.programs))
         self.stages.append(PlanStage(number, tuple(inputs), tuple(outputs)))
 
-    def _gradient(self, name: str) -> str:
+    def _array_gradient(self, name: str) -> str:
         """The name of the derivative in an array, where all its parts are added up."""
         (first, *others) = self.derivatives[name]
         # An array that is an output itself has the given derivative, which is no value of a stage.
         is_given = first in self.shapes
-        return self._sum(name, f"gradient {name}") if others or is_given else first
+        return self._add_sum(name, f"gradient {name}") if others or is_given else first
 
-    def _sum(self, name: str, output: str) -> str:
+    def _add_sum(self, name: str, output: str) -> str:
         """Add a stage that adds up the derivatives in an array or a value."""
         parts, shape = self.derivatives[name], self.known[name]
         axes = tuple(range(len(shape)))
         count = len(parts)
         added = Operation("sum", tuple(range(count)), (axes,) * count, axes, (1.0,) * count)
-        self._stage(Program((shape,) * count, (added,), (count,), powers=((),)), parts, [output])
+        self._add_stage(
+            Program((shape,) * count, (added,), (count,), powers=((),)), parts, [output]
+        )
         return output

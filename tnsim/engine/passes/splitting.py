@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from tnsim.engine.ir.program import Program
 
+MAX_OPERATIONS = 200
+"""Most operations of a program; longer programs are split, as XLA's time is not linear."""
+
 
 class StageSlice(NamedTuple):
     """A part of a program.
