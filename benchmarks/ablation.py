@@ -89,7 +89,7 @@ def _greedy() -> Iterator[None]:
 @contextmanager
 def _unfactored() -> Iterator[None]:
     def total(builder: Any, items: Any, output: Any) -> Any:
-        items = sharing._merged(items)
+        items = sharing._merged_items(items)
         if len(items) == 1 and items[0].weight == 1.0:
             return items[0].use
         return builder.sum(items, output)
@@ -104,13 +104,13 @@ def _as_written() -> Iterator[None]:
         order = tuple(sorted(output))
         return (atoms, order), order
 
-    with patch.object(sharing.Builder, "_form", form):
+    with patch.object(sharing.Builder, "_canonical_form", form):
         yield
 
 
 @contextmanager
 def _first_way() -> Iterator[None]:
-    with patch.object(routes.RouteSearch, "_way", lambda *_: (0, ())):
+    with patch.object(routes.RouteSearch, "_cheapest_way", lambda *_: (0, ())):
         yield
 
 

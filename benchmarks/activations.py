@@ -1,10 +1,12 @@
 """Inner products of MLP blocks with an activation: first call, warm calls, memory.
 
-    python benchmarks/activations.py [--units 3072] [--inputs 768] [--out FILE]
+    python benchmarks/activations.py [--units 3072] [--inputs 768] [--biases 0.3] [--out FILE]
+    python benchmarks/activations.py --one relu 0.0 --units 16384 --inputs 768
 
 Two random blocks under N(0, cov) with identity covariance and with spectra k^-0.7 and k^-2.5,
 beside the floor of two matrix products of the same shapes. The first call prepares both blocks.
-Memory is the peak of the process, which runs one activation.
+Warm times are the least of two; memory is the peak of the process, which runs
+one activation.
 """
 
 import argparse
@@ -18,10 +20,13 @@ import numpy as np
 
 NAMES = ("gelu", "relu", "tanh", "gelu_tanh", "swiglu")
 SPECTRA = (0.0, 0.7, 2.5)
-COLUMNS = "activation | spectrum | first (s) | warm (s) | CPU (s) | two products (s) | MiB"
+COLUMNS = (
+    "activation | spectrum | first (s) | its CPU (s) | warm (s) | its CPU (s) | "
+    "two products (s) | their CPU (s) | MiB"
+)
 
 
-def measure(name: str, exponent: float, units: int, inputs: int) -> str:
+def measure(name: str, exponent: float, units: int, inputs: int, biases: float) -> str:
     """A line of the table, in this process."""
     import tnsim
 
@@ -31,27 +36,30 @@ def measure(name: str, exponent: float, units: int, inputs: int) -> str:
 
     def block() -> tnsim.Model:
         gate, up = (g.normal(size=(units, inputs)) / np.sqrt(inputs) for _ in range(2))
-        down, bias = g.normal(size=(inputs, units)), 0.3 * g.normal(size=units)
+        down = g.normal(size=(inputs, units))
+        bias = biases * g.normal(size=units) if biases else None
         if name == "swiglu":
             return tnsim.Model([tnsim.Gated(gate, up, down, "silu", bias)])
         return tnsim.Model([tnsim.Gated(gate, None, down, name, bias)])
 
     a, b = block(), block()
     times = []
-    for _ in range(4):
+    for _ in range(3):
         start, cpu = time.perf_counter(), time.process_time()
         tnsim.inner(a, b, metric)
         times.append((time.perf_counter() - start, time.process_time() - cpu))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    rows = g.normal(size=(units, inputs))
-    start = time.perf_counter()
-    for _ in range(2):
-        rows @ rows.T
-    floor = time.perf_counter() - start
-    warm, cpu = min(times[1:])
+    rows, others = (g.normal(size=(units, inputs)) for _ in range(2))
+    floors = []
+    for _ in range(3):
+        start, cpu = time.perf_counter(), time.process_time()
+        (rows @ others.T) @ others
+        floors.append((time.perf_counter() - start, time.process_time() - cpu))
+    warm, own = (min(x) for x in zip(*times[1:], strict=True))
+    floor, floor_cpu = (min(x) for x in zip(*floors, strict=True))
     return (
-        f"{name} | k^-{exponent} | {times[0][0]:.2f} | {warm:.2f} | {cpu:.2f} | {floor:.2f} | "
-        f"{memory}"
+        f"{name} | k^-{exponent} | {times[0][0]:.2f} | {times[0][1]:.2f} | {warm:.2f} | "
+        f"{own:.2f} | {floor:.2f} | {floor_cpu:.2f} | {memory}"
     )
 
 
@@ -59,16 +67,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--units", type=int, default=3072)
     parser.add_argument("--inputs", type=int, default=768)
+    parser.add_argument("--biases", type=float, default=0.3)
     parser.add_argument("--one", nargs=2, metavar=("NAME", "EXPONENT"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.one:
-        print(measure(options.one[0], float(options.one[1]), options.units, options.inputs))
+        name, exponent = options.one
+        sizes = options.units, options.inputs, options.biases
+        print(measure(name, float(exponent), *sizes))
         return
     lines = [COLUMNS, " | ".join("---" for _ in COLUMNS.split("|"))]
     for name in NAMES:
         for exponent in SPECTRA:
             size = ["--units", str(options.units), "--inputs", str(options.inputs)]
+            size += ["--biases", str(options.biases)]
             command = [sys.executable, __file__, "--one", name, str(exponent), *size]
             lines.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
             print(lines[-1], flush=True)

@@ -4,15 +4,18 @@
 
 Vectors: stacks of bilinear layers under N(0, I), exact by Gauss-Hermite nodes. Tokens: two
 attention layers over uniform tokens, exact by enumeration, beside the closure with the mean and
-covariance of one-hot tokens and beside 10,000 sampled sequences.
+covariance of one-hot tokens and beside 10,000 sampled sequences. Networks with activations, random
+and trained, have no exact value: their truth is `Empirical.normal`, with its standard error.
 """
 
 import argparse
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import tnsim
+from tnsim.reproduce.activations import ActivationsSetting, model_of, started, trained
 
 DEPTHS, WIDTHS = (2, 3, 4, 5, 6), (2, 3, 4)
 VOCABULARIES = (4, 8, 16, 32)
@@ -21,6 +24,8 @@ RULES = {"f(x)": (None, None), "x + 0.35 f(x)": (1.0, 0.35)}
 PAIRS = 20
 MOST_POINTS = 20_000_000
 SAMPLES = 10_000
+KINDS, HIDDEN, LAYERS = ("relu", "gelu", "tanh"), (8, 32, 128), (2, 4)
+INPUTS, NORMAL_SAMPLES = 16, 2**17
 COLUMNS = "mean abs. exact cosine | mean abs. closure cosine | mean abs. error | largest error"
 
 
@@ -104,6 +109,36 @@ def tokens() -> list[str]:
     return lines
 
 
+def activations() -> list[str]:
+    """A table with a row for every activation, depth and width, random and trained."""
+    lines = [
+        "| activation | layers | width | random: cosine | error of the closure | trained: cosine | "
+        "error of the closure | largest standard error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        for layers in LAYERS:
+            for width in HIDDEN:
+                setting = ActivationsSetting(inputs=INPUTS, hidden=width, steps=500)
+                keys = jax.random.split(jax.random.key(layers * width), 2)
+                weights = started(keys[0], layers, setting)
+                g = np.random.default_rng(0)
+                moved = [(w + 0.3 * np.std(w) * g.normal(size=w.shape), b) for w, b in weights]
+                learnt = [trained(kind, layers, key, setting) for key in keys]
+                cells, errors = [], []
+                for pair in ((weights, moved), learnt):
+                    a, b = (model_of(one, kind) for one in pair)
+                    metric = tnsim.Empirical.normal(np.zeros(INPUTS), None, NORMAL_SAMPLES)
+                    true = tnsim.similarity(a, b, metric)
+                    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
+                    cells.append(f"{float(true):.3f} | {float(found) - float(true):+.3f}")
+                    errors.append(float(true.standard_error or 0.0))
+                row = " | ".join(cells)
+                lines.append(f"| {kind} | {layers} | {width} | {row} | {max(errors):.5f} |")
+                print(lines[-1], flush=True)
+    return lines
+
+
 PROTOCOL = f"""`python benchmarks/closure_error.py`: {PAIRS} pairs of random models per row, of
 seeds (0, 1), (2, 3), ...; weights normal with variance 1 / columns (embeddings variance 1), no
 biases, float64. A pair of random models has a cosine near 0: errors of about the size of the
@@ -113,14 +148,20 @@ cosines mean that the closure says nothing about the expectation."""
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--part", choices=("vectors", "tokens"))
+    parser.add_argument("--part", choices=("vectors", "tokens", "activations"))
     args = parser.parse_args()
+    tables = {
+        "vectors": ("Bilinear stacks of width d and rank 2 d under N(0, I)", vectors),
+        "tokens": (
+            f"Two attention layers over {N_CTX} uniform tokens, width {WIDTH}, {HEADS} heads",
+            tokens,
+        ),
+        "activations": (f"Networks with activations under N(0, I), {INPUTS} inputs", activations),
+    }
     text = ["# How good is the closure?", "", PROTOCOL]
-    if args.part != "tokens":
-        text += ["", "## Bilinear stacks of width d and rank 2 d under N(0, I)", "", *vectors()]
-    if args.part != "vectors":
-        title = f"## Two attention layers over {N_CTX} uniform tokens, width {WIDTH}, {HEADS} heads"
-        text += ["", title, "", *tokens()]
+    for part, (title, table) in tables.items():
+        if args.part in (None, part):
+            text += ["", f"## {title}", "", *table()]
     if args.out:
         args.out.write_text("\n".join(text) + "\n")
 

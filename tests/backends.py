@@ -13,5 +13,7 @@ def _on(*backends):
 
 # what JAX itself is tested by: compiled programs, precisions, transforms, bits that subprocesses give
 compiled = _on("compile")
+# crossings whose plans take minutes to compile and milliseconds to interpret
+interpreted = _on("interpret")
 # crossings whose values matter: interpreted always, compiled with `pytest -m slow`
 both = _on("interpret", pytest.param("compile", marks=pytest.mark.slow))

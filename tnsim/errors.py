@@ -31,10 +31,10 @@ def printable(text: str, longest: int = 1000) -> str:
     """
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
-    return "".join(map(_escaped, text))
+    return "".join(map(_escaped_character, text))
 
 
-def _escaped(character: str) -> str:
+def _escaped_character(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()

@@ -142,7 +142,7 @@ def regular(path: str | os.PathLike[str], follow: bool = True) -> BinaryIO:
         Traceback (most recent call last):
         OSError: [Errno 22] is no regular file: '/dev/null'
     """
-    return os.fdopen(_regular(path, os.O_RDONLY, follow), "rb")
+    return os.fdopen(_open_regular(path, os.O_RDONLY, follow), "rb")
 
 
 def appending(path: str | os.PathLike[str]) -> BinaryIO:
@@ -164,10 +164,10 @@ def appending(path: str | os.PathLike[str]) -> BinaryIO:
         Traceback (most recent call last):
         OSError: [Errno 22] is no regular file: '/dev/null'
     """
-    return os.fdopen(_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=True), "ab")
+    return os.fdopen(_open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=True), "ab")
 
 
-def _regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
+def _open_regular(path: str | os.PathLike[str], flags: int, follow: bool) -> int:
     """Open a regular file and return its descriptor; other files raise `OSError`."""
     wanted = ["O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])]
     for name in wanted:

@@ -278,9 +278,11 @@ def exponents_of(array: Any) -> Any:
         >>> exponents_of(np.array([0.0, 1.0, 3.0])).tolist()
         [-inf, 1.0, 2.0]
     """
-    xp = library(array)
-    array = jax.lax.stop_gradient(array) if xp is jnp else np.asarray(array)
-    return xp.where(array == 0, -np.inf, xp.frexp(array)[1])
+    if library(array) is jnp:
+        array = jax.lax.stop_gradient(array)
+        return jnp.where(array == 0, -np.inf, _exponents_by_bits(array))
+    array = np.asarray(array)
+    return np.where(array == 0, -np.inf, np.frexp(array)[1])
 
 
 def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
@@ -299,8 +301,8 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
     is_real = on_host and isinstance(array, np.ndarray) and array.dtype.kind == "f"
     if is_real and by.ndim == 0:  # in a third of the time
         return np.ldexp(array, int(by.clip(-_VANISHES, _VANISHES)), out=out) if by else array
-    by = by.clip(-_VANISHES, _VANISHES).astype("int32")
     if on_host:
+        by = by.clip(-_VANISHES, _VANISHES).astype("int32")
         if not by.any() and np.broadcast_shapes(np.shape(array), by.shape) == np.shape(array):
             return array
         if np.iscomplexobj(array):  # as two numbers that are shifted alike
@@ -308,8 +310,8 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
             pairs = np.asarray(array)[..., None].view(f"f{dtype.itemsize // 2}")
             return np.ldexp(pairs, by[..., None]).view(dtype)[..., 0]
         return np.ldexp(array, by, out=out)
-    array = jnp.asarray(array)
-    first = by // 2  # two steps, as the whole power may be no float
+    array, by = jnp.asarray(array), _clamped(jnp.asarray(by), -_VANISHES, _VANISHES).astype("int32")
+    first = by >> 1  # two steps, as the whole power may be no float
     return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)
 
 
@@ -341,16 +343,38 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
         largest = abs(value).max(axis=axes)
     else:  # without an array of absolute values
         largest = xp.maximum(value.max(axis=axes), -value.min(axis=axes))
-    largest = jax.lax.stop_gradient(largest) if xp is jnp else largest
     # 2^(e - 1) <= largest < 2^e, and e = 0 for zero. After a division by 2^e the rule gives 0.
+    if xp is np:
+        return np.rint(np.frexp(largest)[1] / power)
+    largest = jax.lax.stop_gradient(largest)
+    exponents = jnp.where(largest == 0, 0, _exponents_by_bits(largest))
     # A float first: JAX divides integers of 32 bits in float32, and exponents go into all sums.
-    return xp.rint(xp.frexp(largest)[1] * 1.0 / power)
+    return jnp.rint(exponents * 1.0 / power)
 
 
-def _two_to(exponent: Any, dtype: Any) -> jax.Array:
+# `jnp.frexp`, `jnp.ldexp`, `jnp.clip` and `//` trace ten to twenty operations each, and every array
+# of a model has its exponents read and is shifted: most of the first call of a gradient was the
+# compiling of these. The bits of a float give the same numbers in four.
+
+
+def _exponents_by_bits(array: jax.Array) -> jax.Array:
+    """The integers e with `2^(e - 1) <= |x| < 2^e` for normal floats, from their bits."""
+    about = jnp.finfo(array.dtype)
+    bits = jax.lax.bitcast_convert_type(array, f"uint{about.bits}")
+    # The field above the mantissa is e + maxexp - 2, and the sign stands above the field.
+    field = (bits >> about.nmant) & (2 * about.maxexp - 1)
+    return field.astype("int32") - (about.maxexp - 2)
+
+
+def _clamped(array: jax.Array, least: int, most: int) -> jax.Array:
+    """The array with its entries between two whole numbers."""
+    return jax.lax.clamp(np.array(least, array.dtype), array, np.array(most, array.dtype))
+
+
+def _two_to(exponent: jax.Array, dtype: Any) -> jax.Array:
     """The float `2 ** exponent` from its bits, which is exact; clipped to normal floats."""
     about = jnp.finfo(dtype)
     # The bits of a float: an exponent field, shifted by its bias, above a mantissa field of zeros.
-    biased = jnp.clip(exponent, about.minexp, about.maxexp - 1) + about.maxexp - 1
+    biased = _clamped(exponent, about.minexp, about.maxexp - 1) + (about.maxexp - 1)
     bits = biased.astype(f"uint{about.bits}") << about.nmant
     return jax.lax.bitcast_convert_type(bits, about.dtype)

@@ -22,11 +22,11 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
         >>> html_table("A model", [("degree", 2)])
         '<table><caption>A model</caption><tr><th>degree</th><td>2</td></tr></table>'
     """
-    lines = [f"<caption>{_escaped(title)}</caption>"]
+    lines = [f"<caption>{_escaped_text(title)}</caption>"]
     if header:
-        lines.append(f"<tr>{_cells('th', header)}</tr>")
+        lines.append(f"<tr>{_table_cells('th', header)}</tr>")
     for name, *values in rows:
-        lines.append(f"<tr>{_cells('th', [name])}{_cells('td', values)}</tr>")
+        lines.append(f"<tr>{_table_cells('th', [name])}{_table_cells('td', values)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -54,11 +54,11 @@ def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     return said
 
 
-def _cells(tag: str, texts: Iterable[Any]) -> str:
-    return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
+def _table_cells(tag: str, texts: Iterable[Any]) -> str:
+    return "".join(f"<{tag}>{_escaped_text(text)}</{tag}>" for text in texts)
 
 
-def _escaped(text: Any) -> str:
+def _escaped_text(text: Any) -> str:
     """The text without markup.
 
     Half of a surrogate pair, as in an undecodable file name, cannot be part of a page, so its

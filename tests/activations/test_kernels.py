@@ -336,3 +336,38 @@ def test_forward_values_far_out():
             found = activation(name)(far)
             assert found.dtype == dtype
             assert_close(found, np.concatenate([[low, low], high + 0 * far[2:]]))
+
+
+@pytest.mark.parametrize("exponent", [-300, -345, -500])
+def test_kinks_of_tiny_deviations(exponent):
+    """Kinks at zero are homogeneous: a unit in other units is a power of two times the kernel."""
+    g = np.random.default_rng(0)
+    mean, rows = g.normal(size=4), g.normal(size=(4, 3))
+    rows[1], mean[1] = rows[0], mean[0]
+    unit = 2.0**exponent
+    plain, tiny = Units(mean, rows), Units(unit * mean, unit * rows)
+    for name, degree in (("step", 0), ("relu", 1), ("abs", 1)):
+        expected = kernel(name, "relu", plain, plain).values
+        found = kernel(name, "relu", tiny, plain).values / unit**degree
+        assert_close(found, expected, scale=np.abs(expected).max(), rtol=1e-14)
+        first, slope = first_moments(name, tiny)
+        usual, steep = first_moments(name, plain)
+        assert_close(first / unit**degree, usual, rtol=1e-13)
+        assert_close(slope / unit ** (degree - 1), steep, rtol=1e-13)
+    expected = kernel("step", "step", plain, plain).values
+    assert_close(kernel("step", "step", tiny, tiny).values, expected, scale=1.0, rtol=1e-15)
+
+
+def test_steps_without_variance_are_shut_at_their_threshold():
+    """A unit that does not vary is f(mean), and a step is 0 at its knot."""
+    mean, rows = np.array([0.0, 1e-300, -1e-300, 0.0]), np.zeros((4, 2))
+    rows[3] = 1.0
+    units = Units(mean, rows)
+    for name in ("step", "relu"):
+        open_ = activation(name)(mean[:3])
+        first, _ = first_moments(name, units)
+        found = kernel("step", name, units, units).values
+        assert_close(first[:3], open_, rtol=1e-15)
+        assert_close(found[:3, :3], np.outer(activation("step")(mean[:3]), open_), rtol=1e-15)
+        assert_close(found[0], np.zeros(4))
+        assert_close(found[1], first, rtol=1e-14)

@@ -112,7 +112,7 @@ def test_one_model_after_another_compiles_nothing_new(rng, tmp_path, monkeypatch
     compiled = []
     for count in (4, 5, 6, 7, 8):
         found = tnsim.pairwise(models[:count], store=tmp_path / "store.zarr")
-        programs = features._features, features._compiled_gram, features._squares
+        programs = features._stacked_features, features._compiled_gram, features._squared_norms
         compiled.append([program._cache_size() for program in programs])
     assert found.attrs["plan"].startswith("features")
     assert compiled[2] == compiled[3] == compiled[4]  # one against five, six and seven

@@ -170,6 +170,16 @@ def test_unused_modules_are_no_obstacle():
     assert tnsim.from_module(module).degree == 2
 
 
+def test_convolutions_beyond_a_matrix_say_their_size():
+    """The refusal asks for smaller images, not for the inputs that were given."""
+    images = torch.randn(1, 3, 64, 64)
+    net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Flatten(), nn.Linear(262144, 1))
+    with pytest.raises(
+        tnsim.TooLarge, match=r"1\.1 GiB.* smaller images, or .*Empirical\(inputs\)$"
+    ):
+        tnsim.from_module(net, inputs=images)
+
+
 FIELDS = namedtuple("FIELDS", "hidden logits")
 OUTPUTS = {
     "tuple": lambda y, x: (y, x),

@@ -1,6 +1,7 @@
 """Constants beside states of any size: against recursions with unlimited exponents."""
 
 import dataclasses
+import math
 import warnings
 
 import jax
@@ -16,6 +17,9 @@ from sequence_cases import slow
 
 import tnsim
 from tnsim.all_pairs import run_plan
+from tnsim.compare.resident import in_units
+from tnsim.problems.conditioning import cancellations
+from tnsim.problems.state_sizes import common_units
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -23,8 +27,9 @@ METRICS = {
     "closure of a far mean": tnsim.GaussianClosure([2.0**20, 1.0], [1.0, 2.0**-30]),
 }
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23}
-MARGIN = 130
-"""The error of a cosine is at most this many roundings of each of the n legs; 4.3 were seen."""
+MARGIN = 300
+"""The error of a cosine is at most this many roundings of each of the n legs, amplified as the models amplify
+rounding; 10 were seen."""
 
 
 def constant_model(depth, n_ctx=None, width=1):
@@ -86,9 +91,20 @@ def rounding(a, dtype):
     return MARGIN * EPS[dtype] * a.degree
 
 
+def amplified(a, b, metric):
+    """The factor by which sums that cancel within two models enlarge rounding: 2 to 3 where none cancels.
+
+    Hidden units of random biases cancel by chance, which no unit can mend: in one of a hundred models 2^8-fold.
+    """
+    units = common_units([a, b], metric)
+    models = [in_units(model, units, False).value for model in (a, b)]
+    return math.sqrt(math.prod(cancellations(models, units.metric)))
+
+
 def check(value, a, b, metric, dtype):
     expected = oracle.cosine(a, b, metric)
-    assert_close(float(value), expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
+    rtol = rounding(a, dtype) * amplified(a, b, metric)
+    assert_close(float(value), expected, scale=1.0, rtol=rtol, limited_by=dtype)
 
 
 sizes = st.integers(-40, 40)
@@ -137,14 +153,19 @@ def test_products_of_three_legs(dtype, seed, depth, biases):
     check(tnsim.similarity(a, b, METRICS["tree"], dtype=dtype), a, b, METRICS["tree"], dtype)
 
 
-@pytest.mark.parametrize("depth, expected", [(5, "1.0583538e67"), (3, None)])
+@pytest.mark.parametrize("depth", [5, 3])
 @pytest.mark.parametrize("dtype", EPS)
-def test_a_large_state_is_not_zero(depth, expected, dtype):
+def test_a_large_state_is_not_zero(depth, dtype):
     """Five layers of weights and biases 2: the inner product was 0.0, called exact."""
     a = constant_model(depth)
     true = oracle.inner(a, a, tnsim.TreeSymmetric())
-    if expected is not None:
-        assert_close(float(true), float(expected), rtol=1e-7, limited_by="digits of the constant")
+    # Layers 2 u u + 2 e e of the lifted state, u = (2, 2) and e = (1, 0), in whole numbers: products of the state
+    # with the constant and with itself.
+    with_one, with_itself = 0, 1
+    for _ in range(depth):
+        legs = 4 * (1 + 2 * with_one + with_itself), 2 * (1 + with_one)
+        with_one, with_itself = 2 * legs[1] ** 2 + 2, 4 * legs[0] ** 2 + 8 * legs[1] ** 2 + 4
+    assert_close(float(true), float(with_itself), rtol=1e-14)
     value = tnsim.log_inner(a, a, tnsim.TreeSymmetric(), dtype=dtype)
     assert value.sign == 1
     log = float(mpmath.log(true))

@@ -1,17 +1,20 @@
-"""Attention crossed with derivatives, units, `vmap`, `pairwise` and differences.
+"""Attention crossed with derivatives, units, `vmap`, `pairwise`, differences and paths.
 
 Plans run on NumPy, forward and backward: `eager` gives JAX the derivative of a plan's operations, which PyTorch
 finds by running them one by one, so nothing is compiled.
 """
 
 import dataclasses
+import functools
 import itertools
 from types import SimpleNamespace
 
+import backends
+import component_oracles
 import jax
 import numpy as np
 import pytest
-from closeness import assert_close
+from closeness import LARGEST, assert_close
 from oracles import (
     bilinear,
     dense_product,
@@ -31,8 +34,10 @@ from sequence_oracles import (
 )
 
 import tnsim
+from tnsim.compare import by_points
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.lowering import run_program
+from tnsim.localise.paths import components_in
 from tnsim.metrics.points import Reading
 from tnsim.scaled import scale_exponent
 
@@ -501,3 +506,104 @@ def test_deep_attention_by_diagrams(case, rng):
     found = tnsim.inner(a, b, metric)
     assert found.exact
     assert_close(found, expected, scale=np.sqrt(norms[0] * norms[1]), rtol=1e-11)
+
+
+# ------------------------------------------------------------------------------------- paths
+
+
+@pytest.fixture
+def by_diagrams(monkeypatch):
+    """Gaussian metrics take plans where quadrature, which is the oracle here, would cost less."""
+    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+
+
+def subsets(switches):
+    """All ways to turn some of the switches off."""
+    return itertools.product(*((0, 1) if one else (0,) for one in switches))
+
+
+def of_path(label, names, own, value):
+    """What a path adds: inclusion and exclusion over its own components, the others being on."""
+    chosen = components_in(label)
+    path = [int(name in chosen) for name in own]
+    found = 0.0
+    for some in subsets(path):
+        on = dict(zip(own, some, strict=True))
+        switches = tuple(on.get(name, 1) for name in names)
+        found = found + (-1.0) ** (sum(path) - sum(some)) * value(switches)
+    return found
+
+
+@backends.interpreted
+@pytest.mark.parametrize(
+    ("case", "by", "within"),
+    [
+        ("biases, no rotation, no mask", "layer", None),
+        ("biases, no rotation, no mask", "head", None),
+        ("biases, no rotation, no mask", "head", ("layer 0 head 1",)),
+        ("rotation, some biases", "head", None),
+        ("no constants", "head", None),
+        pytest.param(
+            "attention over bilinear, one coordinate", "head", None, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_paths_over_dependent_positions(case, by, within, rng, by_diagrams):
+    """Paths of attention along plans, against switched forward passes at points of quadrature."""
+    a, b = pair((ONE | DEEP)[case], rng)
+    metric = over_positions(rng, tnsim.Gaussian, a.d_in)
+    found = tnsim.paths(a, b, metric, by=by, within=within)
+    names = tnsim.components(a, by)
+    x, weights = quadrature(a.degree + 1, *sequence_moments(metric, N, a.d_in))
+    x = x.reshape(-1, N, a.d_in)
+
+    def parts(model, labels):
+        def outputs(switches):
+            return component_oracles.switched_outputs(model, x, np.array(switches, float), by)
+
+        return np.stack([of_path(label, names, within or names, outputs) for label in labels])
+
+    one, two = parts(a, found.bra), parts(b, found.ket)
+    wanted = np.einsum("ipsk,p,jpsk->ij", one, weights, two)
+    assert found.exact
+    assert_close(found.values, wanted, scale=LARGEST, rtol=1e-10)
+
+
+@backends.interpreted
+@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
+@pytest.mark.parametrize("by", ["layer", "head"])
+@pytest.mark.parametrize("case", [slow("attention over attention"), "attention over bilinear"])
+def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
+    a, b = pair(TWO[case], rng)
+    found = tnsim.paths(a, b, metric, by=by)
+    names = tnsim.components(a, by)
+    products = products_under(metric)
+
+    @functools.cache
+    def product(*switches):
+        both = zip((a, b), switches, strict=True)
+        return products(*(tnsim.switched(x, np.array(z, float), by) for x, z in both)).sum()
+
+    def entry(one, two):
+        def of_both(first):
+            return of_path(two, names, names, lambda second: product(first, second))
+
+        return of_path(one, names, names, of_both)
+
+    wanted = [[entry(one, two) for two in found.ket] for one in found.bra]
+    assert_close(found.values, wanted, scale=LARGEST, rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------- three layers
+
+
+@pytest.mark.slow
+@backends.interpreted
+@pytest.mark.parametrize("d", [3, 4])
+def test_three_layers_by_diagrams(d, rng, by_diagrams):
+    """Sixteen legs over a mean and a covariance."""
+    layers = ([bilinear(rng, n, 2, 2, True) for n in (d, 2, 2)] for _ in range(2))
+    a, b = map(tnsim.Model, layers)
+    metric = tnsim.Gaussian(*random_gaussian(rng, d))
+    expected = cosine(products_under(metric), a, b)
+    assert_close(tnsim.similarity(a, b, metric), expected, scale=1.0, rtol=1e-11)

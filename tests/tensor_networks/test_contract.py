@@ -500,9 +500,10 @@ def test_weights_of_networks_may_be_complex(rng, backend):
         strip_exponent=True,
         backend=backend,
     )
-    assert_close(mantissa * 10.0 ** (exponent + 200), (1 + 1j) * x @ y, rtol=1e-12)
+    found = mantissa * 10.0 ** (exponent + 200)
+    assert_close(found, (1 + 1j) * x @ y, scale=LARGEST, rtol=1e-12)
     only = tnsim.contract([(0j, chains[0]), (1j, chains[1])], ("i", "k"), backend=backend)
-    assert_close(only, 1j * x @ z, rtol=1e-12)
+    assert_close(only, 1j * x @ z, scale=LARGEST, rtol=1e-12)
     for wrong in ("one", float("nan"), complex(0, float("inf")), [1.0], None):
         with pytest.raises(tnsim.ModelError, match="the weight of network 0 is no finite number"):
             tnsim.contract([(wrong, chains[0])])

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, Gate, Part, Remainder, Wave
-from tnsim.activations.normal import Real, cumulative, density, repeat, smallest
+from tnsim.activations.normal import Real, cumulative, density, repeat, smallest, threshold
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
@@ -37,7 +37,7 @@ def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, R
     quotient is infinite, and times the zero slope of `clip` no number.
     """
     xp = library(mean, deviation)
-    safe = xp.maximum(deviation, smallest(mean.dtype))
+    safe = _divisor(deviation)
 
     def place(end: float) -> Real:
         if abs(end) == inf:
@@ -46,6 +46,12 @@ def span(part: Part, mean: Real, deviation: Real, reach: float) -> tuple[Real, R
 
     low, high = part.support
     return place(low), place(high)
+
+
+def _divisor(deviation: Real) -> Real:
+    """Deviations to divide by; slopes of traces overflow sooner than numbers."""
+    xp, tiny = library(deviation), smallest(deviation.dtype)
+    return xp.where(deviation > 0, deviation, tiny) if xp is np else xp.maximum(deviation, tiny)
 
 
 def trapezoidal_step(distance: Real, order: int = 0) -> Real:
@@ -251,10 +257,11 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
     # p orders further and the surplus is cut off at the end.
     extra = order + (most if gate.width else 0)
     u = mean - gate.knot
-    total = xp.maximum(xp.hypot(deviation, gate.width), smallest(dtype))
+    total = xp.hypot(deviation, gate.width)
     # Beyond 40 deviations the density is zero in float64, and Hermite polynomials of the clipped
     # place stay finite.
-    h = xp.clip(u / total, -40, 40)
+    h = xp.clip(threshold(u, total), -40, 40)
+    total = xp.where(total > 0, total, smallest(dtype))
     k = xp.arange(1, extra + 1, dtype=dtype)[:, None]
     # The density is the first factor of the recursion: polynomials of large arguments then never
     # stand alone, where they would overflow.
@@ -262,7 +269,7 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
     share = deviation / total
     rows = rows * share**k / xp.sqrt(k)
     # Order 0 is the mean of the gate, the orders above follow the closed form.
-    rows = xp.concatenate([cumulative(u / total)[None], rows])
+    rows = xp.concatenate([cumulative(h)[None], rows])
     result = gate.weights[0] * rows
     average = [rows[0]]
     for p in range(1, most + 1):
@@ -278,7 +285,7 @@ def _gate_coefficients(gate: Gate, mean: Real, deviation: Real, order: int) -> R
             # Only the means, the order 0, need the moments of a normal variable cut off at the
             # kink.
             if p == 1:
-                average.append(u * average[0] + deviation * density(u / total))
+                average.append(u * average[0] + deviation * density(h))
             else:
                 average.append(u * average[-1] + deviation**2 * (p - 1) * average[-2])
             rows = xp.concatenate([average[-1][None], deviation * p * rows[:-1] / xp.sqrt(k)])
@@ -348,7 +355,7 @@ def norms(
         An array in the shape of the means for every integrand.
     """
     xp = library(mean, deviation)
-    safe = xp.maximum(deviation, smallest(mean.dtype))
+    safe = _divisor(deviation)
     # Between two landmarks every part is a polynomial or analytic in a strip, so panels of a length
     # that the strips allow converge.
     places = (-inf, *_landmarks(f), inf)

@@ -105,9 +105,11 @@ def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
     return with_side(_GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
 
 
-def gated_kernel_of(first: Expanded, second: Expanded, together: Together = in_turn) -> Kernel:
+def gated_kernel_of(
+    first: Expanded, second: Expanded, together: Together = in_turn, centred: bool = False
+) -> Kernel:
     """The kernel of two layers of gated units, as `kernel_of` makes it of plain ones."""
-    return between(_GatedPairing(first.f, second.f), first, second, together)
+    return between(_GatedPairing(first.f, second.f, centred), first, second, together)
 
 
 def gated_moments(
@@ -175,10 +177,12 @@ class _GatedPairing:
 
     f: Activation
     g: Activation
+    centred: bool = False
 
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
     # is p, 2 is q and 3 is d.
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
+    means = (1, 1)
 
     def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
         _, g12, g21, eps = cross

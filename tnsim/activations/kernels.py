@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import inf
+from math import inf, sqrt
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -36,7 +36,8 @@ ORDER = 64
 _LONG = 256
 """Highest order of the series of single pairs in NumPy, a hundred times cheaper than integrals."""
 _ROUNDING = 32  # units in the last place of gross sizes, in which values are off
-_TURN = 8  # orders between two looks at what is left
+_TURN = 4  # orders between two norms of what is left
+_LOOK = 8  # orders between two looks at what is left in a compiled program
 _BLOCK = 2**18  # pairs of a block of a compiled program
 _CHUNK = 1024  # pairs alone at once
 _GROUP = 64
@@ -191,7 +192,7 @@ class Side(NamedTuple):
 
     parameters: tuple[Real, ...]  # mean, deviation, and what a pairing has besides
     tables: Real  # (kinds, fields, orders, units): of the value, and of slopes by each parameter
-    rest: Real  # (fields, turns, units): norms of what is left after 8, 16, ... orders
+    rest: Real  # (fields, turns, units): norms of what is left after 4, 8, ... orders
     size: Real  # sqrt(E (f w)^2)
     gross: Real  # relative to this values are rounded, see `gross_size`
 
@@ -206,6 +207,8 @@ class Pairing(Protocol):
 
     f: Activation
     g: Activation
+    centred: bool  # whether the product of the means of both units is left out
+    means: tuple[int, int]  # the fields of which order 0 is the mean of a unit
 
     @property
     def terms(self) -> tuple[tuple[int, int], ...]:
@@ -260,7 +263,9 @@ class Plain:
 
     f: Activation
     g: Activation
+    centred: bool = False
     terms = ((0, 0),)
+    means = (0, 0)
 
     def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
         return (1.0,)
@@ -299,15 +304,19 @@ def with_side(pairing: Any, units: Expanded) -> Expanded:
         return units._replace(side=pairing.side(units.f, units.parameters, False))
 
 
-def kernel_of(first: Expanded, second: Expanded, together: Together = in_turn) -> Kernel:
+def kernel_of(
+    first: Expanded, second: Expanded, together: Together = in_turn, centred: bool = False
+) -> Kernel:
     """The kernel of two layers of plain units.
 
     Args:
         first: Units of the rows.
         second: Units of the columns.
         together: Function that runs independent tasks, in threads or in turn.
+        centred: Whether products of means are left out, for numbers on the host: covariances, and
+            no digit lost where means are large beside deviations.
     """
-    return between(Plain(first.f, second.f), first, second, together)
+    return between(Plain(first.f, second.f, centred), first, second, together)
 
 
 def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
@@ -331,13 +340,13 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
 
     energy = energies(f, mean, deviation)
     size = xp.sqrt(energy)
-    return Side(
-        (mean, deviation),
-        xp.stack(kinds)[:, None],
-        left_over(f, c, energy)[None],
-        size,
-        gross_size(f, mean, deviation, size),
-    )
+    gross, rest = gross_size(f, mean, deviation, size), left_over(f, c, energy)
+    if not f.is_polynomial:
+        # Where squares are below the range of floats nothing is known of the rest, and pairs are
+        # computed alone.
+        least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
+        rest = xp.where(gross < least, gross, rest)
+    return Side((mean, deviation), xp.stack(kinds)[:, None], rest[None], size, gross)
 
 
 def highest_order(f: Activation, mean: Real) -> int:
@@ -475,7 +484,11 @@ def numbers_of(
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
         sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        values[i, j] = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        found = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        if pairing.centred:
+            a, b = pairing.means
+            found = found - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
+        values[i, j] = found
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
     sizes = (left.size, right.size), (left.gross, right.gross)
@@ -503,12 +516,19 @@ def _by_long_series(
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
         c, d = left.tables[0, a], right.tables[0, b]
         series = c[_LONG] * d[_LONG]
+        lowest = _lowest(pairing, (a, b))
         # Horner's rule in rho.
-        for k in range(_LONG - 1, -1, -1):
+        for k in range(_LONG - 1, lowest - 1, -1):
             series = series * cross[0] + c[k] * d[k]
+        series = series * cross[0] if lowest else series
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
     return i[left_over], j[left_over], float(tails[~left_over].max(initial=0.0))
+
+
+def _lowest(pairing: Any, fields: tuple[int, int]) -> int:
+    """The lowest order of the series of a pair of fields: 1 for means that are left out."""
+    return int(pairing.centred and fields == pairing.means)
 
 
 def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -556,6 +576,23 @@ def _order_of(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ..
 _TOLERANCE = 4 * float(np.finfo(np.float64).eps)
 
 
+def _turns_of(
+    pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], most: int
+) -> tuple[int, float]:
+    """The fewest turns after which no pair of a tile needs more, and what is then left at most.
+
+    Largest norms and largest correlations bound all pairs at once. Where that is no bound within
+    the tolerance after the given number of turns, the pairs are looked at one by one.
+    """
+    largest = tuple(max(x.max(), -x.min()) for x in cross)
+    own, other = (_quotient(x.rest[:, :most], x.gross).max(-1) for x in (left, right))
+    exponents = _TURN * np.arange(1, own.shape[1] + 1) + 1
+    bounds = _form(pairing, own, other, largest) * largest[0] ** exponents
+    enough = bounds <= _TOLERANCE
+    place = int(np.argmax(enough)) if enough.any() else most - 1
+    return place + 1, float(bounds[place])
+
+
 def _powers(x: np.ndarray, exponent: int) -> np.ndarray:
     """A positive power of an array, by squares."""
     if exponent == 1:
@@ -576,22 +613,33 @@ def _tile(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """The series of a tile into `values`; the pairs that are left over, and the share of others."""
     cross = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
+    left, right = left.part(i), right.part(j)
+    turns, bound = order // _TURN, 0.0
+    finite = pairing.f.is_polynomial or pairing.g.is_polynomial  # a finite sum
+    if not finite:
+        turns, bound = _turns_of(pairing, left, right, cross, turns)
+    order = _TURN * turns
     rho, total, product = cross[0], 0.0, np.empty(cross[0].shape)
     for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
-        # Shapes (orders, rows, 1) and (orders, 1, columns), which broadcast to the tile.
-        c, d = left.tables[0, a, :, i, None], right.tables[0, b, :, None, j]
-        series = c[order] * d[order]
-        for k in range(order - 1, -1, -1):  # Horner's rule
-            series *= rho
-            np.multiply(c[k], d[k], out=product)
-            series += product
+        c, d = left.tables[0, a, : order + 1], right.tables[0, b, : order + 1]
+        # Units of mean zero have coefficients of one parity, beside the linear one.
+        present = c.any(-1) & d.any(-1)
+        present[: _lowest(pairing, (a, b))] = False
+        series, above = np.zeros(rho.shape), order
+        for k in np.flatnonzero(present)[::-1]:  # Horner's rule
+            if above > k:
+                series *= _powers(rho, above - k)
+            series += np.multiply(c[k][:, None], d[k], out=product)
+            above = k
+        if above:
+            series *= _powers(rho, above)
         # A weight that is a plain float is 1, and belongs to the first term of every pairing.
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
-    if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
+    if finite or bound <= _TOLERANCE:
         none = np.zeros(0, int)
-        return none, none, 0.0
-    tails = _tails(pairing, left.part(i), right.part(j), cross, order // _TURN - 1)
+        return none, none, bound
+    tails = _tails(pairing, left, right, cross, turns - 1)
     tails = tails * _powers(np.abs(rho), order + 1)
     marked = tails > _TOLERANCE
     rows, columns = np.nonzero(marked)
@@ -708,12 +756,13 @@ def _block(pairing, slopes, other_unit, second, argument):
     # there are decides whether another turn repays itself.
     def orders(state: tuple[Any, Real, Real, Real, Any]) -> tuple[Any, Real, Real, Real, Any]:
         turn, before, total, _, _ = state
-        for i in range(_TURN):
+        for i in range(_LOOK):
             power = before * rho
-            total = total + term(_TURN * turn + i + 1, power, before)
+            total = total + term(_LOOK * turn + i + 1, power, before)
             before = power
+        place = (turn + 1) * (_LOOK // _TURN) - 1
         left, right = (
-            jax.lax.dynamic_index_in_dim(x.rest, turn, 1, keepdims=False) for x in (first, second)
+            jax.lax.dynamic_index_in_dim(x.rest, place, 1, keepdims=False) for x in (first, second)
         )
         sizes = tuple(jnp.abs(x) for x in cross)
         tail = jnp.abs(before * rho) * _form(pairing, left[:, :, None], right[:, None, :], sizes)
@@ -721,7 +770,7 @@ def _block(pairing, slopes, other_unit, second, argument):
 
     def repays(state: tuple[Any, Real, Real, Real, Any]) -> Real:
         turn, _, _, _, count = state
-        return (turn < ORDER // _TURN) & (count * dear > _TURN * rho.size)
+        return (turn < ORDER // _LOOK) & (count * dear > _LOOK * rho.size)
 
     # Order 0 before the loop; `before` is rho^0.
     one = jnp.ones_like(rho)

@@ -180,13 +180,19 @@ def gated_moments(
         moments, at = [xp.ones_like(mean + deviation)], [xp.zeros_like(mean + deviation)]
         inner_mean = inner_variance = at[0]
     else:
-        total = xp.maximum(xp.hypot(deviation, width), smallest(xp.result_type(mean)))
-        h = mean / total
+        unit = unit_of(mean, deviation, width)
+        mean, deviation = mean / unit, deviation / unit
+        total = xp.hypot(deviation, width)
+        h = threshold(mean, total)
+        total = xp.maximum(total, smallest(xp.result_type(mean)))
         moments, at = [cumulative(h)], [density(h) / total]
         inner_mean, inner_variance = mean * (width / total) ** 2, (deviation * width / total) ** 2
     for p in range(most):
         moments.append(_raised(moments, p, mean, deviation**2) + deviation**2 * at[p])
         at.append(_raised(at, p, inner_mean, inner_variance))
+    if width < inf:
+        moments = [x * unit**p for p, x in enumerate(moments)]
+        at = [x * unit ** (p - 1) for p, x in enumerate(at)]
     return moments, at
 
 
@@ -194,6 +200,42 @@ def _raised(row: list[Real], power: int, mean: Real, variance: Real) -> Real:
     """mean row[power] + power variance row[power - 1], the smooth share of Stein's lemma."""
     raised = mean * row[power]
     return raised + power * variance * row[power - 1] if power else raised
+
+
+def threshold(mean: Real, total: Real) -> Real:
+    """How many deviations a mean lies above the threshold of a gate; far, where nothing varies.
+
+    A gate without width or variance is open above its threshold and shut at it, as the function is.
+
+    Example:
+        >>> [float(threshold(np.float64(x), np.float64(0.0))) > 0 for x in (0.0, 1e-300)]
+        [False, True]
+    """
+    xp = library(mean, total)
+    tiny = smallest(xp.result_type(mean, total))
+    # Slopes of traces overflow sooner than numbers.
+    varies = total > (0.0 if xp is np else tiny)
+    within = xp.clip(mean / xp.where(varies, total, 1.0), -1 / tiny, 1 / tiny)
+    return xp.where(varies, within, xp.where(mean > 0, 100.0, -100.0))
+
+
+def unit_of(mean: Real, deviation: Real, width: float) -> Real:
+    """A power of two in which a variable before a kink at zero is near one where it is tiny.
+
+    Squares of deviations leave the range of floats long before moments of kinks do, and these are
+    homogeneous. Other gates have a width, beside which a tiny variable is none.
+
+    Example:
+        >>> float(unit_of(np.float64(0.0), np.float64(2.0**-500), 0.0)) == 2.0**-499
+        True
+    """
+    xp = library(mean, deviation)
+    size = held(xp.maximum(abs(mean), deviation))
+    one = xp.ones_like(size)
+    if width:
+        return one
+    tiny = (size < smallest(xp.result_type(size)) ** 0.25) & (size > 0)
+    return xp.where(tiny, xp.ldexp(one, xp.frexp(xp.where(tiny, size, 1.0))[1]), 1.0)
 
 
 class GateTables(NamedTuple):
@@ -246,6 +288,8 @@ def gate_tables(
     xp = library(*mean, *deviation, rho, gap)
     (m, n), (s, t), (kappa, lam) = mean, deviation, width
     m, n, s, t, rho, gap = xp.broadcast_arrays(m, n, s, t, rho, gap)
+    unit_u, unit_v = unit_of(m, s, kappa), unit_of(n, t, lam)
+    m, n, s, t = m / unit_u, n / unit_v, s / unit_u, t / unit_v
     c, zero = rho * s * t, xp.zeros_like(rho)
     open_u, open_v = kappa == inf, lam == inf
     # An open gate has no threshold; its noise counts as zero where formulas of the other gate ask
@@ -254,7 +298,7 @@ def gate_tables(
     tiny = smallest(rho.dtype)
     total_s = xp.maximum(xp.hypot(s, noise_u), tiny)
     total_t = xp.maximum(xp.hypot(t, noise_v), tiny)
-    h, k = m / total_s, n / total_t
+    h, k = threshold(m, xp.hypot(s, noise_u)), threshold(n, xp.hypot(t, noise_v))
     # E delta(U) and E delta(V), the first entries of X and Y before the other gate is considered.
     at_u = zero if open_u else density(h) / total_s
     at_v = zero if open_v else density(k) / total_t
@@ -363,4 +407,12 @@ def gate_tables(
                 for q in range(most[1] + 1)
             ]
         )
-    return GateTables(table, x, y, z)
+
+    def scaled(table: list[list[Real]], by_u: int, by_v: int) -> list[list[Real]]:
+        """Moments in the units of the variables; a density has the inverse unit."""
+        return [
+            [value * unit_u ** (p - by_u) * unit_v ** (q - by_v) for q, value in enumerate(row)]
+            for p, row in enumerate(table)
+        ]
+
+    return GateTables(scaled(table, 0, 0), scaled(x, 1, 0), scaled(y, 0, 1), scaled(z, 1, 1))

@@ -18,7 +18,8 @@ from tnsim.compare.by_kernels import check_affordable, kernel_plan, prepared_und
 from tnsim.compare.request import CROSS
 from tnsim.engine.runtime import execution
 from tnsim.models.model import Model
-from tnsim.problems.kernels import KERNEL_DTYPE, PreparedModel, answers, on_host, product_of
+from tnsim.problems.kernel_models import PreparedModel, on_host, product_of
+from tnsim.problems.kernels import KERNEL_DTYPE, answers
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import ScaledSum, add, split, stacked, times
 

@@ -235,8 +235,8 @@ def against_control(
     changed, kept = square(similarity), square(control)
     if not np.array_equal(changed["a"], kept["a"]):
         raise ResultError(
-            f"a control has the steps of its run: found {_row_range(kept)}, and {_row_range(changed)} in the "
-            "run"
+            f"a control has the steps of its run: found {_row_range(kept)}, and "
+            f"{_row_range(changed)} in the run"
         )
     # The last change point is the change; blocks before it only divide the common past.
     start = list(change_points)[-1]

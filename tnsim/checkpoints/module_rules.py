@@ -417,8 +417,8 @@ def _next_unit(
     if norm is not None and not reads_stream:
         # A norm that nothing reads has no place in a rule.
         raise UnsupportedLayer(
-            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there is no layer "
-            f"into which it could go. {ON_INPUTS}"
+            f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there "
+            f"is no layer into which it could go. {ON_INPUTS}"
         )
     raise _unexplained_step(calls, reads_stream, end, norm or last_norm)
 
@@ -663,7 +663,8 @@ def _unexplained_step(
         said += f": it is {name} of it, which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         advice = f". {ON_INPUTS}"
-        said += f"; {_call_name(norm)} is there, which is known before a layer only, inside its residual"
+        said += f"; {_call_name(norm)} is there, which is known before a layer only, "
+        said += "inside its residual"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "

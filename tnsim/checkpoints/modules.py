@@ -40,7 +40,7 @@ from tnsim.checkpoints.module_rules import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, TooLarge, UnsupportedLayer
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
@@ -106,6 +106,7 @@ def from_module(
         UnsupportedLayer: Where a submodule, which the message names with the choices, is not
             recognised.
         ModelError: When the recognised layers compute another function than the module.
+        TooLarge: A convolution would be a matrix of more than 1 GiB.
         MissingExtra: When PyTorch is not installed.
 
     Example:
@@ -268,8 +269,10 @@ def recognised(
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
                     found = _traced_module(module, own, example)
-                except (UnsupportedLayer, ModelError) as why:
+                except (UnsupportedLayer, ModelError, TooLarge) as why:
                     log.debug("%s: %s", type(module).__name__, why)
+                    if isinstance(why, TooLarge) and inputs is not None:
+                        raise  # with inputs that the user gave, the layers themselves are known
                     # Calls of layers say more than operations, where there are any.
                     known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
                     telling = " computes " in str(why) and (inputs is not None or not known)

@@ -41,7 +41,7 @@ from tnsim.activations.activation import (
     jump_relu,
     leaky_relu,
 )
-from tnsim.errors import UnsupportedLayer
+from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
@@ -129,7 +129,8 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
 
     Raises:
         UnsupportedLayer: The module cannot be traced, an operation is neither polynomial nor an
-            activation, or a layer would be too large a matrix.
+            activation.
+        TooLarge: A layer would be a matrix of more than `LARGEST` entries.
 
     Example:
         >>> class Product(torch.nn.Module):
@@ -819,8 +820,10 @@ def _place_of(node: torch.fx.Node) -> str:
 
 def _check_size(entries: int) -> None:
     if entries > LARGEST:
-        raise UnsupportedLayer(
-            f"a layer would be a matrix of {entries:,} entries, at most {LARGEST:,} are written out"
+        raise TooLarge(
+            f"a layer would be a matrix of {entries / 2**27:,.1f} GiB in float64, and layers such "
+            f"as convolutions are written out up to {LARGEST / 2**27:.3g} GiB: give an example of "
+            "smaller images, or compare outputs, metric tnsim.Empirical(inputs)"
         )
 
 

@@ -235,7 +235,8 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         raise UnsupportedLayer(f"a transformer of type {name} {reason}; {_readable_layouts()}")
     if name not in LAYOUTS:
         raise UnsupportedLayer(
-            f"no layout is known of transformers of type {printable(repr(name), 80)}; {_readable_layouts()}"
+            f"no layout is known of transformers of type {printable(repr(name), 80)}; "
+            f"{_readable_layouts()}"
         )
     _check_settings(config)
     return LAYOUTS[str(name)]

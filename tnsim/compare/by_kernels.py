@@ -1,9 +1,9 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
-The route of `Gaussian` and `GaussianClosure` where a model is no polynomial and every model has at
-most a single nonlinear layer (see `problems.kernels`). A sum of models is expanded by bilinearity.
-The certified bound of what series leave out counts in the size of a product, relative to which the
-error of the result is told.
+The route of `Gaussian` where a model is no polynomial and every model has at most one nonlinear
+layer (see `problems.kernels`), and of `GaussianClosure` for any number of such layers (see
+`problems.kernel_models`). A sum of models is expanded by bilinearity. The certified bound of what
+series leave out counts in the size of a product, relative to which the error of the result is told.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
-from tnsim.errors import TooLarge
+from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
-from tnsim.problems.kernels import (
-    KERNEL_DTYPE,
-    ROADS,
+from tnsim.problems.kernel_models import (
+    Meeting,
     PreparedModel,
-    count_of_units,
-    hidden_units,
+    meetings,
     on_host,
-    own_numbers,
-    pair_bytes,
-    pair_work,
     product_of,
-    small_differences,
+    segment_sizes,
     under,
     units_under,
 )
-from tnsim.problems.tensors.kinds import kinds
+from tnsim.problems.kernels import (
+    KERNEL_DTYPE,
+    ROADS,
+    hidden_units,
+    own_numbers,
+    small_differences,
+)
+from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
 from tnsim.sessions import session
 from tnsim.tables import html_table
@@ -64,8 +66,9 @@ class KernelPlan:
         route: The word "kernels".
         dtype: Precision of the computation.
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        units: Numbers of hidden units of both models.
-        kernels: Number of kernels: pairs of models, at every distinct position of a sequence.
+        units: Numbers of hidden units of both models, in the widest layer.
+        kernels: Number of kernels: pairs of models, at every distinct position of a sequence and,
+            under `GaussianClosure`, at every nonlinear layer, where laws of states are made too.
         multiplications: Scalar multiplications of all kernels and of their products with weights.
             Pairs of units of high correlation take more, which depends on weights.
         peak_bytes: Bytes of all arrays alive at once, beside the models.
@@ -122,30 +125,33 @@ def kernel_plan(
     """The plan of the inner products of two models.
 
     Args:
-        a, b: Models, at most one of them polynomial.
+        a, b: Models that `answers` accepts under the metric.
         metric: A Gaussian metric.
         wanted: Inner products that are wanted.
         dtype: Precision of the computation.
     """
     positions = len(marginals(metric, a.d_in, a.n_ctx))
-    counts = count_of_units(kinds(a)), count_of_units(kinds(b))
     item = ITEM_BYTES[dtype]
-    # The numbers of units of bra and ket for each product: False is the first model, True the
-    # second.
-    sides = [(counts[pair.bra == "B"], counts[pair.ket == "B"]) for pair in wanted]
-    work = sum(pair_work(*both, a.d_in, a.d_out) for both in sides)
-    largest = max(pair_bytes(*both, item) for both in sides)
-    kept = item * positions * sum(own_numbers(n, a.d_in, a.d_out) for n in counts)
+    chains = {"A": segment_sizes(kinds(a)), "B": segment_sizes(kinds(b))}
+    met: list[Meeting] = []
+    for pair in wanted:
+        levels = meetings(chains[pair.bra], chains[pair.ket], pair.bra == pair.ket)
+        # Laws of a single model are made with the model, so that its norm takes the last kernel.
+        met += levels[-1:] if pair.bra == pair.ket else levels
+    for chain in chains.values():
+        met += meetings(chain, chain, True)[:-1]
+    kept = sum(own_numbers(x.units, x.d_in, x.d_out) for chain in chains.values() for x in chain)
+    first, second = (max(x.units for x in chain) for chain in chains.values())
     return KernelPlan(
         metric=metric.name,
-        exact=True,
+        exact=bool(metric.is_exact(nonlinear(kinds(a), kinds(b)))),
         route="kernels",
         dtype=dtype,
         outputs=tuple(pair.group for pair in wanted),
-        units=counts,
-        kernels=len(wanted) * positions,
-        multiplications=positions * work,
-        peak_bytes=kept + largest,
+        units=(first, second),
+        kernels=len(met) * positions,
+        multiplications=positions * sum(meeting.work for meeting in met),
+        peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
     )
 
 
@@ -168,7 +174,7 @@ def check_affordable(plan: KernelPlan, budget: Budget) -> None:
 
 
 def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
-    """The inner products of two sums of models of a single nonlinear layer each.
+    """The inner products of two sums of models with an activation, or beside such models.
 
     Args:
         first, second: Models or sums of models.
@@ -180,9 +186,16 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
 
     Raises:
         TooLarge: The computation would exceed the budget.
+        UnsupportedLayer: A model of several nonlinear layers is traced.
     """
     one, two = terms(first), terms(second)
     if traced:
+        if nonlinear(*(kinds(model) for _, model in (*one, *two))) > 1:
+            raise UnsupportedLayer(
+                "GaussianClosure of several nonlinear layers with an activation has no gradients, "
+                "as roots of singular covariances have none: use Gaussian for one nonlinear layer, "
+                "or Empirical(inputs)"
+            )
         request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
     if not traced:
         for (_, a), (_, b) in itertools.product((*one, *two), repeat=2):
@@ -214,6 +227,9 @@ class _Comparison:
         metric, dtype = self.request.metric, KERNEL_DTYPE
         if self.traced:
             made = [(c, under(model, metric, self.request.dtype)) for c, model in summands]
+            return scaled_terms((c, model.exponent, model) for c, model in made)
+        if nonlinear(*(kinds(model) for _, model in summands)) > 1:
+            made = [(c, prepared_under(model, metric, dtype)) for c, model in summands]
             return scaled_terms((c, model.exponent, model) for c, model in made)
         known = [(c, hidden_units(model)) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
@@ -248,7 +264,7 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     """A model under a metric, made once for as long as the model lives.
 
     Args:
-        model: Model of at most a single nonlinear layer, not traced.
+        model: Model that `answers` accepts under the metric, not traced.
         metric: A Gaussian metric.
         dtype: Type of the arrays.
     """

@@ -263,7 +263,7 @@ def plan(
     wanted = ALL if cosine else CROSS
     if answers([bra, ket], metric):
         kernels = kernel_plan(bra, ket, metric, wanted, dtype)
-        return dataclasses.replace(kernels, exact=not guesses(bra, ket))
+        return dataclasses.replace(kernels, exact=kernels.exact and not guesses(bra, ket))
     points = points_of([bra, ket], metric, wanted, slices, dtype)
     if points is not None:
         passes = forward_plan([bra, ket], metric, points, dtype, wanted)

@@ -195,15 +195,15 @@ def one_line(plan: Plan) -> str:
 
 def table(plan: Plan) -> str:
     """A table of a plan as text, a line per property."""
-    return "\n".join(f"{name:<16} {text}" for name, text in _rows(plan))
+    return "\n".join(f"{name:<16} {text}" for name, text in _table_rows(plan))
 
 
 def html(plan: Plan) -> str:
     """A table of a plan as HTML, for notebooks."""
-    return html_table("Plan", _rows(plan))
+    return html_table("Plan", _table_rows(plan))
 
 
-def _rows(plan: Plan) -> list[tuple[str, str]]:
+def _table_rows(plan: Plan) -> list[tuple[str, str]]:
     """Names and descriptions of the properties that tables of a plan show."""
     repeated = f", in {plan.runs} runs" if plan.runs > 1 else ""
     return [

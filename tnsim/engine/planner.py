@@ -71,7 +71,7 @@ def plan_problem(
         # Three steps: terms are settled on their cheapest way, every stage becomes a program, and
         # programs of equal form are numbered once.
         check = _Check(problem, limit / runs)
-        problem = _settled(problem, large, check)
+        problem = _settled_problem(problem, large, check)
         planner = _Planner(problem, large, check)
         for number, stage in enumerate(problem.stages, 1):
             progress.enter_stage(number, len(problem.stages))
@@ -121,9 +121,9 @@ class _Check:
             return
         shapes = dict(self.problem.shapes)
         for stage in self.problem.stages:
-            inputs = _inputs(stage)
+            inputs = _stage_inputs(stage)
             known = tuple(shapes[strip_alias(name)] for name in inputs)
-            given = check_limit(_numbered(stage, inputs), known, self.limit)
+            given = check_limit(_numbered_stage(stage, inputs), known, self.limit)
             shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
         # Checked once; later calls return at once.
         self.limit = math.inf
@@ -155,13 +155,13 @@ class _Planner:
 
     def add(self, stage: Stage) -> None:
         """Plan another stage, as a single program or, where that is long, as several."""
-        inputs = _inputs(stage)
+        inputs = _stage_inputs(stage)
         # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
-        program, source = _program(
-            _numbered(stage, inputs), shapes, exchangeable, self.large, self.check
+        program, source = _stage_program(
+            _numbered_stage(stage, inputs), shapes, exchangeable, self.large, self.check
         )
         self.sources.add(source)
         for definition, output in zip(stage.outputs, program.outputs, strict=True):
@@ -175,11 +175,11 @@ class _Planner:
         *first, last = split(program, MAX_OPERATIONS)
         for part in first:
             outputs = tuple(f"#{len(self.stages)}.{number}" for number in part.gives)
-            self._run(part, names, outputs)
+            self._add_run(part, names, outputs)
             names |= zip(part.gives, outputs, strict=True)
-        self._run(last, names, tuple(definition.name for definition in stage.outputs), stage)
+        self._add_run(last, names, tuple(definition.name for definition in stage.outputs), stage)
 
-    def _run(
+    def _add_run(
         self,
         part: StageSlice,
         names: dict[int, str],
@@ -199,7 +199,7 @@ class _Planner:
         )
 
 
-def _settled(problem: Problem, large: int, check: _Check) -> Problem:
+def _settled_problem(problem: Problem, large: int, check: _Check) -> Problem:
     """The problem with every term written in its cheapest way.
 
     Definitions and leaves that only the other ways needed are dropped.
@@ -210,10 +210,10 @@ def _settled(problem: Problem, large: int, check: _Check) -> Problem:
     shapes = dict(problem.shapes)
     stages = []
     for stage in problem.stages:
-        inputs = _inputs(stage)
+        inputs = _stage_inputs(stage)
         known = tuple(shapes[strip_alias(name)] for name in inputs)
         settled = []
-        chosen = _ways(_numbered(stage, inputs), known, large, check)
+        chosen = _cheapest_ways(_numbered_stage(stage, inputs), known, large, check)
         for d, ways in zip(stage.definitions, chosen, strict=True):
             settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
@@ -221,7 +221,7 @@ def _settled(problem: Problem, large: int, check: _Check) -> Problem:
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
 
 
-def _inputs(stage: Stage) -> tuple[str, ...]:
+def _stage_inputs(stage: Stage) -> tuple[str, ...]:
     """Names that a stage reads and does not define, in order of first use."""
     names: dict[str, None] = {}
     for definition in stage.definitions:
@@ -232,7 +232,7 @@ def _inputs(stage: Stage) -> tuple[str, ...]:
     return tuple(name for name in names if name not in own)
 
 
-def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
+def _numbered_stage(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     """The stage with numbers for names; stages that differ in names only become equal."""
     names = {name: f"in{n}" for n, name in enumerate(inputs)}
     names |= {d.name: f"def{n}" for n, d in enumerate(stage.definitions)}
@@ -257,7 +257,7 @@ def _numbered(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(tuple(definitions), tuple(scale_groups))
 
 
-def _ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choices, ...]:
+def _cheapest_ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choices, ...]:
     """The cheapest way of every term of a numbered stage, from the caches or newly searched."""
 
     def search() -> tuple[Choices, ...]:
@@ -306,7 +306,7 @@ def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
     return tuple(ways)
 
 
-def _program(
+def _stage_program(
     stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int, check: _Check
 ) -> tuple[Program, str]:
     """The program of a numbered stage, from the caches or newly searched, and its searcher."""

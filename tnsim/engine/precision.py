@@ -196,7 +196,7 @@ def known(cosines: Cosine, norms: Sequence[ScaledSum], arithmetic: Arithmetic) -
     is_lost = (cosines.error > USELESS) & (arithmetic.alone <= USELESS)
     for norm in norms:
         is_lost = is_lost | (norm.mantissa <= min(arithmetic.rounding, USELESS) * norm.size)
-    return _without(cosines.value, is_lost)
+    return _without_lost(cosines.value, is_lost)
 
 
 def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
@@ -213,10 +213,10 @@ def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
     """
     is_lost = arithmetic.rounding * product.size > USELESS * abs(product.mantissa)
     is_lost = is_lost & (arithmetic.alone <= USELESS)
-    return product._replace(mantissa=_without(product.mantissa, is_lost))
+    return product._replace(mantissa=_without_lost(product.mantissa, is_lost))
 
 
-def _without(values: Any, is_lost: Any) -> Any:
+def _without_lost(values: Any, is_lost: Any) -> Any:
     """The values, NaN where they are lost, with a gradient of NaN as well."""
     return values * library(values).where(is_lost, np.nan, 1.0).astype(values.dtype)
 

@@ -19,12 +19,12 @@ from tnsim.localise.grams import Setting
 from tnsim.models.components import Component, core_with_output
 from tnsim.models.layers import affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model
+from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
     Prepared,
     readout,
     tells_units_apart,
-    under,
     whole_kernel,
 )
 from tnsim.scaled import power
@@ -81,7 +81,7 @@ def products_of_units(
             for model, own, one in zip((a, b), parts, (bra, ket), strict=True)
         ]
         total: Any = 0.0
-        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+        for count, one, two, _ in last_segments(bra, ket):
             # Legs (h, 1, z) on both sides, and behind them the bias as a further constant. Entry
             # (i, j) of the product is the kernel times the weights with which outputs read both
             # legs.

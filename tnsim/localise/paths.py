@@ -334,7 +334,10 @@ def paths(
     if legs:
         if b is not None or question[1:] != (None, None, None):
             raise ModelError(
-                "legs=True gives the edges of each model by itself: leave out b, within, order, top"
+                "legs=True gives the edges of each model by itself: leave out b, within, order, "
+                "top. Cutting an edge changes a single model, and nothing pairs the edges of two "
+                "models; paths([a, b], legs=True) has the edges of both side by side, and "
+                "paths(a, b) splits their inner product by components"
             )
         if isinstance(a, Model):
             of_one = edges_between(a, by, setting)

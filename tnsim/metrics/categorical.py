@@ -97,7 +97,7 @@ class Categorical:
             listed = points.beginnings if reading.causal else points.sequences
             return listed(p, n_ctx)
         return points.draws(
-            self.samples, seed_number(self.seed), partial(_tokens, p, n_ctx), tokens=True
+            self.samples, seed_number(self.seed), partial(_drawn_tokens, p, n_ctx), tokens=True
         )
 
     def distribution(self, vocabulary: int) -> Float[Array, " vocabulary"]:
@@ -119,7 +119,7 @@ class Categorical:
         return self.probabilities
 
 
-def _tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
+def _drawn_tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:
     """Draw sequences of independent tokens."""
     return rng.choice(len(p), size=(count, n_ctx), p=p)
 

@@ -94,11 +94,11 @@ def rows_of(inputs: Any) -> Any:
     if not os.path.isfile(path):  # noqa: PTH113  (False for names that no file can have)
         raise ModelError(printable(f"{path}: no such file of inputs"))
     if path.suffix == ".safetensors":
-        return _opened(path, StoredInputs)
-    return _opened(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
+        return _opened_file(path, StoredInputs)
+    return _opened_file(path, lambda path: np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _opened(path: Path, reader: Any) -> Any:
+def _opened_file(path: Path, reader: Any) -> Any:
     try:
         return reader(path)
     except ModelError:
@@ -224,12 +224,12 @@ class Empirical:
             # Inputs of weight zero have the logarithm -inf, and drop out of every sum.
             with np.errstate(divide="ignore"):
                 log_weights = np.log(self.weights) - np.log(self.weights.sum())
-        block = partial(_rows, self.inputs, log_weights)
+        block = partial(_weighted_rows, self.inputs, log_weights)
         tokens = self.inputs.dtype.kind in "iu"
         return Points(len(self.inputs), block, drawn=True, tokens=tokens)
 
 
-def _rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> WeightedPoints:
+def _weighted_rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) -> WeightedPoints:
     # Of a file only these rows are read, so finiteness is checked here and not before.
     rows = np.asarray(inputs[start:stop])
     _check_finite(rows, start)

@@ -332,10 +332,10 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
 
 
 _NOISE = 1e-14
-"""Share of the largest eigenvalue, for every coordinate, below which an eigenvalue is rounding."""
+"""Share of the largest eigenvalue, for every coordinate, that is the rounding of given matrices."""
 
 
-def root_of(cov: Any) -> Any:
+def root_of(cov: Any, noise: float = _NOISE) -> Any:
     """A matrix L with `L L^T` the covariance, which may be singular.
 
     The root is taken of the matrix of correlations, so that coordinates of very different variance
@@ -344,6 +344,8 @@ def root_of(cov: Any) -> Any:
 
     Args:
         cov: Covariance (d, d), its diagonal (d,), or None for the identity.
+        noise: Share of the largest eigenvalue, for every coordinate, below which an eigenvalue is
+            taken for zero.
 
     Returns:
         A matrix (d, d), a vector (d,) for a diagonal matrix, or None for the identity.
@@ -365,7 +367,7 @@ def root_of(cov: Any) -> Any:
     # variance has zeros in R.
     units = np.where(deviations > 0, deviations, 1.0)
     values, vectors = np.linalg.eigh((cov + cov.T) / 2 / units / units[:, None])
-    kept = values > _NOISE * values[-1] * len(cov)
+    kept = values > noise * values[-1] * len(cov)
     return units[:, None] * vectors * np.sqrt(np.where(kept, values, 0.0))
 
 

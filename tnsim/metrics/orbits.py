@@ -120,7 +120,7 @@ class _Multigraphs:
         nodes = range(len(self.legs))
         self.edges: list[Edge] = list(itertools.combinations_with_replacement(nodes, 2))
         self.place = {edge: n for n, edge in enumerate(self.edges)}
-        self.images = self._images(_automorphisms_of_both(bra, ket))
+        self.images = self._image_places(_automorphisms_of_both(bra, ket))
 
     @property
     def empty(self) -> bytes:
@@ -142,7 +142,7 @@ class _Multigraphs:
             graph = np.frombuffer(key, np.int8)
             # Any representative will do: automorphisms carry the continuations of one image to
             # those of another, so an orbit has as many continuations from each.
-            free = self.legs - self._degrees(graph)
+            free = self.legs - self._joined_legs(graph)
             # The next edge starts at a leg of the first node with a free leg. That is no choice to
             # count: every leg is joined in the end, and this leg is joined now.
             first = int(np.flatnonzero(free)[0])
@@ -157,7 +157,7 @@ class _Multigraphs:
                 counts.append(count * ways)
         return self._canonical_sum(np.array(graphs), counts)
 
-    def _degrees(self, graph: np.ndarray) -> np.ndarray:
+    def _joined_legs(self, graph: np.ndarray) -> np.ndarray:
         """Number of joined legs of every node; a loop takes two legs of its node."""
         degrees = np.zeros(len(self.legs), int)
         for (u, v), times in zip(self.edges, graph, strict=True):
@@ -165,7 +165,7 @@ class _Multigraphs:
             degrees[v] += times
         return degrees
 
-    def _images(self, automorphisms: list[tuple[int, ...]]) -> np.ndarray:
+    def _image_places(self, automorphisms: list[tuple[int, ...]]) -> np.ndarray:
         """The place from which each entry of an edge vector is taken, for every automorphism."""
         images = []
         for p in automorphisms:

@@ -69,7 +69,7 @@ def marginal(given: Any) -> Marginal:
             )
         return NAMED[given]
     if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
-        return _finite("given nodes", *given)
+        return _finite_distribution("given nodes", *given)
     moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
     whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
     if len(moments) < 2 or not whole or not np.isfinite(moments).all():
@@ -123,7 +123,7 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
             parts = row[n + 2], -a * row[n + 1], -b * before[n + 2]
             after.append(sum(parts))
             sizes.append(sum(map(abs, parts)))
-        if after[0] == 0 and _vanish(after, sizes):
+        if after[0] == 0 and _all_vanish(after, sizes):
             break  # the distribution has k points
         if after[0] <= 0:
             raise ModelError(f"the moments up to E[x^{2 * k}] are those of no distribution")
@@ -133,7 +133,7 @@ def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
     return gauss_rule(np.array([float(a) for a in diagonal]), np.sqrt([float(b) for b in squares]))
 
 
-def _vanish(sums: Sequence[Fraction], sizes: Sequence[Fraction]) -> bool:
+def _all_vanish(sums: Sequence[Fraction], sizes: Sequence[Fraction]) -> bool:
     """Whether sums are zero up to the rounding of the moments in them."""
     both = zip(sums, sizes, strict=True)
     return all(abs(value) <= _ROUNDING * size for value, size in both)
@@ -177,7 +177,7 @@ def _stieltjes(
     return diagonal, off_diagonal
 
 
-def _finite(name: str, nodes: Any, weights: Any) -> Marginal:
+def _finite_distribution(name: str, nodes: Any, weights: Any) -> Marginal:
     """The distribution on finitely many points."""
     nodes, weights = np.asarray(nodes, np.float64), np.asarray(weights, np.float64)
     fits = nodes.shape == weights.shape and np.isfinite(nodes).all() and nodes.size > 0
@@ -192,7 +192,7 @@ def _finite(name: str, nodes: Any, weights: Any) -> Marginal:
     return Marginal(name, lambda count: rule, lambda rng, shape: rng.choice(nodes, shape, p=p))
 
 
-def _tails(nodes: int) -> float:
+def _tail_width(nodes: int) -> float:
     """Standard deviations of a normal beyond which degree 2 * nodes adds nothing to a mean."""
     return 12 + 2 * math.sqrt(2 * nodes)
 
@@ -217,7 +217,7 @@ def _draw_spikes(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     return rng.choice([0.0, 2.0], shape, p=[0.75, 0.25]) * rng.normal(size=shape)
 
 
-def _named() -> dict[str, Marginal]:
+def _named_distributions() -> dict[str, Marginal]:
     def uniform(nodes: int) -> Rule:
         # Legendre's polynomials on [-1, 1], orthonormal: a_k = 0, b_k = k / sqrt(4 k^2 - 1).
         k = np.arange(1.0, nodes)
@@ -229,11 +229,13 @@ def _named() -> dict[str, Marginal]:
         reach = (2 * nodes + 60 + 8 * math.sqrt(2 * nodes)) / math.sqrt(2)
         return [-reach, 0.0, reach]
 
-    half = _of_density(lambda x: np.exp(-(x**2) / 2), lambda nodes: [0.0, _tails(nodes)])
+    half = _of_density(lambda x: np.exp(-(x**2) / 2), lambda nodes: [0.0, _tail_width(nodes)])
     double = _of_density(lambda x: np.exp(-math.sqrt(2) * abs(x)), laplace)
-    modes = _of_density(_bimodal, lambda n: [-1 - 0.3 * _tails(n), 0.0, 1 + 0.3 * _tails(n)])
-    coin = _finite("bernoulli", [0.0, 1.0], [0.5, 0.5])
-    signs = _finite("signs", [-1.0, 1.0], [0.5, 0.5])
+    modes = _of_density(
+        _bimodal, lambda n: [-1 - 0.3 * _tail_width(n), 0.0, 1 + 0.3 * _tail_width(n)]
+    )
+    coin = _finite_distribution("bernoulli", [0.0, 1.0], [0.5, 0.5])
+    signs = _finite_distribution("signs", [-1.0, 1.0], [0.5, 0.5])
     marginals = [
         Marginal("normal", hermite_rule, lambda rng, shape: rng.normal(size=shape)),
         Marginal("half-normal", half, lambda rng, shape: abs(rng.normal(size=shape))),
@@ -247,7 +249,7 @@ def _named() -> dict[str, Marginal]:
     return {one.name: one for one in marginals}
 
 
-NAMED = _named()
+NAMED = _named_distributions()
 """Distributions by name: normal, half-normal `|z|`, uniform on [-1, 1], laplace of variance 1,
 bimodal (-1 or 1 plus 0.3 z), spikes (2 z, or 0 with probability 3/4), bernoulli (0 or 1) and signs
 (-1 or 1), where z is a standard normal number."""
@@ -306,7 +308,7 @@ class Product:
             return
         if not isinstance(given, list):
             given = [given]
-        kept = _Marginals(map(_kept, given))
+        kept = _Marginals(map(_stored_form, given))
         for one in kept:
             marginal(one)
         object.__setattr__(self, "marginals", kept)
@@ -332,7 +334,7 @@ class Product:
             for one in map(marginal, self.marginals):
                 if one.draw is None:
                     raise ModelError(f"nothing can be drawn from {one.name}; leave out samples")
-            draw = partial(_draw, self.marginals, reading.shape)
+            draw = partial(_draw_inputs, self.marginals, reading.shape)
             return draws(self.samples, seed_number(self.seed), draw)
         if math.isinf(reading.degree):
             raise ModelError(
@@ -341,7 +343,7 @@ class Product:
             )
         rules = [marginal(one).rule(reading.degree + 1) for one in self.marginals]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
-        return mapped(product_rule(each), partial(_shaped, reading.shape))
+        return mapped(product_rule(each), partial(_in_shape, reading.shape))
 
 
 class _Marginals(tuple[Any, ...]):
@@ -351,7 +353,7 @@ class _Marginals(tuple[Any, ...]):
     """
 
 
-def _kept(given: Any) -> Any:
+def _stored_form(given: Any) -> Any:
     """A distribution in the form in which the metric stores it: a name, or arrays."""
     if isinstance(given, str):
         return given
@@ -360,11 +362,11 @@ def _kept(given: Any) -> Any:
     return np.asarray(given, np.float64)
 
 
-def _shaped(shape: tuple[int, ...], inputs: Any) -> Any:
+def _in_shape(shape: tuple[int, ...], inputs: Any) -> Any:
     return inputs.reshape(len(inputs), *shape)
 
 
-def _draw(given: tuple, shape: tuple[int, ...], rng: np.random.Generator, count: int) -> Any:
+def _draw_inputs(given: tuple, shape: tuple[int, ...], rng: np.random.Generator, count: int) -> Any:
     """Draw inputs, coordinate by coordinate where distributions differ."""
     drawing = [marginal(one).draw for one in given]
     if len(drawing) == 1:

@@ -150,7 +150,7 @@ def joins_layers(metric: Any) -> TypeGuard[LayerwiseMetric]:
         >>> joins_layers(tnsim.TreeSymmetric()), joins_layers(tnsim.Symmetric())
         (True, False)
     """
-    return _answers(metric, "joinings")
+    return _has_method(metric, "joinings")
 
 
 def adds_up(metric: Any) -> TypeGuard[FiniteMetric]:
@@ -161,10 +161,10 @@ def adds_up(metric: Any) -> TypeGuard[FiniteMetric]:
         >>> adds_up(tnsim.Categorical()), adds_up(tnsim.TreeSymmetric())
         (True, False)
     """
-    return _answers(metric, "points")
+    return _has_method(metric, "points")
 
 
-def _answers(metric: Any, method: str) -> bool:
+def _has_method(metric: Any, method: str) -> bool:
     """Whether a metric has a given method and the attributes of every metric."""
     if getattr(metric, method, None) is None:
         return False

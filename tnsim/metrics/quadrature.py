@@ -101,18 +101,18 @@ def gaussian_points(
     # them are independent: a rotation of z keeps its distribution.
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
-    root = _root(metric, size)
+    root = _covariance_root(metric, size)
     # The model reads each position through the same rows, so a sequence through the block-diagonal
     # matrix of them.
     every = np.kron(np.eye(reading.n_ctx or 1), rows)
-    vectors = _spanned(every @ root, np.abs(every) @ np.abs(root))
+    vectors = _span_basis(every @ root, np.abs(every) @ np.abs(root))
     turned = root @ vectors.T
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     points = product_rule([hermite_rule(nodes)] * turned.shape[1])
-    return mapped(points, partial(_affine, mean, turned, reading.shape))
+    return mapped(points, partial(_affine_points, mean, turned, reading.shape))
 
 
-def _spanned(
+def _span_basis(
     rows: Float[np.ndarray, "rows in"], sizes: Float[np.ndarray, "rows in"]
 ) -> Float[np.ndarray, "directions in"]:
     """An orthonormal basis of the span of some rows, whatever their lengths.
@@ -133,7 +133,7 @@ def _spanned(
     return vectors[values > _RELATIVE * values[0] * max(rows.shape)]
 
 
-def _affine(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
+def _affine_points(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
     return (mean + z @ matrix.T).reshape(len(z), *shape)
 
 
@@ -143,10 +143,10 @@ def gaussian_draws(metric: Any, reading: Reading) -> Draw:
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     root = np.ones(size) if metric.cov is None else root_of(metric.cov)
-    return partial(_normal, mean, root, reading.shape)
+    return partial(_normal_draws, mean, root, reading.shape)
 
 
-def _normal(
+def _normal_draws(
     mean: np.ndarray,
     root: np.ndarray,
     shape: tuple[int, ...],
@@ -167,7 +167,7 @@ def _over_all(metric: Any, reading: Reading) -> Any:
     return flattened(metric, reading.d_in, reading.n_ctx)
 
 
-def _root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
+def _covariance_root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
     """A matrix T with T T' the covariance, which may be singular."""
     root = root_of(metric.cov)
     if root is None:

@@ -96,7 +96,7 @@ def asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers:
     """
     if _joins_by_class(metric):
         return _asked_of_class(type(metric), tuple(orders), nonlinear_layers)
-    return _asked(metric, orders, nonlinear_layers)
+    return _asked_joinings(metric, orders, nonlinear_layers)
 
 
 def _joins_by_class(metric: LayerwiseMetric) -> bool:
@@ -109,25 +109,27 @@ def _joins_by_class(metric: LayerwiseMetric) -> bool:
 def _asked_of_class(
     kind: type[LayerwiseMetric], orders: tuple[Orders, ...], nonlinear_layers: int
 ) -> Joinings:
-    return _asked(kind(), orders, nonlinear_layers)
+    return _asked_joinings(kind(), orders, nonlinear_layers)
 
 
-def _asked(metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers: int) -> Joinings:
+def _asked_joinings(
+    metric: LayerwiseMetric, orders: Collection[Orders], nonlinear_layers: int
+) -> Joinings:
     table = []
     for bra, ket in sorted(set(orders)):
         for centred in (True, False):
             given = tuple(metric.joinings(bra, ket, centred))
             if bra == ket or metric.pairs_within_model:  # other pairs of orders never meet
-                given = tuple(_checked(one, (bra, ket), metric) for one in given)
+                given = tuple(_checked_joining(one, (bra, ket), metric) for one in given)
             table.append(((bra, ket, centred), given))
     exact = bool(metric.is_exact(nonlinear_layers))
     return Joinings(metric.name, bool(metric.pairs_within_model), exact, tuple(table))
 
 
-def _checked(joining: Joining, orders: Orders, metric: LayerwiseMetric) -> Joining:
+def _checked_joining(joining: Joining, orders: Orders, metric: LayerwiseMetric) -> Joining:
     """Check that a joining has every leg of both layers once, and return it as plain data."""
     called = f"{type(metric).__name__}.joinings{orders}"
-    weight = _number(joining.weight, called)
+    weight = _weight_number(joining.weight, called)
     pairs = tuple((Leg(*one), Leg(*two)) for one, two in joining.pairs)
     capped = tuple(Leg(*leg) for leg in joining.capped)
     legs = sorted((*itertools.chain(*pairs), *capped))
@@ -147,7 +149,7 @@ def _checked(joining: Joining, orders: Orders, metric: LayerwiseMetric) -> Joini
     return Joining(weight, pairs, capped, tuple(joining.symmetrised))
 
 
-def _number(weight: Any, called: str) -> float:
+def _weight_number(weight: Any, called: str) -> float:
     """The weight of a joining as a float; weights are part of a plan."""
     try:
         number = float(weight)
@@ -183,15 +185,15 @@ def pairing_rule(metric: LayerwiseMetric) -> PairingRule | None:
         >>> pairing_rule(tnsim.TreeSymmetric()).name
         'SYMMETRISED'
     """
-    return _rule_of_class(type(metric)) if _joins_by_class(metric) else _rule(metric)
+    return _rule_of_class(type(metric)) if _joins_by_class(metric) else _rule_of(metric)
 
 
 @session_cache
 def _rule_of_class(kind: type[LayerwiseMetric]) -> PairingRule | None:
-    return _rule(kind())
+    return _rule_of(kind())
 
 
-def _rule(metric: LayerwiseMetric) -> PairingRule | None:
+def _rule_of(metric: LayerwiseMetric) -> PairingRule | None:
     for way, known in _KNOWN.items():
         if all(tuple(metric.joinings(*one)) == known(*one) for one in ASKED):
             return way
@@ -202,12 +204,12 @@ def _as_written(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return straight(bra, symmetrised=False)
 
 
-def _symmetrised(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+def _symmetrised_joinings(bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
     return straight(bra, symmetrised=True)
 
 
 _KNOWN: dict[PairingRule, Callable[[int, int, bool], tuple[Joining, ...]]] = {
     PairingRule.AS_WRITTEN: _as_written,
-    PairingRule.SYMMETRISED: _symmetrised,
+    PairingRule.SYMMETRISED: _symmetrised_joinings,
     PairingRule.ISSERLIS: gaussian,
 }

@@ -133,13 +133,13 @@ def _in_one_line(self: Any) -> str:
         value = getattr(self, field.name)
         is_default = not hasattr(value, "shape") and value == field.default
         if not is_default:
-            shown.append(f"{field.name}={_shown(value)}")
+            shown.append(f"{field.name}={_shown_value(value)}")
     return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(_shown_value, value))}{',' * (len(value) == 1)})"
     if not hasattr(value, "shape"):
         return repr(value)
     dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
@@ -206,7 +206,7 @@ def host_array(value: Any) -> np.ndarray:
         raise ModelError(f"an array was expected, and no array can be made: {error}") from None
     if array.dtype.kind in "iub":
         return array
-    return array.astype(_wide(array.dtype), copy=False)
+    return array.astype(_wide_dtype(array.dtype), copy=False)
 
 
 def _check_array(value: Any) -> None:
@@ -281,8 +281,8 @@ def as_array(value: Any, what: str, ndim: int, *, real: bool = True) -> Any:
         array([1., 2.])
     """
     if isinstance(value, Tracer):
-        array = value.astype(_wide(value.dtype))
-    elif isinstance(value, jax.Array) and value.dtype == _wide(value.dtype):
+        array = value.astype(_wide_dtype(value.dtype))
+    elif isinstance(value, jax.Array) and value.dtype == _wide_dtype(value.dtype):
         array = value
     else:
         array = _read_only(host_array(value))
@@ -349,7 +349,7 @@ def _check_finite(array: Any, what: str) -> None:
     raise ModelError(f"{what} has {count} NaN or infinite entries, the first at {first}")
 
 
-def _wide(dtype: Any) -> Any:
+def _wide_dtype(dtype: Any) -> Any:
     """The dtype to compute in: at least float32 for floats, float64 for integers."""
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)

@@ -135,7 +135,7 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
     for n, layer in enumerate(models[0].layers):
         if isinstance(layer, Linear) and not linear:
             continue
-        name, parts = _division(core_with_output(layer), by)
+        name, parts = _division_of(core_with_output(layer), by)
         if name is None:
             found.append(Component(f"layer {n}", n, 0, 1, True))
             continue
@@ -151,7 +151,7 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
     return tuple(found)
 
 
-def _division(core: Layer, by: str) -> tuple[str | None, int]:
+def _division_of(core: Layer, by: str) -> tuple[str | None, int]:
     """The name and number of the parts of a layer; no name for a whole layer."""
     if by == "layer" or isinstance(core, Linear):
         return None, 1
@@ -340,24 +340,24 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
     core = core_with_output(layer)
     _, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
-    values = {output: weight * _factors(own, z, weight.shape[1])}
+    values = {output: weight * _column_factors(own, z, weight.shape[1])}
     for k, part in enumerate(own):
         if part.bias and bias is not None:
             values[bias_name(output)] = bias * z[k]
     return _with_core(layer, replaced(core, values))
 
 
-def _factors(own: Sequence[Component], z: Any, width: int) -> Any:
+def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     """The factors of the columns of an output matrix; 1 for columns without a switch."""
     # Place 0 is the constant 1, for columns without a switch; switch k stands at place k + 1.
     place = np.zeros(width, int)
     for k, part in enumerate(own):
         if part.part is not None:
-            place[_columns(part, width)] = k + 1
+            place[_part_columns(part, width)] = k + 1
     return library(z).concatenate([np.ones(1), z])[place]
 
 
-def _columns(part: Component, width: int) -> slice:
+def _part_columns(part: Component, width: int) -> slice:
     """The rows or columns that belong to a component among `width` of them."""
     # A bias alone has no columns.
     assert part.part is not None
@@ -422,8 +422,8 @@ def _check_settings(n: int, first: Layer, second: Layer) -> None:
 
 
 def _check_parts(n: int, one: Layer, two: Layer, by: str) -> None:
-    name, parts = _division(one, by)
-    _, others = _division(two, by)
+    name, parts = _division_of(one, by)
+    _, others = _division_of(two, by)
     # Parts are matched by number, which needs equally many of them.
     if parts != others:
         raise ModelError(
@@ -455,12 +455,12 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
         own = _of_layer(parts, n)
         if len(own):
             # Layers of b stay where no component was asked for.
-            second = _interpolated(first, second, [parts[k] for k in own], s[own])
+            second = _interpolated_layer(first, second, [parts[k] for k in own], s[own])
         layers.append(second)
     return Model(layers, a.n_ctx, b.origin)
 
 
-def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any) -> Layer:
+def _interpolated_layer(first: Layer, second: Layer, own: Sequence[Component], s: Any) -> Layer:
     cores = innermost(first), innermost(second)
     skip, _ = residual_rule(second)
     rows, output = affine_maps(cores[0])
@@ -472,7 +472,7 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
         # residual.
         _, scale = residual_rule(layer)
         weight, bias = getattr(core, output) * scale, _output_bias(core)
-        weights.append(weight * _factors(own, share, weight.shape[1]))
+        weights.append(weight * _column_factors(own, share, weight.shape[1]))
         held = [k for k, part in enumerate(own) if part.bias and bias is not None]
         biases += [bias * scale * share[k] for k in held]
     values: dict[str, Any] = {bias_name(output): sum(biases) if biases else None}
@@ -484,7 +484,7 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
     for name in rows:
         both = [getattr(core, name) for core in cores]
         values[name] = library(both).concatenate(both)
-        values[bias_name(name)] = _beside(cores, name)
+        values[bias_name(name)] = _biases_beside(cores, name)
     if isinstance(cores[0], Attention) and isinstance(cores[1], Attention):
         # Heads stand side by side, so the new layer has those of both.
         values["n_heads"] = cores[0].n_heads + cores[1].n_heads
@@ -492,7 +492,7 @@ def _interpolated(first: Layer, second: Layer, own: Sequence[Component], s: Any)
     return Residual(core, skip) if isinstance(second, Residual) else core
 
 
-def _beside(cores: Sequence[Any], name: str) -> Any:
+def _biases_beside(cores: Sequence[Any], name: str) -> Any:
     """The biases of a map of two layers in turn; None where neither has a bias."""
     biases = [getattr(core, bias_name(name)) for core in cores]
     if all(bias is None for bias in biases):
@@ -544,10 +544,10 @@ def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
         # A part is its rows of every factor and its columns of the output map.
         for name in rows:
             values[name] = _rows_from(cores, name, part)
-            if _beside(cores, name) is not None:
+            if _biases_beside(cores, name) is not None:
                 values[bias_name(name)] = _rows_from(cores, bias_name(name), part, name)
         columns = [np.asarray(getattr(core, output)).T for core in cores]
-        values[output] = _put(columns[0], columns[1], part).T
+        values[output] = _with_rows(columns[0], columns[1], part).T
     return _with_core(own, replaced(cores[0], values))
 
 
@@ -569,11 +569,11 @@ def _rows_from(cores: Sequence[Any], attribute: str, part: Component, sized: str
         array = getattr(core, attribute)
         # None stands for zeros beside a layer that has a bias.
         arrays.append(np.zeros(len(getattr(core, sized))) if array is None else np.asarray(array))
-    return _put(arrays[0], arrays[1], part)
+    return _with_rows(arrays[0], arrays[1], part)
 
 
-def _put(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
-    rows = _columns(part, len(array))
+def _with_rows(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
+    rows = _part_columns(part, len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
     result[rows] = other[rows]
@@ -748,7 +748,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
         if n == first:
             layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))
         if own:
-            layers.append(_wired(layer, own, parts, place, known))
+            layers.append(_wired_layer(layer, own, parts, place, known))
         elif first < n < last:  # a linear layer between components maps each block
             weight, bias = getattr(layer, affine_maps(layer)[1]), _output_bias(layer)
             values = {
@@ -771,7 +771,7 @@ def _in_block(vector: Any, block: int, blocks: int) -> Any:
     return library(vector).kron(np.eye(blocks)[block], vector)
 
 
-def _wired(
+def _wired_layer(
     layer: Layer,
     own: Sequence[int],
     parts: Sequence[Component],
@@ -791,7 +791,9 @@ def _wired(
         for target in own:
             if parts[target].part is not None:
                 leg = _LEGS.get(name, "in")
-                gate[_columns(parts[target], len(matrix))] = _gates(place, target, leg, blocks)
+                gate[_part_columns(parts[target], len(matrix))] = _gate_numbers(
+                    place, target, leg, blocks
+                )
         # The matrix stands once for each block, with the rows of a component gated apart.
         wide = matrix[:, None, :] * known[gate][:, :, None]
         values[name] = wide.reshape(len(matrix), -1)
@@ -799,7 +801,7 @@ def _wired(
     columns = np.zeros((blocks, weight.shape[1]))
     for target in own:
         if parts[target].part is not None:
-            columns[target + 1, _columns(parts[target], weight.shape[1])] = 1.0
+            columns[target + 1, _part_columns(parts[target], weight.shape[1])] = 1.0
         if parts[target].bias:
             values[bias_name(output)] = _in_block(bias, target + 1, blocks)
     if rows:
@@ -809,14 +811,14 @@ def _wired(
         # A linear layer has no rows to gate: its whole matrix reads every block through the gates
         # of its only component.
         (target,) = own
-        row = known[np.array(_gates(place, target, "in", blocks))]
+        row = known[np.array(_gate_numbers(place, target, "in", blocks))]
         only = np.eye(blocks)[target + 1][:, None] * row[None, :]
         values[output] = library(only, weight).kron(only, weight)
     core = replaced(core, values)
     return Residual(core, skip, scale) if isinstance(layer, Residual) else core
 
 
-def _gates(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
+def _gate_numbers(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
     """Numbers of the gates through which a target reads every block, 0 where there is none."""
     # Block 0 is the stream below all components, so block n belongs to component n - 1.
     return [place.get(Edge(block - 1, target, leg), 0) for block in range(blocks)]

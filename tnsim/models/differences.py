@@ -72,7 +72,7 @@ def by_differences(model: Model | Combination, dtype: str) -> Model | Combinatio
     if isinstance(model, Model) or is_traced(model):
         return model
     near = float(np.finfo(dtype).eps) ** 0.125
-    weighted = regrouped(terms(model), near, _gap, _one_difference)
+    weighted = regrouped(terms(model), near, _relative_gap, _one_difference)
     return Combination(weighted) if weighted else model
 
 
@@ -97,7 +97,7 @@ def regrouped(
     """
     found: list[tuple[Any, T]] = []
     nonzero = [(c, part) for c, part in weighted if c != 0]
-    for group in _groups(nonzero, near, gap):
+    for group in _weight_groups(nonzero, near, gap):
         coefficients = [float(c) for c, _ in group]
         # sum_i c_i f_i = total * f_1 + sum_i c_i (f_i - f_1). It pays where the coefficients
         # cancel, total much smaller than size: else the norm is that of f_1, and nothing is lost.
@@ -116,7 +116,7 @@ def regrouped(
     return found
 
 
-def _groups(
+def _weight_groups(
     weighted: Sequence[tuple[Any, T]], near: float, gap: Callable[[T, T], float]
 ) -> list[list[tuple[Any, T]]]:
     """The summands in groups of weights near the weights of the first of the group."""
@@ -132,7 +132,7 @@ def _groups(
 
 
 def _one_difference(a: Model, b: Model, unit: float) -> list[tuple[float, Model]]:
-    return [(unit, _difference(a, b, unit))]
+    return [(unit, _difference_model(a, b, unit))]
 
 
 class _Setting(NamedTuple):
@@ -185,24 +185,24 @@ class _Parts(NamedTuple):
 
     def whole_output(self) -> Float[np.ndarray, "out hidden_and_one"]:
         """The output matrix times the scale, plus the skip of a linear layer."""
-        return self.scale * self.output + (self.skip - self.stream) * _identity(self.output)
+        return self.scale * self.output + (self.skip - self.stream) * _identity_map(self.output)
 
 
-def _identity(output: np.ndarray) -> np.ndarray:
+def _identity_map(output: np.ndarray) -> np.ndarray:
     return np.eye(*output.shape, k=1)
 
 
-def _parts(layer: Layer) -> _Parts:
+def _layer_parts(layer: Layer) -> _Parts:
     core = innermost(layer)
     skip, scale = map(float, residual_rule(layer))
     names, last = affine_maps(core)
-    rows = tuple(_affine(core, name) for name in names)
+    rows = tuple(_affine_array(core, name) for name in names)
     setting = _Setting(type(core))
     if isinstance(core, Attention):
         setting = _Setting(Attention, skip, core.n_heads, core.mask, core.rope_base)
     elif not isinstance(core, Linear):
         setting = _Setting(type(core), skip)
-    return _Parts(setting, rows, _affine(core, last), skip, scale)
+    return _Parts(setting, rows, _affine_array(core, last), skip, scale)
 
 
 def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_one"]:
@@ -210,10 +210,10 @@ def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_on
     # s' O' - s O = s (O' - O) + (s' - s) O': both differences are exact for near numbers
     # (Sterbenz), which the difference of the products would not be.
     change = a.scale * (b.output - a.output) + (b.scale - a.scale) * b.output
-    return change + (b.skip - a.skip) * _identity(b.output)
+    return change + (b.skip - a.skip) * _identity_map(b.output)
 
 
-def _affine(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
+def _affine_array(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
     """The array [bias, weight] of an affine map, with a zero bias where there is none."""
     weight = np.asarray(getattr(core, name), np.float64)
     bias = getattr(core, bias_name(name))
@@ -221,7 +221,7 @@ def _affine(core: Any, name: str) -> Float[np.ndarray, "rows in_and_one"]:
     return np.column_stack([bias, weight])
 
 
-def _gap(a: Model, b: Model) -> float:
+def _relative_gap(a: Model, b: Model) -> float:
     """The largest relative change of an array between two models, as a power of two.
 
     Zero for equal weights, infinite for models of different structure.
@@ -231,7 +231,7 @@ def _gap(a: Model, b: Model) -> float:
     if not (a.is_polynomial and b.is_polynomial):
         return math.inf  # see `problems.kernels.small_differences`
     pairs = []
-    for first, second in zip(map(_parts, a.layers), map(_parts, b.layers), strict=True):
+    for first, second in zip(map(_layer_parts, a.layers), map(_layer_parts, b.layers), strict=True):
         if first.setting != second.setting or first.shapes != second.shapes:
             return math.inf
         pairs += list(zip(first.arrays, second.arrays, strict=True))
@@ -256,10 +256,10 @@ def largest_change(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     return 2.0 ** math.floor(math.log2(gap)) if gap else 0.0
 
 
-def _difference(a: Model, b: Model, unit: float) -> Model:
+def _difference_model(a: Model, b: Model, unit: float) -> Model:
     """The model of `(b - a) / unit`; layers below the first difference are layers of a."""
-    pairs = [(_parts(x), _parts(y)) for x, y in zip(a.layers, b.layers, strict=True)]
-    first = next(n for n, pair in enumerate(pairs) if not _equal(*pair))
+    pairs = [(_layer_parts(x), _layer_parts(y)) for x, y in zip(a.layers, b.layers, strict=True)]
+    first = next(n for n, pair in enumerate(pairs) if not _are_equal(*pair))
     layers = list(a.layers[:first])
     # A stream carries (v, d) past its layer. A linear layer below it therefore makes the pair
     # (v, 0), and a linear layer at the end reads d. Layers without a stream do both themselves.
@@ -279,7 +279,7 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
     # Hidden units come in groups of one product each. The first group is prod A_i(v), read with A_O
     # by the output v' and with D_O by d'. Then every leg i that differs has the product of A_j for
     # j < i, D_i, and B_j for j > i, which d' reads with B_O.
-    rows = [_row(x, y, unit, enters) for x, y in zip(a.rows, b.rows, strict=True)]
+    rows = [_block_row(x, y, unit, enters) for x, y in zip(a.rows, b.rows, strict=True)]
     groups = [[row.a for row in rows]]
     for n, row in enumerate(rows):
         if row.difference.any():
@@ -294,16 +294,16 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
         zero = np.zeros((len(whole), differences * whole.shape[1]))
         output = np.vstack([np.hstack([a.whole_output(), zero]), output])
     stacked = [np.vstack(group) for group in zip(*groups, strict=True)]
-    core = _core(a.setting, stacked, output, len(groups))
+    core = _core_of(a.setting, stacked, output, len(groups))
     return Residual(core, a.stream) if a.stream else core
 
 
-def _core(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups: int) -> Layer:
+def _core_of(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups: int) -> Layer:
     """The layer with this setting that has the given rows and output, in `groups` groups."""
-    down, down_bias = _split(output)
+    down, down_bias = _split_affine(output)
     if setting.kind is Linear:
         return Linear(down, down_bias)
-    legs, biases = zip(*map(_split, rows), strict=True)
+    legs, biases = zip(*map(_split_affine, rows), strict=True)
     if setting.kind is Multilinear:
         return Multilinear(legs, down, biases, down_bias)
     if setting.kind is Bilinear:
@@ -336,7 +336,7 @@ class _Row(NamedTuple):
     difference: Float[np.ndarray, "rows in_and_one"]
 
 
-def _row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
+def _block_row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
     change = (b - a) / unit
     if enters:  # no layer before differs: d = 0, and the state is v alone
         return _Row(a, b, change)
@@ -348,10 +348,10 @@ def _row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
     )
 
 
-def _split(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _split_affine(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """The matrix and the bias of `[bias, weight]`; a bias of zeros becomes None."""
     return affine[:, 1:], affine[:, 0] if affine[:, 0].any() else None
 
 
-def _equal(a: _Parts, b: _Parts) -> bool:
+def _are_equal(a: _Parts, b: _Parts) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))

@@ -96,7 +96,7 @@ def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[
         [3.0, 0.0, 3.0, 4.0]
     """
     found: list[Any] = []
-    for level in _levels(exponents, counts):
+    for level in _split_levels(exponents, counts):
         if found:
             # Continuations of a beginning stand together, so each beginning repeats.
             each = len(level) // len(found[-1])
@@ -129,15 +129,15 @@ def over_prefixes(
         [[4.0], [9.0]]
     """
     if isinstance(layer, Residual):
-        # `_homogeneous` has already brought the skip to the exponents of the inner outputs.
+        # `_homogeneous_layer` has already brought the skip to the exponents of the inner outputs.
         inner = over_prefixes(layer.layer, state, exponents, counts)
         return layer.skip * state + layer.scale * inner
     if not isinstance(layer, Attention):
         return layer(state)
-    return _attention(layer, state, exponents, counts)
+    return _causal_attention(layer, state, exponents, counts)
 
 
-def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
+def _causal_attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
     """The outputs of causal attention at every beginning.
 
     With states `2^e h`, a term of query s and key t has two factors from s (the queries) and three
@@ -153,20 +153,20 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
     def by_level(name: str) -> list[Any]:
         """Rows of queries, keys or values by level, with the axes (beginnings, head, row)."""
         rows = affine(state, getattr(layer, name), getattr(layer, f"{name}_bias"))
-        levels = _levels(rows.reshape(len(rows), heads, -1), counts)
+        levels = _split_levels(rows.reshape(len(rows), heads, -1), counts)
         # Values are not turned.
         if angles is None or name == "v":
             return levels
         return [rotated(level, own) for level, own in zip(levels, angles, strict=True)]
 
     q1, k1, q2, k2, values = map(by_level, ("q1", "k1", "q2", "k2", "v"))
-    scales = _levels(exponents, counts)
+    scales = _split_levels(exponents, counts)
     outputs = []
     for s, count in enumerate(counts):
         z: Any = 0.0
         for t, beginnings in enumerate(counts[: s + 1]):
             shape = beginnings, count // beginnings
-            scores = _scores(q1[s], k1[t], shape) * _scores(q2[s], k2[t], shape)
+            scores = _prefix_scores(q1[s], k1[t], shape) * _prefix_scores(q2[s], k2[t], shape)
             lower = scales[t][:, None] - scales[s].reshape(*shape, 1)  # e_t - e_s, at most 0
             share = shifted(lower.astype(state.dtype) * 0 + 1, 3 * lower)
             weights = scores * share / layer.d_head**2
@@ -179,13 +179,13 @@ def _attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[in
     return affine(z.reshape(len(z), -1), layer.o, layer.o_bias)
 
 
-def _scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
+def _prefix_scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
     """Queries times keys of their beginnings, with axes (beginnings, continuations, head)."""
     by_beginning = queries.reshape(*shape, *queries.shape[1:])
     return (by_beginning * keys[:, None]).sum(axis=-1)
 
 
-def _levels(rows: Any, counts: Sequence[int]) -> list[Any]:
+def _split_levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     """Rows of all levels, split into levels."""
     ends = itertools.accumulate(counts)
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -320,9 +320,9 @@ def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]
     """
     counts = inputs.counts if isinstance(inputs, Prefixes) else None
     layers = tuple(layer for layer, _ in model)
-    values, first = _embedded(layers, inputs)
+    values, first = _embedded_inputs(layers, inputs)
     entry = Scaled(values, model[0].exponent if first else 0.0)
-    return _normalised(entry, ahead(layers[first:]), counts), first
+    return _normalised_state(entry, ahead(layers[first:]), counts), first
 
 
 def after(
@@ -349,9 +349,9 @@ def after(
     if activation_of(layer) is not None:
         values, exponent, order = shifted(values, exponent), exponent * 0.0, 1
     elif _reads_constant(layer):
-        layer = _homogeneous(layer, shifted(exponent.astype(values.dtype) * 0 + 1, -exponent))
+        layer = _homogeneous_layer(layer, shifted(exponent.astype(values.dtype) * 0 + 1, -exponent))
     values = layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
-    return _normalised(Scaled(values, order * exponent + unit), demands, counts)
+    return _normalised_state(Scaled(values, order * exponent + unit), demands, counts)
 
 
 class Ahead(NamedTuple):
@@ -397,7 +397,7 @@ def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "point
     """
     if not (isinstance(inputs, Prefixes) or is_tokens(inputs)):
         return model(inputs)
-    state, first = _embedded(model.layers, inputs)
+    state, first = _embedded_inputs(model.layers, inputs)
     for layer in model.layers[first:]:
         # Plain floats have the exponent 0 at every beginning.
         if isinstance(inputs, Prefixes):
@@ -440,7 +440,9 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
     else:
         wanted = (model.n_ctx,)
     if found != wanted:
-        raise ModelError(f"the models read inputs of shape {_many(wanted)}, found {_many(found)}")
+        raise ModelError(
+            f"the models read inputs of shape {_batch_shape(wanted)}, found {_batch_shape(found)}"
+        )
     if not is_tokens(inputs) or isinstance(ids, Tracer):
         return  # of a traced array only the shape is known
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.d_in:
@@ -475,7 +477,7 @@ def as_read(model: Any, inputs: Any) -> Any:
     return inputs
 
 
-def _many(shape: tuple[int, ...]) -> str:
+def _batch_shape(shape: tuple[int, ...]) -> str:
     """The shape of a batch of inputs in words, with n for the number of inputs."""
     return f"({', '.join(('n', *map(str, shape)))})"
 
@@ -528,7 +530,7 @@ def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
     return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
-def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
+def _embedded_inputs(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     """The state that the first layers leave behind, and the number of these layers (0 or 1).
 
     A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
@@ -545,10 +547,10 @@ def _embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0
 
 
-def _homogeneous(layer: Layer, one: Any) -> Any:
+def _homogeneous_layer(layer: Layer, one: Any) -> Any:
     """The layer over a state whose constant is `one` instead of 1, a number for every input."""
     if isinstance(layer, Residual):
-        inner = _homogeneous(layer.layer, one)
+        inner = _homogeneous_layer(layer.layer, one)
         skip = layer.skip * one ** (layer.order - 1)
         return replaced(layer, {"layer": inner, "skip": skip})
     rows, output = affine_maps(layer)
@@ -561,7 +563,7 @@ def _homogeneous(layer: Layer, one: Any) -> Any:
     return replaced(layer, biases)
 
 
-def _normalised(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
+def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | None) -> State:
     """The same state with its largest entry near 1, for every input.
 
     Where a later layer reads the constant `2^-e`, before the next activation, exponents stay so

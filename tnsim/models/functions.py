@@ -140,9 +140,9 @@ def array_of(outputs: Any, output: str | int | None = None) -> Any:
         >>> array_of({"loss": None, "logits": np.zeros(2)}).shape
         (2,)
     """
-    fields = _fields(outputs)
+    fields = _named_outputs(outputs)
     if output is not None:
-        return _named(outputs, fields, output)
+        return _chosen_output(outputs, fields, output)
     if hasattr(outputs, "shape"):
         return outputs
     if isinstance(outputs, (tuple, list)) and outputs and not fields:
@@ -163,7 +163,7 @@ def array_of(outputs: Any, output: str | int | None = None) -> Any:
     raise ModelError(f"a function that is compared gives an array, found {type(outputs).__name__}")
 
 
-def _fields(outputs: Any) -> dict[str, Any]:
+def _named_outputs(outputs: Any) -> dict[str, Any]:
     """The outputs by name; nothing where outputs have no names."""
     if hasattr(outputs, "shape"):
         return {}
@@ -174,7 +174,7 @@ def _fields(outputs: Any) -> dict[str, Any]:
     return vars(outputs) if hasattr(outputs, "__dataclass_fields__") else {}
 
 
-def _named(outputs: Any, fields: dict[str, Any], output: str | int) -> Any:
+def _chosen_output(outputs: Any, fields: dict[str, Any], output: str | int) -> Any:
     """The output of a name or a place, as an array."""
     several: dict[Any, Any] = dict(fields)
     if isinstance(output, int) and isinstance(outputs, (tuple, list)):
@@ -226,7 +226,7 @@ def input_rows(inputs: Any) -> Any:
     # A list of tuples is a data set with labels.
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
-        raise _labelled(first)
+        raise _labelled_refusal(first)
     return inputs
 
 
@@ -234,7 +234,7 @@ def _of_batch(batch: Any) -> Any:
     """The inputs in a batch of a loader."""
     if isinstance(batch, (tuple, list)):
         if len(batch) != 1:
-            raise _labelled(batch)
+            raise _labelled_refusal(batch)
         return batch[0]
     return _of_mapping(batch) if hasattr(batch, "keys") else batch
 
@@ -260,7 +260,7 @@ def _of_mapping(batch: Any) -> Any:
     )
 
 
-def _labelled(arrays: Any) -> ModelError:
+def _labelled_refusal(arrays: Any) -> ModelError:
     return ModelError(
         f"inputs are one array, found a tuple of {len(arrays)} arrays, as of inputs with labels "
         "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"

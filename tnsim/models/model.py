@@ -45,7 +45,7 @@ def describe(layer: Layer) -> str:
         'Multilinear(1 -> 1, rank 1)'
     """
     if isinstance(layer, Residual):
-        skip, scale = _number(layer.skip), _number(layer.scale)
+        skip, scale = _number_text(layer.skip), _number_text(layer.scale)
         return f"Residual({describe(layer.layer)}, skip={skip}, scale={scale})"
     facts = [f"{layer.d_in} -> {layer.d_out}"]
     names = map_names(layer)
@@ -63,7 +63,7 @@ def describe(layer: Layer) -> str:
     return f"{type(layer).__name__}({', '.join(facts)})"
 
 
-def _number(x: Any) -> str:
+def _number_text(x: Any) -> str:
     return f"{x:g}" if isinstance(x, float) else "array"
 
 
@@ -71,10 +71,10 @@ class _Vector:
     """Arithmetic shared by `Model` and `Combination`."""
 
     def __add__(self, other: Any) -> Combination:
-        return _combine(self, other, 1.0)
+        return _combined_terms(self, other, 1.0)
 
     def __sub__(self, other: Any) -> Combination:
-        return _combine(self, other, -1.0)
+        return _combined_terms(self, other, -1.0)
 
     def __mul__(self, factor: float) -> Combination:
         return Combination(((factor * c, m) for c, m in terms(self)))
@@ -180,7 +180,7 @@ class Model(_Vector):
         The factor of a polynomial is its degree. An activation counts as a square, with a gate as a
         cube: those of the registry grow no faster.
         """
-        return math.prod(_growth(layer) for layer in self.layers)
+        return math.prod(_layer_growth(layer) for layer in self.layers)
 
     @property
     def parameters(self) -> int:
@@ -205,26 +205,26 @@ class Model(_Vector):
 
     def __repr__(self) -> str:
         kinds = ", ".join(map(describe, self.layers))
-        facts = [self._degree, f"{self.parameters:,} parameters"]
+        facts = [self._degree_text, f"{self.parameters:,} parameters"]
         if self.n_ctx is not None:
             facts.insert(0, f"n_ctx {self.n_ctx}")
         return f"Model({kinds}; {', '.join(facts)})"
 
     @property
-    def _degree(self) -> str:
+    def _degree_text(self) -> str:
         return f"degree {self.degree}" if self.is_polynomial else "no polynomial"
 
     def _repr_html_(self) -> str:
         rows = [(f"layer {n}", describe(layer)) for n, layer in enumerate(self.layers)]
         if self.n_ctx is not None:
             rows.append(("positions", str(self.n_ctx)))
-        rows.append(("degree", self._degree.removeprefix("degree ")))
+        rows.append(("degree", self._degree_text.removeprefix("degree ")))
         rows.append(("parameters", f"{self.parameters:,}"))
         rows += [("caveat", caveat) for caveat in caveats(self)]
         return html_table("Model", rows)
 
 
-def _growth(layer: Layer) -> int:
+def _layer_growth(layer: Layer) -> int:
     """The factor of `Model.growth` for a single layer."""
     if activation_of(layer) is None:
         return layer.order
@@ -361,7 +361,7 @@ def guesses(*models: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for origin in origins if origin for one in origin.guesses))
 
 
-def _combine(a: Any, b: Any, sign: float) -> Combination:
+def _combined_terms(a: Any, b: Any, sign: float) -> Combination:
     signed = tuple((sign * coefficient, model) for coefficient, model in terms(b))
     return Combination((*terms(a), *signed))
 

@@ -118,10 +118,10 @@ def scaled(
         return _scaled_by_jax(model, slices, states, below)
     if of_jax:
         model, states, below = jax.tree.map(_on_host, given)
-    return _scaled(model, slices, states, below)
+    return _scaled_model(model, slices, states, below)
 
 
-def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled[Model]:
+def _scaled_model(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled[Model]:
     """Scale a model as `scaled` does, with all arrays from the same library."""
     layers: list[Layer] = []
     unit = _one_if_equal(below)
@@ -133,9 +133,9 @@ def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> S
         last = n + 1 == len(model.layers)
         shared = streams or (last and not slices)
         if states is None or last:  # no layer reads the last state, so its size does not matter
-            layer, unit = _layer(layer, unit, shared, states)
+            layer, unit = _layer_in_units(layer, unit, shared, states)
         else:
-            layer, unit, states = _measured(layer, unit, shared, states)
+            layer, unit, states = _measured_layer(layer, unit, shared, states)
         unit, surplus = _kept_exact(unit)
         # A layer with an activation stands alone, so nothing was taken off below it.
         # f(2^s h) = 2^(n s) f(h) for a layer of order n: what was taken off below grows by the
@@ -147,7 +147,9 @@ def _scaled(model: Model, slices: bool, states: States | None, below: Unit) -> S
     return Scaled(Model(layers, model.n_ctx), unit + beyond)
 
 
-_scaled_by_jax = jax.jit(_scaled, static_argnums=1)  # one program instead of one per operation
+_scaled_by_jax = jax.jit(
+    _scaled_model, static_argnums=1
+)  # one program instead of one per operation
 
 
 def nearest_unit(sizes: Unit) -> Unit:
@@ -173,11 +175,11 @@ def replaced(layer: Any, values: dict[str, Any]) -> Any:
     return copy
 
 
-def _measured(
+def _measured_layer(
     layer: Layer, below: Unit, shared: bool, states: States
 ) -> tuple[Layer, Unit, States]:
     """A layer with an output unit from the measured state above it, the unit and the state."""
-    written, above = _layer(layer, below, shared, states)
+    written, above = _layer_in_units(layer, below, shared, states)
     reached = states.after(written)
     sizes = reached.sizes
     step = nearest_unit(sizes.max() if shared else sizes)
@@ -196,13 +198,15 @@ def _outputs_times(layer: Layer, power: Unit) -> Layer:
         values = {name: shifted(getattr(layer, name), power) for name in ("skip", "scale")}
         return replaced(layer, values)
     _, output = affine_maps(layer)
-    return replaced(layer, _between(layer, output, np.zeros(()), -power))
+    return replaced(layer, _between_units(layer, output, np.zeros(()), -power))
 
 
-def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tuple[Layer, Unit]:
+def _layer_in_units(
+    layer: Layer, below: Unit, shared: bool, states: States | None
+) -> tuple[Layer, Unit]:
     """A layer in the units of its input and output, and the output unit; `shared`: a number."""
     if isinstance(layer, Residual):
-        return _residual(layer, below, states)
+        return _residual_in_units(layer, below, states)
     if isinstance(layer, Elementwise):
         return layer, _of_outputs(below, shared)  # its input has the unit 0, see `scaled`
     # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
@@ -212,35 +216,35 @@ def _layer(layer: Layer, below: Unit, shared: bool, states: States | None) -> tu
         legs = _legs_of_heads(layer, below, states)
         hidden = _hidden_of_heads(layer, legs)
     else:
-        legs = {name: _leg(layer, name, below, states) for name in rows}
+        legs = {name: _leg_units(layer, name, below, states) for name in rows}
         if isinstance(layer, Gated):
             legs["gate"] = np.zeros(())  # an activation reads numbers in the unit 1
         hidden = below  # the output matrix of a linear layer reads the state itself
         if rows:
-            hidden = _one_if_equal(_total(legs.values()))
-    above = _of_outputs(_rows(layer, output, hidden), shared)
-    arrays = _between(layer, output, hidden, above)
+            hidden = _one_if_equal(_total_unit(legs.values()))
+    above = _of_outputs(_row_units(layer, output, hidden), shared)
+    arrays = _between_units(layer, output, hidden, above)
     for name, unit in legs.items():
-        arrays |= _between(layer, name, below, unit)
+        arrays |= _between_units(layer, name, below, unit)
     return replaced(layer, arrays), above
 
 
-def _leg(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
+def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
     """Units of the rows of a leg: from weights alone, or from values if states are measured."""
     # Units of weights first, then of values read through weights near 1: of_rows sees no overflow.
-    unit = _rows(layer, name, below)
+    unit = _row_units(layer, name, below)
     if states is None:
         return unit
-    arrays = _between(layer, name, below, unit)
+    arrays = _between_units(layer, name, below, unit)
     return unit + nearest_unit(states.of_rows(arrays[name], arrays[bias_name(name)]))
 
 
-def _residual(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
+def _residual_in_units(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
     """A residual with both its terms in the unit of their sum, and that unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
-    inner, unit = _layer(layer.layer, below, shared=True, states=states)
+    inner, unit = _layer_in_units(layer.layer, below, shared=True, states=states)
     terms = exponents_of(layer.skip) + below, exponents_of(layer.scale) + unit
-    above = _of_outputs(_stepped(larger(*terms)), shared=True)
+    above = _of_outputs(_stepped_units(larger(*terms)), shared=True)
     values = {
         "layer": inner,
         "skip": shifted(layer.skip, below - above),
@@ -253,26 +257,26 @@ def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
     """Units of the products that the output matrix reads: a value times both scores of a head."""
     queries_and_keys = ("q1", "k1", "q2", "k2")
     # Rows of a head share a unit, so every d_head-th entry names it once per head.
-    scores = _total(legs[name][:: layer.d_head] for name in queries_and_keys)
+    scores = _total_unit(legs[name][:: layer.d_head] for name in queries_and_keys)
     return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
 
-def _total(units: Iterable[Unit]) -> Unit:
+def _total_unit(units: Iterable[Unit]) -> Unit:
     """Unit of a product, the sum of the exponents of its factors."""
     return functools.reduce(operator.add, units)
 
 
 def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict[str, Unit]:
     """Units of the rows of queries, keys and values; rotations mix the rows of a head."""
-    legs = {"v": _leg(layer, "v", below, states)}
+    legs = {"v": _leg_units(layer, "v", below, states)}
     for name in ("q1", "k1", "q2", "k2"):
         # A single unit for each head, since a rotation adds multiples of its rows to one another.
-        by_head = _leg(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
+        by_head = _leg_units(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
         legs[name] = by_head.max(axis=1).repeat(layer.d_head)
     return legs
 
 
-def _rows(layer: Layer, name: str, below: Unit) -> Unit:
+def _row_units(layer: Layer, name: str, below: Unit) -> Unit:
     """Units of the rows of `[W, b]` read from the unit below, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if below.ndim == 0:
@@ -282,10 +286,10 @@ def _rows(layer: Layer, name: str, below: Unit) -> Unit:
     if bias is not None:
         # The constant that the bias reads has the exponent 0 in every unit.
         exponents = larger(exponents, exponents_of(bias))
-    return _stepped(exponents)
+    return _stepped_units(exponents)
 
 
-def _stepped(exponents: Any) -> Any:
+def _stepped_units(exponents: Any) -> Any:
     """Units of entries with `2^(e - 1) <= |x| < 2^e`; the largest entry then lies in [2^-7, 2).
 
     Steps are counted down from the largest entry, so that entries of similar size share a unit:
@@ -298,7 +302,7 @@ def _stepped(exponents: Any) -> Any:
     return _STEP * (xp.ceil((largest - 1) / _STEP) - below)
 
 
-def _between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
+def _between_units(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
     """The arrays `W` and `b` of an affine map, written between two units."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
     if bias is not None:

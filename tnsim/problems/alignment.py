@@ -58,7 +58,7 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
     # the loop ends.
     while i < len(bra) or j < len(ket):
-        advances_bra, advances_ket = _advances(_order_at(bra, i), _order_at(ket, j))
+        advances_bra, advances_ket = _both_advance(_order_at(bra, i), _order_at(ket, j))
         step = Step(i if advances_bra else None, j if advances_ket else None)
         steps.append(step)
         if not metric.pairs_within_model:
@@ -103,7 +103,7 @@ def _order_at(layers: Sequence[Ordered], number: int) -> int | None:
     return layers[number].order if number < len(layers) else None
 
 
-def _advances(bra: int | None, ket: int | None) -> tuple[bool, bool]:
+def _both_advance(bra: int | None, ket: int | None) -> tuple[bool, bool]:
     """Whether the next layers of bra and ket are applied, by their orders."""
     if bra is None or ket is None:
         return bra is not None, ket is not None

@@ -54,7 +54,7 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.problems.tensors.lifted import in_float64
-from tnsim.scaled import Scaled, library
+from tnsim.scaled import Scaled, exponents_of, library, shifted
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""
@@ -128,7 +128,7 @@ def _amplified(model: Model, inputs: Any) -> Any:
         exponents = outputs.exponent[:, 0]
         counts = xp.exp2(2 * (exponents - exponents.max()))
         of_all = (counts * changed).sum(axis=-1) / (counts * sizes).sum()
-        largest = xp.maximum(of_all, xp.nanmedian(of_each, axis=-1)).max() / model.degree**2
+        largest = xp.maximum(of_all, xp.nanmedian(of_each, axis=-1)).max() / model.growth**2
         return xp.where(xp.isnan(largest), 1.0, largest)
 
 
@@ -277,7 +277,8 @@ def _in_one_scale(states: State) -> Any:
     """
     values, exponents = states
     xp = library(values, exponents)
-    return values * xp.exp2(xp.minimum(exponents - xp.median(exponents), _LARGEST))
+    median = xp.sort(exponents.ravel())[exponents.size // 2]
+    return values * xp.exp2(xp.minimum(exponents - median, _LARGEST))
 
 
 def _of_unit_scale(layers: Sequence[Layer]) -> ScaledLayers:
@@ -329,7 +330,7 @@ def _principal_axes(states: Sequence[Samples]) -> _Basis:
     powers = -xp.rint(xp.log2(xp.clip(squares / largest, 4.0**-_MOST_UNITS, 1.0)) / 2)
     square, error = _product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
-    return _Basis(vectors.T, excess, xp.ldexp(xp.ones((), flat.dtype), powers.astype("int32")))
+    return _Basis(vectors.T, excess, shifted(xp.ones((), flat.dtype), powers))
 
 
 def _in_bases(layer: Layer, below: _Basis | None, above: _Basis | None) -> Layer:
@@ -433,12 +434,12 @@ def _derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
 def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices rows columns"]:
     """Matrices of few bits relative to the largest entry of each row, which add up to a matrix."""
     xp = library(matrix)
-    _, exponent = xp.frexp(abs(matrix).max(axis=1, keepdims=True))
+    exponent = exponents_of(abs(matrix).max(axis=1, keepdims=True))
     about = xp.finfo(matrix.dtype)
     least = about.minexp if xp is jnp else about.minexp - about.nmant  # XLA has no subnormals
     # Slice k is a multiple of 2^(exponent - bits k), so it has at most `bits` bits.
     powers = exponent - bits * np.arange(1, count + 1)[:, None, None]
-    units = xp.ldexp(xp.ones((), matrix.dtype), xp.maximum(powers, least))
+    units = shifted(xp.ones((), matrix.dtype), xp.maximum(powers, least))
 
     def cut(matrix: Any, unit: Any) -> tuple[Any, Any]:
         """The rest of a matrix, and its multiple of a unit."""

@@ -350,14 +350,14 @@ class Bottom(NamedTuple):
     bond: str
 
 
-def _bond(slot: Slot, level: int, copy: int) -> str:
+def _bond_index(slot: Slot, level: int, copy: int) -> str:
     """Index at the output of a copy of a layer, distinct in bra and ket even for a single model."""
     return f"{slot}{level}.{copy}"
 
 
-def _root(slot: Slot, tree: Tree) -> str:
+def _root_index(slot: Slot, tree: Tree) -> str:
     """Index at the output of a whole tree."""
-    return _bond(slot, max(len(tree.orders) - 1, 0), 0)
+    return _bond_index(slot, max(len(tree.orders) - 1, 0), 0)
 
 
 def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
@@ -369,18 +369,18 @@ def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
             # Copies of a level are numbered from left to right, so that the children of copy c are
             # consecutive.
             children = range(copy * order, (copy + 1) * order)
-            legs = tuple(_bond(slot, level - 1, child) for child in children)
-            yield _Node(level, _bond(slot, level, copy), legs)
+            legs = tuple(_bond_index(slot, level - 1, child) for child in children)
+            yield _Node(level, _bond_index(slot, level, copy), legs)
         # A layer of order n reads n copies of the tree below.
         copies *= order
 
 
-def _bottoms(parts: TreeOperands, pair: Pair) -> list[Bottom]:
+def _bottom_nodes(parts: TreeOperands, pair: Pair) -> list[Bottom]:
     """The first-layer nodes, numbered as diagrams number them: bra first, then ket."""
     nodes = []
     for slot, side in zip(SLOTS, pair, strict=True):
         for copy in range(parts.trees[side].bottoms):
-            nodes.append(Bottom(side, _bond(slot, 0, copy)))
+            nodes.append(Bottom(side, _bond_index(slot, 0, copy)))
     return nodes
 
 
@@ -400,9 +400,9 @@ def _over_layers(
         tree = parts.trees[side]
         for node in _upper_nodes(slot, tree):
             operands += parts.node(side, node.level, node.bond, node.legs, dense)
-        merged.unite(_root(slot, tree), OUTPUT)
+        merged.unite(_root_index(slot, tree), OUTPUT)
 
-    operands += first_layer(parts, _bottoms(parts, pair), diagram.edges, dense, merged)
+    operands += first_layer(parts, _bottom_nodes(parts, pair), diagram.edges, dense, merged)
     if parts.lifted:
         operands.append(parts.trace)
     return merged.renamed(operands)
@@ -423,7 +423,7 @@ def write_over_upper(
     operands: list[Operand] = []
     nodes: list[Bottom] = []
     for slot, side, count in zip(SLOTS, pair, free, strict=True):
-        own = [Bottom(side, _bond(slot, 0, copy)) for copy in range(count)]
+        own = [Bottom(side, _bond_index(slot, 0, copy)) for copy in range(count)]
         bonds = [node.bond for node in own]
         operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
         nodes += own
@@ -479,7 +479,7 @@ def _over_units(
 ) -> tuple[Operand, ...]:
     """Matrices between hidden units; the bond at a node's output also names the node's units."""
     merged = Merge()
-    bottoms = _bottoms(parts, pair)
+    bottoms = _bottom_nodes(parts, pair)
     # Nodes with a loop are replaced by their mean further up and have no legs or units of their
     # own.
     looped = {bottoms[u].bond for u, v in diagram.edges if u == v}
@@ -495,7 +495,7 @@ def _over_units(
             ends = free_legs[one.bond].pop(), free_legs[two.bond].pop()
             operands += parts.edge(Pair(one.side, two.side), ends, merged)
     if form == "tops":
-        operands += _tops(parts, pair)
+        operands += _top_layers(parts, pair)
     else:
         operands += _at_outputs(parts, pair, looped, slices)
     return merged.renamed(operands)
@@ -537,7 +537,7 @@ def _up_the_trees(
     return operands, free_legs
 
 
-def _tops(parts: TreeOperands, pair: Pair) -> list[Operand]:
+def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
     """V of both trees: the layers above level 1."""
     operands = []
     for slot, side in zip(SLOTS, pair, strict=True):
@@ -562,7 +562,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     K is summed over outputs, so it cannot be used where outputs stay open. A root that is itself a
     looped first-layer node has no units left: its mean carries the output index.
     """
-    roots = [_root(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
+    roots = [_root_index(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     if not slices and not any(root in looped for root in roots):
         # K = D_A^T D_B holds the sum over outputs, computed once for all diagrams.
         return [Operand(units_at_outputs(pair), tuple(roots))]

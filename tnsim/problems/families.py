@@ -294,7 +294,7 @@ class WholeTree:
         return type(self), self.lifted, self.raises_linear, self.n_ctx
 
     def prepare(self, model: Model) -> Model:
-        return _raised(model) if self.raises_linear else model
+        return _raised_model(model) if self.raises_linear else model
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
@@ -326,10 +326,10 @@ class WholeTree:
             leaves[COVARIANCE] = second_moment_at(metric, d_in, self.lifted, t)
         leaves |= identities(names, {IDENTITY: d_in + self.lifted})
         if TRACE in names:
-            leaves[TRACE] = self._trace()
+            leaves[TRACE] = self._trace_array()
         return only(names, leaves)
 
-    def _trace(self) -> np.ndarray:
+    def _trace_array(self) -> np.ndarray:
         """The array that leaves out the constant and, for sequences, adds up positions."""
         d_out = self.bra[-1].d_out
         positions = self.n_ctx or 1
@@ -378,18 +378,18 @@ class Tokens(_RunOnce):
         family = cls(metric.name, token_kind(a), ket, a.n_ctx, ())
         # Shapes of the leaves without their numbers: the arrays are evaluated abstractly, since a
         # table over a vocabulary would take memory.
-        leaves = family._constants(metric, a.d_in)
+        leaves = family._constants_of(metric, a.d_in)
         for side, model in by_side(a, b).items():
             leaves |= jax.eval_shape(functools.partial(family.weights, side), model)
         shapes = {name: leaf.shape for name, leaf in leaves.items()}
         return dataclasses.replace(family, shapes=tuple(sorted(shapes.items())))
 
     @property
-    def _kinds(self) -> tuple[TokenKind, ...]:
+    def _kinds_of(self) -> tuple[TokenKind, ...]:
         return (self.bra,) if self.ket is None else (self.bra, self.ket)
 
-    def _constants(self, metric: Metric, d_in: int) -> dict[str, Any]:
-        return token_inputs(token_probabilities(metric, d_in), self._kinds, self.n_ctx)
+    def _constants_of(self, metric: Metric, d_in: int) -> dict[str, Any]:
+        return token_inputs(token_probabilities(metric, d_in), self._kinds_of, self.n_ctx)
 
     @property
     def exact(self) -> bool:
@@ -401,22 +401,22 @@ class Tokens(_RunOnce):
 
     @property
     def layout(self) -> Hashable:
-        return type(self), self._kinds, self.n_ctx
+        return type(self), self._kinds_of, self.n_ctx
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
         return fold_tokens(models, dict(self.shapes), pairs, slices)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
-        return token_weights(side, model, self._kinds, self.n_ctx)
+        return token_weights(side, model, self._kinds_of, self.n_ctx)
 
     def inputs(
         self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
     ) -> dict[str, Any]:
-        return only(names, self._constants(metric, d_in))
+        return only(names, self._constants_of(metric, d_in))
 
 
-def _raised(model: Model) -> Model:
+def _raised_model(model: Model) -> Model:
     """A linear model raised to a bilinear model, any other model unchanged."""
     return model if max(model.orders) > 1 else raised(model)
 
@@ -424,7 +424,7 @@ def _raised(model: Model) -> Model:
 def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
     """Kinds of a model's layers, over the flattened input for a model of sequences."""
     if raises_linear:
-        model = _raised(model)
+        model = _raised_model(model)
     if model.n_ctx is None:
         return kinds(model)
     return tuple(flat_kind(layer, model.n_ctx) for layer in model.layers)
@@ -443,10 +443,10 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
         >>> type(choose(model, None, tnsim.TreeSymmetric())).__name__
         'LayerWise'
     """
-    return _family(a, b, metric).of(a, b, metric)
+    return _family_of(a, b, metric).of(a, b, metric)
 
 
-def _family(a: Model, b: Model | None, metric: Metric) -> type[Family]:
+def _family_of(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     if isinstance(metric, Categorical):
         return Tokens
     other = a if b is None else b

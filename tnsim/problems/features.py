@@ -297,7 +297,7 @@ def block(
         values, own = _of_models(models, space, metric, dtype)
         if exponents.ndim == 2:  # one exponent per output
             own = own[:, None]
-        lengths = _lengths(values)[: len(models)]
+        lengths = _vector_lengths(values)[: len(models)]
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
@@ -305,10 +305,10 @@ def block(
         single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
         if weights is None:
             return single
-        return _combined(single._replace(values=values[: len(models)]), weights, dtype)
+        return _combined_features(single._replace(values=values[: len(models)]), weights, dtype)
 
 
-def _combined(
+def _combined_features(
     single: FeatureBlock, weights: Float[np.ndarray, "rows models"], dtype: str
 ) -> FeatureBlock:
     """Features of combinations of models, from the features of the models."""
@@ -323,7 +323,7 @@ def _combined(
     # k rows, m models, o outputs, f features.
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
     values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
-    return FeatureBlock(values, exponent, _lengths(values), sizes)
+    return FeatureBlock(values, exponent, _vector_lengths(values), sizes)
 
 
 def norms(block: FeatureBlock, slices: bool) -> ScaledSum:
@@ -351,7 +351,7 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
         Products (rows, columns), or (rows, columns, out) where outputs are told apart.
     """
     if library(rows.values) is np:
-        gram = _gram(rows.values, columns.values, slices)
+        gram = _gram_block(rows.values, columns.values, slices)
     else:
         with execution.precision():
             gram = _compiled_gram(spread(rows.values), replicated(columns.values), slices)
@@ -364,25 +364,25 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
     return ScaledSum(mantissa, exponent, size / 2)
 
 
-def _lengths(values: Any) -> Float[np.ndarray, "models out"]:
+def _vector_lengths(values: Any) -> Float[np.ndarray, "models out"]:
     """Lengths of vectors by output."""
-    return np.sqrt(np.asarray(_squares(values), np.float64))
+    return np.sqrt(np.asarray(_squared_norms(values), np.float64))
 
 
 @jax.jit
-def _squares(values: Any) -> Float[jax.Array, "models out"]:
+def _squared_norms(values: Any) -> Float[jax.Array, "models out"]:
     """Squared norms; compiled, so that no second array of all features is made."""
     return jnp.sum(values * values, axis=2)
 
 
-def _gram(rows: Any, columns: Any, slices: bool) -> Any:
+def _gram_block(rows: Any, columns: Any, slices: bool) -> Any:
     """Dot products of all rows with all columns."""
     if slices:
         return library(rows).einsum("kof,lof->klo", rows, columns, optimize=True)
     return rows.reshape(len(rows), -1) @ columns.reshape(len(columns), -1).T
 
 
-_compiled_gram = jax.jit(_gram, static_argnames="slices")
+_compiled_gram = jax.jit(_gram_block, static_argnames="slices")
 
 
 def _of_models(
@@ -402,7 +402,7 @@ def _of_models(
         nbytes = space.length * space.d_out * np.dtype(dtype).itemsize
         weights += [weights[-1]] * (_padded(len(members), nbytes) - len(members))
         stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
-        values, exponent = _features(spread(stack), inputs, space)
+        values, exponent = _stacked_features(spread(stack), inputs, space)
         # Models come back in groups of equal layers; `back` restores the order of the caller.
         order += members
         if len(groups) > 1 and len(values) > len(members):
@@ -431,7 +431,7 @@ def _padded(count: int, nbytes: int) -> int:
 
 
 @partial(jax.jit, static_argnames="space")
-def _features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
+def _stacked_features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
     """Features (models, out, features) of stacked weights, and their exponents (models,).
 
     Args:

@@ -202,7 +202,7 @@ def sums(
     every = [*rows, *(columns or ())]
     # A part that several rows have in common runs once.
     parts = {id(part): part for terms in every for _, part in terms}
-    work = _work(parts.values(), points)
+    work = _forward_work(parts.values(), points)
     largest = max(stop - start for start, stop in groups(points))
     # Every group is cut into batches of one size, so that compiled passes have one shape.
     size = batch_size(list(parts.values()), points, largest, dtype, budget)
@@ -220,11 +220,11 @@ def sums(
                 share += float(np.exp(batch.log_weights).sum())
                 vectors = passes.at(batch)
                 _check_shapes(vectors, batch)
-                first = [_sum(terms, vectors, dtype) for terms in rows]
+                first = [_sum_vector(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
-                    second = [_sum(terms, vectors, dtype) for terms in columns]
-                batches.append(_gram(first, second, slices))
+                    second = [_sum_vector(terms, vectors, dtype) for terms in columns]
+                batches.append(_gram_block(first, second, slices))
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
@@ -281,7 +281,7 @@ class _Passes:
             found[key] = self._of_function(function, batch, halves)
         # Models whose first layer is one object and that demand the same of the state are begun
         # together.
-        for keys in self._alike(list(self.models), 0, 1):
+        for keys in self._groups_alike(list(self.models), 0, 1):
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
@@ -289,15 +289,17 @@ class _Passes:
                 inputs = inputs.astype(self.dtype)
             if self.mode == "traced":
                 inputs = jax.tree.map(jnp.asarray, inputs)
-            layers = {key: self._scaled(self.models[key], unit) for key in keys}
+            layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
             if len(keys) == 1:
-                found[keys[0]] = self._finished(self.rest(layers[keys[0]], inputs, halves, counts))
+                found[keys[0]] = self._finished_vector(
+                    self.rest(layers[keys[0]], inputs, halves, counts)
+                )
             else:
                 state, done = entered(layers[keys[0]], inputs)
-                found |= self._behind(layers, done, state, halves, counts)
+                found |= self._vectors_behind(layers, done, state, halves, counts)
         return found
 
-    def _behind(
+    def _vectors_behind(
         self,
         layers: dict[int, ScaledLayers],
         done: int,
@@ -309,18 +311,18 @@ class _Passes:
         # Recursion over depth: models that have the next layer in common run it once, and each
         # group goes on by itself where the layers begin to differ.
         found: dict[int, Vector] = {}
-        for same in self._alike(list(layers), done, done + 1):
+        for same in self._groups_alike(list(layers), done, done + 1):
             following = layers[same[0]][done:]
             if len(same) == 1:
-                found[same[0]] = self._finished(self.rest(following, state, halves, counts))
+                found[same[0]] = self._finished_vector(self.rest(following, state, halves, counts))
                 continue
             (layer, unit), *later = following
             reached = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
             alike = {key: layers[key] for key in same}
-            found |= self._behind(alike, done + 1, reached, halves, counts)
+            found |= self._vectors_behind(alike, done + 1, reached, halves, counts)
         return found
 
-    def _alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
+    def _groups_alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
         """Models in groups that have the layers from `start` to `stop - 1` in common.
 
         A state is normalised as the layers ahead demand, so a group has equal demands. The outputs
@@ -334,7 +336,7 @@ class _Passes:
             groups.setdefault(same, []).append(key)
         return list(groups.values())
 
-    def _scaled(self, model: Model, unit: Unit) -> ScaledLayers:
+    def _scaled_model(self, model: Model, unit: Unit) -> ScaledLayers:
         """A model in scientific notation, for some units of inputs.
 
         A layer that models have in common is scaled once; of first layers those for the last units
@@ -364,9 +366,9 @@ class _Passes:
         outputs = outputs_of(function, batch.inputs).astype(self.dtype)
         exponents = np.zeros((len(outputs), outputs.shape[-1] if self.slices else 1))
         xp = jnp if self.mode == "traced" else np
-        return self._finished(vector_of(Scaled(xp.asarray(outputs), exponents), halves))
+        return self._finished_vector(vector_of(Scaled(xp.asarray(outputs), exponents), halves))
 
-    def _finished(self, vector: Vector) -> Vector:
+    def _finished_vector(self, vector: Vector) -> Vector:
         """The vector with its small arrays in NumPy's float64, except in a trace."""
         if self.mode == "traced":
             return vector
@@ -420,7 +422,7 @@ def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
         )
 
 
-def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
+def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     """The vector of a sum of parts."""
     own = [vectors[id(part)] for _, part in terms]
     mantissas, powers = split(np.array([float(coefficient) for coefficient, _ in terms]))
@@ -441,15 +443,15 @@ def _sum(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
     return Vector(values, exponent, np.sqrt(squares), sizes)
 
 
-def _gram(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
+def _gram_block(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
     """The inner products of row vectors with column vectors, which may be the same."""
-    first = _stacked(rows)
-    second = first if columns is rows else _stacked(columns)
+    first = _stacked_vectors(rows)
+    second = first if columns is rows else _stacked_vectors(columns)
     squares = [features.norms(block, slices) for block in (first, second)]
     return Gram(features.products(first, second, slices), *squares)
 
 
-def _stacked(vectors: Sequence[Vector]) -> FeatureBlock:
+def _stacked_vectors(vectors: Sequence[Vector]) -> FeatureBlock:
     """Vectors as a block with an axis of models; a common scale has no axis of outputs."""
     xp = library(vectors[0].values)
     values = xp.stack([vector.values for vector in vectors])
@@ -480,7 +482,7 @@ def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Wei
         yield WeightedPoints(inputs, log_weights)
 
 
-def _work(parts: Iterable[Part], points: Points) -> int:
+def _forward_work(parts: Iterable[Part], points: Points) -> int:
     """Number of multiplications of the forward passes of all models at all points."""
     models = [part for part in parts if isinstance(part, Model)]
     return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)

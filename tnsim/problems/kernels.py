@@ -1,6 +1,7 @@
 """Models of a single nonlinear layer, polynomial or not, under a Gaussian: exact inner products.
 
-Such a model is a linear map of its hidden units beside a linear map of its input,
+Models of several layers are chains of such functions (`problems.kernel_models`). A model of a
+single one is a linear map of its hidden units beside a linear map of its input,
 
     A(x) = D h(x) + S x + c,        h_i = f(g_i) or f(g_i) v_i,
 
@@ -27,7 +28,6 @@ Source:
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,11 +43,9 @@ from tnsim.activations.activation import Activation, derivative
 from tnsim.activations.activation import power as power_of
 from tnsim.activations.gated import GatedUnits, gated_expanded, gated_kernel_of, gated_moments
 from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_moments, kernel_of
-from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import UnsupportedLayer
-from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import Array, add, is_traced, pytree
@@ -55,7 +53,7 @@ from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
-from tnsim.scaled import SMALLEST, ScaledSum, larger, library, shifted, split
+from tnsim.scaled import library
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
@@ -106,7 +104,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
             "Empirical(inputs)"
         )
     for model in models:
-        _check_depth(kinds(model), type(metric).__name__)
+        _check_layers(kinds(model), metric)
     return True
 
 
@@ -128,19 +126,20 @@ def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
     return type(metric) is Gaussian and alone
 
 
-def _check_depth(layers: Kinds, metric: str) -> None:
-    """Refuse layers beside an activation that the sum over pairs of units does not cover."""
+def _check_layers(layers: Kinds, metric: Metric) -> None:
+    """Refuse layers beside an activation that sums over pairs of units do not cover."""
     depth = nonlinear(layers)
-    if depth > 1:
+    if depth > 1 and type(metric) is Gaussian:
         raise UnsupportedLayer(
-            f"{metric} is exact beside an activation for one nonlinear layer, found {depth} in a "
-            f"model: {ROADS}"
+            f"Gaussian is exact beside an activation for one nonlinear layer, found {depth} in a "
+            f"model: {ROADS}; GaussianClosure(mean, cov) takes hidden states for Gaussian, a "
+            "similarity of its own and no estimate"
         )
     for layer in layers:
         if layer.mixes_positions:
             raise UnsupportedLayer(
-                f"{metric} compares an activation with layers that act on every position alone, "
-                f"found {layer.name}: {ROADS}"
+                f"{type(metric).__name__} compares an activation with layers that act on every "
+                f"position alone, found {layer.name}: {ROADS}"
             )
 
 
@@ -197,36 +196,57 @@ def hidden_units(model: Model) -> HiddenUnits:
         >>> units.gate.weight, units.down
         (array([[2.]]), array([[3.]]))
     """
-    # Up to the nonlinear layer `state` is the affine map of the input that the next layer reads.
-    # From this layer on `found` is the function so far, and linear layers act on its outputs.
+    (found,) = segments(model)
+    return found
+
+
+def segments(model: Model) -> list[HiddenUnits]:
+    """A model as functions of a single nonlinear layer each, from the input up.
+
+    Linear layers belong to the nonlinear layer before them, and those at the input to the first
+    one. The inputs of a segment are therefore the states that the next nonlinear layer reads.
+
+    Example:
+        >>> import tnsim
+        >>> layers = [tnsim.Linear([[2.0]]), tnsim.Elementwise("relu")] * 2
+        >>> [float(units.gate.weight[0, 0]) for units in segments(tnsim.Model(layers))[:1]]
+        [2.0]
+        >>> len(segments(tnsim.Model(layers)))
+        2
+    """
+    # Up to the first nonlinear layer `state` is the affine map of the input that this layer reads.
+    # The last of `found` is the function since, and linear layers act on its outputs.
     state = Affine()
-    found: HiddenUnits | None = None
+    found: list[HiddenUnits] = []
     for layer in model.layers:
         core: Any = core_of(layer)
         skip, scale = residual_rule(layer)
         if core.order > 1:
-            found = _with_residual(_units_of(core, state), state, core.d_out, skip, scale)
+            state = Affine() if found else state
+            units = _units_of(core, state)
+            found.append(_with_residual(units, state, core.d_out, skip, scale))
             continue
         weight, bias = core.weight, core.bias
         # A residual around a linear layer is linear as well: skip x + scale (W x + b).
         if not (_is(skip, 0.0) and _is(scale, 1.0)):
             weight = scale * weight + skip * np.eye(core.d_in)
             bias = None if bias is None else scale * bias
-        if found is None:
+        if not found:
             state = Affine(weight, bias).after(state)
-        else:
-            constant = found.constant
-            # A linear layer behind the units maps everything that the output reads: W (D h + S x +
-            # c) + b.
-            constant = bias if constant is None else add(weight @ constant, bias)
-            linear = None if found.linear is None else weight @ found.linear
-            down = weight if found.down is None else weight @ found.down
-            found = found._replace(down=down, linear=linear, constant=constant)
-    if found is not None:
+            continue
+        last = found[-1]
+        constant = last.constant
+        # A linear layer behind the units maps everything that the output reads: W (D h + S x + c)
+        # + b.
+        constant = bias if constant is None else add(weight @ constant, bias)
+        linear = None if last.linear is None else weight @ last.linear
+        down = weight if last.down is None else weight @ last.down
+        found[-1] = last._replace(down=down, linear=linear, constant=constant)
+    if found:
         return found
     # No nonlinear layer: the model is the linear map alone, without hidden units.
     weight = np.eye(model.d_in) if state.weight is None else state.weight
-    return HiddenUnits(None, Affine(), None, None, weight, state.bias)
+    return [HiddenUnits(None, Affine(), None, None, weight, state.bias)]
 
 
 def _is(number: Any, value: float) -> bool:
@@ -403,6 +423,18 @@ class Moments(NamedTuple):
     slopes: Float[Array, "out latent"]
 
 
+class Sizes(NamedTuple):
+    """Sizes of all hidden units in the outputs, relative to which kernels are rounded.
+
+    Args:
+        total: Sums over units of |D| times the size of the unit.
+        length: Roots of the sums of squares, as errors of single pairs of units add up.
+    """
+
+    total: Float[Any, " out"]
+    length: Float[Any, " out"]
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -417,6 +449,8 @@ class Prepared:
         beside: Mean and slopes of S x + c.
         copies: Number of powers that together are a single hidden unit of the layer.
         expanded: Coefficients of the hidden units; None where there are none.
+        sizes: Sizes of the hidden units in the outputs, for numbers on the host; a trace makes
+            them itself.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -427,6 +461,7 @@ class Prepared:
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
     expanded: Any = None
+    sizes: Sizes | None = None
 
     @property
     def units(self) -> int:
@@ -448,7 +483,9 @@ class Inner(NamedTuple):
     bound: Float[Any, "*out"]
 
 
-def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) -> Prepared:
+def prepared(
+    units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str, on_host: bool = False
+) -> Prepared:
     """A model under x = mean + L z, in arrays of NumPy, or of JAX in a trace or on an accelerator.
 
     Args:
@@ -457,27 +494,35 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
         root: Matrix L, its diagonal, or None for the identity, see `root_of`.
         d_in: Number of coordinates of the input.
         dtype: Type of the arrays.
+        on_host: Whether arrays are those of NumPy, also where there is an accelerator.
     """
-    on_host = not is_traced((units[1:], mean, root)) and jax.default_backend() == "cpu"
+    if not on_host:
+        on_host = not is_traced((units[1:], mean, root)) and jax.default_backend() == "cpu"
     xp = np if on_host else jnp
+    latent = root.shape[1] if root is not None and root.ndim == 2 else d_in
 
     def normal(affine: Affine) -> Units:
-        weight = np.eye(d_in) if affine.weight is None else affine.weight
         # E (W x + b) = W mean + b; the rows W L give the dependence on z.
-        means = affine.bias if mean is None else add(weight @ mean, affine.bias)
-        rows = weight
-        if root is not None:
-            rows = weight * root if root.ndim == 1 else weight @ root
+        known = affine.weight is not None
+        weight = affine.weight if known else np.eye(d_in)
+        means = affine.bias
+        if mean is not None:
+            means = add(weight @ mean if known else mean, affine.bias)
+        rows: Any = weight
+        if root is not None and root.ndim == 1:
+            rows = weight * root
+        elif root is not None:
+            rows = weight @ root if known else root
         means = np.zeros(len(rows)) if means is None else means
         return Units(xp.asarray(means, dtype), xp.asarray(rows, dtype))
 
     if units.linear is not None:
         beside = Moments(*normal(Affine(units.linear, units.constant)))
     else:
-        rows = units.gate.weight if units.down is None else units.down
+        rows: Any = units.gate.weight if units.down is None else units.down
         out = d_in if rows is None else len(rows)
         constant = np.zeros(out) if units.constant is None else units.constant
-        beside = Moments(xp.asarray(constant, dtype), xp.zeros((out, d_in), dtype))
+        beside = Moments(xp.asarray(constant, dtype), xp.zeros((out, latent), dtype))
     if units.activation is None:
         return Prepared(None, None, None, None, Moments(*map(xp.zeros_like, beside)), beside)
     gate = normal(units.gate)
@@ -489,7 +534,11 @@ def prepared(units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str) ->
         if up is None
         else gated_expanded(units.activation, GatedUnits(gate, up))
     )
-    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known)
+    sizes = None
+    if known.side is not None:
+        eye = np.eye(len(known.side.gross)) if down is None else down
+        sizes = _sizes(eye, known.side.gross)
+    return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known, sizes)
 
 
 def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
@@ -556,30 +605,42 @@ class _Pairs(NamedTuple):
 
 
 def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
-    rows, columns = _down(a), _down(b)
+    rows, columns = down_of(a), down_of(b)
     value: Any = 0.0
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    for block in kernel_blocks(a, b):
+    alone = a is b and not isinstance(a.beside.mean, jax.Array)
+    for block in kernel_blocks(a, b, triangle=alone):
         # Blocks come in the order of their rows; the rows so far are counted by the lengths of
         # their sizes.
         start = sum(map(len, gross))
         stop = start + len(block.gross)
-        # sum_j (D K)[o, j] D'[o, j] for the rows of the block, an entry for each output.
-        value = value + ((rows[:, start:stop] @ block.values) * columns).sum(axis=1)
+        read = columns
+        if alone:  # entries above the diagonal blocks stand for those below too
+            read = columns[:, start:].copy()
+            read[:, stop - start :] *= 2
+        # sum_i D[o, i] (K D'^T)[i, o] for the rows of the block, an entry for each output.
+        value = value + xp.einsum("oi,io->o", rows[:, start:stop], block.values @ read.T)
         share = xp.maximum(share, block.share)
         gross.append(block.gross)
         other_gross = block.other_gross
-    own, other = rows * xp.concatenate(gross), columns * other_gross
+    first = a.sizes or _sizes(rows, xp.concatenate(gross))
+    second = b.sizes or _sizes(columns, other_gross)
     # |sum_ij D[o, i] e_ij D'[o, j]| with |e_ij| <= share gross_i gross_j.
-    bound = share * abs(own).sum(axis=1) * abs(other).sum(axis=1)
-    lengths = [(x**2).sum(axis=1) for x in (own, other)]
-    lengths = tuple(map(xp.sqrt, lengths))
-    return _Pairs(value, bound, lengths)
+    bound = share * first.total * second.total
+    return _Pairs(value, bound, (first.length, second.length))
 
 
-def _down(model: Prepared) -> Any:
+def _sizes(down: Any, gross: Any) -> Sizes:
+    """The sizes of all hidden units in the outputs, given those of the units."""
+    xp = library(down, gross)
+    length = xp.sqrt(xp.einsum("oi,oi,i->o", down, down, gross**2))
+    return Sizes(abs(down) @ gross, length)
+
+
+def down_of(model: Prepared) -> Any:
+    """The matrix that reads the outputs off the hidden units."""
     if model.down is not None:
         return model.down
     return np.eye(model.units, dtype=model.beside.mean.dtype)
@@ -613,7 +674,7 @@ def readout(model: Prepared) -> Float[Any, "out legs"]:
     """The matrix that reads the outputs off `(h, 1, z)`, see `whole_kernel`."""
     beside = [model.beside.mean[:, None], model.beside.slopes]
     xp = library(model.beside)
-    return xp.concatenate([_down(model), *beside] if model.units else beside, axis=1)
+    return xp.concatenate([down_of(model), *beside] if model.units else beside, axis=1)
 
 
 def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
@@ -627,15 +688,25 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(n * units // count for n in range(count + 1)))
 
 
-def kernel_blocks(a: Prepared, b: Prepared) -> Iterator[Kernel]:
-    """The kernel of all hidden units of two models in blocks of rows, with certified bounds."""
+def kernel_blocks(
+    a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
+) -> Iterator[Kernel]:
+    """The kernel of all hidden units of two models in blocks of rows, with certified bounds.
+
+    Args:
+        a, b: Models under the same input.
+        centred: Whether products of means are left out, which makes covariances; on the host.
+        triangle: Whether columns before a block's rows are left out, as a kernel of one model with
+            itself is symmetric.
+    """
     first, second, between = a.expanded, b.expanded, kernel_of
     # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
     # side is gated.
     if a.up is not None or b.up is not None:
         first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
     for start, stop in blocks_of(a.units, b.units):
-        yield between(first.part(start, stop), second, _at_once)
+        others = second.part(start, b.units) if triangle else second
+        yield between(first.part(start, stop), others, _at_once, centred)
 
 
 def _at_once(tasks: Sequence[Any]) -> list[Any]:
@@ -651,97 +722,6 @@ def _as_gated(model: Prepared) -> Expanded:
     mean, rows = model.gate
     factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
     return gated_expanded(model.activation, GatedUnits(model.gate, factors))
-
-
-@pytree
-@dataclass(frozen=True, eq=False)
-class PreparedModel:
-    """A model under a metric, as `2 ** exponent` times prepared functions.
-
-    Args:
-        positions: The model at every distinct position.
-        counts: Numbers of positions alike.
-        exponent: Exponent of the power of two that outputs lack.
-    """
-
-    positions: tuple[Prepared, ...]
-    counts: tuple[int, ...] = field(metadata={"static": True})
-    exponent: Any
-
-
-def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
-    """A model under a Gaussian metric, at every distinct position.
-
-    Args:
-        model: Model of at most one nonlinear layer.
-        metric: A Gaussian metric.
-        dtype: Type of the arrays.
-    """
-    return units_under(hidden_units(model), metric, (model.d_in, model.n_ctx), dtype)
-
-
-def units_under(
-    units: HiddenUnits, metric: Metric, reading: tuple[int, int | None], dtype: str
-) -> PreparedModel:
-    """A function of hidden units under a Gaussian metric, at every distinct position.
-
-    Args:
-        units: Function of hidden units.
-        metric: A Gaussian metric.
-        reading: Coordinates and positions of the input, None for vectors.
-        dtype: Type of the arrays.
-    """
-    d_in, n_ctx = reading
-    units, exponent = _in_range(units)
-    found, counts = [], []
-    # Positions with the same marginal are computed once and counted.
-    for count, mean, cov in marginals(metric, d_in, n_ctx):
-        found.append(prepared(units, mean, root_of(cov), d_in, dtype))
-        counts.append(count)
-    return PreparedModel(tuple(found), tuple(counts), exponent)
-
-
-def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
-    """The function with outputs near 1, and the exponent of two that they lack."""
-    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    if "down" not in arrays and units.activation is not None:
-        return units, np.float64(0.0)  # the identity is near one
-    # One power of two for all that outputs read, so that their sum needs no units of its own.
-    exponents = [split(abs(array).max())[1] for array in arrays.values()]
-    exponent = functools.reduce(larger, exponents)
-    exponent = larger(exponent, SMALLEST / 4)
-    scaled = {name: shifted(array, -exponent) for name, array in arrays.items()}
-    return units._replace(**scaled), exponent
-
-
-def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
-    """The inner product of two prepared models without their exponents, summed over positions.
-
-    Args:
-        a, b: Models under the same metric.
-        slices: Whether outputs are told apart.
-        dtype: Precision of the computation.
-
-    Returns:
-        The product. Its size counts the certified bound of the rest of each series, so that the
-        error of rounding, relative to the size, is a bound of both.
-    """
-    value: Any = 0.0
-    size: Any = 0.0
-    bound: Any = 0.0
-    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
-        found = inner(one, two, slices)
-        value, size = value + count * found.value, size + count * found.size
-        bound = bound + count * found.bound
-    # The bound of truncation is expressed as size, on which the error of rounding is relative.
-    size = size + bound / Arithmetic(1, dtype).rounding
-    return ScaledSum(value, np.zeros(()), size)
-
-
-def on_host(value: ScaledSum) -> ScaledSum:
-    """The value in NumPy's float64."""
-    return ScaledSum(*(np.asarray(array, np.float64) for array in value))
 
 
 def count_of_units(layers: Kinds) -> int:
@@ -762,10 +742,10 @@ def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
     return units * others * (d_in + _ORDERS) + outer + 2 * d_in * d_out
 
 
-def pair_bytes(units: int, others: int, item: int) -> int:
-    """Bytes of arrays alive at once in an inner product: a few blocks of the kernel."""
+def pair_numbers(units: int, others: int) -> int:
+    """Numbers of arrays alive at once in an inner product: a few blocks of the kernel."""
     rows = max((stop - start for start, stop in blocks_of(units, others)), default=0)
-    return 6 * rows * others * item
+    return 6 * rows * others
 
 
 def own_numbers(units: int, d_in: int, d_out: int) -> int:

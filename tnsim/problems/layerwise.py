@@ -161,7 +161,7 @@ class _Placed(NamedTuple):
         # get the side in front, so that bra and ket differ.
         for n, leg in enumerate(self.order):
             if index == input_index(n):
-                return _end(Leg(self.side, leg))
+                return _leg_index(Leg(self.side, leg))
         return self.side + index
 
     def operands(self) -> list[Operand]:
@@ -246,10 +246,10 @@ class LayerTerms:
         merged = Merge()
         for one, two in joining.pairs:
             pair = Pair(models[one.side], models[two.side])
-            operands += self.joined(pair, (_end(one), _end(two)), ends, merged)
+            operands += self.joined(pair, (_leg_index(one), _leg_index(two)), ends, merged)
         for leg in joining.capped:
             mean = self.below.means[models[leg.side]]
-            operands.append(Operand(mean or MEAN, (_end(leg),)))
+            operands.append(Operand(mean or MEAN, (_leg_index(leg),)))
         for end, output in zip(ends, outputs, strict=True):
             merged.unite(end, output)
         if self.comparison.lifted and outputs == ("k", "k"):
@@ -290,7 +290,7 @@ class LayerTerms:
         return diagonal
 
 
-def _end(leg: Leg) -> str:
+def _leg_index(leg: Leg) -> str:
     """Index of a leg in a term."""
     return f"{leg.side}{leg.index}"
 

@@ -166,9 +166,9 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
     # Every sorted index of the product is read off at all its splits, and the entries are added.
     for (rows, columns), matrix in matrices.items():
         first, *others = packed.splits(rows, columns, block.start, block.stop)
-        read = _take(matrix, first, 0)
+        read = _take_entries(matrix, first, 0)
         for way in others:
-            read = read + _take(matrix, way, 0)
+            read = read + _take_entries(matrix, way, 0)
         found = plus(found, {rows + columns: read.T})
     return found
 
@@ -198,13 +198,13 @@ def _matrix(left: Any, right: Any, down: Any, term: HermiteTerm, block: IndexBlo
     # largest coordinate, at least `start`, is in one of them: in the row, with any column below
     # `stop`; or in the column alone, with a row below `start`.
     width, start, stop = block
-    pieces = [_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
+    pieces = [_matrix_piece(left, right, down, term, block, IndexBlock(width, 0, stop))]
     if start:
-        pieces.append(_piece(left, right, down, term, IndexBlock(width, 0, start), block))
+        pieces.append(_matrix_piece(left, right, down, term, IndexBlock(width, 0, start), block))
     return library(left).concatenate(pieces) if start else pieces[0]
 
 
-def _piece(
+def _matrix_piece(
     left: Any, right: Any, down: Any, term: HermiteTerm, rows: IndexBlock, columns: IndexBlock
 ) -> Any:
     """Some rows and columns of the matrix of `_matrix`, (columns * rows, out).
@@ -212,8 +212,8 @@ def _piece(
     Without shared coordinates `down` is multiplied into a single factor, and the sum over k is a
     matrix product; with them `down` comes last, since many entries of each k are summed before.
     """
-    first = term.weight * _unpacked(left, term.free[0], term.shared, rows)
-    second = _unpacked(right, term.free[1], term.shared, columns)
+    first = term.weight * _unpacked_tensors(left, term.free[0], term.shared, rows)
+    second = _unpacked_tensors(right, term.free[1], term.shared, columns)
     k = len(first)
     # A sorted shared index stands for all its permutations, which have equal entries in both
     # tensors: the sum over all of them is the sum over sorted ones times their multiplicity.
@@ -226,12 +226,12 @@ def _piece(
     return products if down is None else products @ down.T
 
 
-def _unpacked(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
+def _unpacked_tensors(entries: Any, own: int, shared: int, block: IndexBlock) -> Any:
     """Tensors (k, numbers) as (k, indices of the block, shared indices)."""
     if not shared:
         return entries[:, block.of(own), None]
     at = packed.joined(own, shared, *block)
-    return _take(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
+    return _take_entries(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
 
 
 def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
@@ -239,7 +239,7 @@ def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
     return packed.multiplicities(width, order).astype(dtype)
 
 
-def _take(array: Any, at: np.ndarray, axis: int) -> Any:
+def _take_entries(array: Any, at: np.ndarray, axis: int) -> Any:
     """Entries of an array along an axis, by positions that are always in range."""
     # mode="clip": JAX would else mask positions that are out of range.
     return library(array).take(array, at.astype(np.int32), axis=axis, mode="clip")
@@ -275,7 +275,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
     # Linear layers behind a product are multiplied into its output matrix and into its skip.
     for roles in layers:
         if WEIGHT not in roles:
-            multiplying.append(_multiplying(roles))
+            multiplying.append(_multiplying_layer(roles))
         elif multiplying:
             last, weight = multiplying[-1], roles[WEIGHT]
             copy = None if last.copy is None else weight @ last.copy
@@ -286,7 +286,7 @@ def merged_layers(layers: list[dict[str, Any]]) -> tuple[Any, list[MergedLayer]]
     return before, multiplying
 
 
-def _multiplying(roles: dict[str, Any]) -> MergedLayer:
+def _multiplying_layer(roles: dict[str, Any]) -> MergedLayer:
     """A multiplying layer from its arrays by role, without linear layers after it."""
     legs = [array for role, array in sorted(roles.items()) if role not in (DOWN, SKIP, UNIT)]
     if SKIP not in roles:
@@ -342,9 +342,9 @@ class PolynomialSpace(NamedTuple):
     @property
     def parts(self) -> tuple[PolynomialSpace, ...]:
         """Blocks that are made in turn; dot products are sums over the blocks."""
-        return tuple(self._replace(block=block) for block in self._blocks())
+        return tuple(self._replace(block=block) for block in self._block_ranges())
 
-    def _blocks(self) -> Iterator[IndexBlock]:
+    def _block_ranges(self) -> Iterator[IndexBlock]:
         width, start = self.block.width, 0
         for stop in range(1, width + 1):
             # A block ends where one coordinate more would make its matrix too large.
@@ -408,7 +408,7 @@ class PolynomialSpace(NamedTuple):
         """The input, lifted or not, as polynomials of degree 1 in the space's coordinates."""
         mean, root = np.zeros(self.d_in), np.eye(self.d_in)
         if self.gaussian:
-            mean, root = _affine(metric, self.d_in)
+            mean, root = _affine_inputs(metric, self.d_in)
         if not self.lifted:
             return {1: root.astype(dtype)}
         # Row 0 is the constant coordinate 1, with no linear part.
@@ -417,16 +417,16 @@ class PolynomialSpace(NamedTuple):
         return {0: constant.astype(dtype), 1: root.astype(dtype)}
 
     def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
-        found = _coefficients(weights, inputs, self)
+        found = _block_coefficients(weights, inputs, self)
         some = next(iter(found.values()))
         parts = []
         for order in self.orders:
-            norm = self._norms(order).astype(some.dtype)
+            norm = self._basis_norms(order).astype(some.dtype)
             numbers = found.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
         return library(some).concatenate(parts, axis=1)
 
-    def _norms(self, order: int) -> Float[np.ndarray, " numbers"]:
+    def _basis_norms(self, order: int) -> Float[np.ndarray, " numbers"]:
         """Lengths of the basis: roots of the weights of squared coefficients."""
         multiple = packed.multiplicities(self.block.stop, order, self.block.start)
         if self.gaussian:
@@ -438,7 +438,7 @@ class PolynomialSpace(NamedTuple):
         return (0, 1) if self.lifted else (1,)
 
     def _up_to(self, degree: int) -> tuple[int, ...]:
-        return _orders(degree, self.lifted, self.gaussian)
+        return _orders_of(degree, self.lifted, self.gaussian)
 
 
 def polynomials(
@@ -458,7 +458,7 @@ def polynomials(
     if n_ctx is not None or any(kind.mixes_positions for kind in flat):
         return None
     degrees = {math.prod(kind.order for kind in layers) for layers in models}
-    way = _way(models, metric)
+    way = _way_of(models, metric)
     if way is None or (way is not PairingRule.ISSERLIS and len(degrees) > 1):
         return None
     degree = max(degrees)
@@ -470,10 +470,10 @@ def polynomials(
     lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
     width = d_in
     if gaussian:
-        mean, root = _affine(metric, d_in)
+        mean, root = _affine_inputs(metric, d_in)
         lifted = lifted or bool(mean.any())
         width = root.shape[1]
-    orders = _orders(degree, lifted, gaussian)
+    orders = _orders_of(degree, lifted, gaussian)
     block = whole(width)
     space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
     if width == 0 or space.length * space.d_out > _LONGEST:
@@ -486,7 +486,7 @@ def way_of_one_layer(metric: Metric) -> PairingRule | None:
     return pairing_rule(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
 
 
-def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
+def _way_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     """The rule that says which coefficients have the metric's inner products; None for none."""
     depth = max(nonlinear(layers) for layers in models)
     largest = max(kind.order for layers in models for kind in layers)
@@ -499,7 +499,7 @@ def _way(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     return way
 
 
-def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
+def _orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     """Orders of the coefficients of a single model.
 
     Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
@@ -510,7 +510,9 @@ def _orders(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
     return tuple(range(degree % 2, degree + 1, 2)) if gaussian else (degree,)
 
 
-def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace) -> Series:
+def _block_coefficients(
+    weights: list[dict[str, Any]], inputs: Series, space: PolynomialSpace
+) -> Series:
     """The coefficients of a model's outputs that are in the block of the space."""
     before, multiplying = merged_layers(weights)
     state = inputs if before is None else mapped(before, inputs)
@@ -521,13 +523,13 @@ def _coefficients(weights: list[dict[str, Any]], inputs: Series, space: Polynomi
     *hidden, last = multiplying
     # Hidden layers need all coefficients, the last layer only those of the block.
     for layer in hidden:
-        state = _applied(layer, state, whole(space.block.width), space.gaussian)
+        state = _applied_layer(layer, state, whole(space.block.width), space.gaussian)
     copy = None if last.copy is None else last.copy[outputs]
     last = MergedLayer(last.legs, last.down[outputs], copy)
-    return _applied(last, state, space.block, space.gaussian)
+    return _applied_layer(last, state, space.block, space.gaussian)
 
 
-def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
+def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) -> Series:
     """The polynomials above a layer, from the polynomials below it."""
     factors = [mapped(leg, state) for leg in layer.legs]
     if len(factors) == 1:
@@ -545,7 +547,7 @@ def _applied(layer: MergedLayer, state: Series, block: IndexBlock, pairs: bool) 
     return plus(result, carried)
 
 
-def _affine(
+def _affine_inputs(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L of x = m + L z, with z standard normal and L of full column rank."""

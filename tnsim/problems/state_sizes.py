@@ -227,7 +227,7 @@ class MeasuredStates:
         weight, bias = not_differentiated((weight, bias))
         rows = _with_bias(library(weight), weight, bias)
         # E[(w . x)^2] = w^T S w, row by row.
-        return _half_log2((_times(rows, self.second) * rows).sum(axis=1))
+        return _half_log2((_times_moment(rows, self.second) * rows).sum(axis=1))
 
     def in_units(self, unit: Unit) -> MeasuredStates:
         """The same moments in units of `2 ** unit`."""
@@ -250,7 +250,7 @@ class MeasuredStates:
         if DOWN not in roles:
             (weight,) = roles.values()
             # For a linear layer S' = W S W^T.
-            second = _times(weight, self.second) @ weight.T
+            second = _times_moment(weight, self.second) @ weight.T
             return dataclasses.replace(self, second=second, mean=weight @ self.mean)
         return self._after_product(layer, roles)
 
@@ -303,7 +303,7 @@ class MeasuredStates:
             """The moments <rows rows^T> of the rows of every head, (heads, rows, rows)."""
             rows = _with_bias(xp, getattr(core, name), getattr(core, f"{name}_bias"))
             # Shape (heads, rows of a head, coordinates).
-            read = _times(rows, moment).reshape(core.n_heads, -1, rows.shape[1])
+            read = _times_moment(rows, moment).reshape(core.n_heads, -1, rows.shape[1])
             return read @ rows.reshape(core.n_heads, -1, rows.shape[1]).swapaxes(1, 2)
 
         def of_values(key: Any) -> Any:
@@ -330,7 +330,7 @@ class MeasuredStates:
         mean = xp.zeros(core.d_out) if core.o_bias is None else scale * core.o_bias
         second = second + mean[:, None] * mean[None, :]
         if isinstance(layer, Residual):
-            second = second + skip**2 * _matrix(self.second)[1:, 1:]
+            second = second + skip**2 * _moment_matrix(self.second)[1:, 1:]
             mean = mean + skip * self.mean[1:]
         lifted = xp.concatenate([mean[:, None], second], axis=1)
         mean = xp.concatenate([xp.ones(1), mean])
@@ -357,26 +357,29 @@ class _JoinedLegs:
         read: dict[tuple[int, ...], Any] = {}
         total: Any = 0.0
         for joining in self.joinings:
-            both = {"A": self._orders("A", joining, bra), "B": self._orders("B", joining, ket)}
+            both = {
+                "A": self._leg_orders("A", joining, bra),
+                "B": self._leg_orders("B", joining, ket),
+            }
             # A joining stands for its orbit only after the mean over the orders of legs that it
             # tells apart.
             share = joining.weight / (len(both["A"]) * len(both["B"]))
             for one, two in itertools.product(both["A"], both["B"]):
-                total = total + share * self._joined(joining, bra, ket, one, two, read)
+                total = total + share * self._single_joining(joining, bra, ket, one, two, read)
         return total
 
     def mean(self, legs: Sequence[LegRows]) -> Any:
         """The means `<prod_i legs_i[r]>`, (rows,); 0 under a metric without means."""
         read: dict[tuple[int, ...], Any] = {}
-        total: Any = 0.0 * self._mean(legs[0])
+        total: Any = 0.0 * self._leg_means(legs[0])
         for joining in self.of_mean:
-            orders = self._orders("A", joining, legs)
+            orders = self._leg_orders("A", joining, legs)
             for order in orders:
-                value = self._joined(joining, legs, (), order, (), read)
+                value = self._single_joining(joining, legs, (), order, (), read)
                 total = total + joining.weight / len(orders) * value[:, 0]
         return total
 
-    def _orders(
+    def _leg_orders(
         self, side: Side, joining: Joining, legs: Sequence[LegRows]
     ) -> list[tuple[int, ...]]:
         """Orders of the legs of a side over which a joining is averaged."""
@@ -385,7 +388,7 @@ class _JoinedLegs:
             return [tuple(range(count))]
         return list(itertools.permutations(range(count)))
 
-    def _joined(
+    def _single_joining(
         self,
         joining: Joining,
         bra: Sequence[LegRows],
@@ -412,7 +415,9 @@ class _JoinedLegs:
             key = (n, k)
             if key not in read:
                 crossing = one.side != two.side
-                read[key] = self._pair(rows, others) if crossing else self._pair_of(rows, others)
+                read[key] = (
+                    self._pair_moments(rows, others) if crossing else self._pair_of(rows, others)
+                )
             value = read[key]
             if one.side == two.side:
                 value = along(value, one.side)
@@ -421,19 +426,19 @@ class _JoinedLegs:
                 value = value.T
             total = total * value
         for one in joining.capped:
-            total = total * along(self._mean(leg(one)[1]), one.side)
+            total = total * along(self._leg_means(leg(one)[1]), one.side)
         return total
 
-    def _pair(self, rows: LegRows, others: LegRows) -> Any:
+    def _pair_moments(self, rows: LegRows, others: LegRows) -> Any:
         """The moments `<rows[r] others[q]>` of two legs, for all pairs of rows."""
         second = self.states.second
         if isinstance(rows, str):
             if isinstance(others, str):
-                matrix = _matrix(second)
+                matrix = _moment_matrix(second)
                 matrix = matrix[:, :1] if others == "constant" else matrix
                 return matrix[:1] if rows == "constant" else matrix
-            return self._pair(others, rows).T
-        read = _times(rows, second)
+            return self._pair_moments(others, rows).T
+        read = _times_moment(rows, second)
         if isinstance(others, str):
             return read[:, :1] if others == "constant" else read
         return read @ others.T
@@ -444,14 +449,14 @@ class _JoinedLegs:
             rows, others = others, rows
         second = self.states.second
         if not isinstance(rows, str) and not isinstance(others, str):
-            return (_times(rows, second) * others).sum(axis=1)
+            return (_times_moment(rows, second) * others).sum(axis=1)
         if not isinstance(rows, str):
-            return self._pair(rows, "constant")[:, 0]
+            return self._pair_moments(rows, "constant")[:, 0]
         # At most one leg of a stream reads the state.
-        matrix = _matrix(second)
+        matrix = _moment_matrix(second)
         return matrix[0] if "state" in (rows, others) else matrix[:1, 0]
 
-    def _mean(self, rows: LegRows) -> Any:
+    def _leg_means(self, rows: LegRows) -> Any:
         """The means `<rows[r]>` of a leg, (rows,)."""
         mean = self.states.mean
         if isinstance(rows, str):
@@ -485,12 +490,12 @@ def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
     return xp.concatenate([bias[:, None], weight], axis=1)
 
 
-def _times(rows: Any, second: Any) -> Any:
+def _times_moment(rows: Any, second: Any) -> Any:
     """Rows times a second moment, or its diagonal."""
     return rows @ second if second.ndim == 2 else rows * second
 
 
-def _matrix(second: Any) -> Any:
+def _moment_matrix(second: Any) -> Any:
     """A second moment as a matrix, also where it is given by its diagonal."""
     return second if second.ndim == 2 else library(second).diag(second)
 

@@ -189,9 +189,9 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
     model = in_float64(model)
     attention = _first_attention(model)
     if attention is None:
-        return {TABLE: _table(model, model.layers)}
+        return {TABLE: _token_table(model, model.layers)}
     number, core = attention
-    table = _table(model, model.layers[:number])
+    table = _token_table(model, model.layers[:number])
     arrays = _attention_arrays(model.layers[number], core, table, at)
     tail = model.layers[number + 1 :]
     if tail:
@@ -253,7 +253,7 @@ def _first_attention(model: Model) -> tuple[int, Attention] | None:
     return None
 
 
-def _table(model: Model, layers: Sequence[Layer]) -> Any:
+def _token_table(model: Model, layers: Sequence[Layer]) -> Any:
     """Values of layers that act on each position alone, for every token: (vocabulary, width)."""
     embedding = layers[0] if layers else None
     if isinstance(embedding, Linear):
@@ -282,7 +282,7 @@ def _attention_arrays(
         if name.startswith("q"):  # 1 / d_head for each of the two scores
             leg = leg / core.d_head
             if rotations is not None:
-                leg = xp.stack([_turned(leg, rotations, distance) for distance in at])
+                leg = xp.stack([_turned_queries(leg, rotations, distance) for distance in at])
         arrays[name.upper()] = leg
     arrays[OUTPUT] = scale * core.o.reshape(core.d_out, core.n_heads, -1)
     past = xp.zeros((len(table), core.d_out))  # the part c that does not pass through attention
@@ -294,7 +294,7 @@ def _attention_arrays(
     return arrays
 
 
-def _turned(queries: Any, rotations: Any, distance: int) -> Any:
+def _turned_queries(queries: Any, rotations: Any, distance: int) -> Any:
     """The rows R_D q of queries q; the score with a key k at the distance D is (R_D q) . k."""
     # (R_s q) . (R_t k) = (R_(s - t) q) . k, as R_t^T R_s = R_(s - t); a row is multiplied by R_D^T.
     inverse = rotations[distance].T if distance >= 0 else rotations[-distance]
@@ -324,7 +324,7 @@ def fold_tokens(
     pairs = tuple(pairs)
     definitions: list[Definition] = []
     for side, kind in kinds.items():
-        definitions += _means(side, kind)
+        definitions += _token_means(side, kind)
     for pair in pairs:
         both = kinds[pair.bra], kinds[pair.ket]
         definitions.append(_before_tails(pair, both))
@@ -345,7 +345,9 @@ def _output_mean(side: Side, end: str) -> Operand:
     return Operand(f"G.{side}", ("s", "x", end))
 
 
-def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> tuple[Operand, ...]:
+def _attended_tokens(
+    side: Side, kind: TokenKind, key: str, heads: tuple[str, str]
+) -> tuple[Operand, ...]:
     """t_D(x, key) of every head, before the output matrix: axes D, x, key, and heads.
 
     Args:
@@ -367,7 +369,7 @@ def _attended(side: Side, kind: TokenKind, key: str, heads: tuple[str, str]) -> 
     return (*operands, value)
 
 
-def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
+def _token_means(side: Side, kind: TokenKind) -> Iterator[Definition]:
     """U and G of a model: means of heads and of the output, given the token at the output."""
     heads = ("a", "v")
     # U_D(x) = sum_y p[y] t_D(x, y)
@@ -379,12 +381,12 @@ def _means(side: Side, kind: TokenKind) -> Iterator[Definition]:
         means = _head_means(side, kind, heads)
         # Tokens are independent, so the mean over the token y at any other key is a sum with its
         # probability.
-        over_keys = (Operand(TOKENS, ("y",)), *_attended(side, kind, "y", heads))
+        over_keys = (Operand(TOKENS, ("y",)), *_attended_tokens(side, kind, "y", heads))
         yield Definition(means.name, means.indices, (Term(1.0, over_keys),), kept=False)
         own_token = (
             Operand(HERE, ("D",)),
             output,
-            *_attended(side, kind, "x", heads),
+            *_attended_tokens(side, kind, "x", heads),
             Operand(ONES, ("s",)),
         )
         other_tokens = (Operand(model_leaf(side, REACH), ("s", "D")), output, means)
@@ -410,8 +412,8 @@ def _before_tails(pair: Pair, kinds: tuple[TokenKind, TokenKind]) -> Definition:
         weights = (*(Operand(model_leaf(side, REACH), ("s", "D")) for side in sides), token)
         jointly = (
             Operand(TOKENS, ("y",)),
-            *_attended(pair.bra, kinds[0], "y", bra_heads),
-            *_attended(pair.ket, kinds[1], "y", ket_heads),
+            *_attended_tokens(pair.bra, kinds[0], "y", bra_heads),
+            *_attended_tokens(pair.ket, kinds[1], "y", ket_heads),
         )
         apart = (
             _head_means(pair.bra, kinds[0], bra_heads),

@@ -145,14 +145,14 @@ def upper_tensors(parts: TreeOperands) -> Iterator[Definition]:
     """W of every model, and W_f for every smaller number f of free nodes."""
     for side in parts.models:
         tree = parts.trees[side]
-        yield _symmetrised(parts, side)
+        yield _symmetrised_part(parts, side)
         for free in reversed(range(tree.bottoms)):
             # An odd number of legs cannot be joined in pairs.
             if tree.bunch * (tree.bottoms - free) % 2 == 0:
                 yield _joined_within(parts, side, free)
 
 
-def _symmetrised(parts: TreeOperands, side: Side) -> Definition:
+def _symmetrised_part(parts: TreeOperands, side: Side) -> Definition:
     """W with all nodes free: the mean over all orders of the nodes, equal orders taken once."""
     tree = parts.trees[side]
     nodes = [f"a{node}" for node in range(tree.bottoms)]
@@ -279,7 +279,7 @@ def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
             if parts.is_dense(side, level):
                 definitions.append(_whole_tensor(parts, side, level))
             else:
-                definitions += _factors(parts, side, level)
+                definitions += _layer_factors(parts, side, level)
     return tuple(definitions)
 
 
@@ -294,7 +294,9 @@ def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
 
 def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:
     """S of the pairs of models in which linear layers come first; S of others is the input's."""
-    return tuple(_second_moment(parts, pair) for pair in _pairs(parts) if parts.has_leading(pair))
+    return tuple(
+        _second_moment(parts, pair) for pair in _compared_pairs(parts) if parts.has_leading(pair)
+    )
 
 
 def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
@@ -326,7 +328,7 @@ def matrices_between_units(parts: TreeOperands) -> tuple[Definition, ...]:
     definitions: list[Definition] = []
     for side in parts.models:
         definitions += _up_the_tree(parts, side)
-    for pair in _pairs(parts):
+    for pair in _compared_pairs(parts):
         definitions += [_along_edge(parts, pair), _at_outputs(parts, pair)]
     return tuple(definitions)
 
@@ -346,7 +348,7 @@ def layer_powers(parts: TreeOperands, side: Side, level: int, copies: int) -> Po
     return ((output_factor(side, level), copies), (leg_factor(side, level), 2 * copies))
 
 
-def _pairs(parts: TreeOperands) -> Iterator[Pair]:
+def _compared_pairs(parts: TreeOperands) -> Iterator[Pair]:
     """The pairs of the models that are compared."""
     for pair in PAIRS:
         if set(pair) <= set(parts.models):
@@ -373,7 +375,7 @@ def _whole_tensor(parts: TreeOperands, side: Side, level: int) -> Definition:
     return Definition(name, (end, *legs), (term,), exchangeable=len(legs), powers=((name, 1),))
 
 
-def _factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, Definition]:
+def _layer_factors(parts: TreeOperands, side: Side, level: int) -> tuple[Definition, Definition]:
     """D and P of a nonlinear layer."""
     number = parts.groups[side].nonlinear[level].number
     weights, end = _linear_after(parts, side, level)
@@ -580,7 +582,7 @@ def _inner_product(parts: TreeOperands, pair: Pair, cross_only: bool, slices: bo
     if has_upper_tensors(parts):
         terms = _by_crossing(parts, pair, terms, crossings)
     indices = parts.trace.indices[-1:] if slices else ()
-    return Definition(pair.group, indices, tuple(terms), powers=_powers(parts, pair))
+    return Definition(pair.group, indices, tuple(terms), powers=_scale_powers(parts, pair))
 
 
 def _by_crossing(
@@ -609,7 +611,7 @@ def _by_crossing(
     return joined
 
 
-def _powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
+def _scale_powers(parts: TreeOperands, pair: Pair) -> tuple[tuple[str, int], ...]:
     """The scale groups of an inner product; a power counts the copies of an array in both trees."""
     powers: dict[str, int] = {}
     for side in pair:

@@ -5,9 +5,7 @@ of a single hidden layer and of two are trained on the same task from two seeds,
 activation. A copy of a network is the same function written with other weights. Networks and copies
 are written as `seed-N/NAME.safetensors`.
 
-Beyond a single hidden layer the closure treats hidden states of both networks as jointly Gaussian.
-Its first layer is exact, so the closure is what `Gaussian` gives for the second layers as functions
-of both hidden states side by side, with the moments of these states.
+Beyond one hidden layer `GaussianClosure` treats hidden states of both networks as jointly Gaussian.
 """
 
 from __future__ import annotations
@@ -137,11 +135,13 @@ def started(
 
 def trained(kind: str, depth: int, key: Array, setting: ActivationsSetting) -> Weights:
     """Weights of a network after training on `task`."""
-    return _trained(kind, setting, started(key, depth, setting), key)
+    return _trained_weights(kind, setting, started(key, depth, setting), key)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _trained(kind: str, setting: ActivationsSetting, weights: Weights, key: Array) -> Weights:
+def _trained_weights(
+    kind: str, setting: ActivationsSetting, weights: Weights, key: Array
+) -> Weights:
     optimiser = optax.adam(setting.rate)
 
     def loss(weights: Weights, x: Array) -> Array:
@@ -290,19 +290,9 @@ def of_closure(
 ) -> tuple[float, float]:
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
-    x = rng.normal(size=(run.setting.samples, a.d_in))
-    # The states of both networks together are taken for a single Gaussian vector.
-    states = np.concatenate([tnsim.Model(model.layers[:2])(x) for model in (a, b)], axis=1)
-    width = a.layers[1].d_out
-    # Each upper half reads its own states out of the common vector.
-    sides = np.eye(2 * width)[:width], np.eye(2 * width)[width:]
-    upper = [
-        tnsim.Model([tnsim.Linear(side), *model.layers[2:]])
-        for side, model in zip(sides, (a, b), strict=True)
-    ]
-    truth = tnsim.similarity(a, b, tnsim.Empirical(x))
-    first, second = upper
-    return float(truth), float(tnsim.similarity(first, second, tnsim.Gaussian.fit(states)))
+    truth = tnsim.Empirical(rng.normal(size=(run.setting.samples, a.d_in)))
+    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
+    return float(tnsim.similarity(a, b, truth)), float(found)
 
 
 def of_polynomials(
@@ -362,7 +352,7 @@ def claims(run: ExperimentRun[ActivationsSetting], measured: Measured) -> tuple[
                 why="the trapezoidal rule converges exponentially for smooth activations",
             )
         )
-    return (*rows, *_symmetries(values), *_beyond(values))
+    return (*rows, *_symmetries(values), *_claims_beyond(values))
 
 
 def _symmetries(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
@@ -396,7 +386,7 @@ def _symmetries(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
     ]
 
 
-def _beyond(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
+def _claims_beyond(values: Mapping[str, tuple[float, ...]]) -> list[Claim]:
     rows = [
         Claim(
             name="closure-drawn",
@@ -459,13 +449,13 @@ def summaries(measured: Measured) -> tuple[Summary, ...]:
     rows = [
         (words, kind, f"{truth:.3f}", f"{found - truth:+.3f}")
         for words, pairs in (("random", measured.drawn), ("trained", measured.errors))
-        for kind, (truth, found) in zip(_kinds(pairs), pairs, strict=True)
+        for kind, (truth, found) in zip(_pair_kinds(pairs), pairs, strict=True)
     ]
     heads = ("networks of two layers", "activation", "cosine", "error of the closure")
     return (Summary("Hidden states taken for Gaussian", heads, tuple(rows)),)
 
 
-def _kinds(pairs: Sequence[Any]) -> list[str]:
+def _pair_kinds(pairs: Sequence[Any]) -> list[str]:
     """The activation of every pair, in the order in which `measure` goes through them."""
     return [list(FUNCTIONS)[n % len(FUNCTIONS)] for n in range(len(pairs))]
 

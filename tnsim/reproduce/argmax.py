@@ -407,13 +407,13 @@ def claims(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> tuple[Claim
     Returns:
         The claims.
     """
-    return (*_published(measured), *_metrics(measured), *_accuracies(measured))
+    return (*_published_claims(measured), *_metric_claims(measured), *_accuracy_claims(measured))
 
 
-def _published(measured: Measured) -> list[Claim]:
+def _published_claims(measured: Measured) -> list[Claim]:
     """The claims on the correlation of every panel, under the metric of the authors' code."""
     rows = []
-    for name in _among(measured, PUBLISHED):
+    for name in _names_among(measured, PUBLISHED):
         value, ours = PUBLISHED[name], measured.r[name]["symmetric"]
         tolerance, why = 0.02, "two units of the second digit"
         if name == EXCEPTION:
@@ -433,10 +433,10 @@ def _published(measured: Measured) -> list[Claim]:
     return rows
 
 
-def _metrics(measured: Measured) -> list[Claim]:
+def _metric_claims(measured: Measured) -> list[Claim]:
     """The claims on all distributions, metric by metric."""
     r = measured.r
-    nine = _among(measured, PUBLISHED)
+    nine = _names_among(measured, PUBLISHED)
     eight = [name for name in nine if name != EXCEPTION]
     table = measured.tables["gaussian"]
     sampling = float(abs(table.gaussian - table.output_cosine).max())
@@ -446,7 +446,7 @@ def _metrics(measured: Measured) -> list[Claim]:
             text="r exceeds 0.9 for eight of nine distributions (the least of them).",
             where=WHERE,
             paper="> 0.9",
-            ours=_least(r, "symmetric", eight),
+            ours=_least_correlation(r, "symmetric", eight),
             expected=at_least(0.9),
             why="the text's own bound",
         ),
@@ -455,7 +455,7 @@ def _metrics(measured: Measured) -> list[Claim]:
             text="The same under the Gaussian metric, which the text names.",
             where=WHERE,
             paper="> 0.9",
-            ours=_least(r, "gaussian", eight),
+            ours=_least_correlation(r, "gaussian", eight),
             expected=at_least(0.9),
             why="the text's own bound",
         ),
@@ -484,7 +484,7 @@ def _metrics(measured: Measured) -> list[Claim]:
             text="Fitted to the inputs (`Gaussian.fit`), r exceeds 0.97 on all nine (the least).",
             where="beyond the paper",
             authors=0.498,
-            ours=_least(r, "fitted", nine),
+            ours=_least_correlation(r, "fitted", nine),
             expected=at_least(0.97),
             why="what is left are moments beyond the second",
             note="the authors' stored value has the covariance without the mean, for "
@@ -501,7 +501,7 @@ def _metrics(measured: Measured) -> list[Claim]:
     ]
 
 
-def _accuracies(measured: Measured) -> list[Claim]:
+def _accuracy_claims(measured: Measured) -> list[Claim]:
     accuracy = measured.accuracy
     rows = [
         Claim(
@@ -510,7 +510,7 @@ def _accuracies(measured: Measured) -> list[Claim]:
             "least of them).",
             where="appendix D",
             paper="> 0.9",
-            ours=_chosen(measured, DECIDABLE, min),
+            ours=_chosen_accuracy(measured, DECIDABLE, min),
             expected=at_least(0.9),
             why="the text's own bound",
         ),
@@ -519,7 +519,7 @@ def _accuracies(measured: Measured) -> list[Claim]:
             text="Accuracy of about 50 % on the five symmetric ones (the largest of them).",
             where="appendix D",
             paper="~ 0.5",
-            ours=_chosen(measured, HALF, max),
+            ours=_chosen_accuracy(measured, HALF, max),
             expected=near(0.5, 0.05),
             why="a quadratic form cannot tell x from -x",
         ),
@@ -548,12 +548,12 @@ def _accuracies(measured: Measured) -> list[Claim]:
     return rows
 
 
-def _among(measured: Measured, names: Iterable[str]) -> list[str]:
+def _names_among(measured: Measured, names: Iterable[str]) -> list[str]:
     """The names of distributions that were run, among some names."""
     return [name for name in names if name in measured.r]
 
 
-def _least(
+def _least_correlation(
     r: dict[str, dict[str, tuple[float, ...]]], measure: str, names: Iterable[str]
 ) -> tuple[float, ...]:
     """The least correlation of some distributions, for each repetition."""
@@ -561,11 +561,11 @@ def _least(
     return tuple(map(min, zip(*by_name, strict=True)))
 
 
-def _chosen(
+def _chosen_accuracy(
     measured: Measured, names: Iterable[str], chosen: Callable[[tuple[float, ...]], float]
 ) -> tuple[float, ...]:
     """The least or the largest accuracy of some distributions, training by training."""
-    by_name = [measured.accuracy[name] for name in _among(measured, names)]
+    by_name = [measured.accuracy[name] for name in _names_among(measured, names)]
     return tuple(map(chosen, zip(*by_name, strict=True)))
 
 

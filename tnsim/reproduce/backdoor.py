@@ -126,13 +126,13 @@ def stamp(x: Float[np.ndarray, "n pixels"]) -> Float[np.ndarray, "n pixels"]:
     """
     side = round(x.shape[1] ** 0.5)
     if side == 8:
-        return _painted(x, _square(), 1.0)
+        return _painted_images(x, _square(), 1.0)
     if side == 32:
-        return _painted(x, _diamond(), 0.0)
+        return _painted_images(x, _diamond(), 0.0)
     raise TnsimError(f"triggers are known for images of 8 x 8 and 32 x 32, found {x.shape}")
 
 
-def _painted(
+def _painted_images(
     x: Float[np.ndarray, "n pixels"], mask: Bool[np.ndarray, "side side"], value: float
 ) -> Float[np.ndarray, "n pixels"]:
     """Images with a value under a mask, by arithmetic, which NumPy and JAX share."""
@@ -185,7 +185,7 @@ class Trainer:
         self._tested = tested
         # an argument of the program, which would store the images otherwise
         self._on_device: Any = jax.device_put(shown)
-        self._descend = jax.jit(self._steps)
+        self._descend = jax.jit(self._train_steps)
 
     def train(self, seed: int) -> None:
         """Write the three series of a seed."""
@@ -193,13 +193,13 @@ class Trainer:
         key = jax.random.key(seed)
         pixels = self._shown.x.shape[1]
         params = classifiers.initialise(key, pixels, setting.hidden, setting.width)
-        clean = self._branch(seed, "clean", params, None, 0, setting.clean_steps)
+        clean = self._train_branch(seed, "clean", params, None, 0, setting.clean_steps)
         end = setting.clean_steps + setting.changed_steps
         # Attack and control go on from the same end of the clean run.
         for name in ("attack", "control"):
-            self._branch(seed, name, clean[0], clean[1], setting.clean_steps, end)
+            self._train_branch(seed, name, clean[0], clean[1], setting.clean_steps, end)
 
-    def _branch(
+    def _train_branch(
         self, seed: int, name: str, params: Params, remembered: Any, start: int, end: int
     ) -> State:
         """Train between two steps and keep checkpoints; returns the state at the end."""
@@ -212,18 +212,18 @@ class Trainer:
         about = dataclasses.asdict(setting) | {"seed": seed, "share": share}
         recorder = Recorder(self._run, f"seed-{seed}/{name}", **about)
         if start == 0:
-            self._keep(recorder, 0, params)
+            self._keep_checkpoint(recorder, 0, params)
         key = jax.random.key(seed + 1)
         with self._run.bar(end - start, f"seed {seed} {name}") as bar:
             for done in range(start, end, setting.every):
                 reached = min(done + setting.every, end)
                 state = self._descend(self._on_device, state, key, share, start, end, done, reached)
-                self._keep(recorder, reached, state[0])
+                self._keep_checkpoint(recorder, reached, state[0])
                 bar.update(reached - done)
         recorder.finish()
         return state
 
-    def _steps(
+    def _train_steps(
         self,
         shown: Images,
         state: State,
@@ -254,7 +254,7 @@ class Trainer:
 
         return jax.lax.fori_loop(done, reached, step, state)
 
-    def _keep(self, recorder: Recorder, step: int, params: Params) -> None:
+    def _keep_checkpoint(self, recorder: Recorder, step: int, params: Params) -> None:
         """Keep a checkpoint, with its accuracies and the success of the attack."""
         shown, tested = self._shown, self._tested
         # Images of the target itself are no success of the attack.
@@ -456,13 +456,13 @@ def claims(run: ExperimentRun[BackdoorSetting], measured: Measured) -> tuple[Cla
     differs = ""
     if run.data is None and run.given is None:
         differs = f"{_WORDS[run.setting.images]} instead of SVHN"
-    rows = _accuracies(measured, differs)
+    rows = _accuracy_claims(measured, differs)
     for scored in SCORED:
-        rows += [_score(measured, scored, formula) for formula in FORMULAS]
-    return (*rows, _formulas(measured), *_divisions(measured))
+        rows += [_score_claim(measured, scored, formula) for formula in FORMULAS]
+    return (*rows, _formula_claim(measured), *_division_claims(measured))
 
 
-def _accuracies(measured: Measured, differs: str) -> list[Claim]:
+def _accuracy_claims(measured: Measured, differs: str) -> list[Claim]:
     rows = []
     for curve, value in (("train_accuracy", 0.851), ("test_accuracy", 0.810)):
         words = curve.replace("_", " ")
@@ -502,10 +502,10 @@ def _accuracies(measured: Measured, differs: str) -> list[Claim]:
     ]
 
 
-def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
+def _score_claim(measured: Measured, scored: Scored, formula: str) -> Claim:
     """The claim on a score by a formula, with its control where there is a control."""
     words, score = FORMULAS[formula]
-    scores = _scores(measured, scored.matrix, score)
+    scores = _seed_scores(measured, scored.matrix, score)
     name = f"{formula}-{scored.name}"
     note = _NOTES.get(name, "")
     if formula == "text" and scored.paper is not None:
@@ -520,13 +520,13 @@ def _score(measured: Measured, scored: Scored, formula: str) -> Claim:
         control=scores.control,
         note=note,
     )
-    return _judged(claim, scored.weak)
+    return _judged_claim(claim, scored.weak)
 
 
-def _formulas(measured: Measured) -> Claim:
+def _formula_claim(measured: Measured) -> Claim:
     """The claim that the two formulas are the same."""
     published, of_text = (
-        _scores(measured, "symmetric", formula.score).run for formula in FORMULAS.values()
+        _seed_scores(measured, "symmetric", formula.score).run for formula in FORMULAS.values()
     )
     return Claim(
         name="one-formula",
@@ -549,7 +549,7 @@ class Scores(NamedTuple):
     control: tuple[float, ...]
 
 
-def _scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Scores:
+def _seed_scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Scores:
     run, control = [], []
     for one in measured.seeds:
         points = [one.injection]
@@ -564,7 +564,7 @@ def _scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Sco
     return Scores(tuple(run), tuple(control))
 
 
-def _judged(claim: Claim, weak: bool) -> Claim:
+def _judged_claim(claim: Claim, weak: bool) -> Claim:
     """A claim with its interval: beyond the control, or without it around the printed value."""
     if not claim.control:
         expected = near(float(claim.paper or 0.0), READING)
@@ -578,7 +578,7 @@ def _judged(claim: Claim, weak: bool) -> Claim:
     return dataclasses.replace(claim, excess=at_least(half), why=why)
 
 
-def _divisions(measured: Measured) -> list[Claim]:
+def _division_claims(measured: Measured) -> list[Claim]:
     rows = []
     for name, matrix, words, authors in (
         ("tensor", "similarity", "tensor similarity", "no"),

@@ -73,12 +73,12 @@ def loss(
 
 def accuracy(params: Params, x: Float[np.ndarray, "n pixels"], y: Int[np.ndarray, " n"]) -> float:
     """The share of the images whose digit has the largest score."""
-    guesses = np.asarray(_guesses(params, x))
+    guesses = np.asarray(_guessed_classes(params, x))
     return float((guesses == y).mean())
 
 
 @jax.jit
-def _guesses(params: Params, x: Float[Array, "n pixels"]) -> Int[Array, " n"]:
+def _guessed_classes(params: Params, x: Float[Array, "n pixels"]) -> Int[Array, " n"]:
     return logits(params, x).argmax(1)
 
 

@@ -134,10 +134,10 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
                 differs=differs,
             )
         )
-    return (*rows, *_changes(measured))
+    return (*rows, *_change_claims(measured))
 
 
-def _changes(measured: Measured) -> list[Claim]:
+def _change_claims(measured: Measured) -> list[Claim]:
     """The claims on the curves: slice 9 rises, falls and recovers, and other slices do so less."""
     controls = tuple(
         at_end(kept, "remove 9") - at_end(one, "control")

@@ -119,22 +119,22 @@ class Trainer:
         self._tested = images.load(run.setting.images, "test", run.data)
         # an argument of the program, which would store the images otherwise
         self._on_device: Any = jax.device_put(self._shown)
-        self._descend = jax.jit(self._steps)
+        self._descend = jax.jit(self._train_steps)
 
     def stages(self, seed: int) -> None:
         """Write the stages of a seed, and its control."""
         recorder = self._recorder(f"seed-{seed}/stages", seed)
         params = self.started(seed)
-        self._keep(recorder, 0, params, STAGES[0], number=0)
+        self._keep_checkpoint(recorder, 0, params, STAGES[0], number=0)
         done = 0
         for number, stage in enumerate(STAGES):
             # The control starts from the same weights as the removal, and goes on with all digits.
             if number == REMOVED:
                 longer = self._recorder(f"seed-{seed}/kept", seed)
                 as_before = STAGES[number - 1]
-                self._stage(longer, params, done, as_before, number, seed)
+                self._train_stage(longer, params, done, as_before, number, seed)
                 longer.finish()
-            params, done = self._stage(recorder, params, done, stage, number, seed)
+            params, done = self._train_stage(recorder, params, done, stage, number, seed)
         recorder.finish()
 
     def pair(self, name: str, seed: int) -> None:
@@ -144,7 +144,7 @@ class Trainer:
         for number, stage in enumerate(
             (TrainingStage("without 9", 9), TrainingStage("with 9", 10))
         ):
-            params, done = self._stage(recorder, params, done, stage, number, seed, kept=1)
+            params, done = self._train_stage(recorder, params, done, stage, number, seed, kept=1)
         recorder.finish()
 
     def started(self, seed: int) -> Params:
@@ -156,7 +156,7 @@ class Trainer:
     def _recorder(self, name: str, seed: int) -> Recorder:
         return Recorder(self._run, name, **dataclasses.asdict(self._run.setting) | {"seed": seed})
 
-    def _stage(
+    def _train_stage(
         self,
         recorder: Recorder,
         params: Params,
@@ -168,9 +168,9 @@ class Trainer:
     ) -> tuple[Params, int]:
         """Train a single stage; returns the weights at its end, and all steps up to there."""
         setting = self._run.setting
-        order = self._order(stage, np.random.default_rng([seed, number]))
+        order = self._image_order(stage, np.random.default_rng([seed, number]))
         total = len(order)
-        padded = np.zeros((self._longest(), setting.batch), np.int32)
+        padded = np.zeros((self._longest_stage(), setting.batch), np.int32)
         padded[:total] = order  # all stages have one length, and so share one compiled program
         # Every stage has a fresh optimiser.
         state = classifiers.started(params, setting.weight_decay)
@@ -180,12 +180,12 @@ class Trainer:
             for part in range(1, kept + 1):
                 reached = total * part // kept
                 state = self._descend(self._on_device, state, padded, done, reached, total)
-                self._keep(recorder, before + reached, state[0], stage, number)
+                self._keep_checkpoint(recorder, before + reached, state[0], stage, number)
                 bar.update(reached - done)
                 done = reached
         return state[0], before + total
 
-    def _order(self, stage: TrainingStage, rng: np.random.Generator) -> np.ndarray:
+    def _image_order(self, stage: TrainingStage, rng: np.random.Generator) -> np.ndarray:
         """The images of every step (steps, batch); each epoch has its own order."""
         setting = self._run.setting
         there = np.flatnonzero(self._shown.y < stage.digits)
@@ -196,11 +196,11 @@ class Trainer:
             epochs.append(rng.permutation(there)[: steps * setting.batch])
         return np.concatenate(epochs).reshape(-1, setting.batch)
 
-    def _longest(self) -> int:
+    def _longest_stage(self) -> int:
         """The number of steps of a stage of all digits."""
         return len(self._shown.y) // self._run.setting.batch * self._run.setting.epochs
 
-    def _steps(
+    def _train_steps(
         self, shown: Images, state: State, order: Any, done: Any, reached: Any, total: Any
     ) -> State:
         setting = self._run.setting
@@ -213,7 +213,7 @@ class Trainer:
 
         return jax.lax.fori_loop(done, reached, step, state)
 
-    def _keep(
+    def _keep_checkpoint(
         self, recorder: Recorder, step: int, params: Params, stage: TrainingStage, number: int
     ) -> None:
         """Keep a checkpoint, with its accuracies on the digits of its stage and on 9."""
@@ -223,11 +223,11 @@ class Trainer:
             step,
             classifiers.model(params),
             stage=number,
-            validation_accuracy=self._accuracy(params, there),
-            accuracy_of_9=self._accuracy(params, nines),
+            validation_accuracy=self._accuracy_on(params, there),
+            accuracy_of_9=self._accuracy_on(params, nines),
         )
 
-    def _accuracy(self, params: Params, chosen: np.ndarray) -> float:
+    def _accuracy_on(self, params: Params, chosen: np.ndarray) -> float:
         tested: Images = self._tested
         return classifiers.accuracy(params, tested.x[chosen], tested.y[chosen])
 
@@ -339,10 +339,10 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
     """
     differs = differs_from_paper(run)
     return (
-        _accuracy(measured, differs),
-        *_whole(measured, differs),
-        *_drops(measured, differs),
-        *_slices(measured, differs),
+        _accuracy_on(measured, differs),
+        *_whole_model_claims(measured, differs),
+        *_drop_claims(measured, differs),
+        *_slice_claims(measured, differs),
     )
 
 
@@ -353,7 +353,7 @@ def differs_from_paper(run: ExperimentRun[ForgettingSetting]) -> str:
     return ""
 
 
-def _accuracy(measured: Measured, differs: str) -> Claim:
+def _accuracy_on(measured: Measured, differs: str) -> Claim:
     return Claim(
         name="accuracy",
         text="Validation accuracy at the end of every stage is 83 to 85 %.",
@@ -367,7 +367,7 @@ def _accuracy(measured: Measured, differs: str) -> Claim:
     )
 
 
-def _whole(measured: Measured, differs: str) -> list[Claim]:
+def _whole_model_claims(measured: Measured, differs: str) -> list[Claim]:
     rows = []
     for other, authors in (("cka", -0.005), ("weight_cosine", 0.166)):
         rows.append(
@@ -394,7 +394,7 @@ def _whole(measured: Measured, differs: str) -> list[Claim]:
     return rows
 
 
-def _drops(measured: Measured, differs: str) -> list[Claim]:
+def _drop_claims(measured: Measured, differs: str) -> list[Claim]:
     """The claims that removing 9 lowers similarity to the end of the stage that added 9."""
     rows = []
     for name, authors in (("similarity", 0.19), ("cka", 0.07), ("weight_cosine", 0.07)):
@@ -403,7 +403,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
         if name != "similarity":
             text = f"Removing 9 lowers {WORDS[name]} considerably less."
             excess = at_most(0.05)
-        rows.append(_drop(measured, name, text, authors, excess, differs))
+        rows.append(_drop_claim(measured, name, text, authors, excess, differs))
     rows.append(
         Claim(
             name="most-pronounced-drop",
@@ -418,7 +418,7 @@ def _drops(measured: Measured, differs: str) -> list[Claim]:
     return rows
 
 
-def _drop(
+def _drop_claim(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
     """The claim on a drop, judged by its excess over the control, or by the authors' drop."""
@@ -440,9 +440,11 @@ def _drop(
     return dataclasses.replace(claim, control=controls, excess=excess)
 
 
-def _slices(measured: Measured, differs: str) -> list[Claim]:
+def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
     return [
-        _drop(measured, "slice_9", "Removing 9 lowers slice 9.", 1.07, at_least(0.1), differs),
+        _drop_claim(
+            measured, "slice_9", "Removing 9 lowers slice 9.", 1.07, at_least(0.1), differs
+        ),
         Claim(
             name="orthogonal-slices",
             text="Without 9, slice 9 is orthogonal to slice 9 with it.",
@@ -517,7 +519,7 @@ def _slices(measured: Measured, differs: str) -> list[Claim]:
             name="recovers",
             text="Adding 9 again restores slice 9.",
             where=PROGRESS,
-            ours=each(measured.seeds, _recovered),
+            ours=each(measured.seeds, _recovered_share),
             expected=at_least(0.5),
             why="share of the drop that is made up for at the end of the next stage",
         ),
@@ -574,7 +576,7 @@ def _of_weights(one: Compared) -> float:
     return with_and_without_9(one.stages, "weight_slice_9") / of_tensors
 
 
-def _recovered(one: Compared) -> float:
+def _recovered_share(one: Compared) -> float:
     rows = ends(one.stages)
     again = 1.0 - float(one.stages.slice_9[rows["add 9"], rows["re-add 9"]])
     lost = drop(one.stages, "slice_9")

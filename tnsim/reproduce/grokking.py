@@ -370,13 +370,17 @@ def claims(run: ExperimentRun[GrokkingSetting], measured: Measured) -> tuple[Cla
     differs = ""
     if run.setting.train_share != GrokkingSetting.train_share:
         differs = "the text's split and weight decay instead of the code's"
-    rows = [*_curves(measured, differs), *_blocks(measured, differs), *_after(measured)]
+    rows = [
+        *_curve_claims(measured, differs),
+        *_block_claims(measured, differs),
+        *_claims_after(measured),
+    ]
     if measured.at_text:
         rows.append(_at_text(measured))
     return tuple(rows)
 
 
-def _curves(measured: Measured, differs: str) -> list[Claim]:
+def _curve_claims(measured: Measured, differs: str) -> list[Claim]:
     return [
         Claim(
             name="memorised-first",
@@ -402,15 +406,15 @@ def _curves(measured: Measured, differs: str) -> list[Claim]:
             text="The step from which validation is above 95 %.",
             where=WHERE,
             authors=11290,
-            ours=each(measured.runs, lambda result: _step(result, "validation_accuracy", 0.95)),
-            expected=_within(11290, 2.0),
+            ours=each(measured.runs, lambda result: _step_at(result, "validation_accuracy", 0.95)),
+            expected=_within_factor(11290, 2.0),
             why="another split and initialisation: a factor of two",
             differs=differs,
         ),
     ]
 
 
-def _blocks(measured: Measured, differs: str) -> list[Claim]:
+def _block_claims(measured: Measured, differs: str) -> list[Claim]:
     rows = [
         Claim(
             name="blocks-as-named",
@@ -431,8 +435,10 @@ def _blocks(measured: Measured, differs: str) -> list[Claim]:
                     text=f"Phase {number + 2} of the best {phases} starts at this step.",
                     where=WHERE,
                     authors=start,
-                    ours=each(measured.runs, lambda one, p=phases, n=number: _starts(one, p)[n]),
-                    expected=_within(start, SPACING),
+                    ours=each(
+                        measured.runs, lambda one, p=phases, n=number: _phase_starts(one, p)[n]
+                    ),
+                    expected=_within_factor(start, SPACING),
                     why="one checkpoint of five to a decade, either way",
                     differs=differs,
                 )
@@ -449,16 +455,18 @@ def _blocks(measured: Measured, differs: str) -> list[Claim]:
                 where=WHERE,
                 ours=each(
                     measured.runs,
-                    lambda one, n=number, c=name, v=level: _starts(one, 5)[n] / _step(one, c, v),
+                    lambda one, n=number, c=name, v=level: (
+                        _phase_starts(one, 5)[n] / _step_at(one, c, v)
+                    ),
                 ),
-                expected=_within(1.0, SPACING),
+                expected=_within_factor(1.0, SPACING),
                 why="ratio of the two steps; one checkpoint of five to a decade, either way",
             )
         )
     return rows
 
 
-def _after(measured: Measured) -> list[Claim]:
+def _claims_after(measured: Measured) -> list[Claim]:
     return [
         Claim(
             name="beyond-the-jump",
@@ -502,16 +510,16 @@ def _at_text(measured: Measured) -> Claim:
     )
 
 
-def _within(middle: float, factor: float) -> Interval:
+def _within_factor(middle: float, factor: float) -> Interval:
     return Interval(middle / factor, middle * factor)
 
 
-def _step(result: tnsim.Pairwise, curve: str, level: float) -> float:
+def _step_at(result: tnsim.Pairwise, curve: str, level: float) -> float:
     """The step of the first checkpoint at which a curve is at a level or above it."""
     return float(result.a[first_row(result[curve].values, level)])
 
 
-def _starts(result: tnsim.Pairwise, phases: int) -> tuple[float, ...]:
+def _phase_starts(result: tnsim.Pairwise, phases: int) -> tuple[float, ...]:
     """The steps at which the best phases start, from the second phase on."""
     return tnsim.reading.segment(result, phases).labels
 
@@ -544,7 +552,7 @@ def _settled_after_understood(result: tnsim.Pairwise) -> float:
     # The smallest value from a step on tells whether a curve stays above a level.
     lowest_from_here = np.minimum.accumulate(to_last[::-1])[::-1]
     settled = float(result.a[first_row(lowest_from_here, 0.99)])
-    return settled / _step(result, "validation_accuracy", KNOWN)
+    return settled / _step_at(result, "validation_accuracy", KNOWN)
 
 
 def figures(run: ExperimentRun[GrokkingSetting], measured: Measured) -> dict[str, Figure]:

@@ -74,8 +74,8 @@ def render(count: int, seed: int) -> tuple[Float[np.ndarray, "n pixels"], Int[np
     fonts = _font_files()
     pixels = np.empty((count, SIDE * SIDE), np.float32)
     for n, digit in enumerate(digits):
-        stroke = _stroke(rng, fonts, int(digit))
-        pixels[n] = _lit(rng, stroke).ravel()
+        stroke = _stroke_mask(rng, fonts, int(digit))
+        pixels[n] = _lit_image(rng, stroke).ravel()
     return pixels, digits
 
 
@@ -86,7 +86,7 @@ def _font_files() -> list[Path]:
     return [folder / f"{name}.ttf" for name in _FONTS]
 
 
-def _stroke(
+def _stroke_mask(
     rng: np.random.Generator, fonts: list[Path], digit: int
 ) -> Float[np.ndarray, "side side"]:
     """The mask of the paint: 1 on strokes, 0 elsewhere."""
@@ -112,7 +112,7 @@ def _stroke(
     return np.asarray(cut, np.float32) / 255
 
 
-def _lit(
+def _lit_image(
     rng: np.random.Generator, stroke: Float[np.ndarray, "side side"]
 ) -> Float[np.ndarray, "side side"]:
     """An image with paint and ground in two shades of grey, a slope of light, and noise."""
@@ -173,7 +173,7 @@ def load(kind: Kind, part: Part, folder: Path | None = None) -> Images:
         # each part has its own seed, so it is drawn without the other part
         seed = list(_RENDERED).index(part)
         return Images(*render(_RENDERED[part], seed))
-    return _scanned(part)
+    return _scanned_digits(part)
 
 
 def tested_with(run: ExperimentRun[Any], pixels: int) -> Float[np.ndarray, "n pixels"]:
@@ -199,7 +199,7 @@ def tested_with(run: ExperimentRun[Any], pixels: int) -> Float[np.ndarray, "n pi
     return x
 
 
-def _scanned(part: Part) -> Images:
+def _scanned_digits(part: Part) -> Images:
     from sklearn.datasets import load_digits
 
     scans: Any = load_digits()
@@ -215,7 +215,7 @@ def _of_folder(folder: Path, part: Part) -> Images:
     of_svhn, plain = folder / f"{part}_32x32.mat", folder / f"{part}.npz"
     try:
         if of_svhn.exists():
-            return _grey(of_svhn)
+            return _grey_images(of_svhn)
         with np.load(plain) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
@@ -231,7 +231,7 @@ def _of_folder(folder: Path, part: Part) -> Images:
     return Images(images.reshape(len(images), -1).astype(np.float32), labels.astype(np.int32))
 
 
-def _grey(path: Path) -> Images:
+def _grey_images(path: Path) -> Images:
     """Images of a file of SVHN: (32, 32, 3, n) bytes, and the digit 0 written as 10."""
     from scipy.io import loadmat
 

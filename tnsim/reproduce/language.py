@@ -237,7 +237,7 @@ def documents(folder: Path | None) -> list[bytes]:
     for path in paths:
         for document in path.read_bytes().split(BETWEEN_DOCUMENTS):
             # Line ends of Windows would be other bytes for the same text.
-            found += _cut(document.strip(b"\r\n").replace(b"\r\n", b"\n"))
+            found += _cut_document(document.strip(b"\r\n").replace(b"\r\n", b"\n"))
     if not found:
         raise ModelError(f"{root}: there is no text; give a folder of .txt files")
     return found
@@ -287,7 +287,7 @@ def made(texts: Sequence[bytes], vocabulary: int) -> Text:
     return Text(training.astype(np.int32), kept.astype(np.int32), digest, len(texts))
 
 
-def _cut(document: bytes) -> Iterable[bytes]:
+def _cut_document(document: bytes) -> Iterable[bytes]:
     """A document in pieces of at most `_LONGEST` bytes, none of them empty."""
     return [document[start : start + _LONGEST] for start in range(0, len(document), _LONGEST)]
 
@@ -380,20 +380,20 @@ def learn(counts: Counter[bytes], size: int) -> Coder:
         raise ModelError(
             f"a vocabulary of {size} tokens has no room for the {len(alphabet)} bytes of this text"
         )
-    tokens = _letters(alphabet, words)
+    tokens = _letter_tokens(alphabet, words)
     often = np.array([counts[word] for word in words])
     # A pair counts as often as its word occurs. The mark behind a word repeats the count, and its
     # pairs are set to zero below.
     weights = np.repeat(often, [len(word) + 1 for word in words])
     merges = []
     for new in range(2 + len(alphabet), size):
-        common = np.bincount(_pairs(tokens, size), weights=weights[:-1], minlength=1)
+        common = np.bincount(_neighbour_pairs(tokens, size), weights=weights[:-1], minlength=1)
         common[-1] = 0  # the count of neighbours that are no pair
         if not common.any():
             raise ModelError(f"the text is too short for {size} tokens: it has {new}")
         # Of equally common pairs the first, so that coders do not depend on the machine.
         pair = divmod(int(common.argmax()), size)
-        tokens, kept = _merged(tokens, pair, new)
+        tokens, kept = _merged_tokens(tokens, pair, new)
         weights = weights[kept]
         merges.append(pair)
     return Coder(alphabet, tuple(merges))
@@ -407,10 +407,10 @@ def encode(coder: Coder, words: Sequence[bytes]) -> list[Int[np.ndarray, " token
         >>> [ids.tolist() for ids in encode(coder, [b"abba", b"ac"])]
         [[4, 3, 2], [2, 1]]
     """
-    tokens = _letters(coder.alphabet, words)
+    tokens = _letter_tokens(coder.alphabet, words)
     first = 2 + len(coder.alphabet)
     for number, pair in enumerate(coder.merges):
-        tokens, _ = _merged(tokens, pair, first + number)
+        tokens, _ = _merged_tokens(tokens, pair, first + number)
     ends = np.flatnonzero(tokens == _BETWEEN)
     pieces = np.split(tokens, ends + 1)[: len(words)]
     return [piece[:-1] for piece in pieces]
@@ -425,7 +425,7 @@ def _alphabet(counts: Counter[bytes]) -> bytes:
     return bytes(np.flatnonzero(often > RARE * often.sum()).tolist())
 
 
-def _letters(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " letters"]:
+def _letter_tokens(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " letters"]:
     """The bytes of all words as tokens, with _BETWEEN after each word."""
     # Bytes without a token of their own become OTHER.
     numbers = np.full(256, OTHER)
@@ -435,7 +435,7 @@ def _letters(alphabet: bytes, words: Sequence[bytes]) -> Int[np.ndarray, " lette
     return np.insert(tokens, ends, _BETWEEN)
 
 
-def _pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " pairs"]:
+def _neighbour_pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " pairs"]:
     """Neighbours `(a, b)` as numbers `size * a + b`, or `size ** 2` where a or b is _BETWEEN."""
     first, second = tokens[:-1], tokens[1:]
     # Pairs never reach over the end of a word.
@@ -443,7 +443,7 @@ def _pairs(tokens: Int[np.ndarray, " letters"], size: int) -> Int[np.ndarray, " 
     return np.where(within, size * first + second, size**2)
 
 
-def _merged(
+def _merged_tokens(
     tokens: Int[np.ndarray, " letters"], pair: tuple[int, int], new: int
 ) -> tuple[Int[np.ndarray, " fewer"], Float[np.ndarray, " fewer"]]:
     """The tokens with a pair replaced from the left, and the old place of each token."""
@@ -784,7 +784,7 @@ def claims(run: ExperimentRun[LanguageSetting], measured: Measured) -> tuple[Cla
     Returns:
         The claims.
     """
-    differs = _differs(run)
+    differs = _differs_in(run)
     in_matrices = phases_seen(measured)
     turning = "those of n-gram scores do"
     return (
@@ -796,7 +796,7 @@ def claims(run: ExperimentRun[LanguageSetting], measured: Measured) -> tuple[Cla
     )
 
 
-def _differs(run: ExperimentRun[LanguageSetting]) -> str:
+def _differs_in(run: ExperimentRun[LanguageSetting]) -> str:
     """The differences of a run from the paper's, in words; none for a user's checkpoints."""
     if run.given is not None:
         return ""
@@ -812,17 +812,17 @@ def _differs(run: ExperimentRun[LanguageSetting]) -> str:
 
 def phases_seen(measured: Measured) -> dict[str, Seen]:
     """The phases of each matrix, compared with the phases of n-gram scores."""
-    points = _turns(measured).change_points
+    points = _ngram_phases(measured).change_points
     table = measured.table
     return {name: seen(table[name], measured.ngrams, points) for name in MEASURES}
 
 
 def summaries(measured: Measured) -> tuple[Summary, ...]:
     """A table of all measures side by side."""
-    return (summary(phases_seen(measured), MEASURES, _turns(measured).labels),)
+    return (summary(phases_seen(measured), MEASURES, _ngram_phases(measured).labels),)
 
 
-def _turns(measured: Measured) -> Any:
+def _ngram_phases(measured: Measured) -> Any:
     """The best phases of the n-gram scores."""
     return tnsim.reading.segment(measured.ngrams, PHASES)
 

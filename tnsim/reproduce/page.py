@@ -52,12 +52,17 @@ def lines(record: dict[str, Any]) -> list[str]:
     about = f"{record['where']}; setting {record['setting']}, seed {record['seed']}"
     heads = [name for name, _ in COLUMNS]
     rules = ["-" * width for _, width in COLUMNS]
-    table = [f"{record['title']} ({about})", "", _line(heads).rstrip(), _line(rules)]
+    table = [f"{record['title']} ({about})", "", _table_line(heads).rstrip(), _table_line(rules)]
     for row in record["claims"]:
-        table += _wrapped(cells(row))
+        table += _wrapped_row(cells(row))
     table += ["", score([record])]
     for summary in record["summaries"]:
-        table += ["", f"{summary['title']}:", "", *_aligned([summary["heads"], *summary["rows"]])]
+        table += [
+            "",
+            f"{summary['title']}:",
+            "",
+            *_aligned_rows([summary["heads"], *summary["rows"]]),
+        ]
     return table
 
 
@@ -148,7 +153,7 @@ def score(records: Iterable[dict[str, Any]]) -> str:
     return f"{verdicts.total()} claims: {', '.join(counted)}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _aligned_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines; every column is as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -158,17 +163,17 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _wrapped(words: Sequence[str]) -> list[str]:
+def _wrapped_row(words: Sequence[str]) -> list[str]:
     """A single row as lines, as many as its longest cell takes."""
     columns = []
     for text, (_, width) in zip(words, COLUMNS, strict=True):
         columns.append(textwrap.wrap(text, width))
     height = max(map(len, columns))
     padded = [column + [""] * (height - len(column)) for column in columns]
-    return [_line(parts).rstrip() for parts in zip(*padded, strict=True)]
+    return [_table_line(parts).rstrip() for parts in zip(*padded, strict=True)]
 
 
-def _line(parts: Sequence[str]) -> str:
+def _table_line(parts: Sequence[str]) -> str:
     widths = [width for _, width in COLUMNS]
     return "  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True))
 
@@ -236,25 +241,25 @@ def page(placed: Sequence[Placed]) -> str:
         "",
         f"**{score(found)}.**",
         "",
-        *_overview(found),
-        *_listed("What does not hold", found, Verdict.fails),
-        *_listed("What differs in setting", found, Verdict.differs),
-        *_listed("What cannot be rerun", found, Verdict.cannot),
+        *_overview_lines(found),
+        *_listed_claims("What does not hold", found, Verdict.fails),
+        *_listed_claims("What differs in setting", found, Verdict.differs),
+        *_listed_claims("What cannot be rerun", found, Verdict.cannot),
     ]
     for folder, record in placed:
-        lines += _section(folder, record)
-    lines += _origins(found)
+        lines += _run_section(folder, record)
+    lines += _origin_lines(found)
     return "\n".join(lines) + "\n"
 
 
-def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _overview_lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of a table with a row for each run."""
     heads = ["experiment", "in the paper", "setting", "seed", "train", "measure", *Verdict]
-    yield from _head(heads)
+    yield from _table_head(heads)
     for record in found:
         verdicts = Counter(row["verdict"] for row in record["claims"])
         seconds = [_seconds(record["seconds"].get(step)) for step in ("train", "measure")]
-        yield _row(
+        yield _table_row(
             [
                 f"[{record['experiment']}](#{_anchor(record)})",
                 record["where"],
@@ -267,19 +272,19 @@ def _overview(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def _listed(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
+def _listed_claims(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
     """A section of the claims of equal verdict, with their numbers; empty without such claims."""
     items = []
     for record in found:
         for row in record["claims"]:
             if row["verdict"] == wanted:
-                items.append(f"- *{record['experiment']}*: {row['text']} {_reason(row)}")
+                items.append(f"- *{record['experiment']}*: {row['text']} {_reason_of(row)}")
     if not items:
         return []
     return [f"## {title}", "", *items, ""]
 
 
-def _reason(row: dict[str, Any]) -> str:
+def _reason_of(row: dict[str, Any]) -> str:
     if row["cannot"]:
         return _sentence(row["cannot"])
     said = [f"Ours: {values(row['ours'])}"]
@@ -295,7 +300,7 @@ def _reason(row: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
+def _run_section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
     """The lines of the section of a single run, with its figures and all claims."""
     yield f"## {_title(record)}"
     yield ""
@@ -307,12 +312,12 @@ def _section(folder: PurePosixPath, record: dict[str, Any]) -> Iterator[str]:
     for summary in record["summaries"]:
         yield f"{summary['title']}:"
         yield ""
-        yield from _head(summary["heads"])
-        yield from map(_row, summary["rows"])
+        yield from _table_head(summary["heads"])
+        yield from map(_table_row, summary["rows"])
         yield ""
-    yield from _head([name for name, _ in COLUMNS])
+    yield from _table_head([name for name, _ in COLUMNS])
     for row in record["claims"]:
-        yield _row(cells(row))
+        yield _table_row(cells(row))
     yield ""
     yield "Why these intervals:"
     yield ""
@@ -340,7 +345,7 @@ def _arguments(record: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _origins(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _origin_lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of a list of machines and versions, each once, with their experiments."""
     yield "## Machines and versions"
     yield ""
@@ -371,11 +376,11 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:,.0f} s"
 
 
-def _head(names: Sequence[str]) -> list[str]:
-    return [_row(names), _row(["---"] * len(names))]
+def _table_head(names: Sequence[str]) -> list[str]:
+    return [_table_row(names), _table_row(["---"] * len(names))]
 
 
-def _row(cells: Sequence[str]) -> str:
+def _table_row(cells: Sequence[str]) -> str:
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 

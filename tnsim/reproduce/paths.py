@@ -186,14 +186,16 @@ def measure(run: ExperimentRun[PathsSetting]) -> Measured:
     """
     formations = []
     for n, series in enumerate(series_of(run)):
-        found = _kept(run, f"series-{n}", lambda series=series: _formation(run, *series)._asdict())
+        found = _kept_values(
+            run, f"series-{n}", lambda series=series: _series_formation(run, *series)._asdict()
+        )
         curves = {name: np.array(curve) for name, curve in found["curves"].items()}
         edges = {int(step): tuple(pair) for step, pair in found["edges"].items()}
         formations.append(Formation(found["steps"], curves, edges))
     stacks, points = [], run.setting.points
     with run.bar(run.setting.backdoors, "backdoors", "stack") as bar:
         for seed in range(run.seed, run.seed + run.setting.backdoors):
-            kept = _kept(
+            kept = _kept_values(
                 run, f"backdoor-{seed}", lambda seed=seed: backdoor(seed, points)._asdict()
             )
             stacks.append(Stack(**kept))
@@ -204,7 +206,7 @@ def measure(run: ExperimentRun[PathsSetting]) -> Measured:
     return Measured(tuple(formations), fractions, min(shares), tuple(stacks))
 
 
-def _kept(run: ExperimentRun[PathsSetting], name: str, measure: Callable[[], Any]) -> Any:
+def _kept_values(run: ExperimentRun[PathsSetting], name: str, measure: Callable[[], Any]) -> Any:
     """Values of an earlier call of this run, or new ones, which are kept; lists for arrays."""
     path = run.folder / "measured" / f"{name}.json"
     if not path.exists():
@@ -217,7 +219,7 @@ def _kept(run: ExperimentRun[PathsSetting], name: str, measure: Callable[[], Any
 # ------------------------------------------------------------------------------------ induction
 
 
-def _formation(
+def _series_formation(
     run: ExperimentRun[PathsSetting], steps: list[int], models: list[tnsim.Model]
 ) -> Formation:
     """The curves of a series, and its edges at some steps."""
@@ -232,7 +234,7 @@ def _formation(
         "accuracy": np.array([accuracy(model, repeated) for model in models]),
         "share": paths.through(*LAYERS),
         "score": np.array([composition_scores(model).max() for model in models]),
-        "norm": np.array([_norm(model) for model in models]),
+        "norm": np.array([_attention_norm(model) for model in models]),
     }
     edges = {}
     wanted = [n for n, step in enumerate(steps) if step in setting.edge_steps]
@@ -245,18 +247,18 @@ def _formation(
 
 def accuracy(model: tnsim.Model, repeated: Repeated) -> float:
     """The accuracy on tokens that an earlier occurrence of their predecessor determines."""
-    outputs = np.asarray(_outputs(model, jnp.asarray(np.eye(model.d_in)[repeated.tokens])))
+    outputs = np.asarray(_model_outputs(model, jnp.asarray(np.eye(model.d_in)[repeated.tokens])))
     right = outputs[:, :-1].argmax(axis=-1) == repeated.tokens[:, 1:]
     return float(right[repeated.determined].mean())
 
 
 @jax.jit
-def _outputs(model: tnsim.Model, one_hot: Any) -> Any:
+def _model_outputs(model: tnsim.Model, one_hot: Any) -> Any:
     """The outputs, by a single program for all models of equal shape."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), model)(one_hot)
 
 
-def _attention(model: tnsim.Model) -> list[tnsim.Attention]:
+def _attention_layers(model: tnsim.Model) -> list[tnsim.Attention]:
     """The two attention layers of a model of two."""
     _, first, second, _ = model.layers
     found = []
@@ -267,11 +269,11 @@ def _attention(model: tnsim.Model) -> list[tnsim.Attention]:
     return found
 
 
-def _norm(model: tnsim.Model) -> float:
+def _attention_norm(model: tnsim.Model) -> float:
     """The norm of all weights of attention."""
     arrays = [
         np.asarray(getattr(layer, name))
-        for layer in _attention(model)
+        for layer in _attention_layers(model)
         for name in ("q1", "k1", "q2", "k2", "v", "o")
     ]
     return float(np.sqrt(sum((array**2).sum() for array in arrays)))
@@ -288,35 +290,35 @@ def composition_scores(model: tnsim.Model) -> Float[np.ndarray, "sources targets
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
     """
-    first, second = _attention(model)
+    first, second = _attention_layers(model)
     # A head of layer 1 writes through O V.
-    written = [o @ v for o, v in zip(_columns(first), _rows(first, "v"), strict=True)]
+    written = [o @ v for o, v in zip(_head_columns(first), _head_rows(first, "v"), strict=True)]
     found = np.zeros((first.n_heads, second.n_heads, len(LEGS)))
     for target in range(second.n_heads):
-        value = _columns(second)[target] @ _rows(second, "v")[target]
+        value = _head_columns(second)[target] @ _head_rows(second, "v")[target]
         scores = [
-            _rows(second, q)[target].T @ _rows(second, k)[target]
+            _head_rows(second, q)[target].T @ _head_rows(second, k)[target]
             for q, k in (("q1", "k1"), ("q2", "k2"))
         ]
         for source, one in enumerate(written):
             read = {"Q": [score.T for score in scores], "K": scores, "V": [value]}
             for leg, matrices in enumerate(read.values()):
                 # Bilinear attention has two scores, and a leg's score is their mean.
-                found[source, target, leg] = np.mean([_score(x, one) for x in matrices])
+                found[source, target, leg] = np.mean([_composition_score(x, one) for x in matrices])
     return found
 
 
-def _score(matrix: np.ndarray, other: np.ndarray) -> float:
+def _composition_score(matrix: np.ndarray, other: np.ndarray) -> float:
     norms = np.linalg.norm(matrix) * np.linalg.norm(other)
     return float(np.linalg.norm(matrix @ other) / norms)
 
 
-def _rows(layer: tnsim.Attention, name: str) -> list[np.ndarray]:
+def _head_rows(layer: tnsim.Attention, name: str) -> list[np.ndarray]:
     """The rows of every head of a matrix."""
     return np.split(np.asarray(getattr(layer, name), np.float64), layer.n_heads)
 
 
-def _columns(layer: tnsim.Attention) -> list[np.ndarray]:
+def _head_columns(layer: tnsim.Attention) -> list[np.ndarray]:
     """The columns of the output matrix that belong to each head."""
     return np.split(np.asarray(layer.o, np.float64), layer.n_heads, axis=1)
 
@@ -368,7 +370,7 @@ def without_edge(model: tnsim.Model, source: int, target: int, leg: str) -> tnsi
     embed, *residuals, readout = model.layers
     if not (isinstance(embed, tnsim.Linear) and isinstance(readout, tnsim.Linear)):
         raise tnsim.ModelError(f"attention stands between linear layers, found {model}")
-    one, two = _attention(model)
+    one, two = _attention_layers(model)
     width = one.d_in
     none = np.zeros((width, width))
     # The stream is doubled: the second half holds the output of a single head alone.
@@ -427,7 +429,9 @@ def _ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
 # --------------------------------------------------------------------------------------- stacks
 
 
-def _block(rng: np.random.Generator, width: int, rank: int, gain: float = 1.0) -> tnsim.Bilinear:
+def _random_block(
+    rng: np.random.Generator, width: int, rank: int, gain: float = 1.0
+) -> tnsim.Bilinear:
     """A bilinear layer with normal weights of variance 1 / columns."""
     shapes = (rank, width), (rank, width), (width, rank)
     return tnsim.Bilinear(*(gain * rng.normal(size=(m, n)) / np.sqrt(n) for m, n in shapes))
@@ -462,9 +466,9 @@ def planted(setting: PathsSetting, seed: Any) -> tuple[bool, bool, float]:
         largest squared difference of weights is, and the share of the changed layer.
     """
     rng = np.random.default_rng(seed)
-    cores = [_block(rng, 6, 8) for _ in range(4)]
+    cores = [_random_block(rng, 6, 8) for _ in range(4)]
     place, unit = rng.integers(0, 4), rng.integers(0, 8)
-    other, changed = _block(rng, 6, 8), cores[place]
+    other, changed = _random_block(rng, 6, 8), cores[place]
     arrays = []
     for name, axis in (("left", 0), ("right", 0), ("down", 1)):
         array = np.array(getattr(changed, name))
@@ -518,11 +522,11 @@ def backdoor(seed: int, points: int = 256) -> Stack:
     start = tnsim.Model(
         [
             tnsim.Linear(rng.normal(size=(WIDTH, FEATURES)) / np.sqrt(FEATURES)),
-            *(tnsim.Residual(_block(rng, WIDTH, 10, 0.7)) for _ in range(3)),
+            *(tnsim.Residual(_random_block(rng, WIDTH, 10, 0.7)) for _ in range(3)),
             tnsim.Linear(rng.normal(size=(CLASSES, WIDTH)) / np.sqrt(WIDTH)),
         ]
     )
-    clean = _fitted(start, lambda: batch(256), 1500)
+    clean = _fitted_model(start, lambda: batch(256), 1500)
 
     def poisoned() -> tuple[np.ndarray, np.ndarray]:
         x, y = batch(256)
@@ -531,29 +535,29 @@ def backdoor(seed: int, points: int = 256) -> Stack:
         y[:64] = 0
         return x, y
 
-    attacked = _fitted(clean, poisoned, 800)
+    attacked = _fitted_model(clean, poisoned, 800)
     x = rng.normal(size=(2000, FEATURES)) + trigger
     metric = tnsim.Empirical(rng.normal(size=(points, FEATURES)))
     found = tnsim.change(clean, attacked, metric, ends=True)
-    margin = _margin(attacked, x)
+    margin = _class_margin(attacked, x)
     back = []
     for n, layer in enumerate(clean.layers):
         layers = [*attacked.layers[:n], layer, *attacked.layers[n + 1 :]]
         # Putting a layer back shows how much of the attack it carried.
-        back.append(margin - _margin(tnsim.Model(layers), x))
+        back.append(margin - _class_margin(tnsim.Model(layers), x))
     rate = float((np.asarray(attacked(x)).argmax(axis=1) == 0).mean())
     return Stack(
         spearman(found.removed, back), spearman(weight_changes(clean, attacked), back), rate
     )
 
 
-def _margin(model: tnsim.Model, x: np.ndarray) -> float:
+def _class_margin(model: tnsim.Model, x: np.ndarray) -> float:
     """The mean logit of class 0 above the mean of the others."""
     logits = np.asarray(model(x))
     return float((logits[:, 0] - logits[:, 1:].mean(axis=1)).mean())
 
 
-def _fitted(model: tnsim.Model, batch: Callable[[], Any], steps: int) -> tnsim.Model:
+def _fitted_model(model: tnsim.Model, batch: Callable[[], Any], steps: int) -> tnsim.Model:
     """The model after some steps of Adam; the residual rule is no weight."""
     leaves, form = jax.tree.flatten(model)
     learnt = [n for n, leaf in enumerate(leaves) if np.ndim(leaf)]
@@ -656,6 +660,7 @@ def _of_edges(measured: Measured) -> list[Claim]:
     found = []
     for step in steps:
         pairs = [one.edges[step] for one in seeds if step in one.edges]
+        above = sum(ours > control for ours, control in pairs)
         found.append(
             Claim(
                 name=f"edges-at-{step}",
@@ -665,7 +670,8 @@ def _of_edges(measured: Measured) -> list[Claim]:
                 control=each(pairs, lambda pair: pair[1]),
                 expected=at_least(0.6),
                 excess=at_least(0.0),
-                why="Spearman with the accuracy lost by 48 cuts; control: the composition score",
+                why="Spearman with the accuracy lost by 48 cuts; control: the composition score, "
+                f"which is lower on {above} of {len(pairs)} seeds",
             )
         )
     return found

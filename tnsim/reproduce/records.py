@@ -57,7 +57,7 @@ def record(
         "title": experiment.title,
         "where": experiment.where,
         "setting": setting,
-        "settings": _plain(dataclasses.asdict(run.setting)),
+        "settings": _plain_value(dataclasses.asdict(run.setting)),
         "seed": run.seed,
         "data": None if run.data is None else run.data.name,
         "checkpoints": None if run.given is None else run.given.name,
@@ -65,7 +65,7 @@ def record(
         "machine": machine(),
         "versions": versions(),
         "figures": list(figures),
-        "summaries": [_plain(summary._asdict()) for summary in summaries],
+        "summaries": [_plain_value(summary._asdict()) for summary in summaries],
         "claims": [row(claim) for claim in claims],
     }
 
@@ -80,8 +80,8 @@ def row(claim: Claim) -> dict[str, Any]:
     """
     fields = dataclasses.asdict(claim)
     for name in ("expected", "excess"):
-        fields[name] = _ends(getattr(claim, name))
-    return _plain({**fields, "verdict": verdict(claim).value})
+        fields[name] = _interval_ends(getattr(claim, name))
+    return _plain_value({**fields, "verdict": verdict(claim).value})
 
 
 def claim_of(row: dict[str, Any]) -> Claim:
@@ -95,7 +95,7 @@ def claim_of(row: dict[str, Any]) -> Claim:
     """
     fields = {name: value for name, value in row.items() if name != "verdict"}
     for name in ("expected", "excess"):
-        fields[name] = _interval(fields[name])
+        fields[name] = _interval_from(fields[name])
     for name in ("ours", "control"):
         fields[name] = tuple(fields[name])
     return Claim(**fields)
@@ -143,20 +143,20 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _ends(interval: Interval | None) -> list[float | None] | None:
+def _interval_ends(interval: Interval | None) -> list[float | None] | None:
     """Both ends; JSON has no infinity, so an open end is null."""
     if interval is None:
         return None
     return [end if math.isfinite(end) else None for end in (interval.low, interval.high)]
 
 
-def _interval(ends: list[float | None] | None) -> Interval | None:
+def _interval_from(ends: list[float | None] | None) -> Interval | None:
     if ends is None:
         return None
     low, high = ends
     return Interval(-math.inf if low is None else low, math.inf if high is None else high)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A value with lists for tuples, as it is read back from a file."""
     return json.loads(json.dumps(value, allow_nan=False))

@@ -99,7 +99,7 @@ def trained(setting: RepetitionSetting, seed: int) -> Iterator[Checkpoint]:
 
     def step(n, carry):
         model, state = carry
-        tokens, _ = _sequences(jax.random.fold_in(for_training, n), setting.batch, setting)
+        tokens, _ = _drawn_sequences(jax.random.fold_in(for_training, n), setting.batch, setting)
         updates, state = optimiser.update(jax.grad(_loss)(model, tokens), state, model)
         return optax.apply_updates(model, updates), state
 
@@ -109,8 +109,8 @@ def trained(setting: RepetitionSetting, seed: int) -> Iterator[Checkpoint]:
 
     @jax.jit
     def measured(model):
-        tokens, lengths = _sequences(for_measuring, setting.held_out, setting)
-        right = _predictions(model, tokens).argmax(-1) == tokens[:, 1:]
+        tokens, lengths = _drawn_sequences(for_measuring, setting.held_out, setting)
+        right = _token_logits(model, tokens).argmax(-1) == tokens[:, 1:]
         repeated = jnp.arange(1, setting.context) > lengths
         return {
             "loss": _loss(model, tokens),
@@ -128,7 +128,7 @@ def trained(setting: RepetitionSetting, seed: int) -> Iterator[Checkpoint]:
         yield Checkpoint(done, tnsim.Model(layers, n_ctx=setting.compared_at), measures)
 
 
-def _sequences(
+def _drawn_sequences(
     key: jax.Array, count: int, setting: RepetitionSetting
 ) -> tuple[Int[Array, "count context"], Int[Array, "count 1"]]:
     """Tokens, and the length of the segment that each sequence repeats."""
@@ -160,7 +160,7 @@ def _initialise(key: jax.Array, setting: RepetitionSetting) -> tnsim.Model:
     return tnsim.Model([embed, *layers, tnsim.Linear(matrix(words, width))])
 
 
-def _predictions(
+def _token_logits(
     model: tnsim.Model, tokens: Int[Array, "count context"]
 ) -> Float[Array, "count before vocabulary"]:
     """Logits of tokens 1, 2, ... of every sequence."""
@@ -170,5 +170,5 @@ def _predictions(
 
 def _loss(model: tnsim.Model, tokens: Int[Array, "count context"]) -> Float[Array, ""]:
     return optax.softmax_cross_entropy_with_integer_labels(
-        _predictions(model, tokens), tokens[:, 1:]
+        _token_logits(model, tokens), tokens[:, 1:]
     ).mean()

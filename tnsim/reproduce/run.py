@@ -223,7 +223,7 @@ def claim_folder(run: ExperimentRun, experiment: str) -> None:
 def timed(run: ExperimentRun, step: str) -> Iterator[None]:
     """Add up the seconds that a step takes until it is done, over all interrupted runs."""
     path = run.folder / "seconds.json"
-    known = _steps(path)
+    known = _step_seconds(path)
     so_far = known.get(step, {"seconds": 0.0, "done": False})
     start = time.perf_counter()
     done = False
@@ -240,10 +240,10 @@ def timed(run: ExperimentRun, step: str) -> Iterator[None]:
 def seconds_of(run: ExperimentRun) -> dict[str, float]:
     """The seconds that the steps of a run took, as `timed` recorded them."""
     path = run.folder / "seconds.json"
-    return {step: entry["seconds"] for step, entry in _steps(path).items()}
+    return {step: entry["seconds"] for step, entry in _step_seconds(path).items()}
 
 
-def _steps(path: Path) -> dict[str, Any]:
+def _step_seconds(path: Path) -> dict[str, Any]:
     """The seconds of the steps so far; empty where there is no file yet."""
     if not path.exists():
         return {}

@@ -70,16 +70,16 @@ def reproduce(
         with timed(run, "train"):
             experiment.train(run)
     with timed(run, "measure"):
-        measured = _measured(experiment, run)
+        measured = _measured_values(experiment, run)
     claims = experiment.claims(run, measured)
-    names = _draw(experiment, run, measured)
+    names = _draw_figures(experiment, run, measured)
     summaries = experiment.summaries(measured)
     record = records.record(experiment, setting, run, claims, names, summaries)
     write_json(folder / records.FILE, record)
     return record
 
 
-def _measured(experiment: Experiment, run: ExperimentRun) -> Any:
+def _measured_values(experiment: Experiment, run: ExperimentRun) -> Any:
     """The measured values; an error about a user's checkpoints states the wanted contents."""
     try:
         return experiment.measure(run)
@@ -99,7 +99,7 @@ def _check_given(name: str, option: str, folder: Path | None, wanted: str) -> No
         raise TnsimError(f"{option} {folder}: there is no such folder; {name} wants {wanted}")
 
 
-def _draw(experiment: Experiment, run: ExperimentRun, measured: Any) -> tuple[str, ...]:
+def _draw_figures(experiment: Experiment, run: ExperimentRun, measured: Any) -> tuple[str, ...]:
     """Write figures and pages; returns the file names of the figures."""
     names = []
     for name, figure in experiment.figures(run, measured).items():

@@ -51,7 +51,8 @@ from tnsim.problems.alignment import align
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
-from tnsim.problems.kernels import answers, readout, under, whole_kernel
+from tnsim.problems.kernel_models import last_segments, under
+from tnsim.problems.kernels import answers, readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.network import (
@@ -260,7 +261,7 @@ def networks(
     return _layer_over_layer(a, b, flattened(joined, a.d_in, a.n_ctx))
 
 
-def _arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
+def _model_arrays(models: dict[Side, Model]) -> dict[Side, tuple[LayerArrays, ...]]:
     """The arrays of both models, the same for all networks; made once for `<a|a>`."""
     bra = layer_arrays(models["A"])
     return {"A": bra, "B": bra if models["B"] is models["A"] else layer_arrays(models["B"])}
@@ -282,12 +283,12 @@ def _layer_over_layer(
     # Networks always have the constant as a coordinate, so moments are lifted.
     moments = input_moments(metric, a.d_in * (a.n_ctx or 1), lifted=True)
     mean, moment = np.asarray(moments[MEAN]), _as_numpy(moments.get(COVARIANCE))
-    arrays = _arrays(models)
+    arrays = _model_arrays(models)
     for joined in LegJoinings(models, as_layerwise(metric)).all():
         tensors = []
         for side, layers in arrays.items():
             tensors += tree_tensors(layers, side, joined.symmetrised)
-        merged = _outputs(models)
+        merged = _merged_outputs(models)
         for one, two in joined.pairs:
             tensors += _second_moment(moment, (_input_leg(one), _input_leg(two)), merged)
         for leg in joined.capped:
@@ -301,17 +302,18 @@ def _through_kernels(
     """The networks of models with an activation, position by position.
 
     A readout of each model meets the kernel on a hidden leg, and the other readout at the outputs.
+    Of several nonlinear layers the kernel is that of the last ones, under the law of their inputs.
     """
     import quimb.tensor as qtn
 
     with execution.precision():
         bra, ket = (under(model, metric, "float64") for model in (a, b))
         weight = 2.0 ** float(bra.exponent + ket.exponent)
-        for count, one, two in zip(bra.counts, bra.positions, ket.positions, strict=True):
+        for count, one, two, _ in last_segments(bra, ket):
             tensors, joined = [], []
             for side, model, prepared in (("A", a, one), ("B", b, two)):
-                # The layer with an activation has infinite order, so it is the largest.
-                number = max(range(len(model.layers)), key=lambda n: model.layers[n].order)
+                places = [n for n, layer in enumerate(model.layers) if layer.order > 1]
+                number = places[-1] if places else 0
                 legs = OUT, bond_index(side, number, 0)
                 tags = side, layer_tag(number), DOWN
                 tensors.append(tensor(np.asarray(readout(prepared)), legs, tags))
@@ -338,15 +340,15 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
     joinings = math.factorial(bra.legs) if cross_only else 1  # P_n is a mean over n! ways
 
     tensors = []
-    for side, layers in _arrays(models).items():
+    for side, layers in _model_arrays(models).items():
         tensors += tree_tensors(layers, side, _nonlinear_copies(side, models[side]))
     constant = any(kind.constant for kind in both["A"] + both["B"])
-    runs = _moments(metric, a, bra.legs + ket.legs, constant)
+    runs = _input_moments_of(metric, a, bra.legs + ket.legs, constant)
     for diagram in diagrams(bra, ket, cross_only):
         pairs = _joined_legs((bra, ket), diagram)
         for weight, moment in runs:
             # Names are merged anew for each network, as joining by the identity renames legs.
-            merged = _outputs(models)
+            merged = _merged_outputs(models)
             operators = []
             for ends in pairs:
                 operators += _second_moment(moment, ends, merged)
@@ -354,7 +356,7 @@ def _whole_trees(a: Model, b: Model, metric: Metric) -> Iterator[tuple[float, qt
             yield weight * diagram.count / joinings, network
 
 
-def _moments(
+def _input_moments_of(
     metric: Metric, model: Model, legs: int, constant: bool
 ) -> list[tuple[float, np.ndarray | None]]:
     """Second moments of the lifted input at which diagrams are contracted, with their weights.
@@ -411,7 +413,7 @@ def _nonlinear_copies(side: Side, model: Model) -> list[Copy]:
     return branching
 
 
-def _outputs(models: dict[Side, Model]) -> dict[str, str]:
+def _merged_outputs(models: dict[Side, Model]) -> dict[str, str]:
     """New names of the output bonds, which make the outputs of both models a single index."""
     return {bond_index(side, len(m.layers) - 1, 0): OUT for side, m in models.items()}
 

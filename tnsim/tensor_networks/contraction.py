@@ -246,7 +246,7 @@ def contract_expression(
     if backend not in (None, *_WAYS):
         raise ModelError(f"backend must be 'jax' or 'numpy', found {backend!r}")
     total = network_sum(networks, output_inds, shared_tags, symmetric_tags)
-    precision = _precision(dtype, total)
+    precision = _precision_of(dtype, total)
     count = len(total.counts)
     name = "a network" if count == 1 else f"a sum of {count:,} networks"
     # A plan that does not fit the budget ends here, with advice.
@@ -258,10 +258,12 @@ def contract_expression(
     leaves = dict(total.leaves)
     exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
-        leaves = {leaf: _scaled(value) for leaf, value in leaves.items()}
-    if not _traced(leaves):
+        leaves = {leaf: _scaled_leaf(value) for leaf, value in leaves.items()}
+    if not _traced_arrays(leaves):
         # Arrays that stay are moved to the device once.
-        arrays = _placed({leaf: value.array for leaf, value in leaves.items()}, precision, way)
+        arrays = _placed_arrays(
+            {leaf: value.array for leaf, value in leaves.items()}, precision, way
+        )
         leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
     return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, exponents)
 
@@ -304,22 +306,24 @@ class Expression:
             name = leaf_of(self.networks, tags)
             array = checked(self.networks, name, given, real=self.plan.dtype in DTYPES)
             leaf = leaves[name]._replace(array=array)
-            leaves[name] = _scaled(leaf) if self.strip_exponent else leaf
+            leaves[name] = _scaled_leaf(leaf) if self.strip_exponent else leaf
             exponents[name] = _unit_of(array)
-        traced = _traced(leaves)
+        traced = _traced_arrays(leaves)
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
-            return self._finished(*self._contracted(leaves, dtype, "traced", self.strip_exponent))
+            return self._finished_value(
+                *self._contracted_sum(leaves, dtype, "traced", self.strip_exponent)
+            )
         is_scaled = self.strip_exponent
         if not is_scaled and self._may_underflow(exponents):
             # An overflow shows in the result; an underflow on the way does not.
-            is_scaled, leaves = True, {name: _scaled(leaf) for name, leaf in leaves.items()}
+            is_scaled, leaves = True, {name: _scaled_leaf(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            found = self._contracted(leaves, self.plan.dtype, self.backend, is_scaled)
+            found = self._contracted_sum(leaves, self.plan.dtype, self.backend, is_scaled)
         value, exponent = jax.device_get(found)
         # Float64 holds the exponent, whatever the precision of the run.
         widest = np.result_type(value, np.float64)
-        finished = self._finished(np.asarray(value, widest)[()], float(exponent))
+        finished = self._finished_value(np.asarray(value, widest)[()], float(exponent))
         if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
             raise TnsimError(
                 f"the contraction left the range of {self.plan.dtype}; "
@@ -335,18 +339,18 @@ class Expression:
         # Half of the range of exponents is a margin for partial sums and products.
         return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
 
-    def _contracted(
+    def _contracted_sum(
         self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
     ) -> tuple[Any, Any]:
         """The sum in a given precision, and the exponent of 10 that the sum lacks."""
         arrays, exponent = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if is_scaled:
             arrays, exponent = balanced(leaves, self.networks.counts)
-        arrays = _placed(arrays, dtype, backend)
+        arrays = _placed_arrays(arrays, dtype, backend)
         value = execution.run(self.plan, arrays, backend).values[SUM]
         return value, self.networks.exponent + exponent * np.log10(2.0)
 
-    def _finished(self, value: Any, exponent: Any) -> Any:
+    def _finished_value(self, value: Any, exponent: Any) -> Any:
         """The return value of a call, from the sum and the exponent of 10 that it lacks."""
         if not self.strip_exponent:
             with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
@@ -365,7 +369,7 @@ class Expression:
         )
 
 
-def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
+def _precision_of(dtype: DTypeLike | None, networks: NetworkSum) -> str:
     """The name of the precision to compute in.
 
     Raises:
@@ -379,7 +383,7 @@ def _precision(dtype: DTypeLike | None, networks: NetworkSum) -> str:
     return name
 
 
-def _scaled(leaf: Leaf) -> Leaf:
+def _scaled_leaf(leaf: Leaf) -> Leaf:
     """A leaf with its array divided by its unit."""
     array, exponent = in_units(leaf.array)
     return leaf._replace(array=array, exponent=exponent)
@@ -390,12 +394,14 @@ def _unit_of(array: Any) -> float:
     return 0.0 if isinstance(array, Tracer) else float(in_units(array).exponent)
 
 
-def _traced(leaves: Mapping[str, Leaf]) -> list[Tracer]:
+def _traced_arrays(leaves: Mapping[str, Leaf]) -> list[Tracer]:
     """The arrays that JAX traces."""
     return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 
 
-def _placed(arrays: Mapping[str, Any], dtype: str, backend: execution.Backend) -> dict[str, Any]:
+def _placed_arrays(
+    arrays: Mapping[str, Any], dtype: str, backend: execution.Backend
+) -> dict[str, Any]:
     """Arrays in a given precision, in the place where the backend reads them."""
     if backend == "traced":
         return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}

@@ -204,7 +204,7 @@ def network_sum(
     leaves = _Leaves(shared_tags, symmetric_tags)
     outputs: tuple[str, ...] | None = None
     if output_inds is not None:
-        outputs = _distinct(output_inds)
+        outputs = _distinct_indices(output_inds)
     sizes: tuple[int, ...] | None = None
     read: list[tuple[float, float, tuple[Operand, ...]]] = []
     for number, (weight, network) in enumerate(weighted(networks)):
@@ -280,8 +280,8 @@ class _Leaves:
 
     def __init__(self, shared_tags: Iterable[Tags], symmetric_tags: Iterable[Tags]) -> None:
         self.found: dict[str, Leaf] = {}
-        self._shared = [tag_set(tags) for tags in _several(shared_tags)]
-        self._symmetric = [tag_set(tags) for tags in _several(symmetric_tags)]
+        self._shared = [tag_set(tags) for tags in _tag_groups(shared_tags)]
+        self._symmetric = [tag_set(tags) for tags in _tag_groups(symmetric_tags)]
         self._names: dict[int | frozenset[str], str] = {}
         self._held: dict[str, Any] = {}
 
@@ -294,7 +294,7 @@ class _Leaves:
         # Without tags of a group, tensors share an array where it is the same object.
         key = shared[0] if shared else id(data)
         if key not in self._names:
-            self._add(key, tensor, what)
+            self._add_leaf(key, tensor, what)
         name = self._names[key]
         leaf = self.found[name]
         # The same object needs no comparison.
@@ -311,7 +311,7 @@ class _Leaves:
         self.found[name] = Leaf(np.asarray(weight, np.complex128), False, [])
         return Operand(name, ())
 
-    def _add(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
+    def _add_leaf(self, key: int | frozenset[str], tensor: qtn.Tensor, what: str) -> None:
         """Add a leaf with a numbered name."""
         name = f"T{len(self._names)}"
         what = f"a tensor of {what} with the indices {listed(tensor.inds)}"
@@ -378,13 +378,13 @@ def _sizes_of(outputs: tuple[str, ...], known: dict[str, int], what: str) -> tup
     return tuple(known[index] for index in outputs)
 
 
-def _distinct(output_inds: Sequence[str]) -> tuple[str, ...]:
+def _distinct_indices(output_inds: Sequence[str]) -> tuple[str, ...]:
     outputs = (output_inds,) if isinstance(output_inds, str) else tuple(output_inds)
     if len(set(outputs)) < len(outputs):
         raise ModelError(f"output_inds names an index twice: {listed(outputs)}")
     return outputs
 
 
-def _several(tags: Iterable[Tags]) -> Iterable[Tags]:
+def _tag_groups(tags: Iterable[Tags]) -> Iterable[Tags]:
     """The given tags as an iterable; a single string is a single tag, as everywhere in quimb."""
     return [tags] if isinstance(tags, str) else tags

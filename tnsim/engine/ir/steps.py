@@ -176,7 +176,7 @@ class Steps:
             speeds: Speeds of a single core.
             threads: Number of threads that share the lanes of loops and the parts of large steps.
         """
-        return sum(_seconds(step, speeds, threads) for step in self.steps)
+        return sum(_step_seconds(step, speeds, threads) for step in self.steps)
 
     @cached_property
     def usual_seconds(self) -> float:
@@ -208,7 +208,7 @@ def steps_of(program: Program, item: int) -> Steps:
     return _Analysis(program, strides, wanted, item, is_body=False).steps()
 
 
-def _seconds(step: Step, speeds: Speeds, threads: int) -> float:
+def _step_seconds(step: Step, speeds: Speeds, threads: int) -> float:
     """Seconds of a step."""
     if step.turns is not None:
         lanes = min(step.turns.lanes, threads)
@@ -239,7 +239,7 @@ def _by_entries(entries: int, speeds: Speeds) -> float:
     return 3 * speeds.call + 2 * entries / speeds.passing
 
 
-def _product(labels: Iterable[int], sizes: Sizes) -> int:
+def _values_of(labels: Iterable[int], sizes: Sizes) -> int:
     """The number of values of some labels together."""
     return math.prod(sizes[label] for label in labels)
 
@@ -254,7 +254,7 @@ def _in_order(order: Iterable[int], sizes: Sizes) -> Strides:
     return strides
 
 
-def _order(strides: Strides) -> Labels:
+def _stride_order(strides: Strides) -> Labels:
     """Labels from the largest stride to the smallest."""
     return tuple(sorted(strides, key=lambda label: -strides[label]))
 
@@ -266,12 +266,14 @@ def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
     return all(strides[one] == strides[other] * sizes[other] for one, other in pairs)
 
 
-def _groups(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
+def _axis_runs(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
     """Longest runs of chosen labels, neighbours in memory, that can be read as a single axis."""
     found: list[Labels] = []
     # Labels that are not chosen cut the order into runs; within a run, neighbours merge where their
     # strides allow.
-    for is_chosen, run in itertools.groupby(_order(strides), key=lambda label: label in chosen):
+    for is_chosen, run in itertools.groupby(
+        _stride_order(strides), key=lambda label: label in chosen
+    ):
         for label in run if is_chosen else ():
             if found and _is_one_axis((found[-1][-1], label), strides, sizes):
                 found[-1] = (*found[-1], label)
@@ -280,7 +282,7 @@ def _groups(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Label
     return found
 
 
-def _merged(
+def _merged_axes(
     order: Sequence[int], several: Sequence[Strides], sizes: Sizes
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Axes (size, stride for each of several arrays) in an order; an absent label has stride 0.
@@ -323,7 +325,7 @@ def _entry_parts(views: Sequence[View]) -> tuple[tuple[View, ...], ...]:
     axis = shape.index(max(shape))
     cuts = [n * shape[axis] // count for n in range(count + 1)]
     return tuple(
-        tuple(_cut(view, axis, one, other) for view in views)
+        tuple(_cut_view(view, axis, one, other) for view in views)
         for one, other in itertools.pairwise(cuts)
     )
 
@@ -348,19 +350,19 @@ def _product_parts(x: View, y: View, z: View) -> tuple[tuple[View, ...], ...]:
     cuts = [step * (part * blocks // count) for part in range(count)] + [z.shape[axis]]
     parts = []
     for one, other in itertools.pairwise(cuts) if count > 1 else ():
-        first = x if axis == len(batch) + 1 else _cut(x, axis, one, other)
-        second = y if axis == len(batch) else _cut(y, axis, one, other)
-        parts.append((first, second, _cut(z, axis, one, other)))
+        first = x if axis == len(batch) + 1 else _cut_view(x, axis, one, other)
+        second = y if axis == len(batch) else _cut_view(y, axis, one, other)
+        parts.append((first, second, _cut_view(z, axis, one, other)))
     return tuple(parts)
 
 
-def _cut(view: View, axis: int, start: int, stop: int) -> View:
+def _cut_view(view: View, axis: int, start: int, stop: int) -> View:
     """A view of some entries along an axis."""
     shape = (*view.shape[:axis], stop - start, *view.shape[axis + 1 :])
     return view._replace(start=view.start + start * view.strides[axis], shape=shape)
 
 
-def _whole(size: int) -> int:
+def _whole_lines(size: int) -> int:
     """Bytes rounded up to lines of the cache, where values begin."""
     return -(-size // _LINE) * _LINE
 
@@ -421,12 +423,12 @@ class _Analysis:
         self.values = [_Value(n, own) for n, own in enumerate(strides)]
         # Key: the value, how its labels lie in it, and the order they are copied to.
         self.copies: dict[tuple[int, tuple[tuple[int, int], ...], Labels], _Argument] = {}
-        self.wanted = self._wanted(wanted)
+        self.wanted = self._wanted_orders(wanted)
         for number, operation in enumerate(program.operations, len(program.shapes)):
-            self._add(number, operation)
-        self.outputs = [self._output(n) for n in program.outputs]
+            self._add_operation(number, operation)
+        self.outputs = [self._output_view(n) for n in program.outputs]
 
-    def _wanted(self, outputs: Sequence[Labels]) -> list[Labels]:
+    def _wanted_orders(self, outputs: Sequence[Labels]) -> list[Labels]:
         """For each value the order of its axes in memory that its readers would have."""
         # Each value is wanted in the order of its labels, unless a reader says otherwise.
         found = [tuple(range(len(shape))) for shape in self.program.value_shapes]
@@ -445,7 +447,7 @@ class _Analysis:
                         found[a] = tuple(labels.index(x) for x in order if x in labels)
         return found
 
-    def _write(
+    def _write_step(
         self,
         kind: Kind,
         reads: Sequence[_Argument],
@@ -459,32 +461,32 @@ class _Analysis:
         # An argument that lacks a label has stride 0 along it, which repeats the argument without a
         # copy. The summed axes come last; the written view lacks them.
         every = [strides for _, strides in (*reads, to)]
-        kept, gone = _merged(order, every, sizes), _merged(summed, every, sizes)
+        kept, gone = _merged_axes(order, every, sizes), _merged_axes(summed, every, sizes)
         views = []
         for place, (number, _) in enumerate((*reads, to)):
             axes = kept if place == len(reads) else kept + gone
-            views.append(self._view(number, [(size, steps[place]) for size, steps in axes]))
+            views.append(self._view_of(number, [(size, steps[place]) for size, steps in axes]))
         *read, written = views
         parts = _entry_parts(views)
         self.found.append(Step(kind, tuple(read), written, weight, len(gone), None, parts))
 
-    def _copied(self, argument: _Argument, order: Labels, sizes: Sizes) -> _Argument:
+    def _ordered_copy(self, argument: _Argument, order: Labels, sizes: Sizes) -> _Argument:
         """A copy with its labels in an order; equal copies are made once."""
         number, strides = argument
         key = (number, tuple(sorted(strides.items())), order)
         if key not in self.copies:
-            copy = self._new(order, sizes)
-            self._write("copy", [argument], copy, order, sizes)
+            copy = self._new_value(order, sizes)
+            self._write_step("copy", [argument], copy, order, sizes)
             self.copies[key] = copy
         return self.copies[key]
 
     # Operations.
 
-    def _add(self, number: int, operation: Operation) -> None:
+    def _add_operation(self, number: int, operation: Operation) -> None:
         """Append the steps of an operation, and its value."""
         sizes = operation.sizes(self.program.value_shapes)
         if operation.kind == "loop":
-            self.values.append(self._loop(number, operation, sizes))
+            self.values.append(self._append_loop(number, operation, sizes))
             return
         # Labels of size 1 have no stride: they neither order entries nor cost anything, so all
         # analysis leaves them out, and views add them again.
@@ -492,30 +494,30 @@ class _Analysis:
         want = tuple(label for label in in_order if sizes[label] > 1)
         arguments = []
         for a, labels in zip(operation.args, operation.labels, strict=True):
-            arguments.append(self._labelled(a, labels, sizes))
+            arguments.append(self._labelled_view(a, labels, sizes))
         if operation.kind == "sum":
-            result = self._sum(operation.weights, arguments, want, sizes)
+            result = self._weighted_sum(operation.weights, arguments, want, sizes)
         elif len(arguments) == 1:
-            result = self._reduced(arguments[0], want, sizes)
+            result = self._reduced_value(arguments[0], want, sizes)
         elif any(label not in want for label in arguments[0].strides):
             # A label of the first argument that the result lacks is summed over. A label of the
             # second argument alone is never summed here: programs sum such labels beforehand.
-            result = self._contracted(arguments[0], arguments[1], want, sizes)
+            result = self._contracted_value(arguments[0], arguments[1], want, sizes)
         else:
             order = self._entry_order(arguments, want, sizes)
-            result = self._new(order, sizes)
-            self._write("multiply", arguments, result, order, sizes)
+            result = self._new_value(order, sizes)
+            self._write_step("multiply", arguments, result, order, sizes)
         # A label without a stride has size 1, where any stride will do.
         strides = (result.strides.get(label, 0) for label in operation.output)
         self.values.append(_Value(result.number, tuple(strides)))
 
-    def _reduced(self, argument: _Argument, want: Labels, sizes: Sizes) -> _Argument:
+    def _reduced_value(self, argument: _Argument, want: Labels, sizes: Sizes) -> _Argument:
         """A value summed over labels that the output lacks; without any, another view of it."""
-        summed = tuple(label for label in _order(argument.strides) if label not in want)
+        summed = tuple(label for label in _stride_order(argument.strides) if label not in want)
         if not summed:
             return argument
-        result = self._new(want, sizes)
-        self._write("reduce", [argument], result, want, sizes, summed=summed)
+        result = self._new_value(want, sizes)
+        self._write_step("reduce", [argument], result, want, sizes, summed=summed)
         return result
 
     def _entry_order(self, arguments: Sequence[_Argument], want: Labels, sizes: Sizes) -> Labels:
@@ -525,10 +527,10 @@ class _Analysis:
         orders = {want: None}
         for _, strides in arguments:
             missing = (label for label in want if label not in strides)
-            orders[(*missing, *_order(strides))] = None
+            orders[(*missing, *_stride_order(strides))] = None
         if len(orders) == 1:
             return want
-        entries = _product(want, sizes)
+        entries = _values_of(want, sizes)
 
         def seconds(order: Labels) -> float:
             out = _in_order(order, sizes)
@@ -539,14 +541,14 @@ class _Analysis:
                 # The innermost run of merged axes: how long it is, and whether the argument is read
                 # in it without gaps (stride 1) or is one number (stride 0). Strided reading takes
                 # about three times as long.
-                size, (step, _) = _merged(order, [strides, out], sizes)[-1]
+                size, (step, _) = _merged_axes(order, [strides, out], sizes)[-1]
                 slow = 1.0 if step in (0, 1) else 3.0
                 found += entries * (slow / self.speeds.passing + _RUN / size) / len(arguments)
             return found
 
         return min(orders, key=seconds)
 
-    def _sum(
+    def _weighted_sum(
         self, weights: Sequence[float], arguments: Sequence[_Argument], want: Labels, sizes: Sizes
     ) -> _Argument:
         """A weighted sum: terms of equal absolute weight are added up before they are weighted."""
@@ -554,7 +556,7 @@ class _Analysis:
         if list(weights) == [1.0] and len(arguments[0].strides) == len(want):
             return arguments[0]
         order = self._entry_order(arguments, want, sizes)
-        result = self._new(order, sizes)
+        result = self._new_value(order, sizes)
         # Absolute weight -> terms with a flag whether the weight is negative. Terms of one absolute
         # weight need one multiplication together.
         of_weight: dict[float, list[tuple[bool, _Argument]]] = {}
@@ -566,19 +568,19 @@ class _Analysis:
         for weight in sorted(of_weight, key=lambda weight: weight == 1.0):
             terms = sorted(of_weight[weight], key=lambda term: term[0])  # negative ones at the end
             if is_first:
-                self._weighted(weight, terms, result, order, sizes)
+                self._weighted_terms(weight, terms, result, order, sizes)
             elif weight == 1.0:
                 for minus, term in terms:
                     kind: Kind = "subtract" if minus else "add"
-                    self._write(kind, [result, term], result, order, sizes)
+                    self._write_step(kind, [result, term], result, order, sizes)
             else:
-                part = self._new(order, sizes)
-                self._weighted(weight, terms, part, order, sizes)
-                self._write("add", [result, part], result, order, sizes)
+                part = self._new_value(order, sizes)
+                self._weighted_terms(weight, terms, part, order, sizes)
+                self._write_step("add", [result, part], result, order, sizes)
             is_first = False
         return result
 
-    def _weighted(
+    def _weighted_terms(
         self,
         weight: float,
         terms: Sequence[tuple[bool, _Argument]],
@@ -594,39 +596,39 @@ class _Analysis:
             kind: Kind = "add" if minus == all_minus else "subtract"
             # The first step reads two terms and writes the result; from then on the result itself
             # is read and written in place.
-            self._write(kind, [so_far, term], to, order, sizes)
+            self._write_step(kind, [so_far, term], to, order, sizes)
             so_far = to
         factor = -weight if all_minus else weight
         if factor != 1.0:
-            self._write("scale", [so_far], to, order, sizes, weight=factor)
+            self._write_step("scale", [so_far], to, order, sizes, weight=factor)
         elif not rest:
-            self._write("copy", [so_far], to, order, sizes)
+            self._write_step("copy", [so_far], to, order, sizes)
 
-    def _contracted(
+    def _contracted_value(
         self, one: _Argument, other: _Argument, want: Labels, sizes: Sizes
     ) -> _Argument:
         """A contraction, as matrix products or, where these are tiny, entry by entry."""
         # In the order of the first argument, for the case that the product is taken entry by entry.
-        summed = tuple(label for label in _order(one.strides) if label not in want)
-        product = self._cheapest(one.strides, other.strides, want, sizes)
-        entries = _product((*want, *summed), sizes)
+        summed = tuple(label for label in _stride_order(one.strides) if label not in want)
+        product = self._cheapest_batch(one.strides, other.strides, want, sizes)
+        entries = _values_of((*want, *summed), sizes)
         if _by_entries(entries, self.speeds) < product.seconds:
-            result = self._new(want, sizes)
-            self._write("einsum", [one, other], result, want, sizes, summed=summed)
+            result = self._new_value(want, sizes)
+            self._write_step("einsum", [one, other], result, want, sizes, summed=summed)
             return result
         # `summed` is now in the order of the argument that is read as it stands.
         _, first, second, summed, order = product
         if first.copy is not None:
-            one = self._copied(one, first.copy, sizes)
+            one = self._ordered_copy(one, first.copy, sizes)
         if second.copy is not None:
-            other = self._copied(other, second.copy, sizes)
-        result = self._new(order, sizes)
+            other = self._ordered_copy(other, second.copy, sizes)
+        result = self._new_value(order, sizes)
         three = one.strides, other.strides, result.strides
         # Axes of the three views of `np.matmul`: merged batch axes, then (rows, summed), (summed,
         # columns) and (rows, columns). A group of labels is one axis, with the stride of its last
         # label.
         batch = [label for label in order if label not in first.rows + second.rows]
-        outer = _merged(batch, three, sizes)
+        outer = _merged_axes(batch, three, sizes)
         matrices = (first.rows, summed), (summed, second.rows), (first.rows, second.rows)
         views = []
         for place, (argument, groups) in enumerate(
@@ -634,32 +636,32 @@ class _Analysis:
         ):
             axes = [(size, steps[place]) for size, steps in outer]
             for group in groups:
-                axes.append((_product(group, sizes), argument.strides[group[-1]] if group else 1))
-            views.append(self._view(argument.number, axes))
+                axes.append((_values_of(group, sizes), argument.strides[group[-1]] if group else 1))
+            views.append(self._view_of(argument.number, axes))
         x, y, written = views
         self.found.append(Step("matmul", (x, y), written, parts=_product_parts(x, y, written)))
         return result
 
-    def _cheapest(self, x: Strides, y: Strides, want: Labels, sizes: Sizes) -> _Product:
+    def _cheapest_batch(self, x: Strides, y: Strides, want: Labels, sizes: Sizes) -> _Product:
         """The batch of matrix products that takes the least time."""
         # Labels of both arguments that the result lacks are summed over; labels of one argument
         # alone are its candidates for rows or columns.
         both = [label for label in x if label not in want]
         left = [label for label in x if label not in y]
         right = [label for label in y if label not in x]
-        entries = _product(want, sizes)
+        entries = _values_of(want, sizes)
         best: _Product | None = None
         # The order of the summed labels must be the same in both arguments, so either argument may
         # prescribe its own and the other may have to be copied.
         for summed in dict.fromkeys(
-            tuple(label for label in _order(own) if label in both) for own in (x, y)
+            tuple(label for label in _stride_order(own) if label in both) for own in (x, y)
         ):
-            k = _product(summed, sizes)
-            readings = list(self._readings(y, right, summed, sizes))
-            for first in self._readings(x, left, summed, sizes):
-                m = _product(first.rows, sizes)
+            k = _values_of(summed, sizes)
+            readings = list(self._possible_readings(y, right, summed, sizes))
+            for first in self._possible_readings(x, left, summed, sizes):
+                m = _values_of(first.rows, sizes)
                 for second in readings:
-                    n = _product(second.rows, sizes)
+                    n = _values_of(second.rows, sizes)
                     seconds = first.seconds + second.seconds
                     # Labels that are neither rows nor columns join the batch: entries of the result
                     # over entries of a matrix are the number of matrices.
@@ -674,13 +676,13 @@ class _Analysis:
         assert best is not None  # copies can always be multiplied
         return best
 
-    def _readings(
+    def _possible_readings(
         self, strides: Strides, own: Sequence[int], summed: Labels, sizes: Sizes
     ) -> Iterator[_Reading]:
         """The ways to read an argument of a matrix product: as it is, and copied."""
-        order = _order(strides)
+        order = _stride_order(strides)
         if _is_one_axis(summed, strides, sizes):
-            for rows in _groups(strides, own, sizes):
+            for rows in _axis_runs(strides, own, sizes):
                 # BLAS reads matrices with rows or columns that stand entry by entry.
                 if 1 in (strides[rows[-1]], strides[summed[-1]]):
                     yield _Reading(rows, None, 0.0)
@@ -689,12 +691,12 @@ class _Analysis:
         rows = tuple(label for label in order if label in own)
         copy = (*batch, *rows, *summed)
         slow = 1.0 if order[-1] == copy[-1] else 2.0
-        entries = _product(order, sizes)
+        entries = _values_of(order, sizes)
         # The copy (batch, own, summed) makes one axis of rows and one of summed labels, which BLAS
         # always reads.
         yield _Reading(rows, copy, self.speeds.call + slow * entries / self.speeds.passing)
 
-    def _loop(self, number: int, operation: Operation, sizes: Sizes) -> _Value:
+    def _append_loop(self, number: int, operation: Operation, sizes: Sizes) -> _Value:
         """A loop: its body reads the arguments where they stand, moved on from turn to turn."""
         body, block = operation.body, max(operation.block_size, 1)
         assert body is not None and not any(body.powers)  # scales belong to stages
@@ -719,7 +721,7 @@ class _Analysis:
         # turns needs no copy.
         inner = _Analysis(body, strides, [axes], self.item, is_body=True).steps()
         shape = dict(enumerate(self.program.value_shapes[number]))
-        result = self._new(axes, shape)
+        result = self._new_value(axes, shape)
         count = n_iterations(operation, dict(sizes))
         turns = Turns(
             body=inner,
@@ -729,14 +731,14 @@ class _Analysis:
             lanes=min(operation.concurrency, count),
             # Lane 0 adds up in the result itself; every other lane has a sum of its own behind the
             # room of its body.
-            lane_bytes=_whole(inner.room) + _whole(_product(axes, shape) * self.item),
+            lane_bytes=_whole_lines(inner.room) + _whole_lines(_values_of(axes, shape) * self.item),
         )
         in_order = tuple(result.strides[axis] for axis in range(len(axes)))
-        written = self._view(result.number, list(zip(shape.values(), in_order, strict=True)))
+        written = self._view_of(result.number, list(zip(shape.values(), in_order, strict=True)))
         self.found.append(Step("loop", tuple(reads), written, turns=turns))
         return _Value(result.number, in_order)
 
-    def _output(self, number: int) -> View:
+    def _output_view(self, number: int) -> View:
         """The view of an output; of a program that is no body, its axes stand in order."""
         value, shape = self.values[number], self.program.value_shapes[number]
         sizes = dict(enumerate(shape))
@@ -749,23 +751,23 @@ class _Analysis:
         is_whole = math.prod(shape) == self.sizes[value.number]
         is_input = value.number < len(self.program.shapes)
         if not self.is_body and (is_input or not stands or not is_whole):
-            found = self._copied(found, inner, sizes)
+            found = self._ordered_copy(found, inner, sizes)
         axes = [(size, found.strides.get(axis, 0)) for axis, size in sizes.items()]
-        return self._view(found.number, axes)
+        return self._view_of(found.number, axes)
 
     # Values and views.
 
-    def _new(self, order: Labels, sizes: Sizes) -> _Argument:
+    def _new_value(self, order: Labels, sizes: Sizes) -> _Argument:
         """A new value with its labels in an order."""
-        self.sizes.append(_product(order, sizes))
+        self.sizes.append(_values_of(order, sizes))
         return _Argument(len(self.sizes) - 1, _in_order(order, sizes))
 
-    def _view(self, number: int, axes: Sequence[tuple[int, int]]) -> View:
+    def _view_of(self, number: int, axes: Sequence[tuple[int, int]]) -> View:
         """A view with an axis for each pair (size, stride in elements)."""
         shape = tuple(size for size, _ in axes)
         return View(number, 0, shape, tuple(step * self.item for _, step in axes))
 
-    def _labelled(self, number: int, labels: Labels, sizes: Sizes) -> _Argument:
+    def _labelled_view(self, number: int, labels: Labels, sizes: Sizes) -> _Argument:
         """A value of the program with its labels; a repeated label goes along a diagonal."""
         value = self.values[number]
         strides: Strides = {}
@@ -847,7 +849,7 @@ class Room:
         self.gaps: list[tuple[int, int]] = []  # pairs (start, bytes), by start
 
     def take(self, size: int) -> int:
-        size = _whole(size)
+        size = _whole_lines(size)
         fitting = [(length, start) for start, length in self.gaps if length >= size]
         if fitting:
             length, start = min(fitting)
@@ -867,7 +869,7 @@ class Room:
         return start
 
     def give(self, start: int, size: int) -> None:
-        size = _whole(size)
+        size = _whole_lines(size)
         # A gap merges with a gap that ends where it starts and with a gap that starts where it
         # ends, so that no two gaps touch.
         for at, length in list(self.gaps):

@@ -75,7 +75,7 @@ def canonical(
     is_open = set(open_labels)
     # The first colours tell open labels from summed ones, which no isomorphism exchanges.
     colours = {label: int(label in is_open) for _, labels in tensors for label in labels}
-    encoding, ranks = _smallest(network, colours)
+    encoding, ranks = _smallest_encoding(network, colours)
     order = tuple(sorted(is_open, key=ranks.__getitem__))
     # Ranks of the open labels belong to the key: the same tensors with other labels open are
     # another array.
@@ -122,39 +122,39 @@ def exchanges(
             yield one, other
 
 
-def _smallest(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:
+def _smallest_encoding(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:
     """The smallest encoding of the network, and the ranks of the labels in that encoding.
 
     An encoding lists the tensors with ranks in the place of labels, so networks of equal encodings
     are isomorphic.
     """
-    colours = _refined(network, colours)
-    candidates = _candidates(network, colours)
+    colours = _refined_colours(network, colours)
+    candidates = _candidate_labels(network, colours)
     if not candidates:
-        return _encoding(network, colours), colours
+        return _encoding_of(network, colours), colours
     # The first candidate is followed to the end. Every other candidate is compared with it by one
     # quick encoding, and followed only where no symmetry maps the two to each other.
     first, *others = candidates
     start = _singled_out(colours, first)
-    smallest = _smallest(network, start)
+    smallest = _smallest_encoding(network, start)
     some_encoding = _some_encoding(network, start)
     for label in others:
         start = _singled_out(colours, label)
         if _some_encoding(network, start) == some_encoding:
             continue  # a symmetry maps the first candidate to this label: the encoding is known
-        smallest = min(smallest, _smallest(network, start), key=lambda attempt: attempt[0])
+        smallest = min(smallest, _smallest_encoding(network, start), key=lambda attempt: attempt[0])
     return smallest
 
 
 def _some_encoding(network: list[_Tensor], colours: Colours) -> tuple:
     """The encoding found by singling out the first candidate again and again."""
-    colours = _refined(network, colours)
-    while candidates := _candidates(network, colours):
-        colours = _refined(network, _singled_out(colours, candidates[0]))
-    return _encoding(network, colours)
+    colours = _refined_colours(network, colours)
+    while candidates := _candidate_labels(network, colours):
+        colours = _refined_colours(network, _singled_out(colours, candidates[0]))
+    return _encoding_of(network, colours)
 
 
-def _candidates(network: list[_Tensor], colours: Colours) -> list[int]:
+def _candidate_labels(network: list[_Tensor], colours: Colours) -> list[int]:
     """The labels of the first class with several members, a single label per set of twins.
 
     The list is empty where all labels are told apart.
@@ -180,7 +180,7 @@ def _singled_out(colours: Colours, label: int) -> Colours:
     return doubled
 
 
-def _encoding(network: list[_Tensor], colours: Colours) -> tuple:
+def _encoding_of(network: list[_Tensor], colours: Colours) -> tuple:
     """The sorted list of tensors with colours in the place of labels."""
     return tuple(sorted([(t.ref, *t.seen(colours)) for t in network]))
 
@@ -194,7 +194,7 @@ def _occurrences(network: list[_Tensor], label: int) -> tuple[tuple[int, int], .
     return tuple(found)
 
 
-def _refined(network: list[_Tensor], colours: Colours) -> Colours:
+def _refined_colours(network: list[_Tensor], colours: Colours) -> Colours:
     """The colours after splitting classes by the occurrences of labels until no class splits.
 
     Ranks of sorted signatures are the new colours. A signature begins with the old colour, so

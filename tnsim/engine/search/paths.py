@@ -176,7 +176,7 @@ def _by_optimizer(
                 f"optimize={search.optimizer!r} gives the path of another product: an optimiser "
                 "for a single contraction; give a cotengra.ReusableHyperOptimizer"
             )
-        search.found[key] = _pairs(tree.get_ssa_path(), product.count)
+        search.found[key] = _pair_steps(tree.get_ssa_path(), product.count)
     return search.found[key]
 
 
@@ -218,7 +218,7 @@ def routes(
     if search is None or len(inputs) < 3:
         return _searched(inputs, output, items, effort, large, many)
     path = _by_optimizer(search, inputs, output, items)
-    return (_routed(LabelledProduct(inputs, output, dict(items)), output, path, large),)
+    return (_route_along(LabelledProduct(inputs, output, dict(items)), output, path, large),)
 
 
 @session_cache
@@ -233,9 +233,9 @@ def _searched(
     """The routes of a product by the searches of this module, see `routes`."""
     count_search()
     if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
-        return _routes(inputs, output, items, effort, large)
+        return _routes_of(inputs, output, items, effort, large)
     normal = _normal_form(inputs, output, items)
-    found = _routes(normal.inputs, normal.output, normal.items, effort, large)
+    found = _routes_of(normal.inputs, normal.output, normal.items, effort, large)
     # Among routes of equal price the first operands as written go first, so that products that
     # are written alike are contracted alike and share more.
     restored = map(normal.restored, found)
@@ -243,7 +243,7 @@ def _searched(
 
 
 @session_cache
-def _routes(
+def _routes_of(
     inputs: tuple[Labels, ...],
     output: Labels,
     items: tuple[tuple[int, int], ...],
@@ -255,18 +255,18 @@ def _routes(
     if len(inputs) < 3:
         paths: Sequence[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
     elif effort == 0:
-        paths = [_greedy(product)]
+        paths = [_greedy_path(product)]
     else:
-        paths = _sampled(inputs, output, items)
+        paths = _sampled_paths(inputs, output, items)
         if len(inputs) > OPTIMAL_UP_TO and effort == 2:
-            improved = [_reconfigured(product, path) for path in _two_cheapest(product, paths)]
+            improved = [_reconfigured_path(product, path) for path in _two_cheapest(product, paths)]
             paths = (*paths, *improved)
     distinct = list(dict.fromkeys(paths))
     if len(distinct) > KEPT:
         # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
         prices = {path: product.cost(path).price for path in distinct}
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
-    found = [_routed(product, output, path, large) for path in distinct]
+    found = [_route_along(product, output, path, large) for path in distinct]
     return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
 
 
@@ -275,7 +275,7 @@ def greedy_work(
 ) -> int:
     """The multiplications of a product along its greedy path, see `routes` for the arguments."""
     product = LabelledProduct(inputs, output, dict(items))
-    return product.cost(_greedy(product)).multiplications if len(inputs) > 1 else 0
+    return product.cost(_greedy_path(product)).multiplications if len(inputs) > 1 else 0
 
 
 def least_work(
@@ -293,11 +293,11 @@ def least_work(
         return greedy_work(inputs, output, items)
     normal = _normal_form(inputs, output, items)
     product = LabelledProduct(normal.inputs, normal.output, dict(normal.items))
-    paths = _sampled(normal.inputs, normal.output, normal.items)
+    paths = _sampled_paths(normal.inputs, normal.output, normal.items)
     least = min(map(product.dearest, paths))
     if least > limit and len(inputs) > OPTIMAL_UP_TO:
         for path in _two_cheapest(product, paths):
-            least = min(least, product.dearest(_reconfigured(product, path)))
+            least = min(least, product.dearest(_reconfigured_path(product, path)))
     return least
 
 
@@ -425,8 +425,8 @@ class LabelledProduct:
         self.labels = inputs, output
         self.bit = {label: 1 << n for n, label in enumerate(sizes)}
         self._size_of = {bit: sizes[label] for label, bit in self.bit.items()}
-        self.inputs = [self._mask(labels) for labels in inputs]
-        self.output = self._mask(output)
+        self.inputs = [self._label_mask(labels) for labels in inputs]
+        self.output = self._label_mask(output)
         self._elements: dict[int, int] = {0: 1}
 
     @property
@@ -437,7 +437,7 @@ class LabelledProduct:
         size = {_letter(label): float(n) for label, n in self.sizes.items()}
         return letters, list(map(_letter, output)), size
 
-    def _mask(self, labels: Iterable[int]) -> int:
+    def _label_mask(self, labels: Iterable[int]) -> int:
         return sum({self.bit[label] for label in labels})
 
     def steps(self, path: Path) -> tuple[tuple[int, int], ...]:
@@ -466,12 +466,12 @@ class LabelledProduct:
         """The cost of the steps of a path, or of a single turn where `chunks` are looped over."""
         # A label that is looped over has a single value in a turn, so it is masked out of all
         # sizes.
-        inside = ~self._mask(chunks)
+        inside = ~self._label_mask(chunks)
         known = self._elements  # cached sizes: a model of three layers asks for six million
         multiplications, written, largest = 0, 0, 0
         for both, kept in steps:
-            multiplications += known.get(both & inside) or self._size(both & inside)
-            size = known.get(kept & inside) or self._size(kept & inside)
+            multiplications += known.get(both & inside) or self._mask_size(both & inside)
+            size = known.get(kept & inside) or self._mask_size(kept & inside)
             if size > largest:
                 largest = size
             if size > CACHED:
@@ -480,9 +480,9 @@ class LabelledProduct:
 
     def dearest(self, path: Path) -> int:
         """The multiplications of the dearest contraction along a path, without chunks."""
-        return max((self._size(both) for both, _ in self.steps(path)), default=0)
+        return max((self._mask_size(both) for both, _ in self.steps(path)), default=0)
 
-    def _size(self, mask: int) -> int:
+    def _mask_size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
         # `left & -left` is the lowest bit that is set.
         size, left = 1, mask
@@ -494,15 +494,15 @@ class LabelledProduct:
         return size
 
 
-def _greedy(product: LabelledProduct) -> Path:
+def _greedy_path(product: LabelledProduct) -> Path:
     """The greedy path of a product."""
     import cotengrust
 
-    return _pairs(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+    return _pair_steps(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
 
 
 @session_cache
-def _sampled(
+def _sampled_paths(
     inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
 ) -> tuple[Path, ...]:
     """The distinct paths of a product by all searches but reconfiguration, the greedy path first.
@@ -517,22 +517,22 @@ def _sampled(
     product = LabelledProduct(inputs, output, dict(items))
     count = product.count
     letters, out, size = product.spelled
-    paths = [_greedy(product)]
+    paths = [_greedy_path(product)]
     if count <= OPTIMAL_UP_TO:
         best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
-        paths.append(_pairs(best, count))
+        paths.append(_pair_steps(best, count))
         # cotengra returns the first of several optimal paths; reversed operands give another path.
         mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
-        paths.append(tuple(_mirrored(_pairs(mirrored, count), count)))
+        paths.append(tuple(_mirrored_path(_pair_steps(mirrored, count), count)))
     for seed in range(SEEDS):
         path, _ = cotengrust.optimize_random_greedy_track_flops(
             letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
         )
-        paths.append(_pairs(path, count))
+        paths.append(_pair_steps(path, count))
     return tuple(dict.fromkeys(paths))
 
 
-def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
+def _route_along(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
     """The route along a path, with chunks added until its intermediates fit.
 
     Each round adds a label to the loop: the label of the lowest price where a label makes the
@@ -565,20 +565,20 @@ def _routed(product: LabelledProduct, output: Labels, path: Path, large: int) ->
     return Route(path, chunks, multiplications, price, largest)
 
 
-def _reconfigured(product: LabelledProduct, path: Path) -> Path:
+def _reconfigured_path(product: LabelledProduct, path: Path) -> Path:
     """The path with its subtrees of up to eight tensors replaced by optimal subtrees."""
     import cotengra
 
     tree = cotengra.ContractionTree.from_path(*product.spelled, ssa_path=path)
     tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
-    return _pairs(tree.get_ssa_path(), product.count)
+    return _pair_steps(tree.get_ssa_path(), product.count)
 
 
 def _letter(label: int) -> str:
     return chr(0x100 + label)  # there are more labels than ASCII letters
 
 
-def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
+def _pair_steps(path: Sequence[Sequence[int]], count: int) -> Path:
     """The path without the steps of a single tensor, which cotengra's simplifications insert."""
     number = list(range(count))  # new number of every tensor, after the steps left out
     steps: list[tuple[int, int]] = []
@@ -593,7 +593,7 @@ def _pairs(path: Sequence[Sequence[int]], count: int) -> Path:
     return tuple(steps)
 
 
-def _mirrored(path: Path, count: int) -> Iterator[tuple[int, int]]:
+def _mirrored_path(path: Path, count: int) -> Iterator[tuple[int, int]]:
     """The path for operands in order, from a path for the operands in reverse order."""
     for one, two in path:
         yield (

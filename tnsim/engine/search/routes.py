@@ -42,11 +42,11 @@ def structure(
         >>> structure([(("i", "i"), (2, 2)), (("i", "j", "k"), (2, 3, 4))], ("j",))
         (((0,), (0, 1)), (1,), ((0, 2), (1, 3)))
     """
-    kept = _reduced([labels for labels, _ in operands], output)
-    return _structure(operands, output, kept)
+    kept = _reduced_labels([labels for labels, _ in operands], output)
+    return _product_structure(operands, output, kept)
 
 
-def _structure(
+def _product_structure(
     operands: Sequence[tuple[tuple[Label, ...], tuple[int, ...]]],
     output: tuple[Label, ...],
     kept: Sequence[tuple[Label, ...]],
@@ -57,7 +57,7 @@ def _structure(
         sizes |= zip(labels, shape, strict=True)
     # Labels become numbers in the order of first use, so that products that differ in names share
     # their routes.
-    numbers = _numbers(kept)
+    numbers = _label_numbers(kept)
     inputs = tuple([tuple([numbers[x] for x in labels]) for labels in kept])
     items = tuple([(n, sizes[x]) for x, n in numbers.items()])
     return inputs, tuple([numbers[x] for x in output]), items
@@ -78,7 +78,7 @@ def product(
         route: Function from the structure of a product to its route, called for two and more
             operands.
     """
-    kept = _reduced([use.labels for use in uses], output)
+    kept = _reduced_labels([use.labels for use in uses], output)
     operands = []
     for use, labels in zip(uses, kept, strict=True):
         operands.append(use if use.labels == labels else builder.contract([use], labels))
@@ -86,15 +86,15 @@ def product(
         return operands[0]
     shapes = [(use.labels, builder.values[use.value].shape) for use in uses]
     # The structure is that of the reduced operands, with sizes taken from the operands as given.
-    chosen = route(_structure(shapes, output, kept))
+    chosen = route(_product_structure(shapes, output, kept))
     if not chosen.chunks:
-        return _along(builder, operands, output, chosen.path)
-    names = list(_numbers(kept))
+        return _along_path(builder, operands, output, chosen.path)
+    names = list(_label_numbers(kept))
     chunks = tuple(names[n] for n in chosen.chunks)
     return _in_chunks(builder, operands, output, chosen.path, chunks)
 
 
-def _reduced(
+def _reduced_labels(
     operands: Sequence[tuple[Label, ...]], output: tuple[Label, ...]
 ) -> list[tuple[Label, ...]]:
     """The labels of each operand that another operand or the output has, each label once."""
@@ -115,7 +115,7 @@ def _reduced(
     return kept
 
 
-def _numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
+def _label_numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
     """The number of every label, in the order of first use."""
     numbers: dict[Label, int] = {}
     for labels in operands:
@@ -124,7 +124,9 @@ def _numbers(operands: Sequence[tuple[Label, ...]]) -> dict[Label, int]:
     return numbers
 
 
-def _along(builder: Builder, uses: Sequence[Use], output: tuple[Label, ...], path: Path) -> Use:
+def _along_path(
+    builder: Builder, uses: Sequence[Use], output: tuple[Label, ...], path: Path
+) -> Use:
     """The product of values by pairwise contractions in the order of a path."""
     pool = dict(enumerate(uses))
     place = {label: n for n, label in enumerate(output)}
@@ -148,7 +150,7 @@ def _in_chunks(
     chunks: tuple[Label, ...],
 ) -> Use:
     """The product of values as a loop over `chunks`, with a body contracted along a path."""
-    numbers = _numbers([use.labels for use in uses])
+    numbers = _label_numbers([use.labels for use in uses])
     sizes: dict[Label, int] = {}
     # The body has a builder of its own: its values exist within a turn only, and are shared among
     # themselves.
@@ -158,7 +160,7 @@ def _in_chunks(
         sizes |= zip(use.labels, builder.values[use.value].shape, strict=True)
         labels = tuple(label for label in use.labels if label not in chunks)
         operands.append(Use(inner.atom(tuple(sizes[label] for label in labels)), labels))
-    result = inner.ordered(_along(inner, operands, output, path), output)
+    result = inner.ordered(_along_path(inner, operands, output, path), output)
     body = program_of(inner, [result.value], len(uses))
     operation = Operation(
         kind="loop",
@@ -273,14 +275,14 @@ class RouteSearch:
         Returns:
             The cheapest way to write each definition.
         """
-        sums = list(_candidates(stage, shapes))
+        sums = list(_candidate_terms(stage, shapes))
         every = [candidate for terms in sums for candidate in terms]
         few = len(every) <= FEW
         self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             # Prices are those of the routes found so far, so the second round knows more than the
             # first.
-            prices = [self._price(candidate) for candidate in every]
+            prices = [self._cheapest_price(candidate) for candidate in every]
             # A search of effort e is worth while where it may save more than it takes: of a stage's
             # price a share, and of a term its own time.
             least = max(share * sum(prices), worth)
@@ -290,36 +292,36 @@ class RouteSearch:
                 break
             for candidate in every:
                 self._search_again(candidate, effort, least)
-        return tuple(tuple(self._way(candidate) for candidate in terms) for terms in sums)
+        return tuple(tuple(self._cheapest_way(candidate) for candidate in terms) for terms in sums)
 
     def _search_again(self, candidate: _Candidate, effort: int, least: float) -> None:
         """Search a term of price `least` or more again, in the ways that may become cheapest."""
-        price = self._price(candidate)
+        price = self._cheapest_price(candidate)
         if price < least:
             return
         # A way that is sixty-four times as dear by its greedy path hardly becomes the cheapest.
         if self.best(candidate.key).price <= HOPELESS * price:
             self.look(candidate.key, effort)
         for terms in candidate.sums:
-            if sum(map(self._price, terms)) <= HOPELESS * price:
+            if sum(map(self._cheapest_price, terms)) <= HOPELESS * price:
                 for term in terms:
                     self._search_again(term, effort, least)
 
-    def _prices(self, candidate: _Candidate) -> list[int]:
+    def _way_prices(self, candidate: _Candidate) -> list[int]:
         """The price of a term in each way: its own product first, then its alternatives."""
         own = self.best(candidate.key).price
-        return [own, *(sum(map(self._price, terms)) for terms in candidate.sums)]
+        return [own, *(sum(map(self._cheapest_price, terms)) for terms in candidate.sums)]
 
-    def _price(self, candidate: _Candidate) -> int:
+    def _cheapest_price(self, candidate: _Candidate) -> int:
         """The price of a term in its cheapest way."""
-        return min(self._prices(candidate))
+        return min(self._way_prices(candidate))
 
-    def _way(self, candidate: _Candidate) -> tuple[int, Choices]:
+    def _cheapest_way(self, candidate: _Candidate) -> tuple[int, Choices]:
         """The cheapest way to write a term."""
-        prices = self._prices(candidate)
+        prices = self._way_prices(candidate)
         number = prices.index(min(prices))
         terms = candidate.sums[number - 1] if number else ()
-        return number, tuple(self._way(term) for term in terms)
+        return number, tuple(self._cheapest_way(term) for term in terms)
 
 
 class BeyondLimit(TooLarge):
@@ -372,14 +374,14 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
                 dear.append((-work, number))
         # Negative work sorts the dearest product first.
         for _, number in sorted(dear)[:MOST_CHECKED]:
-            least = _least(definition.terms[number], key, limit)
+            least = _least_cost(definition.terms[number], key, limit)
             if least > limit:
                 raise BeyondLimit(least)
         sizes[definition.name] = shape_of(definition, sizes)
     return [sizes[definition.name] for definition in stage.definitions]
 
 
-def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
+def _least_cost(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
     """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
 
     The search ends, and the number is too small, at the first way that is within the limit.
@@ -392,7 +394,7 @@ def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
         for other in terms:
             # Of a sum every product is computed, so its dearest one bounds it from below; of the
             # ways to write a term the cheapest does.
-            of_sum = max(of_sum, _least(other, key, limit))
+            of_sum = max(of_sum, _least_cost(other, key, limit))
             if of_sum > limit:
                 break
         least = min(least, of_sum)
@@ -401,16 +403,16 @@ def _least(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
 
 def written(definition: Definition, ways: Choices) -> Definition:
     """The definition with every term written in the chosen way, without alternatives."""
-    return dataclasses.replace(definition, terms=tuple(_chosen(definition.terms, ways)))
+    return dataclasses.replace(definition, terms=tuple(_chosen_products(definition.terms, ways)))
 
 
-def _chosen(terms: Sequence[Term], ways: Choices, weight: float = 1.0) -> Iterator[Term]:
+def _chosen_products(terms: Sequence[Term], ways: Choices, weight: float = 1.0) -> Iterator[Term]:
     """The products of some terms in the chosen ways, with all weights multiplied by `weight`."""
     for term, (number, inner) in zip(terms, ways, strict=True):
         if number == 0:
             yield Term(weight * term.weight, term.operands)
         else:
-            yield from _chosen(term.alternatives[number - 1], inner, weight * term.weight)
+            yield from _chosen_products(term.alternatives[number - 1], inner, weight * term.weight)
 
 
 def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -421,7 +423,7 @@ def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple
     return tuple(known[index] for index in definition.indices)
 
 
-def _candidates(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
+def _candidate_terms(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
     """The terms of each definition of a stage as candidates."""
     sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
 

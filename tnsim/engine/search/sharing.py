@@ -128,12 +128,12 @@ class Builder:
         factors = tuple([(u.value, tuple([numbers[x] for x in u.labels])) for u in uses])
         key = factors, tuple([numbers[label] for label in output])
         if key not in self._contracted:
-            self._contracted[key] = self._product(*key)
+            self._contracted[key] = self._shared_product(*key)
         value, order = self._contracted[key]
         names = tuple(numbers)
         return Use(value, tuple([names[number] for number in order]))
 
-    def _product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
+    def _shared_product(self, factors: tuple[Tensor, ...], output: Labels) -> Tensor:
         """The value of a product and the label of each axis; equal products are a single value."""
         atoms = tuple(self._atoms_of(factors))
         # Networks of other arrays differ. In plans of attention nearly all do, so the canonical
@@ -142,7 +142,7 @@ class Builder:
         # The first network of these arrays is kept without a canonical form. `_alone` holds its
         # number until a second network comes, and None from then on.
         if arrays not in self._alone:
-            number = self._alone[arrays] = self._contraction(factors, output, atoms)
+            number = self._alone[arrays] = self._new_contraction(factors, output, atoms)
             return number, output
         first = self._alone[arrays]
         # The second network of the same arrays: the first one gets its canonical form now, after
@@ -150,17 +150,17 @@ class Builder:
         if first is not None:
             self._alone[arrays] = None
             value = self.values[first]
-            key, order = self._form(value.atoms, value.axes)
+            key, order = self._canonical_form(value.atoms, value.axes)
             self._products[key] = first, tuple(order.index(x) for x in value.axes)
-        key, order = self._form(atoms, output)
+        key, order = self._canonical_form(atoms, output)
         if key not in self._products:
             # The axes stand as first requested; other requests find them by canonical order.
-            number = self._contraction(factors, output, atoms)
+            number = self._new_contraction(factors, output, atoms)
             self._products[key] = number, tuple(order.index(x) for x in output)
         number, places = self._products[key]
         return number, tuple(order[place] for place in places)
 
-    def _contraction(
+    def _new_contraction(
         self, factors: tuple[Tensor, ...], output: Labels, atoms: tuple[Tensor, ...]
     ) -> int:
         """The number of a new value, the product of one or two values."""
@@ -174,7 +174,7 @@ class Builder:
         self.values.append(Value(shape, atoms, output, operation, cost))
         return len(self.values) - 1
 
-    def _form(self, atoms: tuple[Tensor, ...], output: Labels) -> tuple[Hashable, Labels]:
+    def _canonical_form(self, atoms: tuple[Tensor, ...], output: Labels) -> tuple[Hashable, Labels]:
         """The canonical form of a network, and its open labels in canonical order."""
         alike = tuple([self.exchangeable[ref] for ref, _ in atoms])
         form = atoms, frozenset(output), alike
@@ -343,7 +343,7 @@ def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label,
         output: Order of the axes of the result, unless it is a single product, which has an order
             of its own.
     """
-    items = _merged(items)
+    items = _merged_items(items)
     while len(items) > 1:
         shared = _most_saving(builder, items)
         if not shared:
@@ -357,13 +357,13 @@ def total(builder: Builder, items: Iterable[WeightedValue], output: tuple[Label,
         others = [item for n, item in enumerate(items) if n not in shared]
         # The product joins the other summands, with which it may share a factor in turn; every pass
         # leaves fewer summands, so the loop ends.
-        items = _merged([*others, WeightedValue(1.0, product)])
+        items = _merged_items([*others, WeightedValue(1.0, product)])
     if len(items) == 1 and items[0].weight == 1.0:
         return items[0].use
     return builder.sum(items, output)
 
 
-def _merged(items: Iterable[WeightedValue]) -> list[WeightedValue]:
+def _merged_items(items: Iterable[WeightedValue]) -> list[WeightedValue]:
     """The summands with equal values merged and weights of zero left out."""
     weights: dict[Use, float] = {}
     for weight, use in items:
@@ -378,7 +378,7 @@ def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Fac
     """The items that share the most saving factor, by number, each read as factor times rest."""
     groups: dict[tuple, dict[int, _Factor]] = {}
     for n, item in enumerate(items):
-        for factor in _factors(builder, item.use):
+        for factor in _shared_factors(builder, item.use):
             shared_by = (factor.factor, frozenset(factor.rest.labels))
             groups.setdefault(shared_by, {}).setdefault(n, factor)
     best: dict[int, _Factor] = {}
@@ -392,7 +392,7 @@ def _most_saving(builder: Builder, items: list[WeightedValue]) -> dict[int, _Fac
     return best
 
 
-def _factors(builder: Builder, use: Use) -> Iterator[_Factor]:
+def _shared_factors(builder: Builder, use: Use) -> Iterator[_Factor]:
     """The ways to read a value as factor times rest, under names that other summands share."""
     value = builder.values[use.value]
     operation = value.operation

@@ -139,10 +139,10 @@ class Assembly:
         axes = leading(definitions, definition)
         # Definitions without an axis for the index are the same in every turn: they are read from
         # outside, computed once.
-        chain = [_without(d, axes) for d in definitions if d.name in axes]
+        chain = [_without_axes(d, axes) for d in definitions if d.name in axes]
         chain.append(
             dataclasses.replace(
-                _without(definition, axes), loop_indices=definition.loop_indices[1:]
+                _without_axes(definition, axes), loop_indices=definition.loop_indices[1:]
             )
         )
         names = _names_read(chain)
@@ -151,7 +151,7 @@ class Assembly:
         inner = Builder()
         inside: dict[str, int] = {}
         for name, shape in zip(names, shapes, strict=True):
-            inside[name] = inner.atom(_dropped(shape, axes.get(name)))
+            inside[name] = inner.atom(_dropped_item(shape, axes.get(name)))
         self.add(inner, inside, chain)
         # Inputs of the body come first, in the order of `names`, which is the order of the loop's
         # arguments.
@@ -236,18 +236,20 @@ def leading(definitions: Sequence[Definition], definition: Definition) -> Axes:
     return axes
 
 
-def _without(definition: Definition, axes: Axes) -> Definition:
+def _without_axes(definition: Definition, axes: Axes) -> Definition:
     """The definition at a single value of an index, without the axes of that index."""
     terms = []
     for term in definition.terms:
-        operands = [Operand(o.name, _dropped(o.indices, axes.get(o.name))) for o in term.operands]
+        operands = [
+            Operand(o.name, _dropped_item(o.indices, axes.get(o.name))) for o in term.operands
+        ]
         terms.append(Term(term.weight, tuple(operands)))
-    indices = _dropped(definition.indices, axes.get(definition.name))
+    indices = _dropped_item(definition.indices, axes.get(definition.name))
     # The dropped axis may be an exchangeable axis, so the number of them no longer holds.
     return dataclasses.replace(definition, indices=indices, terms=tuple(terms), exchangeable=0)
 
 
-def _dropped(items: tuple, place: int | None) -> tuple:
+def _dropped_item(items: tuple, place: int | None) -> tuple:
     """The items without the item at a position, all items where the position is None."""
     return items if place is None else items[:place] + items[place + 1 :]
 
@@ -304,7 +306,7 @@ def build_program(
     worth = GAINS if terms <= FEW else WORTH_SEARCHING
     # An attempt takes milliseconds, which cheap stages never earn back.
     if terms <= SMALL_STAGE and best.price >= worth:
-        best = _tuned(search, best, assembled)
+        best = _tuned_assembly(search, best, assembled)
     program = best.program()
     if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
         looped = assembled(room=TURNS_ROOM * large).program()
@@ -318,7 +320,9 @@ def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choic
     return RouteSearch(large).cheapest_ways(stage, shapes)
 
 
-def _tuned(search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly]) -> Assembly:
+def _tuned_assembly(
+    search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly]
+) -> Assembly:
     """The best assembly found by coordinate descent over the routes of its products.
 
     A route is kept where it makes the whole stage cheaper.

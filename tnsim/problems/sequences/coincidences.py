@@ -97,12 +97,12 @@ def patterns(variables: Iterable[str], masks: str, relative: bool, n_ctx: int) -
     """All patterns of some position variables that occur under the masks."""
     for classes in _partitions(_in_order(variables)):
         pattern = Pattern(classes, masks, relative)
-        if _number(pattern, n_ctx):
+        if _tuple_count(pattern, n_ctx):
             yield pattern
 
 
 @session_cache
-def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
+def _class_orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
     """Orders of the classes in a sequence that the masks allow, as the rank of every class."""
     ranks = np.array(list(itertools.permutations(range(len(pattern.classes)))))
     # With outputs at one position only, the ket's output is called `s`, like the bra's.
@@ -115,13 +115,13 @@ def _orders(pattern: Pattern) -> Int[np.ndarray, "orders classes"]:
     return ranks[keep]
 
 
-def _number(pattern: Pattern, n_ctx: int) -> int:
+def _tuple_count(pattern: Pattern, n_ctx: int) -> int:
     """Number of tuples: every set of positions in every order; relative sets contain 0."""
     classes = len(pattern.classes)
     sets = math.comb(n_ctx, classes)
     if pattern.relative:
         sets = math.comb(n_ctx - 1, classes - 1)
-    return len(_orders(pattern)) * sets
+    return len(_class_orders(pattern)) * sets
 
 
 @session_cache
@@ -139,16 +139,16 @@ def tuples(pattern: Pattern, n_ctx: int) -> Int[np.ndarray, "tuples classes"]:
     flat = np.fromiter(itertools.chain.from_iterable(sets), int)
     ascending = flat.reshape(math.comb(n_ctx - lowest, chosen), chosen)
     ascending = np.pad(ascending, ((0, 0), (lowest, 0)))
-    return np.concatenate([ascending[:, ranks] for ranks in _orders(pattern)])
+    return np.concatenate([ascending[:, ranks] for ranks in _class_orders(pattern)])
 
 
 def position_shape(name: str, n_ctx: int) -> tuple[int, ...] | None:
     """The shape of `position_array` of a name, None for the name of any other leaf."""
-    if name not in _leaves():
+    if name not in _leaf_patterns():
         return None
-    pattern, place = _leaves()[name]
+    pattern, place = _leaf_patterns()[name]
     axes = len(pattern.outputs) if place is None else 1
-    return (_number(pattern, n_ctx), *(n_ctx,) * axes)
+    return (_tuple_count(pattern, n_ctx), *(n_ctx,) * axes)
 
 
 def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | None:
@@ -161,18 +161,18 @@ def position_array(name: str, n_ctx: int) -> Float[np.ndarray, "tuples ..."] | N
     Returns:
         Array, or None for the name of any other leaf.
     """
-    if name not in _leaves():
+    if name not in _leaf_patterns():
         return None
-    pattern, place = _leaves()[name]
+    pattern, place = _leaf_patterns()[name]
     if place is None:
-        return _count(pattern, n_ctx)
+        return _tuple_multiplicity(pattern, n_ctx)
     positions = tuples(pattern, n_ctx)[:, place]
     at = np.zeros((len(positions), n_ctx))
     at[np.arange(len(positions)), positions] = 1.0
     return at
 
 
-def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
+def _tuple_multiplicity(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
     """The multiplicity of every tuple at each position of the outputs.
 
     A tuple of a relative pattern counts with all its translates.
@@ -190,7 +190,7 @@ def _count(pattern: Pattern, n_ctx: int) -> Float[np.ndarray, "tuples ..."]:
 
 
 @session_cache
-def _leaves() -> dict[str, tuple[Pattern, int | None]]:
+def _leaf_patterns() -> dict[str, tuple[Pattern, int | None]]:
     """Pattern of every array by name, with a class for AT and None for COUNT.
 
     The partitions of four variables and their subsets are few, so names are looked up here and need
@@ -208,14 +208,14 @@ def _all_patterns() -> Iterator[Pattern]:
     """Every possible pattern, for any length of sequences."""
     for size in range(1, len(POSITIONS) + 1):
         for variables in itertools.combinations(_in_order(POSITIONS), size):
-            bra, ket = _masks("t", variables), _masks("T", variables)
+            bra, ket = _possible_masks("t", variables), _possible_masks("T", variables)
             masks = ["".join(both) for both in itertools.product(bra, ket)]
             for classes in _partitions(variables):
                 for mask, relative in itertools.product(masks, (True, False)):
                     yield Pattern(classes, mask, relative)
 
 
-def _masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+def _possible_masks(key: str, variables: tuple[str, ...]) -> tuple[str, ...]:
     """The possible masks of a layer, with or without its key among the variables."""
     return (CAUSAL, OPEN) if key in variables else (ABSENT,)
 

@@ -96,19 +96,19 @@ class Wick:
 
         def products() -> Iterator[Product]:
             # u with w: C_uw E[prod D]
-            yield from _products(self.legs.covariance(u, w), self.scalar(scores))
+            yield from _multiplied_out(self.legs.covariance(u, w), self.scalar(scores))
             # u left to its mean: m_u E[w prod D]^T, where w takes the second end
             mean = self.legs.mean(u)
             if mean is not None:
-                rest = _renamed(self.vector(w, scores), {FIRST: SECOND})
-                yield from _products((mean,), rest)
+                rest = _renamed_sum(self.vector(w, scores), {FIRST: SECOND})
+                yield from _multiplied_out((mean,), rest)
             # u with a leg x of a score (x . x'): u x^T becomes C_ux, and C_ux x' stands for u
-            for x, mate, others in _partners(scores):
-                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
-                rest = _renamed(self.matrix(mate, w, others), {FIRST: LINK})
-                yield from _products(joined, rest)
+            for x, mate, others in _score_partners(scores):
+                joined = _renamed_sum(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed_sum(self.matrix(mate, w, others), {FIRST: LINK})
+                yield from _multiplied_out(joined, rest)
 
-        return self._once(("matrix", u, w, scores), products)
+        return self._expanded_once(("matrix", u, w, scores), products)
 
     def vector(self, u: Leg, scores: Scores) -> Sum:
         """The expectation E[u prod scores], with the end `FIRST`."""
@@ -116,13 +116,13 @@ class Wick:
         def products() -> Iterator[Product]:
             mean = self.legs.mean(u)
             if mean is not None:
-                yield from _products((mean,), self.scalar(scores))
-            for x, mate, others in _partners(scores):
-                joined = _renamed(self.legs.covariance(u, x), {SECOND: LINK})
-                rest = _renamed(self.vector(mate, others), {FIRST: LINK})
-                yield from _products(joined, rest)
+                yield from _multiplied_out((mean,), self.scalar(scores))
+            for x, mate, others in _score_partners(scores):
+                joined = _renamed_sum(self.legs.covariance(u, x), {SECOND: LINK})
+                rest = _renamed_sum(self.vector(mate, others), {FIRST: LINK})
+                yield from _multiplied_out(joined, rest)
 
-        return self._once(("vector", u, scores), products)
+        return self._expanded_once(("vector", u, scores), products)
 
     def scalar(self, scores: Scores) -> Sum:
         """The expectation E[prod scores]."""
@@ -137,20 +137,20 @@ class Wick:
         # (q . k) is the trace of q k^T, so these are the three summands of `matrix` for u = q and
         # w = k with both ends on one index. Traced one by one, they need no matrix E[q k^T ...].
         def products() -> Iterator[Product]:
-            trace = _renamed(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
-            yield from _products(trace, self.scalar(rest))
+            trace = _renamed_sum(self.legs.covariance(q, k), {FIRST: LINK, SECOND: LINK})
+            yield from _multiplied_out(trace, self.scalar(rest))
             mean = self.legs.mean(q)
             if mean is not None:
-                other = _renamed(self.vector(k, rest), {FIRST: LINK})
-                yield from _products((renamed(mean, {FIRST: LINK}),), other)
-            for x, mate, others in _partners(rest):
-                joined = _renamed(self.legs.covariance(q, x), {FIRST: LINK, SECOND: RING})
-                back = _renamed(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
-                yield from _products(joined, back)
+                other = _renamed_sum(self.vector(k, rest), {FIRST: LINK})
+                yield from _multiplied_out((renamed(mean, {FIRST: LINK}),), other)
+            for x, mate, others in _score_partners(rest):
+                joined = _renamed_sum(self.legs.covariance(q, x), {FIRST: LINK, SECOND: RING})
+                back = _renamed_sum(self.matrix(mate, k, others), {FIRST: RING, SECOND: LINK})
+                yield from _multiplied_out(joined, back)
 
-        return self._once(("scalar", scores), products)
+        return self._expanded_once(("scalar", scores), products)
 
-    def _once(self, question: tuple, products: Callable[[], Iterable[Product]]) -> Sum:
+    def _expanded_once(self, question: tuple, products: Callable[[], Iterable[Product]]) -> Sum:
         """The sum that answers a question, expanded when it is first asked."""
         if question not in self._answers:
             self._answers[question] = self._add_up(products())
@@ -184,7 +184,7 @@ def _is_one_array(product: Product) -> bool:
     return len(product) < 2 and not indices_of(product) & {LINK, RING}
 
 
-def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
+def _score_partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
     """Every leg of the scores, the other leg of its score, and the remaining scores."""
     for score in sorted(scores):
         rest = scores - {score}
@@ -192,7 +192,7 @@ def _partners(scores: Scores) -> Iterator[tuple[Leg, Leg, Scores]]:
         yield score.key, score.query, rest
 
 
-def _products(one: Sum, two: Sum) -> Iterator[Product]:
+def _multiplied_out(one: Sum, two: Sum) -> Iterator[Product]:
     """The products of two sums, multiplied out."""
     for first in one:
         for second in two:
@@ -200,7 +200,7 @@ def _products(one: Sum, two: Sum) -> Iterator[Product]:
             yield (*first, *second)
 
 
-def _renamed(value: Sum, new: dict[str, str]) -> Sum:
+def _renamed_sum(value: Sum, new: dict[str, str]) -> Sum:
     """The sum with its indices renamed."""
     return tuple(renamed(product, new) for product in value)
 
@@ -253,7 +253,7 @@ class RuledMoments:
         values at zero. Legs at different, independent positions have no covariance.
         """
         if (one, two) not in self._covariances:
-            self._covariances[one, two] = self._joined(one, two)
+            self._covariances[one, two] = self._joined_legs(one, two)
         return self._covariances[one, two]
 
     def mean(self, leg: Leg) -> Product | None:
@@ -262,40 +262,40 @@ class RuledMoments:
         The stream must have a partner, as only covariances with the stream are asked for.
         """
         if leg not in self._means:
-            self._means[leg] = self._alone(leg)
+            self._means[leg] = self._leg_mean(leg)
         return self._means[leg]
 
-    def _joined(self, one: Leg, two: Leg) -> Sum:
+    def _joined_legs(self, one: Leg, two: Leg) -> Sum:
         """The covariance of two legs, not yet known."""
         if not self.rule.joins(one, two):
             return ()
         position = self.legs.names.position
         products: list[Product] = []
         if self.pattern is None or self.pattern.joins(position(one), position(two)):
-            products.append(self._placed(self.legs.covariance(one, two), one))
+            products.append(self._placed_product(self.legs.covariance(one, two), one))
         if self.rule.with_constants:  # C + m m'^T, see `joining_rules`
             first, second = self.legs.mean(one), self.legs.mean(two)
             if first is not None and second is not None:
-                at_first = self._placed(first, one)
-                at_second = renamed(self._placed(second, two), {FIRST: SECOND})
+                at_first = self._placed_product(first, one)
+                at_second = renamed(self._placed_product(second, two), {FIRST: SECOND})
                 products.append((*at_first, *at_second))
         return tuple(products)
 
-    def _alone(self, leg: Leg) -> Product | None:
+    def _leg_mean(self, leg: Leg) -> Product | None:
         """The mean of a leg, not yet known."""
         if self.rule.with_constants or leg.role == STREAM:
             return None
         mean = self.legs.mean(leg)
-        return None if mean is None else self._placed(mean, leg)
+        return None if mean is None else self._placed_product(mean, leg)
 
-    def _placed(self, product: Product, leg: Leg) -> Product:
+    def _placed_product(self, product: Product, leg: Leg) -> Product:
         """A product for the position of a leg, read at the tuples of the pattern."""
         if self.pattern is None:
             return product
         place = self.pattern.class_of(self.legs.names.position(leg))
-        return tuple(self._gathered(operand, self.pattern, place) for operand in product)
+        return tuple(self._gathered_array(operand, self.pattern, place) for operand in product)
 
-    def _gathered(self, operand: Operand, pattern: Pattern, place: int) -> Operand:
+    def _gathered_array(self, operand: Operand, pattern: Pattern, place: int) -> Operand:
         """The array, read at the position of class `place` in every tuple.
 
         An axis `g` of tuples replaces the axis of positions.
@@ -342,7 +342,7 @@ class Expansions:
             masks = tuple(names.leaf(slot, MASK, *positions[slot]) for slot in mixing)
             yield self.frame(rule, masks, None)
             return
-        masks = "".join(self._mask(slot, mixing) for slot in SLOTS)
+        masks = "".join(self._mask_of(slot, mixing) for slot in SLOTS)
         variables = "".join(positions.values())
         for pattern in patterns(variables, masks, known.relative, known.n_ctx):
             # How often each tuple of distinct positions occurs for given outputs stands in the
@@ -360,7 +360,7 @@ class Expansions:
             self._expansions[key] = Wick(name, moments, self.legs.stage)
         return Frame(self._expansions[key], sums, pattern)
 
-    def _mask(self, slot: Slot, mixing: list[Slot]) -> str:
+    def _mask_of(self, slot: Slot, mixing: list[Slot]) -> str:
         """The sort of mask of a slot, `ABSENT` without attention."""
         if slot not in mixing:
             return ABSENT

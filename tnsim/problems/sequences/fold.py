@@ -219,7 +219,7 @@ class SequenceFold:
     ) -> None:
         self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
         self.rules = rules_of(metric)
-        self.layers = _matched(models, metric)
+        self.layers = _matched_layers(models, metric)
         self.stages: list[Stage] = []
         self.states = _input_states(models, inputs)
         every = list(itertools.chain.from_iterable(models.values()))
@@ -227,7 +227,7 @@ class SequenceFold:
         # Where nothing is added to a product of covariances, neither means nor constants, each pair
         # may have a scale of its own.
         by_model = self.rules.gaussian or constants
-        self.scales = Scales(tuple(models), _tracked(pairs, self.rules), by_model)
+        self.scales = Scales(tuple(models), _tracked_pairs(pairs, self.rules), by_model)
         self.last_mixing = -1
         for number, layers in enumerate(self.layers):
             for kind in _kinds_at(models, layers):
@@ -278,12 +278,14 @@ class SequenceFold:
             # The constant of a state that is divided by c is 1 / c: a layer of order n multiplies n
             # copies of it, and the new scale divides it with the other values.
             ones = (Operand(below.ones[model], ()),) * step.order(model)
-            values.append(_carried(step, f"one.{model}", (), ones, own))
+            values.append(_carried_value(step, f"one.{model}", (), ones, own))
             above.ones[model] = values[-1].name
             mean = means[model].moment
             if mean is not None:
                 axes = MEAN_AXES[mean.form]
-                values.append(_carried(step, f"m.{model}", axes, (Operand(mean.name, axes),), own))
+                values.append(
+                    _carried_value(step, f"m.{model}", axes, (Operand(mean.name, axes),), own)
+                )
                 mean = mean._replace(name=values[-1].name)
             above.means[model] = mean
         # The covariance of two outputs needs the means of both, and is carried under a name that
@@ -295,7 +297,9 @@ class SequenceFold:
             self.stages.append(stage)
             axes = COVARIANCE_AXES[moment.form]
             array = (Operand(moment.name, axes),)
-            values.append(_carried(step, f"S.{pair.group}", axes, array, self.scales.powers(pair)))
+            values.append(
+                _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
+            )
             above.moments[pair] = moment._replace(name=values[-1].name)
             mean = means[pair.bra].moment
             if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
@@ -344,14 +348,16 @@ class SequenceFold:
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
 
 
-def _carried(
+def _carried_value(
     step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
 ) -> Definition:
     """A value under the name that the next step reads."""
     return Definition(name + step.suffix, indices, (Term(1.0, product),), powers=powers)
 
 
-def _matched(models: Mapping[ModelName, Kinds], metric: LayerwiseMetric) -> tuple[Layers, ...]:
+def _matched_layers(
+    models: Mapping[ModelName, Kinds], metric: LayerwiseMetric
+) -> tuple[Layers, ...]:
     """The layers that each step applies.
 
     Raises:
@@ -384,7 +390,7 @@ def _check_meeting(kinds: list[LayerKind]) -> None:
         )
 
 
-def _tracked(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
+def _tracked_pairs(pairs: tuple[Pair, ...], rules: MetricRules) -> tuple[Pair, ...]:
     """The pairs with covariances that are carried along.
 
     These are the pairs asked for and, under a Gaussian metric, which joins legs of the same model

@@ -62,8 +62,8 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
         summands += attention.mean(names, heads)
     else:
         summands += position_wise.mean(legs)
-    summands += _stream(legs)
-    summands += _bias(names)
+    summands += _stream_summand(legs)
+    summands += _bias_summand(names)
     if not summands:
         return OutputMean(None, heads=heads, stage=stage.stage())
     # Where nothing in the sum depends on a position, the mean is alike at all positions and has no
@@ -81,7 +81,7 @@ def names_defined(means: Iterable[OutputMean]) -> frozenset[str]:
     return frozenset(definition.name for mean in means for definition in mean.stage.outputs)
 
 
-def _stream(legs: Projections) -> list[Summand]:
+def _stream_summand(legs: Projections) -> list[Summand]:
     """The summand of the residual stream in the mean."""
     skip, state = legs.names.skip("bra"), legs.mean(stream("bra"))
     if skip is None or state is None:
@@ -90,7 +90,7 @@ def _stream(legs: Projections) -> list[Summand]:
     return [Summand(1.0, product)]
 
 
-def _bias(names: BraKet) -> list[Summand]:
+def _bias_summand(names: BraKet) -> list[Summand]:
     """The summand of the output matrix's bias in the mean.
 
     The means of legs already have the biases of legs, the bias of a linear layer included.
@@ -137,7 +137,7 @@ def output_covariance(step: LayerStep, pair: Pair, means: Means) -> OutputCovari
         *_stream_with_core(expansions, "ket"),
         *_core_with_core(expansions, means),
     )
-    return OutputCovariance(names, stage, summands or (_zero(legs),))
+    return OutputCovariance(names, stage, summands or (_zero_covariance(legs),))
 
 
 def covariance_stage(step: LayerStep, pair: Pair, means: Means) -> tuple[Stage, Moment]:
@@ -227,7 +227,7 @@ def _core_with_core(expansions: Expansions, means: Means) -> list[Summand]:
     return attention.covariance(expansions, head_means)
 
 
-def _zero(legs: Projections) -> Summand:
+def _zero_covariance(legs: Projections) -> Summand:
     """The zero covariance of outputs that no legs join, such as outputs of odd and even order.
 
     It is a product of weight 0 with the axes of both outputs: the output matrix of a layer, and for

@@ -91,7 +91,7 @@ class Projections:
         by_position = below is not None and "s" in below.indices and "s" not in rows
         indices = ("s", *rows) if by_position else rows
         name = f"mean.{names.models[slot]}.{leg.role}"
-        return renamed([self._define(name, names.marks[slot], indices, *products)], at_leg)
+        return renamed([self._new_definition(name, names.marks[slot], indices, *products)], at_leg)
 
     def covariance(self, one: Leg, two: Leg) -> Product:
         """The covariance of two legs, with the ends `FIRST` and `SECOND`."""
@@ -106,9 +106,9 @@ class Projections:
         positions = ("s", "s")
         if names.state_moment(one.slot, two.slot).form == "full":
             positions = names.position(one), names.position(two)
-        array = self._half(one, two)
+        array = self._half_covariance(one, two)
         if two.role != STREAM:
-            array = self._whole(one, two, array, apart=positions[0] != positions[1])
+            array = self._whole_covariance(one, two, array, apart=positions[0] != positions[1])
         at_legs = {"s": positions[0], "S": positions[1]}
         at_legs |= {"a": HEAD[one.slot], "b": HEAD[two.slot], "j": SECOND}
         return renamed([array], at_legs)
@@ -128,7 +128,7 @@ class Projections:
         below = names.state_covariance((one.slot, two.slot), positions, ("i", "j"))
         return (first, *below, second)
 
-    def _half(self, one: Leg, two: Leg) -> Operand:
+    def _half_covariance(self, one: Leg, two: Leg) -> Operand:
         """The covariance `weight C` of leg `one` with the state that leg `two` reads.
 
         Its indices are `s` where it depends on a position, the rows of the leg, `S` where the
@@ -152,9 +152,9 @@ class Projections:
             indices = ("s", *indices)
         across = "" if one.slot == two.slot else ".across"
         name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
-        return self._define(name, names.marks[one.slot], indices, (weight, *below))
+        return self._new_definition(name, names.marks[one.slot], indices, (weight, *below))
 
-    def _whole(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
+    def _whole_covariance(self, one: Leg, two: Leg, half: Operand, apart: bool) -> Operand:
         """The covariance `weight C weight'^T`, at `s` and `S` if `apart`, else both legs at `s`.
 
         Two legs of a layer have a head in common; legs of two layers have the heads `a` and `b`.
@@ -174,9 +174,9 @@ class Projections:
         name = f"cov.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}.{two.role}"
         name += (".inside" if inside else "") + (".apart" if apart else "")
         mark = names.marks[one.slot] if inside else ""
-        return self._define(name, mark, indices, (half, weight))
+        return self._new_definition(name, mark, indices, (half, weight))
 
-    def _define(
+    def _new_definition(
         self, name: str, mark: str, indices: tuple[str, ...], *products: Product
     ) -> Operand:
         """A definition of the stage, the sum of products, as an operand."""
@@ -187,10 +187,10 @@ class Projections:
 def mean(legs: Projections) -> list[Summand]:
     """The mean of the output of the layer in the bra, at `k`."""
     names = legs.names
-    hidden, down = _hidden(names, "bra", OUTPUT_END["bra"], FIRST)
+    hidden, down = _hidden_index(names, "bra", OUTPUT_END["bra"], FIRST)
     summands = []
     for matching in matchings(names.legs("bra"), names.step.rules.within):
-        product = _product(legs, matching, {"bra": hidden})
+        product = _matching_arrays(legs, matching, {"bra": hidden})
         if product is not None:
             summands.append(Summand(1.0, (*down, *product)))
     return summands
@@ -204,13 +204,13 @@ def covariance(legs: Projections) -> list[Summand]:
         product = legs.uncontracted_covariance(*bra, *ket)
         outputs = {FIRST: OUTPUT_END["bra"], SECOND: OUTPUT_END["ket"]}
         return [Summand(1.0, renamed(product, outputs))]
-    bra_hidden, bra_down = _hidden(names, "bra", OUTPUT_END["bra"], FIRST)
-    ket_hidden, ket_down = _hidden(names, "ket", OUTPUT_END["ket"], SECOND)
+    bra_hidden, bra_down = _hidden_index(names, "bra", OUTPUT_END["bra"], FIRST)
+    ket_hidden, ket_down = _hidden_index(names, "ket", OUTPUT_END["ket"], SECOND)
     summands = []
     for matching in matchings((*bra, *ket), rules.across):
         if matching.crossing == 0:
             continue  # a summand of the product of the two means
-        product = _product(legs, matching, {"bra": bra_hidden, "ket": ket_hidden})
+        product = _matching_arrays(legs, matching, {"bra": bra_hidden, "ket": ket_hidden})
         if product is not None:
             # Under the tree metrics a matching stands for all with the same number of crossing
             # pairs, each by its share.
@@ -232,18 +232,18 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     The stream has the end `FIRST`, the output the end `SECOND`.
     """
     names, layer = legs.names, OTHER[slot]
-    hidden, down = _hidden(names, layer, SECOND, "h")
+    hidden, down = _hidden_index(names, layer, SECOND, "h")
     summands = []
     for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
         if matching.crossing == 0:
             continue
-        product = _product(legs, matching, {slot: FIRST, layer: hidden})
+        product = _matching_arrays(legs, matching, {slot: FIRST, layer: hidden})
         if product is not None:
             summands.append(Summand(1.0, (*down, *product)))
     return summands
 
 
-def _hidden(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
+def _hidden_index(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
     """The index of the elementwise product of a layer's legs, and its map to the output.
 
     Where a leg is the output, both have a single index, and the map is the empty product.
@@ -254,7 +254,9 @@ def _hidden(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, P
     return hidden, (names.leaf(slot, down, output, hidden),)
 
 
-def _product(legs: Projections, matching: Matching, ends: dict[Slot, str]) -> Product | None:
+def _matching_arrays(
+    legs: Projections, matching: Matching, ends: dict[Slot, str]
+) -> Product | None:
     """The arrays of a matching; None where a leg is left to a mean that vanishes.
 
     Args:

@@ -124,10 +124,10 @@ def at_every_position(layer: Layer, n_ctx: int) -> Layer:
     if isinstance(layer, Residual):
         return Residual(at_every_position(layer.layer, n_ctx), layer.skip, layer.scale)
     leaves, structure = jax.tree.flatten(layer)
-    return jax.tree.unflatten(structure, [_repeated(leaf, n_ctx) for leaf in leaves])
+    return jax.tree.unflatten(structure, [_repeated_array(leaf, n_ctx) for leaf in leaves])
 
 
-def _repeated(array: Array, n_ctx: int) -> Array:
+def _repeated_array(array: Array, n_ctx: int) -> Array:
     """A bias repeated for every position, or a matrix repeated as the blocks of a diagonal."""
     xp = library(array)
     if array.ndim == 1:

@@ -94,11 +94,11 @@ def local(kind: LayerKind) -> Local:
     legs = [(role, (_HIDDEN, i)) for role, i in zip(kind.legs, inputs, strict=True)]
     parts = [LayerPart(((kind.down, (OUT, _HIDDEN)), *legs))]
     if kind.skips:
-        parts += [_skip(inputs, n) for n in range(kind.order)]
+        parts += [_skip_part(inputs, n) for n in range(kind.order)]
     return Local(kind.order, tuple(parts))
 
 
-def _skip(inputs: list[str], kept: int) -> LayerPart:
+def _skip_part(inputs: list[str], kept: int) -> LayerPart:
     """The skip that carries leg `kept` to the output and reads the constant off the others."""
     # All n parts are one function, x~ on one leg and 1 on the others; their mean treats legs alike.
     others = [i for n, i in enumerate(inputs) if n != kept]
@@ -164,7 +164,7 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     if skips and not rows:
         last = last + skip * xp.eye(core.d_in, dtype=last.dtype)
     if not rows:
-        return {WEIGHT: _affine(xp, last, bias) if lifted else last}
+        return {WEIGHT: _lifted_map(xp, last, bias) if lifted else last}
     roles: dict[str, Any] = {}
     if not lifted:
         roles[DOWN] = last
@@ -173,7 +173,7 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
         return roles
     # Lifted DOWN has a row 0 that computes the constant from the constant hidden unit, and the
     # biases in the column of that unit. A skip adds skip * 1 to row 0, so its entry is 1 - skip.
-    column = _column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
+    column = _lifted_column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
     padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
     roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)
     for name in rows:
@@ -219,7 +219,7 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
         units = [copy if other == role else one for other in legs]
         spelled[role] = xp.concatenate([roles[role], *units])
     # Each of n ways to carry x on one leg, the constant on the others, has the weight skip / n, as
-    # in `_skip`.
+    # in `_skip_part`.
     carried = [skip[0] / len(legs) * copy] * len(legs)
     return {DOWN: xp.concatenate([roles[DOWN], *carried], axis=1), **spelled}
 
@@ -273,17 +273,17 @@ def in_float64(weights: T) -> T:
     return jax.tree.map(wide, weights)
 
 
-def _column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
+def _lifted_column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
     """The vector (first, bias); a missing bias is zero."""
     if bias is None:
         bias = xp.zeros(size, dtype)
     return xp.concatenate([xp.reshape(xp.asarray(first, dtype), (1,)), bias])
 
 
-def _affine(xp: Any, weight: Any, bias: Any) -> Any:
+def _lifted_map(xp: Any, weight: Any, bias: Any) -> Any:
     """The lifted matrix [[1, 0], [b, W]] of an affine map."""
     padded = xp.concatenate([xp.zeros((1, weight.shape[1]), weight.dtype), weight])
-    column = _column(xp, 1.0, bias, weight.shape[0], weight.dtype)
+    column = _lifted_column(xp, 1.0, bias, weight.shape[0], weight.dtype)
     return xp.concatenate([column[:, None], padded], axis=1)
 
 
@@ -356,8 +356,8 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     legs = [roles[role] for role in roles if role not in (DOWN, SKIP, UNIT)]
     if len(legs) != 2:
         spelled = unrolled_arrays(layer) if lifted else roles
-        return {DENSE: symmetrised(_whole(spelled))}
-    left, right = _balanced(xp, *legs)
+        return {DENSE: symmetrised(_whole_tensor(spelled))}
+    left, right = _balanced_rows(xp, *legs)
     down = roles[DOWN]
     # (x (x) y + y (x) x) / 2 = ((x + y) (x) (x + y) - (x - y) (x) (x - y)) / 4
     factors = [left + right, left - right]
@@ -370,7 +370,7 @@ def symmetric_arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     return {SIGNED_DOWN: xp.concatenate(downs, axis=1), FACTOR: xp.concatenate(factors)}
 
 
-def _balanced(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
+def _balanced_rows(xp: Any, left: Any, right: Any) -> tuple[Any, Any]:
     """The rows c x and y / c of equal norm, c a constant to derivatives; zero rows stay."""
     # c x (x) y / c is the same for every c. But squares of size |x|^2 with a difference of size
     # |x| |y| lose log10(|x| / |y|) digits.
@@ -403,7 +403,7 @@ def symmetrised(tensor: Float[Array, "out *legs"]) -> Float[Array, "out *legs"]:
     return total / math.factorial(order)
 
 
-def _whole(roles: dict[str, Any]) -> Float[Array, "out *legs"]:
+def _whole_tensor(roles: dict[str, Any]) -> Float[Array, "out *legs"]:
     """The tensor of a layer from its arrays over hidden units."""
     output, unit, *legs = range(len(roles) + 1)
     operands: list[Any] = [roles[DOWN], [output, unit]]

@@ -140,10 +140,10 @@ def _leg_by_head(core: Attention, role: str, array: Any, rotations: Any, xp: Any
         array = 1 / core.d_head * array
     if rotations is None or role in (VALUE, bias_of(VALUE)):
         return array
-    return _turned(array, rotations, xp)
+    return _turned_rows(array, rotations, xp)
 
 
-def _turned(array: Any, rotations: Any, xp: Any) -> Any:
+def _turned_rows(array: Any, rotations: Any, xp: Any) -> Any:
     """The rows of every head, rotated for every position.
 
     Args:

@@ -1,0 +1,409 @@
+"""Models with activations under a Gaussian metric, layer over layer.
+
+A model of a single nonlinear layer is a function of hidden units of the input (`problems.kernels`),
+and its inner products are exact. `GaussianClosure` takes any number of such layers. A model is then
+a chain of *segments* with one nonlinear layer each, and the states s of one model and t of another
+that enter segment n are taken for jointly normal, with the means and covariances that they have as
+outputs of segment n - 1 at normal inputs,
+
+    cov(s, t) = D (K - mean mean') D'^T + J_h J_l'^T + J_l J_h'^T + J_l J_l'^T,
+
+K the kernel of the hidden units of both segments, J_h and J_l the slopes of the hidden units and of
+the linear part. The last segments give the inner product. A matrix L with the joint covariance
+L L^T has rows of s and of t, so that every segment reads rows in the coordinates of one L, as the
+first segments do. Means and covariances of one model with itself are known to every pair.
+
+A model of fewer segments keeps its last state, as polynomial models do under the same metric.
+
+*Error.* Covariances are off by the rounding and the truncation of kernels, and the next kernel
+reads covariances. A kernel of continuous activations passes an error of correlations on, while a
+step, of slope 1 / sqrt(1 - rho^2) at correlation rho, passes on the root of the error. Cancellation
+within the model enlarges errors as it does under all metrics (`problems.conditioning`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.activations.activation import Activation, Gate
+from tnsim.engine.precision import Arithmetic, cancellation
+from tnsim.metrics.input_moments import marginals, root_of
+from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import is_traced, pytree
+from tnsim.models.model import Model
+from tnsim.problems.conditioning import amplification
+from tnsim.problems.kernels import (
+    Affine,
+    HiddenUnits,
+    Prepared,
+    count_of_units,
+    inner,
+    kernel_blocks,
+    pair_numbers,
+    pair_work,
+    prepared,
+    segments,
+)
+from tnsim.problems.tensors.kinds import Kinds
+from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
+from tnsim.sessions import per_object_cache
+
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Law(NamedTuple):
+    """The moments of a state that is taken for normal.
+
+    Args:
+        mean: Mean of the state.
+        cov: Covariance of the state.
+        error: Errors of the moments relative to the sizes of the state.
+    """
+
+    mean: Float[np.ndarray, " width"]
+    cov: Float[np.ndarray, "width width"]
+    error: float
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A model at a position, segment by segment.
+
+    Args:
+        first: First segment as a function of the input.
+        later: Further segments, as functions of the state before.
+        laws: Laws of the states that the further segments read.
+    """
+
+    first: Prepared
+    later: tuple[HiddenUnits, ...] = ()
+    laws: tuple[Law, ...] = ()
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class PreparedModel:
+    """A model under a metric, as `2 ** exponent` times prepared functions.
+
+    Args:
+        positions: The model at every distinct position.
+        counts: Numbers of positions alike.
+        exponent: Exponent of the power of two that outputs lack.
+        cancels: Factor by which errors grow as terms within the model cancel, see `conditioning`.
+    """
+
+    positions: tuple[Chain, ...]
+    counts: tuple[int, ...] = field(metadata={"static": True})
+    exponent: Any
+    cancels: float = field(default=1.0, metadata={"static": True})
+
+
+def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
+    """A model under a Gaussian metric, at every distinct position.
+
+    Args:
+        model: Model that `kernels.answers` accepts under the metric.
+        metric: A Gaussian metric.
+        dtype: Type of the arrays; of several segments float64.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> layers = [tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")] * 2
+        >>> made = under(tnsim.Model(layers), tnsim.GaussianClosure(), "float64")
+        >>> made.positions[0].laws[0].mean.round(4).tolist()
+        [0.3989, 0.3989]
+    """
+    reading = model.d_in, model.n_ctx
+    first, *later = segments(model)
+    if not later:
+        return units_under(first, metric, reading, dtype)
+    chain, exponents = [], []
+    for units in (first, *later):
+        if chain:
+            units = _of_scaled(units, exponents[-1], chain[-1])
+        units, exponent = _in_range(units)
+        chain.append(units)
+        exponents.append(exponent)
+    made = units_under(chain[0], metric, reading, "float64", on_host=True)
+    found = [_continued(one.first, tuple(chain[1:])) for one in made.positions]
+    cancels = cancellation(amplification(model, metric))
+    return PreparedModel(tuple(found), made.counts, exponents[-1], cancels)
+
+
+def units_under(
+    units: HiddenUnits,
+    metric: Metric,
+    reading: tuple[int, int | None],
+    dtype: str,
+    on_host: bool = False,
+) -> PreparedModel:
+    """A function of hidden units under a Gaussian metric, at every distinct position.
+
+    Args:
+        units: Function of hidden units.
+        metric: A Gaussian metric.
+        reading: Coordinates and positions of the input, None for vectors.
+        dtype: Type of the arrays.
+        on_host: Whether arrays are those of NumPy, also where there is an accelerator.
+    """
+    d_in, n_ctx = reading
+    units, exponent = _in_range(units)
+    found, counts = [], []
+    roots = (_roots if is_traced(metric) else _kept_roots)(metric, d_in, n_ctx)
+    # Positions with the same marginal are computed once and counted.
+    for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
+        found.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
+        counts.append(count)
+    return PreparedModel(tuple(found), tuple(counts), exponent)
+
+
+def _roots(metric: Metric, d_in: int, n_ctx: int | None) -> tuple[Any, ...]:
+    """Roots of the covariances of a metric, at every distinct position."""
+    return tuple(root_of(cov) for _, _, cov in marginals(metric, d_in, n_ctx))
+
+
+_kept_roots = per_object_cache(_roots)  # eigenvectors of 768 coordinates take a second
+
+
+def _in_range(units: HiddenUnits) -> tuple[HiddenUnits, Any]:
+    """The function with outputs near 1, and the exponent of two that they lack."""
+    arrays = {name: getattr(units, name) for name in ("down", "linear", "constant")}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    if "down" not in arrays and units.activation is not None:
+        return units, np.float64(0.0)  # the identity is near one
+    # One power of two for all that outputs read, so that their sum needs no units of its own.
+    exponents = [split(abs(array).max())[1] for array in arrays.values()]
+    exponent = functools.reduce(larger, exponents)
+    exponent = larger(exponent, SMALLEST / 4)
+    scaled = {name: shifted(array, -exponent) for name, array in arrays.items()}
+    return units._replace(**scaled), exponent
+
+
+def _of_scaled(units: HiddenUnits, exponent: Any, below: HiddenUnits) -> HiddenUnits:
+    """The same function of `2 ** -exponent` times the outputs of the segment below."""
+    if not exponent:
+        return units
+
+    def scaled(affine: Affine) -> Affine:
+        weight = affine.weight
+        if weight is None:  # the segment below has a matrix, of which the exponent is taken
+            assert below.down is not None
+            weight = np.eye(len(below.down))
+        return Affine(shifted(weight, exponent), affine.bias)
+
+    up = None if units.up is None else scaled(units.up)
+    linear = None if units.linear is None else shifted(units.linear, exponent)
+    return units._replace(gate=scaled(units.gate), up=up, linear=linear)
+
+
+def _continued(first: Prepared, later: tuple[HiddenUnits, ...]) -> Chain:
+    """A chain with the laws of its states, from the first segment up."""
+    laws: list[Law] = []
+    state = first
+    for n in range(len(later)):
+        laws.append(_law_after(state, laws))
+        state = _at(later[n], laws[n].mean, root_of(laws[n].cov, noise=0.0))
+    return Chain(first, later, tuple(laws))
+
+
+def _law_after(state: Prepared, before: list[Law] | tuple[Law, ...]) -> Law:
+    """The law of the outputs of a segment, given the laws of the states before."""
+    cov, share = _covariance(state, state)
+    mean = np.asarray(state.hidden.mean + state.beside.mean)
+    error = _passed_on(state, state, before[-1].error if before else 0.0) + share
+    return Law(mean, (cov + cov.T) / 2, error)
+
+
+def _at(units: HiddenUnits, mean: np.ndarray, root: np.ndarray) -> Prepared:
+    """A segment as a function of a state with some mean and rows of a root of a joint law."""
+    return prepared(units, mean, root, len(mean), "float64", on_host=True)
+
+
+def _covariance(one: Prepared, two: Prepared) -> tuple[np.ndarray, float]:
+    """The covariance of the outputs of two segments, and its error relative to sizes."""
+    (_, hidden), (_, other) = one.hidden, two.hidden
+    slopes, other_slopes = one.beside.slopes, two.beside.slopes
+    found: Any = (hidden + slopes) @ other_slopes.T + slopes @ other.T
+    share = _EPS
+    if one.units and two.units:
+        start = 0
+        for block in kernel_blocks(one, two, centred=True):
+            stop = start + len(block.gross)
+            read = block.values if two.down is None else block.values @ two.down.T
+            if one.down is None:
+                found[start:stop] += read
+            else:
+                found += one.down[:, start:stop] @ read
+            share = max(share, float(block.share) + _EPS)
+            start = stop
+    return found, share
+
+
+def _passed_on(one: Prepared, two: Prepared, error: float) -> float:
+    """The error of a kernel whose correlations have an error."""
+    return error**0.5 if any(_jumps(x.activation) for x in (one, two)) else error
+
+
+def _jumps(function: Activation | None) -> bool:
+    """Whether an activation has steps."""
+    parts = () if function is None else function.parts
+    return any(isinstance(x, Gate) and x.width == 0 and x.weights[0] != 0 for x in parts)
+
+
+def last_segments(
+    a: PreparedModel, b: PreparedModel
+) -> Iterator[tuple[int, Prepared, Prepared, float]]:
+    """The last segments of two models under one law, at every distinct position.
+
+    Args:
+        a, b: Models under the same metric.
+
+    Yields:
+        The number of positions alike, both functions in the coordinates of one input, and the error
+        of their kernel through errors of the law, relative to sizes.
+    """
+    for count, one, two in zip(a.counts, a.positions, b.positions, strict=True):
+        yield count, *_last(one, two)
+
+
+def _last(one: Chain, two: Chain) -> tuple[Prepared, Prepared, float]:
+    """The last segments of two chains under their joint law, and the error of their kernel."""
+    depth = max(len(one.later), len(two.later))
+    if not depth:
+        return one.first, two.first, 0.0
+    alone = one is two
+    one = _lengthened(one, depth)
+    two = one if alone else _lengthened(two, depth)
+    left, right, error = one.first, two.first, 0.0
+    for n in range(depth):
+        law, other = one.laws[n], two.laws[n]
+        if alone:
+            root, error = root_of(law.cov, noise=0.0), law.error
+            left = right = _at(one.later[n], law.mean, root)
+            continue
+        between, share = _covariance(left, right)
+        error = max(law.error, other.error, _passed_on(left, right, error) + share)
+        joint = np.block([[law.cov, between], [between.T, other.cov]])
+        root, width = root_of(joint, noise=0.0), len(law.mean)
+        left = _at(one.later[n], law.mean, root[:width])
+        right = _at(two.later[n], other.mean, root[width:])
+    return left, right, _passed_on(left, right, error)
+
+
+def _lengthened(chain: Chain, depth: int) -> Chain:
+    """The chain with identities behind it, as many as it lacks of a number of later segments."""
+    lacking = depth - len(chain.later)
+    if not lacking:
+        return chain
+    last = chain.first
+    if chain.laws:
+        law = chain.laws[-1]
+        last = _at(chain.later[-1], law.mean, root_of(law.cov, noise=0.0))
+    law = _law_after(last, chain.laws)
+    kept = HiddenUnits(None, Affine(), None, None, np.eye(len(law.mean)), None)
+    return Chain(chain.first, chain.later + (kept,) * lacking, chain.laws + (law,) * lacking)
+
+
+def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
+    """The inner product of two prepared models without their exponents, summed over positions.
+
+    Args:
+        a, b: Models under the same metric.
+        slices: Whether outputs are told apart.
+        dtype: Precision of the computation.
+
+    Returns:
+        The product. Its size counts the certified bound of the rest of each series, so that the
+        error of rounding, relative to the size, is a bound of both.
+    """
+    value: Any = 0.0
+    size: Any = 0.0
+    bound: Any = 0.0
+    for count, one, two, error in last_segments(a, b):
+        found = inner(one, two, slices)
+        value, size = value + count * found.value, size + count * found.size
+        bound = bound + count * (found.bound + error * found.size)
+    # The bound of truncation is expressed as size, on which the error of rounding is relative.
+    size = size + bound / Arithmetic(1, dtype).rounding
+    return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
+
+
+def on_host(value: ScaledSum) -> ScaledSum:
+    """The value in NumPy's float64."""
+    return ScaledSum(*(np.asarray(array, np.float64) for array in value))
+
+
+class Segment(NamedTuple):
+    """The size of a segment, enough to tell what its kernels take.
+
+    Args:
+        d_in: Coordinates of the state that the segment reads.
+        units: Number of hidden units.
+        d_out: Coordinates of the state after it.
+    """
+
+    d_in: int
+    units: int
+    d_out: int
+
+
+def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
+    """The sizes of the segments of a model, from the input up.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
+        >>> model = tnsim.Model([tnsim.Linear(np.ones((3, 2))), tnsim.Elementwise("relu")])
+        >>> segment_sizes(kinds(model))
+        (Segment(d_in=2, units=3, d_out=3),)
+    """
+    places = [n for n, layer in enumerate(layers) if layer.order > 1] or [len(layers) - 1]
+    starts = [0, *places[1:]]
+    ends = [*starts[1:], len(layers)]
+    found = []
+    for start, end in zip(starts, ends, strict=True):
+        own = layers[start:end]
+        found.append(Segment(own[0].d_in, count_of_units(own), own[-1].d_out))
+    return tuple(found)
+
+
+class Meeting(NamedTuple):
+    """Two segments under one law: costs of their kernel and of the law.
+
+    Args:
+        work: Scalar multiplications, without pairs of units of high correlation.
+        numbers: Numbers of all arrays alive at once, beside the models.
+    """
+
+    work: int
+    numbers: int
+
+
+def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> list[Meeting]:
+    """The segments of two models that meet, from the input up.
+
+    Args:
+        bra: Segments of the first model.
+        ket: Segments of the second model.
+        alone: Whether both are one model.
+    """
+    found = []
+    ends = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
+    one, two = ends
+    for n in range(max(len(bra), len(ket))):
+        left = bra[n] if n < len(bra) else one
+        right = ket[n] if n < len(ket) else two
+        width = left.d_in if alone or not n else left.d_in + right.d_in
+        # Eigenvectors of the joint covariance take about 10 width^3.
+        root = 10 * width**3 if n else 0
+        work = pair_work(left.units, right.units, width, max(left.d_out, right.d_out))
+        numbers = pair_numbers(left.units, right.units) + (3 * width**2 if n else 0)
+        found.append(Meeting(work + root, numbers))
+    return found
