@@ -159,7 +159,8 @@ def one_gradient(dtype: str) -> Work:
     models = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), numbers)
 
     def plan() -> Planned:
-        plan = tnsim.plan(*numbers, cosine=True, dtype=dtype)
+        plan = tnsim.plan(*numbers, tnsim.Gaussian(), cosine=True, dtype=dtype)
+        assert isinstance(plan, tnsim.Plan)
         backward = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == ".")).backward
         work = plan.multiplications + backward.multiplications
         return Planned(work, backward.interpreted_bytes, tier=rates.tier_of(backward))
