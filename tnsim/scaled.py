@@ -357,7 +357,7 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
 # compiling of these. The bits of a float give the same numbers in four.
 
 
-def _exponents_by_bits(array: jax.Array) -> jax.Array:
+def _exponents_by_bits(array: Any) -> jax.Array:
     """The integers e with `2^(e - 1) <= |x| < 2^e` for normal floats, from their bits."""
     about = jnp.finfo(array.dtype)
     bits = jax.lax.bitcast_convert_type(array, f"uint{about.bits}")

@@ -86,6 +86,7 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     means = squared.mean(0)
     centred = -(squared - means - means[:, None] + means.mean()) / 2
     values, vectors = _import_scipy("an embedding").linalg.eigh(centred)
+    # SciPy lists the smallest eigenvalue first.
     values, vectors = values[::-1], vectors[:, ::-1]
     negative = _negative_share(values)
     if negative > NEGATIVE_SHARE:
@@ -95,8 +96,10 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
             NegativeEigenvalueWarning,
             stacklevel=2,
         )
+    # Negative eigenvalues belong to no points.
     variances = np.clip(values[:dims], 0, None)
     points = vectors[:, :dims] * np.sqrt(variances)
+    # The sign of an eigenvector is arbitrary: the run goes from left to right.
     points *= np.where(points[-1] < points[0], -1.0, 1.0)
     share = variances / (values[values > 0].sum() or 1.0)
     return Embedding(_with_labels(table, points), share, negative)
@@ -132,6 +135,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
         raise ResultError("a dendrogram needs at least two models, found one")
     chords = np.sqrt(_squared_chords(table.values))
     pairs = np.triu_indices(len(table), 1)
+    # Neighbours in the order of leaves are as near as the tree allows.
     return hierarchy.linkage(chords[pairs], "average", optimal_ordering=True)
 
 
@@ -161,6 +165,7 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
     """
     table = square(result)
     if tolerance is None:
+        # Rounding is that of the precision in which the run was made.
         dtype = getattr(result, "attrs", {}).get("dtype", "float64")
         eps = float(np.finfo(dtype).eps)
         tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
@@ -232,6 +237,7 @@ def squared_distances(result: Matrix) -> xr.DataArray:
     table = square(result)
     values, own = table.values, np.diag(table.values)
     rounding = TOLERANCE * max(np.abs(values).max(), 1e-300)
+    # Divergences vanish between a model and itself, where cosines are 1.
     if np.abs(own).max() <= rounding and values.min() >= -rounding:
         divergence = np.clip(values, 0.0, None)
         np.fill_diagonal(divergence, 0.0)
@@ -248,6 +254,7 @@ def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
     """`|u - v|^2 = <u, u> + <v, v> - 2 <u, v>`, clipped where rounding falls below zero."""
     own = np.diag(gram)
     squared = own[:, None] + own - 2 * gram
+    # Rounding would leave small distances of a model from itself.
     np.fill_diagonal(squared, 0.0)
     return np.clip(squared, 0.0, None)
 

@@ -106,12 +106,14 @@ def paired_entries(
     rows, columns = values[0].shape
     chosen = np.indices((rows, columns)).reshape(2, -1)
     one_set = np.array_equal(tables[0]["a"], tables[0]["b"])
+    # Either triangle says the same, and pairs must not count twice.
     if one_set and all(map(is_symmetric, values)):
         chosen = np.array(np.triu_indices(rows, 1))
     x, y = (table[tuple(chosen)] for table in values)
     if len(x) < _FEWEST:
         raise ResultError(f"a correlation needs at least {_FEWEST} pairs of models, found {len(x)}")
     for table, entries in zip(tables, (x, y), strict=True):
+        # A constant has no deviation to divide by.
         if np.ptp(entries) == 0:
             raise ResultError(
                 f"all entries of {table.name or 'a matrix'} are {entries[0]:.6g}: "

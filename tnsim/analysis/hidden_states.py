@@ -54,6 +54,7 @@ def hidden_states(
         {'layer 0': (3, 2), 'layer 1': (3, 1)}
     """
     x = host_array(detached(input_rows(inputs)))
+    # Inputs keep modules as they are: hooks need the module itself.
     model = given_model(model, inputs=x)
     if isinstance(model, Model):
         every = _of_model(model, x)
@@ -120,6 +121,7 @@ def layer_similarity(
     """
     first, second = a, b
     if isinstance(inputs, (int, np.integer)):
+        # Only models of tnsim tell the width of their inputs.
         if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
             raise ModelError("nothing says what inputs modules read: give inputs as an array")
         first, second = given_model(a), given_model(b)
@@ -154,6 +156,7 @@ def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs after every layer of a model."""
     found = {}
     for n in range(len(model.layers)):
+        # The first layers are a model of their own, whose outputs are the hidden states.
         beginning = Model(model.layers[: n + 1], model.n_ctx)
         batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
         found[f"layer {n}"] = _flat_states(np.concatenate([np.asarray(one) for one in batches]))
@@ -180,6 +183,7 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
         except ModelError:
             return
         states = host_array(detached(array))
+        # Masks and caches have no row for each input.
         if states.dtype.kind != "f" or states.ndim < 2 or len(states) != len(x):
             return
         states = _flat_states(states)  # a copy, which operations in place leave alone
@@ -187,6 +191,7 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
             # A container hands on the output of a part, as dropout does that is off.
             if other is array and np.array_equal(states, seen[its_name]):
                 return
+        # A part may be called several times, as in shared layers.
         calls = sum(one == name or one.startswith(f"{name} (") for one in seen)
         label = f"{name} ({calls + 1})" if calls else name
         known.append((array, label))

@@ -117,6 +117,8 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     for n, normed in enumerate(layers):
         energy = None
         if normed.norm is not None:
+            # The energy is measured on the stream of the network itself, behind norms that still
+            # depend on the input.
             energy = normed.norm.energy(stream)
         constant.append(at_energy(normed, energy, f"the energy before layer {n}"))
         energies.append(energy)
@@ -125,6 +127,7 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     outputs = start
     for layer in model.layers:
         outputs = np.asarray(layer(outputs))
+    # Errors of all norms together, as they meet in the outputs.
     return Folded(model, tuple(energies), _relative_error(outputs, stream))
 
 
@@ -155,6 +158,7 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
         return layer
     if not 0 < energy + norm.epsilon < np.inf:
         raise ModelError(f"{what} must be above 0, found {energy}")
+    # The norm stands inside the residual, and the skip passes it by.
     if isinstance(layer, Residual):
         inner = at_energy(Normed(layer.layer, norm), energy, what)
         return Residual(inner, layer.skip, layer.scale)
@@ -163,14 +167,17 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
         raise ModelError(f"{what} stands before {type(layer).__name__}, which has no weights")
     core: Any = layer
     changed: dict[str, Any] = {}
+    # The output map reads hidden units and not the norm; a linear layer has no other map.
     for name in names[:-1] or names:
         weight, bias = getattr(core, name), getattr(core, bias_name(name))
         if norm.shift is not None:
+            # The shift goes through the matrix before gain and energy scale it.
             bias = add(weight @ norm.shift, bias)
         scaled = weight / np.sqrt(np.float64(energy + norm.epsilon))
         if norm.gain is not None:
             scaled = scaled * norm.gain
         if norm.centred:
+            # A matrix whose rows have mean zero does not see the mean of its input.
             scaled = scaled - scaled.mean(axis=1, keepdims=True)
         changed |= {name: scaled, bias_name(name): bias}
     return dataclasses.replace(core, **changed)
@@ -187,6 +194,7 @@ def _norm_inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
     """The inputs of a first layer as float64 vectors, token numbers as one-hot vectors."""
     array = host_array(inputs)
     numbers = array.dtype.kind in "iu" and array.ndim == 2
+    # Integers as wide as the model may be vectors of whole numbers.
     if numbers and (n_ctx or array.shape[1] != d_in) and _is_below(array, d_in):
         return np.eye(d_in)[array]
     if array.ndim not in (2, 3) or array.shape[-1] != d_in or not array.size:

@@ -101,12 +101,14 @@ def _stroke_mask(
     top = _CANVAS / 2 - 0.62 * size + rng.uniform(-3, 3)
     draw.text((left, top), str(digit), fill=255, font=font)
     for side in (-1, 1):
+        # Neighbouring digits at the edge, as house numbers have them.
         if rng.random() < 0.5:
             beside = left + side * width * rng.uniform(1.0, 1.2)
             draw.text((beside, top), str(rng.integers(10)), fill=255, font=font)
     image = image.rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR)
     if rng.random() < 0.6:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 1.3)))
+    # The canvas is larger than the image, so that rotation leaves no empty corners.
     margin = (_CANVAS - SIDE) // 2
     cut = image.crop((margin, margin, margin + SIDE, margin + SIDE))
     return np.asarray(cut, np.float32) / 255
@@ -203,6 +205,7 @@ def _scanned_digits(part: Part) -> Images:
     from sklearn.datasets import load_digits
 
     scans: Any = load_digits()
+    # The scans come sorted by their writers.
     order = np.random.default_rng(0).permutation(len(scans.data))
     chosen = order[:_TRAINED_ON]
     if part == "test":

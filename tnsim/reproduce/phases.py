@@ -58,6 +58,7 @@ def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[
     even = drifting_evenly(matrix.values)
     apart = np.subtract(own.change_points, change_points)
     last = None
+    # A last block of a single model has no pair within.
     if own.change_points[-1] < len(even) - 1:
         last = tnsim.reading.last_block_score(matrix, own.change_points)
     return Seen(
@@ -182,6 +183,7 @@ def drifting_evenly(similarity: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "
                [0.1, 0.7, 1. ]])
     """
     count = len(similarity)
+    # Similarity by distance along training alone is drift without phases.
     means = np.array([np.diagonal(similarity, apart).mean() for apart in range(count)])
     rows = np.arange(count)
     return means[np.abs(rows[:, None] - rows)]
@@ -201,6 +203,7 @@ def squared_distances(curves: Float[np.ndarray, "K curves"]) -> Float[np.ndarray
         [[0.0, 1.0], [1.0, 0.0]]
     """
     ranges = np.ptp(curves, axis=0)
+    # Every curve counts by its own range.
     scaled = curves / np.where(ranges > 0, ranges, 1.0)
     apart = scaled[:, None] - scaled[None, :]
     return np.square(apart).sum(axis=-1)

@@ -111,6 +111,7 @@ def trained(setting: RepetitionSetting, seed: int) -> Iterator[Checkpoint]:
     def measured(model):
         tokens, lengths = _drawn_sequences(for_measuring, setting.held_out, setting)
         right = _token_logits(model, tokens).argmax(-1) == tokens[:, 1:]
+        # From its second period on a sequence is determined.
         repeated = jnp.arange(1, setting.context) > lengths
         return {
             "loss": _loss(model, tokens),
@@ -135,6 +136,7 @@ def _drawn_sequences(
     for_tokens, for_lengths = jax.random.split(key)
     words = setting.vocabulary
     tokens = jnp.broadcast_to(jnp.arange(words), (count, words))
+    # Tokens of a segment differ, so that each has a single successor.
     tokens = jax.random.permutation(for_tokens, tokens, axis=1, independent=True)
     shortest, longest = setting.segments
     lengths = jax.random.randint(for_lengths, (count, 1), shortest, longest + 1)
@@ -147,6 +149,7 @@ def _initialise(key: jax.Array, setting: RepetitionSetting) -> tnsim.Model:
     width, words = setting.width, setting.vocabulary
 
     def matrix(rows: int, columns: int) -> Float[Array, "rows columns"]:
+        # A uniform number in [-b, b] has the variance b^2 / 3.
         bound = jnp.sqrt(3 / columns)
         return jax.random.uniform(next(keys), (rows, columns), minval=-bound, maxval=bound)
 

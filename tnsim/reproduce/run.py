@@ -101,6 +101,7 @@ class ExperimentRun(Generic[S]):
 
     def unfinished(self, names: Iterable[str]) -> list[str]:
         """The names of series that are not complete yet, among some names."""
+        # The log is written last, so a series without it was interrupted.
         return [name for name in names if not (self.checkpoints / name / LOG).exists()]
 
     def bar(self, total: int | None, description: str, unit: str = "step") -> Any:
@@ -211,6 +212,7 @@ def claim_folder(run: ExperimentRun, experiment: str) -> None:
         write_json(path, about)
         return
     found = read_json(path)
+    # Results of another setting must not be mixed with those in the folder.
     other = [key for key, value in about.items() if found.get(key) != value]
     if other:
         raise StoreMismatch(
@@ -231,6 +233,7 @@ def timed(run: ExperimentRun, step: str) -> Iterator[None]:
         yield
         done = True
     finally:
+        # A step that was interrupted adds up its times; a finished step keeps its time.
         if not so_far["done"]:
             seconds = so_far["seconds"] + time.perf_counter() - start
             known[step] = {"seconds": round(seconds, 3), "done": done}
