@@ -12,6 +12,7 @@ import sums
 
 import tnsim
 from tnsim.cli.bench import hand_written, random_stack
+from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.execution import precision
 
@@ -138,11 +139,36 @@ def all_pairs(count: int) -> Callable[[str], Work]:
 
 def one_attention(dtype: str) -> Work:
     """A cosine of two attention layers of width 64 with biases, exactly."""
+    return similarity(_attention_layers(dtype), tnsim.Gaussian(), dtype)
+
+
+def _attention_layers(dtype: str) -> list[tnsim.Model]:
     models = []
     for seed in (0, 1):
         attention = language_model(seed, 4, 64, 64, 8, dtype).layers[1].layer
         models.append(tnsim.Model([attention], n_ctx=4))
-    return similarity(models, tnsim.Gaussian(), dtype)
+    return models
+
+
+def one_gradient(dtype: str) -> Work:
+    """The same cosine with its gradient with respect to the weights of both layers, in PyTorch."""
+    import jax
+    import torch
+
+    numbers = _attention_layers(dtype)
+    models = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), numbers)
+
+    def plan() -> Planned:
+        plan = tnsim.plan(*numbers, tnsim.Gaussian(), cosine=True, dtype=dtype)
+        assert isinstance(plan, tnsim.Plan)
+        backward = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == ".")).backward
+        work = plan.multiplications + backward.multiplications
+        return Planned(work, backward.interpreted_bytes, tier=rates.tier_of(backward))
+
+    def call() -> None:
+        tnsim.torch.similarity(*models, dtype=dtype).backward()
+
+    return Work(plan, call)
 
 
 def recursion(dtype: str) -> Work:
@@ -199,6 +225,7 @@ LANGUAGE = {
     "language model, cross term, n_ctx 16": Row(cross_term(16), "float32"),
     "all pairs of 15 language models of width 64": Row(all_pairs(15), "float32"),
     "one attention layer of width 64, a cosine": Row(one_attention, "float32", Before(15.2, 0.057)),
+    "one attention layer of width 64, a gradient": Row(one_gradient, "float32"),
 }
 DEEP = {
     "depth 16, d=256, r=512": Row(recursion, "float64", Before(None, 0.214)),

@@ -53,9 +53,7 @@ def test_adjoints_of_any_programs(program, data):
     found = adjoint(program, counts, wanted)
     value = 0.0
     if found is not None:
-        constants = [
-            np.eye(*c.shape) if c.is_identity else np.ones(c.shape) for c in found.constants
-        ]
+        constants = [constant.array("float64") for constant in found.constants]
         read = [arrays[n] for n in found.reads]
         slopes, _ = run_program(found.program, [*read, *cotangents, *constants])
         assert [x.shape for x in slopes] == [program.shapes[n] for n in found.gives]
@@ -73,7 +71,7 @@ def test_a_loop_over_blocks():
     program = Program(((6, 4), (4, 5)), (loop,), (2,))
     a, b, slope = drawn([(6, 4), (4, 5), (5,)])
     found = adjoint(program, (1,), (True, True))
-    constants = [np.eye(*c.shape) if c.is_identity else np.ones(c.shape) for c in found.constants]
+    constants = [constant.array("float64") for constant in found.constants]
     first, second = run_program(found.program, [a, b, slope, *constants])[0]
     # sum_rc s_c (AB)_rc^2 has the derivatives 2 (AB s) B^T and 2 A^T (AB s).
     weighted = 2 * (a @ b) * slope

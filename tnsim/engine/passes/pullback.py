@@ -31,6 +31,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.splitting import MAX_OPERATIONS, split
@@ -60,6 +62,12 @@ class Constant(NamedTuple):
     def name(self) -> str:
         """The name of the array in the pullback."""
         return f"{'identity' if self.is_identity else 'ones'} {self.shape}"
+
+    def array(self, dtype: str) -> np.ndarray:
+        """The array itself."""
+        return (
+            np.eye(self.shape[0], dtype=dtype) if self.is_identity else np.ones(self.shape, dtype)
+        )
 
 
 class Adjoint(NamedTuple):

@@ -48,9 +48,7 @@ def run_kept(pullback: Pullback, arrays: Mapping[str, Any]) -> tuple[Result, Kep
         exponent = sum(power * result.exponents[n, group] for n, group, power in powers)
         kept[name] = np.ldexp(np.ones((), plan.dtype), -int(exponent))
     for name, constant in pullback.constants.items():
-        shape = constant.shape
-        made = np.eye(shape[0]) if constant.is_identity else np.ones(shape)
-        kept[name] = made.astype(plan.dtype)
+        kept[name] = constant.array(plan.dtype)
     values = {name: result.values[name] for name in pullback.outputs}
     return result._replace(values=values), Kept(pullback, kept)
 
