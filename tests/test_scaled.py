@@ -11,6 +11,7 @@ from tnsim.scaled import (
     SMALLEST,
     add,
     contribution,
+    exponents_of,
     log_abs,
     power,
     scale_exponent,
@@ -34,6 +35,20 @@ def test_shifts_beyond_a_single_power():
     assert shifted(np.array(2.0**-1000), np.float64(1900.0)) == 2.0**900
     with jax.enable_x64(True):
         assert jax.jit(shifted)(jnp.asarray(2.0**-1000), jnp.asarray(1900.0)) == 2.0**900
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exponents_of_a_trace_are_those_of_numpy(rng, dtype):
+    """Also of the first and the last float, of zero, and of what is no number."""
+    about = np.finfo(dtype)
+    ends = [0.0, -0.0, 1.0, -2.0, 0.5, about.tiny, about.max, np.inf, -np.inf, np.nan]
+    x = np.concatenate([np.ldexp(rng.normal(size=200), rng.integers(-100, 100, 200)), ends])
+    x = x.astype(dtype)
+    with jax.enable_x64(True):
+        assert (np.asarray(jax.jit(exponents_of)(jnp.asarray(x))) == exponents_of(x)).all()
+        for some in (x[:3], x[200:202], x[-4:-2], x[-3:-1], x[-1:]):
+            traced = jax.jit(scale_exponent)(jnp.asarray(some))
+            assert np.asarray(traced) == scale_exponent(some)
 
 
 def test_plain_numbers_are_split():

@@ -358,12 +358,16 @@ def scale_exponent(value: Any, power: int = 1, depth: int = 0) -> Any:
 
 
 def _exponents_by_bits(array: Any) -> jax.Array:
-    """The integers e with `2^(e - 1) <= |x| < 2^e` for normal floats, from their bits."""
+    """The integers e with `2^(e - 1) <= |x| < 2^e` from the bits of floats; 0 for inf and NaN.
+
+    XLA reads subnormal floats as zero, and zero has no exponent: callers replace what comes out.
+    """
     about = jnp.finfo(array.dtype)
     bits = jax.lax.bitcast_convert_type(array, f"uint{about.bits}")
     # The field above the mantissa is e + maxexp - 2, and the sign stands above the field.
-    field = (bits >> about.nmant) & (2 * about.maxexp - 1)
-    return field.astype("int32") - (about.maxexp - 2)
+    largest = 2 * about.maxexp - 1
+    field = ((bits >> about.nmant) & largest).astype("int32")
+    return jnp.where(field == largest, 0, field - (about.maxexp - 2))
 
 
 def _clamped(array: jax.Array, least: int, most: int) -> jax.Array:
