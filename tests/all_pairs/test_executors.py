@@ -102,7 +102,8 @@ FORM = (
         (returns(ScaledSum(np.ones((3, 2)), np.ones(3), np.zeros(3))), FORM),
     ],
 )
-@pytest.mark.parametrize("at", [2, 7])  # among the norms, among the tiles
+# among the norms, among the tiles
+@pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_an_executor_that_fails(fate, message, at, folder):
     """Said in words, with what to do; what was finished is kept, and the same call goes on."""
     alone, store = compare(folder), folder / "store.zarr"

@@ -106,11 +106,11 @@ def test_features(case, metric, rng, route):
     "case, metric, slices",
     [
         ("embedded biases", "mean and covariance", True),
-        ("lerp residual", "tree", True),
+        pytest.param("lerp residual", "tree", True, marks=pytest.mark.slow),
         ("linear", "standard", False),
         pytest.param("two bilinear", "standard", False, marks=pytest.mark.slow),
-        ("two residual", "symmetric", False),
-        ("two with biases", "diagonal", True),
+        pytest.param("two residual", "symmetric", False, marks=pytest.mark.slow),
+        pytest.param("two with biases", "diagonal", True, marks=pytest.mark.slow),
         ("two over none", "standard", False),
     ],
 )

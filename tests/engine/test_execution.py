@@ -117,7 +117,7 @@ def test_wrong_arrays_are_refused(rng):
 
 
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "metric",

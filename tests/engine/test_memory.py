@@ -348,7 +348,10 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is Linux's")
-@pytest.mark.parametrize("mebibytes", [60, 300, 800])
+@pytest.mark.parametrize(
+    "mebibytes",
+    [pytest.param(60, marks=pytest.mark.slow), 300, pytest.param(800, marks=pytest.mark.slow)],
+)
 def test_too_little_address_space_to_compile_is_told(mebibytes):
     """XLA would end the process. Forward passes of few multiplications need no compiler."""
     command = [sys.executable, "-c", LITTLE, str(mebibytes), "similarity", "closure", "pairwise"]
