@@ -220,8 +220,8 @@ def contract_expression(
     """Plan a sum of networks once, to contract it many times with new arrays.
 
     Args:
-        networks, output_inds, shared_tags, symmetric_tags, strip_exponent, dtype, backend, budget,
-        optimize: Arguments of `contract`.
+        networks, output_inds, shared_tags, symmetric_tags: Arguments of `contract`.
+        strip_exponent, dtype, backend, budget, optimize: Arguments of `contract`.
 
     Returns:
         A function of arrays by tag, to which `jax.grad`, `jax.jit` and `jax.vmap` apply. Arrays
