@@ -14,7 +14,8 @@ from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.execution import Result, run
+from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.execution import Result
 from tnsim.errors import ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
@@ -44,7 +45,7 @@ class Tracing:
 
     def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
         """The result of a plan."""
-        return run(plan, arrays, "traced")
+        return execution.run(plan, arrays, "traced")
 
     def noted(self, make: Callable[[], V]) -> V:
         """A value that depends on no plan, and is not differentiated where plans have run.
