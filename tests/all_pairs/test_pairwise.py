@@ -141,8 +141,8 @@ def test_a_run_forgets_its_own_blocks_only(rng, route, monkeypatch):
     kept = tnsim.session().blocks
     counts, plain_tile = [], tiles.tile
 
-    def tile(job, rows, columns):
-        products = plain_tile(job, rows, columns)
+    def tile(*arguments):
+        products = plain_tile(*arguments)
         if not counts:
             counts.append(len(kept))
             tnsim.pairwise(few)  # another run from its start to its end
@@ -262,8 +262,8 @@ def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
     monkeypatch.setattr(
         tiles,
         "tile",
-        lambda job, rows, columns, run=tiles.tile: (
-            seen.append(len(rows) * len(columns)) or run(job, rows, columns)
+        lambda job, rows, columns, *others, run=tiles.tile: (
+            seen.append(len(rows) * len(columns)) or run(job, rows, columns, *others)
         ),
     )
     with pytest.warns(
