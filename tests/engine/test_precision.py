@@ -85,7 +85,8 @@ def test_units_of_rows_cost_no_digits(rng):
     rows = np.array([[1.99], [2.01]]) / np.abs(first.down).max(axis=1, keepdims=True)
     a = tnsim.Model([tnsim.Bilinear(first.left, first.right, rows * first.down), *others])
     true = float(exact.gaussian_product(a, a))
-    assert_close(tnsim.inner(a, a, dtype="float32"), true, rtol=4e-6, limited_by="float32")
+    # 30 times the worst of 20 seeds, 9e-7; two digits less are 1e-4.
+    assert_close(tnsim.inner(a, a, dtype="float32"), true, rtol=3e-5, limited_by="float32")
 
 
 def test_a_small_difference_of_three_layers(rng):
