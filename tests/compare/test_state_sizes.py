@@ -1,7 +1,6 @@
 """Constants beside states of any size: against recursions with unlimited exponents."""
 
 import dataclasses
-import math
 import warnings
 
 import jax

@@ -15,11 +15,12 @@ order
 leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
 principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
 cancels no more. The basis stays as it was given where the new one raises A, as it may do a
-thousandfold beside biases that are far larger than the weights. The change of basis itself would round by kappa eps: products with T cancel as the
-network does. Its products are therefore taken with 31 bits more than a float has, and the inverse
-of T is that of the rounded T, `T' (1 - E)` with `E = T T' - 1`. Rounding is then relative to every
-entry. Each new coordinate has a power of two as its unit, near its size beside the largest. Bonds
-at the ends of a skip have one basis in common; the input and the output retain their bases.
+thousandfold beside biases that are far larger than the weights. The change of basis itself would
+round by kappa eps: products with T cancel as the network does. Its products are therefore taken
+with 31 bits more than a float has, and the inverse of T is that of the rounded T, `T' (1 - E)` with
+`E = T T' - 1`. Rounding is then relative to every entry. Each new coordinate has a power of two as
+its unit, near its size beside the largest. Bonds at the ends of a skip have one basis in common;
+the input and the output retain their bases.
 
 *Inside a JAX trace* the same functions run on arrays of JAX. The change of a forward pass is there
 a derivative, since float32 has no room for a step that is small and yet above rounding. Derivatives
