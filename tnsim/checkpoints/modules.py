@@ -126,9 +126,13 @@ class StatesOf:
 
     Args:
         module: An `nn.Module`, as for `from_module`.
+        inputs: Example of the argument of the module, as for `from_module`.
+        output: Name or place of the output that counts, as for `from_module`.
     """
 
     module: Any
+    inputs: Any = None
+    output: str | int | None = None
 
     @property
     def name(self) -> str:
@@ -168,14 +172,18 @@ class StatesOf:
                     f"{tuple(own[name].shape)}"
                 )
         module.load_state_dict(arrays)
-        return from_module(module, n_ctx=n_ctx)
+        return from_module(module, n_ctx=n_ctx, inputs=self.inputs, output=self.output)
 
 
-def reader_of_states(module: Any) -> Dialect | StatesOf:
+def reader_of_states(
+    module: Any, inputs: Any = None, output: str | int | None = None
+) -> Dialect | StatesOf:
     """The reader of a module's state dicts: a dialect where its layers have rules.
 
     Args:
         module: An `nn.Module`, as for `from_module`.
+        inputs: Example of the argument of the module, as for `from_module`.
+        output: Name or place of the output that counts, as for `from_module`.
 
     Returns:
         A dialect, else `StatesOf`, which reads the layers of every file anew.
@@ -189,7 +197,8 @@ def reader_of_states(module: Any) -> Dialect | StatesOf:
         ['0.weight']
     """
     # A dialect reads files without running the module again.
-    return _origin(recognised(module, None, None, None)).dialect or StatesOf(module)
+    found = recognised(module, None, None, inputs, output)
+    return _origin(found).dialect or StatesOf(module, inputs, output)
 
 
 class Recognised(NamedTuple):
