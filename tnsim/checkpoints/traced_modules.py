@@ -60,9 +60,8 @@ pixel_unshuffle repeat reshape roll select slice split split_with_sizes squeeze 
 tril triu unbind unfold unsqueeze view where"""
 """Operations that choose and order entries."""
 
-SUMS = """_adaptive_avg_pool2d _adaptive_avg_pool3d _native_batch_norm_legit_no_training add
-avg_pool1d avg_pool2d avg_pool3d convolution cumsum div mean neg rsub sub sum upsample_bilinear2d
-upsample_nearest2d"""
+SUMS = """_adaptive_avg_pool2d _adaptive_avg_pool3d add avg_pool1d avg_pool2d avg_pool3d convolution
+cumsum div mean neg rsub sub sum upsample_bilinear2d upsample_nearest2d"""
 """Operations that add entries up, with weights that do not depend on the input."""
 
 PRODUCTS = "_trilinear addmm baddbmm bmm dot matmul mm mul mv"
@@ -71,7 +70,7 @@ PRODUCTS = "_trilinear addmm baddbmm bmm dot matmul mm mul mv"
 AFFINE = frozenset(f"{AXES} {SUMS} {PRODUCTS}".split())
 """All operations that are affine in their arguments, as long as no two of them are multiplied."""
 
-FIRST_ALONE = ("_native_batch_norm_legit_no_training", "convolution", "div", "gather", "index")
+FIRST_ALONE = ("convolution", "div", "gather", "index")
 """Operations that are affine in their first argument alone."""
 
 PLAIN = ("abs", "erf", "hardswish", "relu", "sigmoid", "silu", "sin", "softplus", "tanh")
@@ -811,6 +810,7 @@ def _exported_graph(
             warnings.simplefilter("ignore")  # notices about the internals of the export
             program = torch.export.export(module, (example,))
             smaller = torch.export.default_decompositions()
+            smaller[torch.ops.aten._native_batch_norm_legit_no_training.default] = _batch_norm
             for name in WHOLE:
                 # Such activations stay single operations, so that they can be known by name.
                 smaller.pop(getattr(torch.ops.aten, name).default, None)
@@ -831,6 +831,26 @@ def _exported_graph(
         if node.op == "placeholder" and node.name in named:
             arrays[node] = tensors[named[node.name]]
     return program.graph, arrays
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch norm by running statistics in operations of which many rows run at once."""
+    shape = (-1, *(1,) * (x.ndim - 2))
+    y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    if bias is not None:
+        y = y + bias.reshape(shape)
+    # Statistics of the batch, which evaluation has none of.
+    return y, x.new_empty(0), x.new_empty(0)
 
 
 def _zero_map(size: int, shape: Sequence[int], like: torch.Tensor) -> _Map:
