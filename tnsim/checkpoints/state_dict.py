@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
 from tnsim.checkpoints.dialects import PRESETS, Dialect, Guess, is_pattern
+from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
@@ -514,7 +515,7 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
     """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
     inner = [value for value in state.values() if isinstance(value, Mapping) and value]
     # States of optimisers are mappings too, and hold no arrays at once.
-    named = [one for one in inner if all(hasattr(value, "shape") for value in one.values())]
+    named = [one for one in inner if all(map(_is_tensor, one.values()))]
     if len(named) == 1:
         return _unknown(named[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
@@ -531,6 +532,10 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         "what the keys mean, begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
         f"guesses; or name a preset: {', '.join(PRESETS)}"
     )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Stored) or hasattr(value, "shape")
 
 
 def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:
