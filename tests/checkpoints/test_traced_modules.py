@@ -256,6 +256,24 @@ def test_images_keep_their_residual_connection(rng):
     assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
 
 
+class WrittenOut(nn.Module):
+    """GELU by tanh as a class of its own, as transformers have it."""
+
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def test_activations_that_are_written_out(rng):
+    """An MLP block of GPT-2, whose layers are no `nn.Linear`, is an exact model of one layer."""
+    torch.manual_seed(0)
+    parts = {"a": (4, 9), "b": (9,), "c": (9, 4), "act": WrittenOut()}
+    module = Module(lambda m, x: m.act(torch.addmm(m.b, x, m.a)) @ m.c, **parts).double()
+    model = tnsim.from_module(module)
+    assert "gelu_tanh" in repr(model)
+    x = 3 * rng.normal(size=(5, 4))
+    assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
+
+
 FIELDS = namedtuple("FIELDS", "hidden logits")
 OUTPUTS = {
     "tuple": lambda y, x: (y, x),

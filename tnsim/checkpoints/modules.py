@@ -35,6 +35,7 @@ from tnsim.checkpoints.module_rules import (
     Declared,
     ModulePart,
     Reader,
+    activation_between,
     parts_of,
 )
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
@@ -342,9 +343,39 @@ def _traced_module(module: Any, own: Any, example: Any) -> Recognised:
     # Tracing loads the compiler of PyTorch, which takes seconds.
     from tnsim.checkpoints.traced_modules import traced_layers
 
-    layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
+    shown = _with_plain_activations(own)
+    layers = [Normed(numbers(layer)) for layer in traced_layers(shown, example)]
     error = forward_error(own, layers, example)
     return Recognised(module, None, layers, NamedArrays({}, None), example, error)
+
+
+def _with_plain_activations(module: Any) -> Any:
+    """A copy of a module in which activations that are written out are PyTorch's own.
+
+    Classes such as `NewGELUActivation` of transformers compute powers and a tanh, which are no
+    activation of one operation. They are known by their values; the model is compared with the
+    module as it was.
+    """
+    torch = require_torch()
+    plain = {
+        "gelu": torch.nn.GELU(),
+        "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+        "silu": torch.nn.SiLU(),
+    }
+    probe = torch.linspace(-9.0, 9.0, 64, dtype=torch.float64)[None]
+    copied = copy.deepcopy(module)
+    for path, child in list(copied.named_modules()):
+        arrays = any(True for _ in child.parameters()) or any(True for _ in child.buffers())
+        if not path or arrays or any(True for _ in child.children()):
+            continue
+        try:
+            found = activation_between(probe.numpy(), array(child(probe)))
+        except Exception as reason:  # whatever a part raises that takes no vectors
+            log.debug("%s: %s", path, reason)
+            continue
+        if found in plain:
+            copied.set_submodule(path, plain[found])
+    return copied
 
 
 def _watched_on_sequences(
