@@ -137,7 +137,10 @@ def test_images(rng, capfd):
     x = rng.normal(size=(6, 1, 4, 4))
     expected = module(torch.as_tensor(x)).detach().numpy()
     assert_close(model(x.reshape(6, 16)), expected, scale=LARGEST, rtol=1e-11)
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"left: Conv2d, of which .* give inputs="):
+    with pytest.raises(
+        tnsim.UnsupportedLayer,
+        match=r"left: Conv2d; right: Conv2d; .*, of which .* give inputs=.*from_module\(net, inputs=x",
+    ):
         tnsim.from_module(module)
 
 
@@ -312,6 +315,23 @@ def test_files_of_such_modules(tmp_path):
         tnsim.CheckpointError, match=r"is no state dict of Module: it lacks w and has besides"
     ):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
+
+
+def test_files_of_images_are_exported_once(rng, tmp_path, monkeypatch):
+    """Operations are those of the module, weights and running statistics those of each file."""
+    torch.manual_seed(0)
+    nets = [Convolutional().double().eval() for _ in range(3)]
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
+    example = torch.zeros(1, 1, 4, 4)
+    exports, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *given: exports.append(0) or export(*given))
+    series = tnsim.load(tmp_path, nets[0], inputs=example)
+    x = rng.normal(size=(6, 1, 4, 4))
+    for model, net in zip(series, nets, strict=True):
+        wanted = net(torch.as_tensor(x)).detach().numpy()
+        assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
+    assert len(exports) <= 2  # to find the reader, and to read
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ values (`_Value`); `_Stack` holds the state, the hidden units on top of it and t
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -36,7 +38,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,10 +51,14 @@ from tnsim.activations.activation import (
     jump_relu,
     leaky_relu,
 )
+from tnsim.checkpoints.module_calls import array
+from tnsim.checkpoints.module_rules import activation_between
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+
+log: logging.Logger = logging.getLogger(__name__)
 
 AXES = """_to_copy _unsafe_view alias as_strided cat clone constant_pad_nd contiguous copy detach
 diagonal expand flip gather index index_select lift_fresh_copy narrow permute pixel_shuffle
@@ -225,12 +231,16 @@ class _Draft:
     function: Activation | None = None
 
 
-def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
+def traced_layers(
+    module: torch.nn.Module, example: torch.Tensor, exports: dict[Any, _Export] | None = None
+) -> list[Any]:
     """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.
         example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
+        exports: Operations by the shape of the input, of the same module with other weights; what
+            is missing is added.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -258,7 +268,11 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         decomposition.
     """
     # A single input is traced, as layers act on each input alone.
-    trace = _Trace(module, example[:1].detach())
+    first = example[:1].detach()
+    exports = {} if exports is None else exports
+    if first.shape not in exports:
+        exports[first.shape] = _exported(module, first)
+    trace = _Trace(module, first, exports[first.shape])
     for node in trace.graph.nodes:
         if node.op == "output":
             return trace.layers(node)
@@ -276,8 +290,8 @@ class _Trace:
         stack: Layers, state and hidden units.
     """
 
-    def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
-        self.graph, self.values = _exported_graph(module, example)
+    def __init__(self, module: torch.nn.Module, example: torch.Tensor, export: _Export) -> None:
+        self.graph, self.values = export.graph, export.arrays(module)
         # A value that no later operation reads is left out of the next state.
         self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
@@ -800,11 +814,61 @@ class _SingleOutput(torch.nn.Module):
         return array_of(self.module(x))
 
 
-def _exported_graph(
-    module: torch.nn.Module, example: torch.Tensor
-) -> tuple[torch.fx.Graph, dict[Any, Any]]:
-    """The graph of a forward pass on an argument, and the arrays at its other placeholders."""
-    module = _SingleOutput(module)
+def _with_plain_activations(module: torch.nn.Module) -> torch.nn.Module:
+    """A module of the same tensors, in which activations that are written out are PyTorch's own.
+
+    Classes such as `NewGELUActivation` of transformers compute powers and a tanh, which are no
+    activation of one operation. They are known by their values; the caller compares the model with
+    the module as it was.
+    """
+    plain: dict[str | None, torch.nn.Module] = {
+        "gelu": torch.nn.GELU(),
+        "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+        "silu": torch.nn.SiLU(),
+    }
+    probe = torch.linspace(-9.0, 9.0, 64, dtype=torch.float64)[None]
+    # Gradients go to the tensors of the module itself.
+    tensors = [*module.parameters(), *module.buffers()]
+    copied = copy.deepcopy(module, {id(one): one for one in tensors})
+    for path, child in list(copied.named_modules()):
+        arrays = any(True for _ in child.parameters()) or any(True for _ in child.buffers())
+        if not path or arrays or any(True for _ in child.children()):
+            continue
+        try:
+            found = activation_between(probe.numpy(), array(child(probe)))
+        except Exception as reason:  # whatever a part raises that takes no vectors
+            log.debug("%s: %s", path, reason)
+            continue
+        if found in plain:
+            copied.set_submodule(path, plain[found])
+    return copied
+
+
+class _Export(NamedTuple):
+    """The operations of a forward pass on an argument.
+
+    Attributes:
+        graph: Operations.
+        names: Names of tensors of the module, or of constants, by the placeholders for them.
+        constants: Tensors that are no parameters and no buffers of the module, by name.
+    """
+
+    graph: torch.fx.Graph
+    names: dict[Any, str]
+    constants: dict[str, Any]
+
+    def arrays(self, module: torch.nn.Module) -> dict[Any, Any]:
+        """The tensors of a module at placeholders; parameters are the module's own."""
+        tensors = dict(self.constants)
+        for named in (module.named_buffers, module.named_parameters):
+            own = named(remove_duplicate=False)
+            tensors |= {f"module.{name}": tensor for name, tensor in own}
+        return {node: tensors[name] for node, name in self.names.items()}
+
+
+def _exported(module: torch.nn.Module, example: torch.Tensor) -> _Export:
+    """The operations of the forward pass of a module on an argument."""
+    module = _SingleOutput(_with_plain_activations(module))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
@@ -819,18 +883,17 @@ def _exported_graph(
         said = str(error).strip().partition("\n")[0]
         raise UnsupportedLayer(f"the forward pass cannot be traced: {said[:200]}") from error
     signature = program.graph_signature
-    tensors: dict[str, Any] = {**program.state_dict, **program.constants}
-    tensors |= dict(module.named_parameters())  # the parameters themselves, for gradients
     named = {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
-    arrays: dict[Any, Any] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in named:
-            arrays[node] = tensors[named[node.name]]
-    return program.graph, arrays
+    names = {
+        node: named[node.name]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in named
+    }
+    return _Export(program.graph, names, dict(program.constants))
 
 
 def _batch_norm(
