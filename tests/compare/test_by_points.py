@@ -1,6 +1,7 @@
 """Finite measures against plain forward passes, enumeration and diagrams."""
 
 import itertools
+import math
 import tracemalloc
 
 import cases
@@ -202,9 +203,8 @@ def measured_peak(models, metric, dtype, budget):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    largest = max(stop - start for start, stop in passes.groups(points))
     needed = passes.needs(models, points, dtype)
-    size = passes.batch_size(models, points, largest, dtype, budget)
+    size = math.prod(passes.batches_of_groups(models, points, dtype, budget))
     return peak, needed.beside + size * needed.each, size
 
 
