@@ -78,9 +78,14 @@ def expected(a, b, metric):
 # The features of every case and input are held to the oracle in tests/problems/test_deep_features.py;
 # what is compiled for them here, by one case under all metrics and by all under one.
 FEATURES = [("embedded biases", metric) for metric in METRICS]
+FEATURES += [("linear", "tree"), ("nested residual", "tree")]
 OTHERS = [case for case in cases.SHALLOW if case != "embedded biases"]
-FEATURES += [(case, "tree") for case in OTHERS]
-LONGER = [(case, "mean and covariance") for case in OTHERS]
+LONGER = [
+    (case, metric)
+    for case in OTHERS
+    for metric in ("tree", "mean and covariance")
+    if (case, metric) not in FEATURES
+]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,7 @@ def test_features(case, metric, rng, route):
         pytest.param("two bilinear", "standard", False, marks=pytest.mark.slow),
         pytest.param("two residual", "symmetric", False, marks=pytest.mark.slow),
         pytest.param("two with biases", "diagonal", True, marks=pytest.mark.slow),
-        ("two over none", "standard", False),
+        pytest.param("two over none", "standard", False, marks=pytest.mark.slow),
     ],
 )
 def test_recursion(case, metric, slices, rng, route):

@@ -474,3 +474,13 @@ def test_a_norm_without_digits_is_not_called_zero():
     zero = ScaledSum(np.float64(0.0), np.float64(0.0), one)
     with pytest.raises(tnsim.ModelError, match="the model is the zero function"):
         precision.check_norm(zero, "the model", False, Arithmetic(4, "float64"))
+
+
+def test_a_squared_norm_below_zero_leaves_no_digit():
+    """Rounding alone: the squared norm of a difference of equal functions came out as -3e-17."""
+    below = ScaledSum(np.array(-(2.0**-55)), np.array(0.0), np.array(0.75))
+    above = below._replace(mantissa=np.array(1.0))
+    for bra, ket in ((below, below), (below, above), (above, below)):
+        with np.errstate(invalid="ignore"):
+            found = precision.cosine(below, bra, ket, Arithmetic(2, "float64"))
+        assert np.isnan(found.error) or found.error == np.inf

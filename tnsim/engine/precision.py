@@ -113,11 +113,12 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
 
     Args:
         product: Inner products AB.
-        bra, ket: Squared norms AA and BB, above zero, in shapes that broadcast against AB.
+        bra, ket: Squared norms AA and BB, in shapes that broadcast against AB.
         arithmetic: Degree of the polynomials and dtype of the computation.
 
     Returns:
-        Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero.
+        Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero,
+        infinite where it is not above zero.
     """
     xp = library(product.mantissa)
     mantissa = product.mantissa
@@ -129,8 +130,9 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     scale = xp.exp2(scales[0] - (scales[1] + scales[2]) / 2)
     factor = scale / norms
     rounding = arithmetic.rounding + _EXPONENT_EPS * sum(abs(scale) for scale in scales)
-    # rho of both norms: the ratio of the sum of absolute terms to the norm
-    magnified = bra.size / bra.mantissa, ket.size / ket.mantissa
+    # rho of both norms: the ratio of the sum of absolute terms to the norm. A squared norm below
+    # zero is rounding alone.
+    magnified = [xp.where(x.mantissa > 0, x.size / x.mantissa, xp.inf) for x in (bra, ket)]
     # The bound of the error of AB, in units of u sqrt(AA BB)
     direct = xp.maximum(product.size * factor, xp.sqrt(magnified[0] * magnified[1]))
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
