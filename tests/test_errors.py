@@ -141,13 +141,21 @@ def test_metrics_that_do_not_fit(rng):
     ):
         tnsim.similarity(a, shallow, tnsim.Symmetric())
     assert not tnsim.similarity(a, shallow, tnsim.GaussianClosure()).exact
-    four = tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(4)])
+    four = tnsim.Model([bilinear(rng, 12, 12, 12) for _ in range(4)])  # too wide for quadrature
     for verb in (tnsim.inner, tnsim.plan):
         with pytest.raises(
             tnsim.TooLarge,
             match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)",
         ):
             verb(four, four)
+
+
+def test_rows_of_unequal_length_are_no_moments():
+    """NumPy's own error said neither what was given nor where."""
+    ragged = [[1.0], [1.0, 2.0]]
+    for attempt in (tnsim.Gaussian, lambda x: tnsim.Gaussian(cov=x), tnsim.Gaussian.fit):
+        with pytest.raises(tnsim.ModelError, match="an array was expected"):
+            attempt(ragged)
 
 
 @pytest.mark.parametrize(
