@@ -184,7 +184,7 @@ def test_deep_models_and_check(tmp_path, rng):
     file = tmp_path / "deep.safetensors"
     tnsim.save(deep, file)
     done = command("similarity", file, file, check=False)
-    assert done.returncode == 2 and "Use GaussianClosure()" in done.stderr
+    assert done.returncode == 2 and "use GaussianClosure()" in done.stderr
 
 
 def test_cold_start(tmp_path):
