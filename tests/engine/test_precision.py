@@ -18,6 +18,8 @@ from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import regauged
 from tnsim.scaled import ScaledSum
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
 METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}
 
