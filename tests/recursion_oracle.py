@@ -5,6 +5,7 @@ those of mpmath, so that nothing leaves a range and no unit is needed. Nothing h
 joinings, units or logarithms.
 """
 
+import jax
 import mpmath
 import numpy as np
 from rational_oracle import layer_tensor
@@ -12,6 +13,8 @@ from rational_oracle import layer_tensor
 import tnsim
 
 DIGITS = 60
+CHANGE = 2.0**-26
+"""Relative change of the weights: far above the digits of a weight, far below one."""
 
 
 def real(array):
@@ -25,30 +28,58 @@ def real(array):
 
 def inner(a, b, metric):
     """`<a|b>` under `Frobenius`, `TreeSymmetric` or `GaussianClosure`, as a number of mpmath."""
-    with mpmath.workdps(DIGITS):
-        return _last(a, b, metric)
+    return products(a, b, metric)["AB"]
 
 
 def cosine(a, b, metric):
     """The cosine as a float, from 60 digits."""
+    found = products(a, b, metric)
     with mpmath.workdps(DIGITS):
-        norms = _last(a, a, metric) * _last(b, b, metric)
-        return float(_last(a, b, metric) / mpmath.sqrt(norms))
+        return float(found["AB"] / mpmath.sqrt(found["AA"] * found["BB"]))
 
 
-def _last(a, b, metric):
-    moments = {
-        (0, 0): _first(metric, a.d_in),
-        (0, 1): _first(metric, a.d_in),
-        (1, 1): _first(metric, a.d_in),
-    }
-    means = [moments[0, 0][:, 0]] * 2  # column of the constant
-    gaussian = isinstance(metric, tnsim.GaussianClosure)
-    symmetric = not isinstance(metric, tnsim.Frobenius)
-    for layers in zip(a.layers, b.layers, strict=True):
-        tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
-        moments, means = _step(moments, means, tensors, gaussian)
-    return sum(moments[0, 1][k, k] for k in range(1, len(moments[0, 1])))
+def condition(a, metric, rng, draws=2):
+    """The relative change of a function under relative changes of its weights, per change, as a float.
+
+    The root mean square of |a' - a| / (|a| CHANGE) over random a', each weight of which is off by CHANGE of
+    itself: about the number of times that a polynomial reads its weights, and more where terms cancel.
+    """
+    squares = []
+    for _ in range(draws):
+        found = products(a, _changed(a, rng), metric)
+        with mpmath.workdps(DIGITS):
+            moved = found["BB"] - 2 * found["AB"] + found["AA"]
+            squares.append(float(moved / found["AA"] / mpmath.mpf(CHANGE) ** 2))
+    return np.sqrt(np.mean(squares))
+
+
+def _changed(a, rng):
+    """Every weight as a float that is off by CHANGE of itself, up or down; numbers such as skips as they are."""
+
+    def change(x):
+        return x * (1 + CHANGE * rng.choice([-1.0, 1.0], np.shape(x))) if np.ndim(x) else x
+
+    return jax.tree.map(change, a)
+
+
+def products(a, b, metric):
+    """The inner products AA, AB and BB of two models, as numbers of mpmath."""
+    with mpmath.workdps(DIGITS):
+        moments = {
+            (0, 0): _first(metric, a.d_in),
+            (0, 1): _first(metric, a.d_in),
+            (1, 1): _first(metric, a.d_in),
+        }
+        means = [moments[0, 0][:, 0]] * 2  # column of the constant
+        gaussian = isinstance(metric, tnsim.GaussianClosure)
+        symmetric = not isinstance(metric, tnsim.Frobenius)
+        for layers in zip(a.layers, b.layers, strict=True):
+            tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
+            moments, means = _step(moments, means, tensors, gaussian)
+        return {
+            "AB"[i] + "AB"[j]: sum(moment[k, k] for k in range(1, len(moment)))
+            for (i, j), moment in moments.items()
+        }
 
 
 def _first(metric, d):

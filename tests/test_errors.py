@@ -21,6 +21,14 @@ ONE = np.ones((2, 2))
             "Linear weight must hold real numbers, found dtype complex128",
         ),
         (lambda: tnsim.Linear([["a", "b"]]), "Linear weight must hold real numbers"),
+        (
+            lambda: tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2),
+            r"a coefficient of a model must have 0 axes, found shape \(2,\)",
+        ),
+        (
+            lambda: 1j * tnsim.Model([tnsim.Linear(ONE)]),
+            "a coefficient of a model must hold real numbers, found dtype complex128",
+        ),
         (lambda: tnsim.Linear(ONE, np.ones(3)), r"Linear bias has shape \(3,\), expected \(2,\)"),
         (
             lambda: tnsim.Linear([[1.0, np.inf]]),

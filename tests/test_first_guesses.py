@@ -177,6 +177,52 @@ def test_an_output_is_named(output, nets, models, tmp_path):
         assert_close(measure(headed, x, output=output), measure(models, x), scale=1.0)
 
 
+class Cubes(nn.Module):
+    """A polynomial of order 3 that is read off its operations, so it has no dialect."""
+
+    def __init__(self, seed):
+        super().__init__()
+        rng = torch.Generator().manual_seed(seed)
+        self.cube = nn.Parameter(torch.randn((2, 3, 3, 3), generator=rng).double())
+
+    def forward(self, x):
+        return torch.einsum("oijk,bi,bj,bk->bo", self.cube, x, x, x)
+
+
+@pytest.mark.parametrize("output", NAMED)
+def test_files_have_the_output_named(output, nets, models, tmp_path):
+    """State dicts of a module with several outputs are read for the output that is named."""
+    cubes = [Cubes(seed) for seed in range(2)]
+    for name, inner, wanted in (
+        ("dialect", nets[:2], tnsim.similarity(*models[:2])),
+        ("operations", cubes, tnsim.similarity(*cubes)),
+    ):
+        headed = [Headed(net, NAMED[output]).eval() for net in inner]
+        (folder := tmp_path / name).mkdir()
+        for n, net in enumerate(headed):
+            torch.save(net.state_dict(), folder / f"step_{n}.pt")
+        series = tnsim.load(folder, headed[0], output=output)
+        assert_close(tnsim.similarity(*series), wanted)
+        assert_close(tnsim.similarity(series[1:][0], series[0]), wanted)
+        one = tnsim.load(folder / "step_1.pt", headed[0], output=output)
+        other = tnsim.from_state_dict(headed[0].state_dict(), headed[1], output=output)
+        assert_close(tnsim.similarity(one, other), wanted)
+        x = np.random.default_rng(0).normal(size=(60, 3))
+        metric = tnsim.Empirical(x, output=output)
+        found = tnsim.pairwise(folder, metric, dialect=headed[0]).similarity[0, 1].item()
+        assert_close(found, tnsim.similarity(*headed, metric), scale=1.0)
+
+
+def test_only_modules_have_outputs_to_choose_from(tmp_path):
+    model = tnsim.Model([tnsim.Linear(np.eye(2))])
+    tnsim.save(model, tmp_path / "own.safetensors")
+    for read in (tnsim.load, tnsim.from_state_dict):
+        with pytest.raises(
+            tnsim.CheckpointError, match="give the module in the place of the dialect"
+        ):
+            read(tmp_path / "own.safetensors", output="logits")
+
+
 def test_an_output_of_a_module_that_reads_tokens(nets):
     """Calls are watched where tokens go in: the norm and the head behind the states are left out."""
     del nets[0].loss, nets[0].later

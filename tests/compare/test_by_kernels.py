@@ -217,7 +217,8 @@ def test_weights_of_any_size(rng):
     first, activation, last = a.layers
     large = tnsim.Model([first, activation, tnsim.Linear(last.weight * 1e200, last.bias * 1e200)])
     expected = tnsim.similarity(a, b, metric)
-    assert_close(tnsim.similarity(large, b, metric), expected, scale=1.0, rtol=1e-13)
+    # The worst of 20 seeds are one and a half roundings, and two and a half over all pairs.
+    assert_close(tnsim.similarity(large, b, metric), expected, scale=1.0, rtol=3e-14)
     _, log = tnsim.log_inner(large, large, metric)
     assert_close(log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14)
 
@@ -248,7 +249,7 @@ def test_pairwise(rng):
     found = tnsim.pairwise(models, metric)
     assert found.attrs["plan"].startswith("kernels")
     expected = [[float(tnsim.similarity(a, b, metric)) for b in models] for a in models]
-    assert_close(found.similarity, expected, scale=1.0, rtol=1e-13)
+    assert_close(found.similarity, expected, scale=1.0, rtol=3e-14)
 
 
 REFUSED = {

@@ -217,7 +217,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WIDE)
 def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
     """Passes by NumPy, whose allocations Python counts: within the plan, and the plan in reason."""

@@ -137,7 +137,9 @@ def pairwise(
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(path))
             raise
-    worst = max([Doubt(run.arithmetic.alone, ""), *doubts])
+    # What was read from a store has been told of before, except for doubts of the degree alone.
+    alone = 0.0 if run.job.certifies else run.arithmetic.alone
+    worst = max([Doubt(alone, ""), *doubts])
     precision.warn(*worst, run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
     told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models

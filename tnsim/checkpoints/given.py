@@ -101,7 +101,9 @@ def given_models(
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
     if is_path_or_paths(models):
-        return _at_length(Series(models, dialect, n_ctx), None, inputs)
+        # Files of a dialect have a single output, state dicts of a module those of the module.
+        chosen = output if _is_module(dialect) else None
+        return _at_length(Series(models, dialect, n_ctx, output=chosen), None, inputs)
     if dialect is not None:
         raise ModelError(
             "a dialect reads files: give it with paths, or load a series by "

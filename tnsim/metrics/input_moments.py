@@ -46,11 +46,12 @@ class GaussianMoments:
     pairs_within_model = True
 
     @classmethod
-    def fit(cls, samples: Float[Array, "n d"]) -> Self:
+    def fit(cls, samples: Float[Array, "n ..."]) -> Self:
         """Fit the mean and the covariance to data or activations.
 
         Args:
-            samples: Vectors (n, d) with n > 1, all finite.
+            samples: Vectors (n, d) with n > 1, all finite, or images (n, channels, height, width),
+                which models read as vectors.
 
         Returns:
             The metric with a mean (d,) and a covariance (d, d), divided by n, both float64.
@@ -58,7 +59,9 @@ class GaussianMoments:
         Raises:
             ModelError: There are fewer than two samples, or the samples are no finite matrix.
         """
-        data = np.asarray(as_array(samples, "samples", 2), np.float64)
+        axes = np.ndim(samples)
+        given = as_array(samples, "samples", axes if axes >= 4 else 2)
+        data = np.asarray(given, np.float64).reshape(len(given), -1)
         if len(data) < 2:
             raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")
         mean = data.mean(axis=0)
