@@ -19,6 +19,8 @@ from tnsim.problems.conditioning import amplification, regauged, without_skew
 from tnsim.problems.state_sizes import common_units, scaled_under
 from tnsim.scaled import ScaledSum
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
 METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}
 

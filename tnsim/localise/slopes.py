@@ -57,11 +57,11 @@ _LARGEST_PARTS = 2**27
 class Build(Protocol):
     """Models with switches, of weights that are given; hashable, as programs are kept by it."""
 
-    def __call__(self, weights: Any, s: Any) -> Model:
+    def __call__(self, weights: Any, s: Any, /) -> Model:
         """The model with the switches s."""
         ...
 
-    def outputs(self, weights: Any, s: Any, inputs: Any) -> Any:
+    def outputs(self, weights: Any, s: Any, inputs: Any, /) -> Any:
         """The outputs of the model with the switches s at some inputs, in plain floats."""
         ...
 
