@@ -101,7 +101,7 @@ def uncertified(
     for _, asked in _asked(products, bra, ket):
         found = np.asarray(precision.certified(asked, arithmetic))
         sure.append(found.reshape(*products.mantissa.shape[:2], -1).all(axis=-1))
-    return np.logical_not(np.all(sure, axis=0))
+    return np.logical_not(np.asarray(sure).all(axis=0))
 
 
 def uncertified_norms(norms: ScaledSum, arithmetic: Arithmetic) -> Bool[np.ndarray, " models"]:
@@ -112,7 +112,7 @@ def uncertified_norms(norms: ScaledSum, arithmetic: Arithmetic) -> Bool[np.ndarr
     """
     most = _NORM_SHARE * precision.VISIBLE * norms.mantissa
     unsure = np.asarray(arithmetic.rounding * norms.size > most)
-    return unsure.reshape(len(unsure), -1).any(axis=-1)
+    return np.any(unsure.reshape(len(unsure), -1), axis=-1)
 
 
 def _asked(

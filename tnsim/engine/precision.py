@@ -16,7 +16,7 @@ to first order in u rho. An exponent e of a scale that is no whole number, as we
 it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
-half. In float32 the median is a 63rd to a 137th, over one to three layers of weights of all sizes;
+half. In float32 the median is a 62nd to a 137th, over one to three layers of weights of all sizes;
 where the bound is visible, errors are a 220th and less of it. There float64 takes the place of
 float32 (`certified`).
 
