@@ -33,37 +33,47 @@ def inner(a, b, metric):
 
 def cosine(a, b, metric):
     """The cosine as a float, from 60 digits."""
-    found = products(a, b, metric)
     with mpmath.workdps(DIGITS):
-        return float(found["AB"] / mpmath.sqrt(found["AA"] * found["BB"]))
+        return float(_cosine(products(a, b, metric)))
 
 
-def condition(a, metric, rng, draws=2):
-    """The relative change of a function under relative changes of its weights, per change, as a float.
+def condition(a, b, metric, rng, draws=3):
+    """The change of the cosine under relative changes of all weights and moments, per change, as a float.
 
-    The root mean square of |a' - a| / (|a| CHANGE) over random a', each weight of which is off by CHANGE of
-    itself: about the number of times that a polynomial reads its weights, and more where terms cancel.
+    Each weight, and each moment of the states after each layer, is off by CHANGE of itself, as if each were rounded
+    once. Moments of a Gaussian are rounded about the mean. The root mean square over draws: about the number of
+    roundings that the recursion cannot avoid, where hidden units cancel by chance more than the degree.
     """
     squares = []
-    for _ in range(draws):
-        found = products(a, _changed(a, rng), metric)
-        with mpmath.workdps(DIGITS):
-            moved = found["BB"] - 2 * found["AB"] + found["AA"]
-            squares.append(float(moved / found["AA"] / mpmath.mpf(CHANGE) ** 2))
+    with mpmath.workdps(DIGITS):
+        true = _cosine(products(a, b, metric))
+        for _ in range(draws):
+            off = _cosine(products(_changed(a, rng), _changed(b, rng), metric, rng)) - true
+            squares.append(float((off / mpmath.mpf(CHANGE)) ** 2))
     return np.sqrt(np.mean(squares))
 
 
-def _changed(a, rng):
-    """Every weight as a float that is off by CHANGE of itself, up or down; numbers such as skips as they are."""
+def _cosine(found):
+    return found["AB"] / mpmath.sqrt(found["AA"] * found["BB"])
+
+
+def _changed(tree, rng):
+    """Every number of the arrays off by CHANGE of itself, up or down; single numbers, such as skips, as they are."""
 
     def change(x):
         return x * (1 + CHANGE * rng.choice([-1.0, 1.0], np.shape(x))) if np.ndim(x) else x
 
-    return jax.tree.map(change, a)
+    return jax.tree.map(change, tree)
 
 
-def products(a, b, metric):
-    """The inner products AA, AB and BB of two models, as numbers of mpmath."""
+def products(a, b, metric, rng=None):
+    """The inner products AA, AB and BB of two models, as numbers of mpmath.
+
+    Args:
+        a, b: Models of equal depth.
+        metric: `Frobenius`, `TreeSymmetric` or `GaussianClosure`.
+        rng: Generator of changes of the moments, see `condition`; None for exact moments.
+    """
     with mpmath.workdps(DIGITS):
         moments = {
             (0, 0): _first(metric, a.d_in),
@@ -76,6 +86,10 @@ def products(a, b, metric):
         for layers in zip(a.layers, b.layers, strict=True):
             tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
             moments, means = _step(moments, means, tensors, gaussian)
+            if rng is not None:
+                for (i, j), moment in moments.items():
+                    known = np.outer(means[i], means[j]) if gaussian else 0 * moment
+                    moments[i, j] = known + _changed([moment - known], rng)[0]
         return {
             "AB"[i] + "AB"[j]: sum(moment[k, k] for k in range(1, len(moment)))
             for (i, j), moment in moments.items()

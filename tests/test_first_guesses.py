@@ -135,6 +135,43 @@ def test_outputs_are_unwrapped(form, nets, models):
     assert_close(found, tnsim.baselines.cka(models, x), scale=1.0)
 
 
+class Softmax(nn.Module):
+    """A network without a model: softmax attention over tokens, with a tied embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x + torch.softmax(x @ x.mT, -1) @ x
+        return {"states": x, "logits": self.head(x)}
+
+
+def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
+    """State dicts of such a module are compared as the modules themselves."""
+    torch.manual_seed(0)
+    nets = [Softmax().train() for _ in range(3)]
+    for n, net in enumerate(nets):
+        # A tensor of two names is stored under the first of them, as safetensors has it.
+        state = {name: value for name, value in net.state_dict().items() if name != "head.weight"}
+        torch.save({"model": state, "step": n}, tmp_path / f"step_{5 * n}.pt")
+    tokens = np.random.default_rng(0).integers(0, 7, size=(30, 5))
+    for output in (None, "states"):
+        metric = tnsim.Empirical(tokens, output=output)
+        found = tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+        assert found.a.values.tolist() == [0, 5, 10]
+        assert_close(
+            found.similarity.values, tnsim.pairwise(nets, metric).similarity.values, scale=1.0
+        )
+    with pytest.raises(tnsim.UnsupportedLayer, match="cannot tell how what head"):
+        tnsim.pairwise(tmp_path, dialect=nets[0])
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "step_7.pt")
+    with pytest.raises(tnsim.CheckpointError, match=r"step_7.pt: is no state dict of Softmax"):
+        tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+
+
 class Headed(nn.Module):
     """Scores and the states that a norm and a head read, as models of Hugging Face with heads."""
 

@@ -87,7 +87,6 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
         tnsim.pairwise(several, other, store=tmp_path / "run")
 
 
-@pytest.mark.quadrature
 def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
     several = models(rng, 3)
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
@@ -102,7 +101,6 @@ def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
         )
 
 
-@pytest.mark.quadrature
 def test_quadrature_covers_what_every_model_reads(rng):
     """Models of equal layers look into different directions of a wider input."""
     several = []

@@ -20,6 +20,8 @@ from tnsim.all_pairs import tasks as tiles
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.problems.state_sizes import common_units
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 SMALL = tnsim.Budget(memory_bytes=20_000)  # tiles of few models
 # metrics by name, as functions of a generator

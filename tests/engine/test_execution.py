@@ -26,7 +26,7 @@ from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
 
-pytestmark = backends.compiled
+pytestmark = [backends.compiled, pytest.mark.usefixtures("diagrams")]
 
 
 def leaves_of(plan, a, b, metric):

@@ -22,6 +22,8 @@ from tnsim.engine.runtime import execution, interpreter, rates
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 
 def plan_of(program, dtype="float64"):
     """A plan of one stage that runs a program."""

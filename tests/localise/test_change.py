@@ -73,7 +73,6 @@ def test_shares_are_integrals_of_component_functions(case, rng):
     check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
 
 
-@pytest.mark.quadrature
 def test_exact_gaussian_change_against_quadrature(rng):
     a, b = (tnsim.Model([oracle.mlp(rng, 2, 2), oracle.mlp(rng, 2, 2)]) for _ in range(2))
     x, w = quadrature(5, np.zeros(2), np.eye(2))

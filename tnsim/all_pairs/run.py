@@ -63,7 +63,8 @@ def pairwise(
             PyTorch in the place of models, and folders, patterns or paths of files; or both parts
             of a series. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
-        dialect: Dialect of files that are given by their paths, as for `load`.
+        dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
+            that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -168,7 +169,8 @@ def plan_pairwise(
             of a series, of which a part of each kind is read and stands for the others. Without
             `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
-        dialect: Dialect of files that are given by their paths, as for `load`.
+        dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
+            that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.

@@ -321,6 +321,35 @@ class Series(Sequence[Model]):
         return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
 
 
+def modules_of(source: Any, module: Any) -> dict[str, Any]:
+    """Copies of a module in evaluation mode, with the weights of files, by the labels of a series.
+
+    Args:
+        source: A path, a folder, a glob pattern, or several of them.
+        module: An `nn.Module` whose state dicts the files hold.
+
+    Returns:
+        The copies, all of them in memory.
+
+    Raises:
+        CheckpointError: When nothing matches, or a file is damaged or of another module.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder, net = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 2)
+        >>> torch.save(net.state_dict(), folder / "step_3.pt")
+        >>> list(modules_of(folder, net).values())
+        [Linear(in_features=2, out_features=2, bias=True)]
+    """
+    from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
+
+    series, reader, found = Series(source), StatesOf(module), {}
+    for label, path in zip(series.labels, series.paths, strict=True):
+        with naming(path):
+            found[label] = reader.loaded(contents(path).state).eval()
+    return found
+
+
 def is_several(path: str | os.PathLike[str]) -> bool:
     """Whether a path stands for several models.
 

@@ -159,11 +159,33 @@ class StatesOf:
             CheckpointError: The names or shapes differ from those of the module.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
+        module = self.loaded(state)
+        found = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
+        return assembled(found.layers, None, n_ctx, _origin(found))
+
+    def loaded(self, state: Mapping[str, Any]) -> Any:
+        """A copy of the module with other weights.
+
+        Args:
+            state: Arrays by name, also within what training code puts around them.
+
+        Returns:
+            The module, in the mode of the module given.
+
+        Raises:
+            CheckpointError: The names or shapes differ from those of the module.
+        """
         torch = require_torch()
         module = copy.deepcopy(self.module)
-        own = module.state_dict()
+        own = module.state_dict(keep_vars=True)
+        # Files such as safetensors hold a tensor of several names under one of them, the first.
+        first: dict[int, str] = {}
+        tied = {name: first.setdefault(id(one), name) for name, one in own.items()}
         # Training code wraps state dicts in mappings of its own.
-        named = inside(state, place_of(state, list(own)))
+        named = dict(inside(state, place_of(state, list(first.values()))))
+        for name, other in tied.items():
+            if name not in named and other in named:
+                named[name] = named[other]
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
         # A state of another architecture would otherwise end in an error of PyTorch.
         if missing or surplus:
@@ -178,8 +200,7 @@ class StatesOf:
                     f"{tuple(own[name].shape)}"
                 )
         module.load_state_dict(arrays)
-        found = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
-        return assembled(found.layers, None, n_ctx, _origin(found))
+        return module
 
 
 def reader_of_states(
