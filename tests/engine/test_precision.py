@@ -314,7 +314,7 @@ def test_another_hidden_basis_is_the_same_function(between, rng):
         first = tnsim.Bilinear(first.left, first.right, down, *biases)
         second = tnsim.Bilinear(*rng.normal(size=(2, 9, 4)), second.down)
         model = tnsim.Model([first, *middle, second])
-    other = regauged(model, CLOSURE)
+    other, _ = regauged(model, CLOSURE)
     x = rng.normal(size=(5, 4))
     true, found = (exact.forward(m, x) for m in (model, other))
     difference = np.abs((found - true).astype(np.float64)).max()

@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -48,13 +49,13 @@ from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit, nearest_unit, scaled
+from tnsim.models.scaling import Unit, nearest_unit, scaled_with_shifts
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.conditioning import amplification, without_skew
+from tnsim.problems.conditioning import Bases, amplification, in_given_bases, without_skew
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
-from tnsim.scaled import Scaled, library
+from tnsim.scaled import Scaled, library, shifted
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
@@ -110,15 +111,75 @@ def scaled_under(
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
+    return with_notation(model, units, slices, measured)[0]
+
+
+class Notation(NamedTuple):
+    """The constants that write a model in scientific notation, as they were found for its numbers.
+
+    Attributes:
+        shifts: Exponents of two for each array, that broadcast against the array.
+        bases: Bases of bonds that are given to the model then; None where it has its own.
+        further_shifts: Exponents for the arrays in these bases; None where they are in range.
+        exponent: Exponent of the model that is written so.
+    """
+
+    shifts: Model
+    bases: Bases | None
+    further_shifts: Model | None
+    exponent: Unit
+
+
+def with_notation(
+    model: Model,
+    units: Units,
+    slices: bool,
+    measured: Callable[[Model, Metric], float] = amplification,
+) -> tuple[Scaled[Model], Notation]:
+    """A model in scientific notation, and the constants that write it so.
+
+    Args:
+        model, units, slices, measured: Arguments of `scaled_under`.
+
+    Returns:
+        The model that `scaled_under` gives, and its notation. Inside a trace the notation lacks the
+        bases.
+    """
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
-    made = scaled(model, slices, states, units.inputs)
-    model = without_skew(made.value, metric, measured)
-    if model is made.value or units.by_states:  # in any basis the states are near one
-        return Scaled(model, made.exponent)
+    made, shifts = scaled_with_shifts(model, slices, states, units.inputs)
+    gauged, bases = without_skew(made.value, metric, measured)
+    found = Notation(shifts, bases, None, made.exponent)
+    if gauged is made.value or units.by_states:  # in any basis the states are near one
+        return Scaled(gauged, made.exponent), found
     # In a rotated basis rows of all sizes meet, so units follow the states.
-    again = scaled(model, slices, _input_states(model, metric))
-    return Scaled(again.value, made.exponent + again.exponent)
+    again, further = scaled_with_shifts(gauged, slices, _input_states(gauged, metric))
+    exponent = made.exponent + again.exponent
+    return Scaled(again.value, exponent), Notation(shifts, bases, further, exponent)
+
+
+def written(model: Model, notation: Notation) -> Scaled[Model]:
+    """A model in a notation that was found for its numbers, as a function with derivatives.
+
+    Args:
+        model: A model, traced or not.
+        notation: Constants for the model, found outside of a trace.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear(np.array([[3e-200, 1e-200]]))])
+        >>> found, notation = with_notation(line, common_units([line], tnsim.Gaussian()), False)
+        >>> again = written(line, notation)
+        >>> bool((again.value.layers[0].weight == found.value.layers[0].weight).all())
+        True
+    """
+    made = jax.tree.map(shifted, model, notation.shifts)
+    if notation.bases is not None:
+        gauged = in_given_bases(made, notation.bases)
+        made = jax.tree.map(lambda new, old: new.astype(old.dtype), gauged, made)
+    if notation.further_shifts is not None:
+        made = jax.tree.map(shifted, made, notation.further_shifts)
+    return Scaled(made, notation.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
