@@ -274,10 +274,60 @@ def _layer_shifts(
         if rows:
             hidden = _one_if_equal(_total_unit(legs.values()))
     above = _of_outputs(_row_units(layer, output, hidden), shared)
+    if rows:
+        hidden, legs = _with_units_of_zeros(layer, output, hidden, legs, above)
     exponents = _shifts_between(layer, output, hidden, above)
     for name, unit in legs.items():
         exponents |= _shifts_between(layer, name, below, unit)
     return _shifts(layer, exponents), above
+
+
+def _with_units_of_zeros(
+    layer: Layer, output: str, hidden: Unit, legs: dict[str, Unit], above: Unit
+) -> tuple[Unit, dict[str, Unit]]:
+    """Units of hidden states and of legs, in which rows of zeros have units that are finite.
+
+    A row of zeros has no size, and its product is zero in any unit; but the derivative by its
+    entries is not zero, and needs the output matrix as it is. The unit is that of the largest row
+    of the leg, or so much smaller that what reads the product is no larger than all other weights.
+
+    Args:
+        layer: Layer as it is given.
+        output: Name of the output matrix.
+        hidden: Units of what the output matrix reads, -inf behind a row of zeros.
+        legs: Units of the rows of each leg, -inf for a row of zeros.
+        above: Units of the outputs.
+    """
+    xp = library(hidden, above)
+    if xp is np and (hidden > -np.inf).all():
+        return hidden, legs
+    found = {name: unit + np.zeros(getattr(layer, name).shape[0]) for name, unit in legs.items()}
+    finite = {}
+    for name, unit in found.items():
+        largest = unit.max()
+        largest = xp.where(largest == -np.inf, 0.0, largest)
+        finite[name] = xp.where(unit == -np.inf, largest, unit)
+    reads = (exponents_of(getattr(layer, output)) - above[..., None]).max(axis=0)
+    hidden = _hidden_units(layer, finite)
+    excess = xp.maximum(hidden + reads, 0.0)
+    if isinstance(layer, Attention):  # a row of a head, of queries and keys all rows of the head
+        excess = excess.reshape(layer.n_heads, -1)
+        of_heads = excess.max(axis=1).repeat(layer.d_head)
+        excesses = {name: excess.ravel() if name == "v" else of_heads for name in finite}
+    else:
+        excesses = dict.fromkeys(finite, excess)
+    for name, unit in found.items():
+        finite[name] = xp.where(unit == -np.inf, finite[name] - excesses[name], unit)
+    return _hidden_units(layer, finite), finite
+
+
+def _hidden_units(layer: Layer, legs: dict[str, Unit]) -> Unit:
+    """Units of the products of legs that the output matrix reads."""
+    return (
+        _hidden_of_heads(layer, legs)
+        if isinstance(layer, Attention)
+        else _total_unit(legs.values())
+    )
 
 
 def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
