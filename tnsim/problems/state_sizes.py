@@ -315,9 +315,8 @@ def in_units_of_inputs(models: Collection[Model], metric: Metric, unit: Unit | N
         >>> in_units_of_inputs([line], tnsim.Gaussian(), None).by_states
         False
     """
-    first = next(iter(models))
     if unit is not None:
-        metric = in_input_units(metric, unit, first.d_in)
+        metric = in_input_units(metric, unit, next(iter(models)).d_in)
     return Units(metric, np.zeros(()) if unit is None else unit, follow_states(models))
 
 
