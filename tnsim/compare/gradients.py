@@ -389,8 +389,7 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
         others = {n: array for n, array in moving.items() if n not in own}
         if any(isinstance(array, Tracer) for array in moving.values()):
             return jax.jvp(lambda some: found.fun(others | some), (own,), (changes,))
-        # Everything is a number here, and no program is taken apart by the trace of the change.
-        with jax.ensure_compile_time_eval(), execution.precision():
+        with execution.precision():
             (number, beside), gradient = number_and_pullback(
                 comparison, own, Fixed(fixed | others, None)
             )
