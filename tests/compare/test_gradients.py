@@ -1,5 +1,7 @@
 """Gradients of code that is not compiled run plans: against differences of the verbs, and against compiled traces."""
 
+import itertools
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,7 @@ WORKS = {
         tnsim.Gaussian(),
     ),
 }
-QUICK = ("a skip", "inputs far from one")
+QUICK = ("a skip", "similarity"), ("a skip", "log_inner"), ("inputs far from one", "similarity")
 VERBS = {
     "similarity": tnsim.similarity,
     "inner": tnsim.inner,
@@ -61,11 +63,14 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
-    "work", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WORKS]
+    "work, verb",
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in itertools.product(WORKS, VERBS)
+    ],
 )
-def test_gradients_are_differences_of_the_value(verb, work, never_traced, rng):
+def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
     """Both models and the moments move; differences are of eighth order."""
     given = numbers_of(WORKS[work](rng))
     function = VERBS[verb]
@@ -216,7 +221,11 @@ def test_rows_of_zeros_have_gradients(zeros, huge, rng):
         assert_close(found, ratio, scale=max(1.0, np.abs(slope * step).sum()), rtol=1e-11)
 
 
-def test_a_number_without_digits_is_nan(never_traced, rng):
+@pytest.mark.parametrize(
+    "verb",
+    ["similarity", *(pytest.param(n, marks=pytest.mark.slow) for n in ("inner", "log_inner"))],
+)
+def test_a_number_without_digits_is_nan(verb, never_traced, rng):
     """As in a compiled trace: two hidden units that nearly undo each other, in float32."""
     left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
     goal = tnsim.Model([tnsim.Bilinear(left, right, down)])
@@ -227,13 +236,10 @@ def test_a_number_without_digits_is_nan(never_traced, rng):
         layer = tnsim.Bilinear(np.r_[left, left[:1]], np.r_[right, right[:1]], units)
         return jax.tree.map(lambda x: x.astype(np.float32), tnsim.Model([layer]))
 
-    for verb in VERBS.values():
-        for size, is_known in ((1.0, True), (1e6, False)):
-            value, gradient = jax.value_and_grad(lambda a, verb=verb: verb(a, goal))(
-                cancelling(size)
-            )
-            assert value.dtype == np.float32 and np.isfinite(value) == is_known
-            assert all(np.isfinite(x).all() == is_known for x in jax.tree.leaves(gradient))
+    for size, is_known in ((1.0, True), (1e6, False)):
+        value, gradient = jax.value_and_grad(lambda a: VERBS[verb](a, goal))(cancelling(size))
+        assert value.dtype == np.float32 and np.isfinite(value) == is_known
+        assert all(np.isfinite(x).all() == is_known for x in jax.tree.leaves(gradient))
 
 
 def test_the_way_back_counts_in_the_budget(rng):
