@@ -1,6 +1,7 @@
 """How good is the closure? Its cosines beside exact ones, where quadrature makes these possible.
 
     python benchmarks/closure_error.py [--out benchmarks/results/closure-error.md]
+    python benchmarks/closure_error.py --one tanh 4 128
 
 Vectors: stacks of bilinear layers under N(0, I), exact by Gauss-Hermite nodes. Tokens: two
 attention layers over uniform tokens, exact by enumeration, beside the closure with the mean and
@@ -119,24 +120,28 @@ def activations() -> list[str]:
     for kind in KINDS:
         for layers in LAYERS:
             for width in HIDDEN:
-                setting = ActivationsSetting(inputs=INPUTS, hidden=width, steps=500)
-                keys = jax.random.split(jax.random.key(layers * width), 2)
-                weights = started(keys[0], layers, setting)
-                g = np.random.default_rng(0)
-                moved = [(w + 0.3 * np.std(w) * g.normal(size=w.shape), b) for w, b in weights]
-                learnt = [trained(kind, layers, key, setting) for key in keys]
-                cells, errors = [], []
-                for pair in ((weights, moved), learnt):
-                    a, b = (model_of(one, kind) for one in pair)
-                    metric = tnsim.Empirical.normal(np.zeros(INPUTS), None, NORMAL_SAMPLES)
-                    true = tnsim.similarity(a, b, metric)
-                    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
-                    cells.append(f"{float(true):.3f} | {float(found) - float(true):+.3f}")
-                    errors.append(float(true.standard_error or 0.0))
-                row = " | ".join(cells)
-                lines.append(f"| {kind} | {layers} | {width} | {row} | {max(errors):.5f} |")
+                lines.append(networks(kind, layers, width))
                 print(lines[-1], flush=True)
     return lines
+
+
+def networks(kind: str, layers: int, width: int) -> str:
+    """The row of an activation, a depth and a width."""
+    setting = ActivationsSetting(inputs=INPUTS, hidden=width, steps=500)
+    keys = jax.random.split(jax.random.key(layers * width), 2)
+    weights = started(keys[0], layers, setting)
+    g = np.random.default_rng(0)
+    moved = [(w + 0.3 * np.std(w) * g.normal(size=w.shape), b) for w, b in weights]
+    learnt = [trained(kind, layers, key, setting) for key in keys]
+    cells, errors = [], []
+    for pair in ((weights, moved), learnt):
+        a, b = (model_of(one, kind) for one in pair)
+        metric = tnsim.Empirical.normal(np.zeros(INPUTS), None, NORMAL_SAMPLES)
+        true = tnsim.similarity(a, b, metric)
+        found = tnsim.similarity(a, b, tnsim.GaussianClosure())
+        cells.append(f"{float(true):.3f} | {float(found) - float(true):+.3f}")
+        errors.append(float(true.standard_error or 0.0))
+    return f"| {kind} | {layers} | {width} | {' | '.join(cells)} | {max(errors):.5f} |"
 
 
 PROTOCOL = f"""`python benchmarks/closure_error.py`: {PAIRS} pairs of random models per row, of
@@ -149,7 +154,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--part", choices=("vectors", "tokens", "activations"))
+    parser.add_argument("--one", nargs=3, metavar=("ACTIVATION", "LAYERS", "WIDTH"))
     args = parser.parse_args()
+    if args.one:
+        kind, layers, width = args.one
+        print(networks(kind, int(layers), int(width)))
+        return
     tables = {
         "vectors": ("Bilinear stacks of width d and rank 2 d under N(0, I)", vectors),
         "tokens": (

@@ -86,11 +86,7 @@ def backend(request, monkeypatch):
     return chosen
 
 
-@pytest.fixture(autouse=True)
-def diagrams(request, monkeypatch):
-    """Exact deep metrics go by diagrams; at the sizes of tests, quadrature would cost less.
-
-    Tests marked `quadrature` leave the choice to the planned cost.
-    """
-    if not request.node.get_closest_marker("quadrature"):
-        monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+@pytest.fixture
+def diagrams(monkeypatch):
+    """Exact deep metrics go by diagrams, for tests of plans: quadrature costs less at their sizes."""
+    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)

@@ -5,6 +5,7 @@ those of mpmath, so that nothing leaves a range and no unit is needed. Nothing h
 joinings, units or logarithms.
 """
 
+import jax
 import mpmath
 import numpy as np
 from rational_oracle import layer_tensor
@@ -12,6 +13,8 @@ from rational_oracle import layer_tensor
 import tnsim
 
 DIGITS = 60
+CHANGE = 2.0**-26
+"""Relative change of the weights: far above the digits of a weight, far below one."""
 
 
 def real(array):
@@ -25,30 +28,72 @@ def real(array):
 
 def inner(a, b, metric):
     """`<a|b>` under `Frobenius`, `TreeSymmetric` or `GaussianClosure`, as a number of mpmath."""
-    with mpmath.workdps(DIGITS):
-        return _last(a, b, metric)
+    return products(a, b, metric)["AB"]
 
 
 def cosine(a, b, metric):
     """The cosine as a float, from 60 digits."""
     with mpmath.workdps(DIGITS):
-        norms = _last(a, a, metric) * _last(b, b, metric)
-        return float(_last(a, b, metric) / mpmath.sqrt(norms))
+        return float(_cosine(products(a, b, metric)))
 
 
-def _last(a, b, metric):
-    moments = {
-        (0, 0): _first(metric, a.d_in),
-        (0, 1): _first(metric, a.d_in),
-        (1, 1): _first(metric, a.d_in),
-    }
-    means = [moments[0, 0][:, 0]] * 2  # column of the constant
-    gaussian = isinstance(metric, tnsim.GaussianClosure)
-    symmetric = not isinstance(metric, tnsim.Frobenius)
-    for layers in zip(a.layers, b.layers, strict=True):
-        tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
-        moments, means = _step(moments, means, tensors, gaussian)
-    return sum(moments[0, 1][k, k] for k in range(1, len(moments[0, 1])))
+def condition(a, b, metric, rng, draws=3):
+    """The change of the cosine under relative changes of all weights and moments, per change, as a float.
+
+    Each weight, and each moment of the states after each layer, is off by CHANGE of itself, as if each were rounded
+    once. Moments of a Gaussian are rounded about the mean. The root mean square over draws: about the number of
+    roundings that the recursion cannot avoid, where hidden units cancel by chance more than the degree.
+    """
+    squares = []
+    with mpmath.workdps(DIGITS):
+        true = _cosine(products(a, b, metric))
+        for _ in range(draws):
+            off = _cosine(products(_changed(a, rng), _changed(b, rng), metric, rng)) - true
+            squares.append(float((off / mpmath.mpf(CHANGE)) ** 2))
+    return np.sqrt(np.mean(squares))
+
+
+def _cosine(found):
+    return found["AB"] / mpmath.sqrt(found["AA"] * found["BB"])
+
+
+def _changed(tree, rng):
+    """Every number of the arrays off by CHANGE of itself, up or down; single numbers, such as skips, as they are."""
+
+    def change(x):
+        return x * (1 + CHANGE * rng.choice([-1.0, 1.0], np.shape(x))) if np.ndim(x) else x
+
+    return jax.tree.map(change, tree)
+
+
+def products(a, b, metric, rng=None):
+    """The inner products AA, AB and BB of two models, as numbers of mpmath.
+
+    Args:
+        a, b: Models of equal depth.
+        metric: `Frobenius`, `TreeSymmetric` or `GaussianClosure`.
+        rng: Generator of changes of the moments, see `condition`; None for exact moments.
+    """
+    with mpmath.workdps(DIGITS):
+        moments = {
+            (0, 0): _first(metric, a.d_in),
+            (0, 1): _first(metric, a.d_in),
+            (1, 1): _first(metric, a.d_in),
+        }
+        means = [moments[0, 0][:, 0]] * 2  # column of the constant
+        gaussian = isinstance(metric, tnsim.GaussianClosure)
+        symmetric = not isinstance(metric, tnsim.Frobenius)
+        for layers in zip(a.layers, b.layers, strict=True):
+            tensors = [real(layer_tensor(layer, symmetric)) for layer in layers]
+            moments, means = _step(moments, means, tensors, gaussian)
+            if rng is not None:
+                for (i, j), moment in moments.items():
+                    known = np.outer(means[i], means[j]) if gaussian else 0 * moment
+                    moments[i, j] = known + _changed([moment - known], rng)[0]
+        return {
+            "AB"[i] + "AB"[j]: sum(moment[k, k] for k in range(1, len(moment)))
+            for (i, j), moment in moments.items()
+        }
 
 
 def _first(metric, d):

@@ -21,6 +21,14 @@ ONE = np.ones((2, 2))
             "Linear weight must hold real numbers, found dtype complex128",
         ),
         (lambda: tnsim.Linear([["a", "b"]]), "Linear weight must hold real numbers"),
+        (
+            lambda: tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2),
+            r"a coefficient of a model must have 0 axes, found shape \(2,\)",
+        ),
+        (
+            lambda: 1j * tnsim.Model([tnsim.Linear(ONE)]),
+            "a coefficient of a model must hold real numbers, found dtype complex128",
+        ),
         (lambda: tnsim.Linear(ONE, np.ones(3)), r"Linear bias has shape \(3,\), expected \(2,\)"),
         (
             lambda: tnsim.Linear([[1.0, np.inf]]),
@@ -119,6 +127,7 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.plan(a, a - a)
 
 
+@pytest.mark.usefixtures("diagrams")
 def test_metrics_that_do_not_fit(rng):
     a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
     shallow = tnsim.Model([bilinear(rng, 3, 4, 2)])
@@ -140,6 +149,14 @@ def test_metrics_that_do_not_fit(rng):
             match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)",
         ):
             verb(four, four)
+
+
+def test_rows_of_unequal_length_are_no_moments():
+    """NumPy's own error said neither what was given nor where."""
+    ragged = [[1.0], [1.0, 2.0]]
+    for attempt in (tnsim.Gaussian, lambda x: tnsim.Gaussian(cov=x), tnsim.Gaussian.fit):
+        with pytest.raises(tnsim.ModelError, match="an array was expected"):
+            attempt(ragged)
 
 
 @pytest.mark.parametrize(

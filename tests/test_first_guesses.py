@@ -135,6 +135,43 @@ def test_outputs_are_unwrapped(form, nets, models):
     assert_close(found, tnsim.baselines.cka(models, x), scale=1.0)
 
 
+class Softmax(nn.Module):
+    """A network without a model: softmax attention over tokens, with a tied embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x + torch.softmax(x @ x.mT, -1) @ x
+        return {"states": x, "logits": self.head(x)}
+
+
+def test_files_of_networks_without_a_model_run_on_inputs(tmp_path):
+    """State dicts of such a module are compared as the modules themselves."""
+    torch.manual_seed(0)
+    nets = [Softmax().train() for _ in range(3)]
+    for n, net in enumerate(nets):
+        # A tensor of two names is stored under the first of them, as safetensors has it.
+        state = {name: value for name, value in net.state_dict().items() if name != "head.weight"}
+        torch.save({"model": state, "step": n}, tmp_path / f"step_{5 * n}.pt")
+    tokens = np.random.default_rng(0).integers(0, 7, size=(30, 5))
+    for output in (None, "states"):
+        metric = tnsim.Empirical(tokens, output=output)
+        found = tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+        assert found.a.values.tolist() == [0, 5, 10]
+        assert_close(
+            found.similarity.values, tnsim.pairwise(nets, metric).similarity.values, scale=1.0
+        )
+    with pytest.raises(tnsim.UnsupportedLayer, match="cannot tell how what head"):
+        tnsim.pairwise(tmp_path, dialect=nets[0])
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "step_7.pt")
+    with pytest.raises(tnsim.CheckpointError, match=r"step_7.pt: is no state dict of Softmax"):
+        tnsim.pairwise(tmp_path, metric, dialect=nets[0])
+
+
 class Headed(nn.Module):
     """Scores and the states that a norm and a head read, as models of Hugging Face with heads."""
 
@@ -175,6 +212,52 @@ def test_an_output_is_named(output, nets, models, tmp_path):
         tnsim.pairwise(headed, tnsim.Empirical(x), other=models[:1], store=store)
     for measure in (tnsim.baselines.cka, tnsim.baselines.agreement):
         assert_close(measure(headed, x, output=output), measure(models, x), scale=1.0)
+
+
+class Cubes(nn.Module):
+    """A polynomial of order 3 that is read off its operations, so it has no dialect."""
+
+    def __init__(self, seed):
+        super().__init__()
+        rng = torch.Generator().manual_seed(seed)
+        self.cube = nn.Parameter(torch.randn((2, 3, 3, 3), generator=rng).double())
+
+    def forward(self, x):
+        return torch.einsum("oijk,bi,bj,bk->bo", self.cube, x, x, x)
+
+
+@pytest.mark.parametrize("output", NAMED)
+def test_files_have_the_output_named(output, nets, models, tmp_path):
+    """State dicts of a module with several outputs are read for the output that is named."""
+    cubes = [Cubes(seed) for seed in range(2)]
+    for name, inner, wanted in (
+        ("dialect", nets[:2], tnsim.similarity(*models[:2])),
+        ("operations", cubes, tnsim.similarity(*cubes)),
+    ):
+        headed = [Headed(net, NAMED[output]).eval() for net in inner]
+        (folder := tmp_path / name).mkdir()
+        for n, net in enumerate(headed):
+            torch.save(net.state_dict(), folder / f"step_{n}.pt")
+        series = tnsim.load(folder, headed[0], output=output)
+        assert_close(tnsim.similarity(*series), wanted)
+        assert_close(tnsim.similarity(series[1:][0], series[0]), wanted)
+        one = tnsim.load(folder / "step_1.pt", headed[0], output=output)
+        other = tnsim.from_state_dict(headed[0].state_dict(), headed[1], output=output)
+        assert_close(tnsim.similarity(one, other), wanted)
+        x = np.random.default_rng(0).normal(size=(60, 3))
+        metric = tnsim.Empirical(x, output=output)
+        found = tnsim.pairwise(folder, metric, dialect=headed[0]).similarity[0, 1].item()
+        assert_close(found, tnsim.similarity(*headed, metric), scale=1.0)
+
+
+def test_only_modules_have_outputs_to_choose_from(tmp_path):
+    model = tnsim.Model([tnsim.Linear(np.eye(2))])
+    tnsim.save(model, tmp_path / "own.safetensors")
+    for read in (tnsim.load, tnsim.from_state_dict):
+        with pytest.raises(
+            tnsim.CheckpointError, match="give the module in the place of the dialect"
+        ):
+            read(tmp_path / "own.safetensors", output="logits")
 
 
 def test_an_output_of_a_module_that_reads_tokens(nets):

@@ -138,6 +138,7 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@cache
 def imported(path):
     """Dotted names imported anywhere in a file, functions included."""
     names = set()

@@ -60,6 +60,15 @@ def test_numbers_are_similarities_of_the_states():
     assert all(parameter.requires_grad for parameter in net.parameters()) and net.training
 
 
+def test_a_network_in_training_is_compared_as_in_evaluation():
+    """Dropout draws anew and batch norm takes the batch while a network trains."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2))
+    states, numbers = trained(net, 2, tnsim.torch.Monitor(every=1))
+    assert_close(numbers[1]["similarity/first"], tnsim.similarity(states[1], states[0]))
+    assert net.training and all(one.requires_grad for one in net.parameters())
+
+
 def test_any_network_on_inputs_and_a_full_matrix():
     """Dropout is off in what is recorded; a full matrix loses every second of its models."""
     torch.manual_seed(0)

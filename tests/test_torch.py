@@ -471,3 +471,12 @@ def test_warnings_are_those_of_the_verbs_without_gradients():
     origin = tnsim.Origin("a file", caveats=("left out: norm.weight",))
     with pytest.warns(tnsim.CaveatWarning, match="left out: norm.weight"):
         tnsim.torch.similarity(net, tnsim.Model(goal.layers, origin=origin))
+
+
+@pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor(0.5).double(), torch.tensor(2)])
+def test_a_tensor_without_axes_is_a_coefficient(number, rng):
+    """A combination with a float tensor ended in a raw TypeError, with whole numbers in a warning of NumPy."""
+    a, b = (tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 3, 3)))]) for _ in range(2))
+    plain = tnsim.similarity(float(number) * a - b, b)
+    assert tnsim.similarity(number * a - b, b) == tnsim.similarity(a * number - b, b) == plain
+    assert tnsim.log_inner(number * a, b) == tnsim.log_inner(float(number) * a, b)

@@ -199,8 +199,11 @@ class WeakCache:
             entry = self._entries.setdefault(owner, entry)
             if key not in entry.values:
                 entry.values[key] = value
-                entry.held += size(value)
-                self._shrink()
+                # Entries are summed only where something grew: most values have no size, and a run
+                # over thousands of models would sum thousands of entries for each of them.
+                if taken := size(value):
+                    entry.held += taken
+                    self._shrink()
             return entry.values[key]
 
     def _shrink(self) -> None:

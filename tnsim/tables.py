@@ -31,7 +31,7 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
 
 
 def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Attributes of a result with `yes`, `no` and `none` in the place of 1, 0 and an empty list.
+    """Attributes of a result with `yes`, `no` and `none` in the place of 1, 0 and no caveats.
 
     Files hold numbers there, because formats such as netCDF know no truth values.
 
@@ -49,8 +49,10 @@ def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     for name in ("exact", "symmetric"):
         if name in said:
             said[name] = "yes" if said[name] else "no"
-    if "caveats" in said and len(said["caveats"]) == 0:
-        said["caveats"] = "none"
+    if "caveats" in said:
+        # A file that holds a single caveat gives a text.
+        caveats = [said["caveats"]] if isinstance(said["caveats"], str) else said["caveats"]
+        said["caveats"] = "; ".join(map(str, caveats)) or "none"
     return said
 
 

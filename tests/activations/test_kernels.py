@@ -16,7 +16,7 @@ from tnsim.activations.activation import ACTIVATIONS, Activation, activation, ju
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import Units, first_moments, kernel
 from tnsim.activations.normal import owens_t
-from tnsim.activations.pairs import pair_values
+from tnsim.activations.pairs import pair_derivatives, pair_values
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
 QUICK = ("relu", "relu")
@@ -371,3 +371,52 @@ def test_steps_without_variance_are_shut_at_their_threshold():
         assert_close(found[:3, :3], np.outer(activation("step")(mean[:3]), open_), rtol=1e-15)
         assert_close(found[0], np.zeros(4))
         assert_close(found[1], first, rtol=1e-14)
+
+
+@pytest.mark.slow
+def test_gradients_of_gated_units_are_finite_differences():
+    """A pair of equal gates, computed alone, among pairs of the series."""
+    g = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        left, right = (
+            GatedUnits(*(Units(*map(jnp.asarray, random_units(g, 3))) for _ in range(2)))
+            for _ in range(2)
+        )
+        mean, rows = (x.at[0].set(y[0]) for x, y in zip(right.gate, left.gate, strict=True))
+        right = GatedUnits(Units(mean, rows), right.up)
+        weights = jnp.asarray(g.normal(size=(3, 3)))
+        total = jax.jit(lambda u, v: jnp.sum(weights * gated_kernel("relu", "relu", u, v).values))
+        found = jax.grad(total, (0, 1))(left, right)
+        moves = jax.tree.map(lambda x: jnp.asarray(g.normal(size=x.shape)), (left, right))
+        along = sum(map(jnp.vdot, jax.tree.leaves(found), jax.tree.leaves(moves)))
+        values = [
+            total(*jax.tree.map(lambda x, y, h=h: x + h * y, (left, right), moves))
+            for h in (1e-4, -1e-4, 2e-4, -2e-4)
+        ]
+        numeric = (8 * (values[0] - values[1]) - (values[2] - values[3])) / 12e-4
+        assert abs(along - numeric) <= 1e-7 * abs(numeric)
+
+
+def test_derivatives_of_pairs_are_slopes_of_pairs():
+    """All orders that share one sum, traced and by NumPy, against slopes of lower orders."""
+    g = np.random.default_rng(4)
+    orders = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2))
+    (m, n), (s, t) = g.normal(size=(2, 5)), g.uniform(0.5, 2.0, size=(2, 5))
+    rho = np.array([-0.99, -0.4, 0.1, 0.8, 0.999])
+    law = m, s, n, t, rho, 1 - abs(rho)
+    for name in ("silu", "gelu", "relu"):
+        f = activation(name)
+        found = dict(zip(orders, pair_derivatives(f, f, law, orders), strict=True))
+        for (i, j), values in found.items():
+            (alone,) = pair_derivatives(f, f, law, ((i, j),))
+            assert_close(values, alone, scale=LARGEST, rtol=1e-14)
+
+        def at(h, k, f=f):
+            return pair_values(f, f, m + h, s, n + k, t, rho, 1 - abs(rho))
+
+        # Derivatives by means, as E f(m + h + s z) moves with the mean.
+        h = 1e-3
+        for order, ahead in (((1, 0), (h, 0)), ((0, 1), (0, h))):
+            steps = [at(*(c * x for x in ahead)) for c in (1, -1, 2, -2)]
+            slope = (8 * (steps[0] - steps[1]) - (steps[2] - steps[3])) / (12 * h)
+            assert_close(found[order], slope, scale=LARGEST, rtol=1e-9)

@@ -45,6 +45,25 @@ def test_a_run_over_parts_is_the_run_of_every_part(run, tmp_path):
     assert np.array_equal(tnsim.open_pairwise(tmp_path / "store").similarity, result.similarity)
 
 
+def test_the_plan_of_parts_is_the_sum_over_parts(run):
+    series = tnsim.load(run)
+    parts = tnsim.parts(series, ["qk", "ov"], distances=[1, 2])
+    found = tnsim.plan_pairwise(parts)
+    each = [tnsim.plan_pairwise(part) for part in parts.values()]
+    assert (found.pairs, len(parts)) == (8 * 6, 8)
+    for name in ("pairs", "tiles", "multiplications"):
+        assert getattr(found, name) == sum(getattr(plan, name) for plan in each)
+    for name in ("peak_bytes", "tile"):
+        assert getattr(found, name) == max(getattr(plan, name) for plan in each)
+    # Parts of a kind share their programs.
+    assert found.compilations == each[0].compilations + each[-1].compilations
+    assert found.seconds is not None and found.seconds > 0
+    one = tnsim.plan_pairwise(tnsim.parts(series[:2], ["ov"]), other=tnsim.parts(series, ["ov"]))
+    assert (one.pairs, one.route) == (4 * 6, each[-1].route) and one.others
+    with pytest.raises(tnsim.ModelError, match="parts have different numbers of outputs"):
+        tnsim.plan_pairwise(parts, slices=True)
+
+
 def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     """Stopped in the second part, whose later pairs are missing, and not its earlier pairs."""
     series, store = tnsim.load(run), tmp_path / "store"

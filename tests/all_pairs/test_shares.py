@@ -21,6 +21,8 @@ from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
 from tnsim.engine.runtime import execution
 from tnsim.problems.state_sizes import common_units
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 SMALL = tnsim.Budget(memory_bytes=60_000)  # tiles of one or two models
 CLOSURE = tnsim.GaussianClosure()
 

@@ -77,6 +77,17 @@ def test_states_are_those_of_the_forward_pass(nets, tokens):
     assert not any(part._forward_hooks for part in net.modules())
 
 
+def test_a_container_goes_by_the_name_that_is_asked_for(nets, tokens):
+    """Blocks hand on the output of their last part, and are parts of the network all the same."""
+    every = tnsim.hidden_states(nets[0], tokens)
+    found = tnsim.hidden_states(nets[0], tokens, ["blocks.[01]", "head"])
+    assert list(found) == ["blocks.0", "blocks.1", "head"]
+    for n in range(2):
+        assert (found[f"blocks.{n}"] == every[f"blocks.{n}.2"]).all()
+    shown = tnsim.layer_similarity(*nets, tokens, layers="blocks.?")
+    assert shown.a.values.tolist() == ["blocks.0", "blocks.1"]
+
+
 def test_every_part_against_every_part(nets, tokens):
     found = tnsim.layer_similarity(*nets, tokens)
     first, second = (tnsim.hidden_states(net, tokens) for net in nets)

@@ -287,6 +287,26 @@ def test_long_and_hostile_names_do_no_harm(show, width):
 
 
 @pytest.mark.parametrize("width", [1400, PHONE])
+def test_no_column_of_the_phases_is_cut(show, width):
+    labels = [f"seed_{n // 3}_epoch_{n:02}" for n in range(9)]
+    window = show(run_of([3, 3, 3]).assign_coords(a=labels, b=labels), width=width)
+    window.run("state.phases = 2; draw()")
+    cut = "byId('segmentation').parentElement"
+    assert window.run("byId('segmentation').rows[1].cells[4].innerText") != ""
+    assert window.run(f"{cut}.scrollWidth <= {cut}.clientWidth")
+
+
+def test_numbers_that_round_to_zero_have_no_sign(window, show):
+    show(run_of([2, 2]))
+    assert window.run("[-0.004, 0.004, -0.006, -1].map((x) => rounded(x, 2))") == [
+        "0.00",
+        "0.00",
+        "−0.01",
+        "−1.00",
+    ]
+
+
+@pytest.mark.parametrize("width", [1400, PHONE])
 def test_no_row_of_the_provenance_is_cut(show, width):
     run = run_of([3, 3]).assign_attrs(
         plan="recursion: 8.66e+08 multiplications in 1 tiles of 20 x 20, and what else is to be said",
@@ -307,6 +327,8 @@ def test_no_row_of_the_provenance_is_cut(show, width):
         "none",
         "standard",
     )
+    window = show(run.assign_attrs(caveats=["left out", "folded"]), width=width)
+    assert "left out; folded" in window.text("#provenance")
 
 
 @pytest.mark.parametrize("width", [1400, PHONE])

@@ -117,6 +117,16 @@ class TestTorch:
         ):
             tnsim.load(tmp_path / "m.pt")
 
+    def test_unknown_keys_beside_an_optimiser_are_those_of_the_weights(self, tmp_path):
+        """A refusal names the weights, not `model`, `optimizer`, `step`, and asks for the module."""
+        net = self.torch.nn.Sequential(self.torch.nn.Linear(3, 2))
+        optimiser = self.torch.optim.Adam(net.parameters()).state_dict()
+        state = {"model": net.state_dict(), "optimizer": optimiser, "step": 3}
+        self.torch.save(state, tmp_path / "m.pt")
+        match = r"keys \(found 0\.weight, 0\.bias\)\. With .* tnsim\.load\(path, net\)"
+        with pytest.raises(tnsim.CheckpointError, match=match):
+            tnsim.load(tmp_path / "m.pt")
+
     def test_layers_take_tensors(self, rng):
         weight = self.torch.tensor(rng.normal(size=(2, 3))).to(self.torch.bfloat16)
         assert tnsim.Linear(weight).weight.dtype == np.float32

@@ -129,14 +129,18 @@ class Convolutional(nn.Module):
         return self.out(self.pool(self.norm(self.left(x) * self.right(x))).flatten(1))
 
 
-def test_images(rng):
+def test_images(rng, capfd):
     torch.manual_seed(0)
     module = Convolutional().double().eval()
     model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 4, 4))
+    assert "Warning" not in capfd.readouterr().err  # as of PyTorch, of batch norm row by row
     x = rng.normal(size=(6, 1, 4, 4))
     expected = module(torch.as_tensor(x)).detach().numpy()
     assert_close(model(x.reshape(6, 16)), expected, scale=LARGEST, rtol=1e-11)
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"left: Conv2d, of which .* give inputs="):
+    with pytest.raises(
+        tnsim.UnsupportedLayer,
+        match=r"left: Conv2d; right: Conv2d; .*, of which .* give inputs=.*from_module\(net, inputs=x",
+    ):
         tnsim.from_module(module)
 
 
@@ -173,11 +177,104 @@ def test_unused_modules_are_no_obstacle():
 def test_convolutions_beyond_a_matrix_say_their_size():
     """The refusal asks for smaller images, not for the inputs that were given."""
     images = torch.randn(1, 3, 64, 64)
-    net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Flatten(), nn.Linear(262144, 1))
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(262144, 1)
+    )
     with pytest.raises(
-        tnsim.TooLarge, match=r"1\.1 GiB.* smaller images, or .*Empirical\(inputs\)$"
+        tnsim.TooLarge,
+        match=r"262,144 x 12,288 numbers, 24\.0 GiB.* smaller images, or .*Empirical\(inputs\)$",
     ):
         tnsim.from_module(net, inputs=images)
+
+
+class Patches(nn.Module):
+    """A bilinear convolution of patches that do not overlap, with average pooling."""
+
+    def __init__(self, pixels, patch):
+        super().__init__()
+        self.left, self.right = (nn.Conv2d(3, 2, patch, stride=patch) for _ in range(2))
+        self.pool, self.out = nn.AvgPool2d(2), nn.Linear(2 * (pixels // patch // 2) ** 2, 5)
+
+    def forward(self, images):
+        return self.out(self.pool(self.left(images) * self.right(images)).flatten(1))
+
+
+def inner_over_patches(one, two):
+    """`E<one(x), two(x)>` over standard normal pixels, patch by patch.
+
+    With u_c = (f_c x + a_c)(g_c x + b_c) on each patch, patches are independent, and Isserlis'
+    theorem gives the mean of u_c and the covariance of u_c and u'_c' from dot products of filters.
+    """
+    arrays = []
+    for net in (one, two):
+        state = {name: value.numpy() for name, value in net.state_dict().items()}
+        f, g = (state[f"{name}.weight"].reshape(2, -1) for name in ("left", "right"))
+        a, b = state["left.bias"], state["right.bias"]
+        side = round((state["out.weight"].shape[1] // 2) ** 0.5)
+        down = state["out.weight"].reshape(-1, 2, side, side) / 4
+        down = down.repeat(2, axis=2).repeat(2, axis=3)
+        means = (f * g).sum(1) + a * b
+        arrays.append((f, g, a, b, down, state["out.bias"] + np.einsum("ocij,c->o", down, means)))
+    (f, g, a, b, down, mean), (k, m, c, d, low, other) = arrays
+    covariance = (f @ k.T) * (g @ m.T) + (f @ m.T) * (g @ k.T)
+    covariance += np.outer(a, c) * (g @ m.T) + np.outer(a, d) * (g @ k.T)
+    covariance += np.outer(b, c) * (f @ m.T) + np.outer(b, d) * (f @ k.T)
+    return mean @ other + np.einsum("ocij,oeij,ce->", down, low, covariance)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "patch"), [(128, 32), pytest.param(224, 112, marks=pytest.mark.slow)]
+)
+def test_images_of_many_pixels(pixels, patch):
+    """An identity of inputs x inputs would take 18 GiB for 128 x 128 pixels, 169 for 224 x 224."""
+    torch.manual_seed(0)
+    nets = [Patches(pixels, patch).double().eval() for _ in range(2)]
+    models = [tnsim.from_module(net, inputs=torch.zeros(1, 3, pixels, pixels)) for net in nets]
+    assert models[0].d_in == 3 * pixels**2
+    wanted = [[inner_over_patches(one, two) for two in nets] for one in nets]
+    cosine = wanted[0][1] / (wanted[0][0] * wanted[1][1]) ** 0.5
+    assert_close(tnsim.similarity(*models), cosine, scale=1.0)
+
+
+def test_what_is_wide_on_the_way_alone_is_no_matrix(rng):
+    """A convolution with 131,072 outputs and a linear readout are a matrix of a row."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Flatten(), nn.Linear(131072, 1))
+    net = net.double().eval()
+    model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 64, 64))
+    x = rng.normal(size=(2, 3, 64, 64))
+    wanted = net(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
+
+
+def test_images_keep_their_residual_connection(rng):
+    """That a map of 49,152 numbers is half the identity is seen without its matrix."""
+    torch.manual_seed(0)
+    parts = {"a": (49152, 2), "b": (49152, 2), "c": (2, 49152)}
+    net = Module(lambda m, x: 0.5 * x + cp(m, x.flatten(1)).reshape(x.shape), **parts).double()
+    model = tnsim.from_module(net, inputs=torch.zeros(1, 3, 128, 128))
+    assert isinstance(model.layers[0], tnsim.Residual) and model.layers[0].skip == 0.5
+    x = rng.normal(size=(2, 3, 128, 128)) / 100
+    wanted = net(torch.as_tensor(x)).detach().numpy().reshape(2, -1)
+    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
+
+
+class WrittenOut(nn.Module):
+    """GELU by tanh as a class of its own, as transformers have it."""
+
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def test_activations_that_are_written_out(rng):
+    """An MLP block of GPT-2, whose layers are no `nn.Linear`, is an exact model of one layer."""
+    torch.manual_seed(0)
+    parts = {"a": (4, 9), "b": (9,), "c": (9, 4), "act": WrittenOut()}
+    module = Module(lambda m, x: m.act(torch.addmm(m.b, x, m.a)) @ m.c, **parts).double()
+    model = tnsim.from_module(module)
+    assert "gelu_tanh" in repr(model)
+    x = 3 * rng.normal(size=(5, 4))
+    assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
 
 
 FIELDS = namedtuple("FIELDS", "hidden logits")
@@ -218,6 +315,23 @@ def test_files_of_such_modules(tmp_path):
         tnsim.CheckpointError, match=r"is no state dict of Module: it lacks w and has besides"
     ):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
+
+
+def test_files_of_images_are_exported_once(rng, tmp_path, monkeypatch):
+    """Operations are those of the module, weights and running statistics those of each file."""
+    torch.manual_seed(0)
+    nets = [Convolutional().double().eval() for _ in range(3)]
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
+    example = torch.zeros(1, 1, 4, 4)
+    exports, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *given: exports.append(0) or export(*given))
+    series = tnsim.load(tmp_path, nets[0], inputs=example)
+    x = rng.normal(size=(6, 1, 4, 4))
+    for model, net in zip(series, nets, strict=True):
+        wanted = net(torch.as_tensor(x)).detach().numpy()
+        assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
+    assert len(exports) <= 2  # to find the reader, and to read
 
 
 @pytest.mark.slow

@@ -89,6 +89,8 @@ def test_fit(rng):
         metric = cls.fit(data)
         assert_close(metric.mean, data.mean(axis=0))
         assert_close(metric.cov, np.cov(data.T, bias=True))
+        images = cls.fit(data.reshape(500, 1, 3, 1))  # vectors to models
+        assert (images.mean == metric.mean).all() and (images.cov == metric.cov).all()
     a, b = cases.pair(cases.SHALLOW["linear"], rng)
     assert_close(tnsim.inner(a, b, metric), np.mean(np.sum(a(data) * b(data), axis=1)), rtol=1e-10)
     with pytest.raises(tnsim.ModelError, match="needs at least two samples, found 1"):

@@ -21,6 +21,8 @@ from tnsim.problems.conditioning import amplification
 from tnsim.problems.families import LayerWise
 from tnsim.sessions import WeakCache
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 
 @pytest.fixture(autouse=True)
 def own_session():

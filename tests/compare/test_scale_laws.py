@@ -13,7 +13,6 @@ from oracles import bilinear, linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.compare import by_points
 from tnsim.models.scaling import scaled
 
 LAWS = settings(max_examples=6)
@@ -208,10 +207,10 @@ READERS = {
 )
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(powers=st.tuples(*[st.integers(-200, 200)] * 2))
-def test_units_of_inputs(name, pairs, dtype, monkeypatch, powers):
+def test_units_of_inputs(name, pairs, dtype, request, powers):
     """Inputs 2**k times as large, read by weights 2**-k times as large, for each coordinate."""
     if name == "whole trees":
-        monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+        request.getfixturevalue("diagrams")
     reader, metrics = READ[name]
     k = np.array(powers)
     if reader == "residual":

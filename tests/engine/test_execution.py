@@ -26,7 +26,7 @@ from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
 
-pytestmark = backends.compiled
+pytestmark = [backends.compiled, pytest.mark.usefixtures("diagrams")]
 
 
 def leaves_of(plan, a, b, metric):
@@ -82,18 +82,17 @@ def all_tiers(a, b, metric, monkeypatch):
     assert bound.exponents == reference.exponents
 
 
-# deep models take long to compile: one here, all of them among the slow tests
-WHOLE_TREES = [(n, m) for n in ("two bilinear", *cases.SHALLOW) for m in ("gaussian", "symmetric")]
-QUICK = (*cases.SHALLOW, "two residual")
-OTHERS = [name for name in cases.DEEP if name not in QUICK]
-BY_LAYERS = ("tree", "closure", "frobenius")
-LAYERWISE = [
-    *itertools.product(QUICK, BY_LAYERS),
-    *(pytest.param(n, m, marks=pytest.mark.slow) for n in OTHERS for m in BY_LAYERS),
+# Compiling takes long: models of a kind each here, all of them among the slow tests.
+QUICK = ("embedded biases", "lerp residual", "uneven linear layers", "two residual")
+BY_LAYERS = itertools.product(cases.SHALLOW | cases.DEEP, ("tree", "closure", "frobenius"))
+WHOLE_TREES = itertools.product(("two bilinear", *cases.SHALLOW), ("gaussian", "symmetric"))
+PLANNED = [
+    (name, metric) if name in QUICK else pytest.param(name, metric, marks=pytest.mark.slow)
+    for name, metric in (*BY_LAYERS, *WHOLE_TREES)
 ]
 
 
-@pytest.mark.parametrize("name, metric", LAYERWISE + WHOLE_TREES)
+@pytest.mark.parametrize("name, metric", PLANNED)
 def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     all_tiers(a, b, METRICS[metric], monkeypatch)
@@ -121,7 +120,11 @@ def test_wrong_arrays_are_refused(rng):
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "metric",
-    [tnsim.TreeSymmetric(), tnsim.GaussianClosure(), tnsim.Frobenius()],
+    [
+        tnsim.TreeSymmetric(),
+        pytest.param(tnsim.GaussianClosure(), marks=pytest.mark.slow),
+        pytest.param(tnsim.Frobenius(), marks=pytest.mark.slow),
+    ],
     ids=lambda m: m.name,
 )
 def test_64_layers_stay_finite(metric, dtype, size):

@@ -17,6 +17,8 @@ from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.search.canonical import exchanges
 from tnsim.engine.search.sharing import Builder, Use, program_of
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 
 @pytest.fixture
 def always(monkeypatch):

@@ -19,6 +19,8 @@ from tnsim.engine.runtime import compiling, devices, execution
 from tnsim.engine.runtime.compiling import Wanted
 from tnsim.problems.sequences import coincidences
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 GIB = 2**30
 
 

@@ -15,6 +15,8 @@ from tnsim.engine import planner as planning
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.search import paths as paths
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
     "closure": tnsim.GaussianClosure(),

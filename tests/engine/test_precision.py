@@ -1,6 +1,5 @@
 """What rounding does to cosines: bounds against exact rational arithmetic, one rule throughout."""
 
-import contextlib
 import dataclasses
 import re
 import warnings
@@ -16,8 +15,11 @@ import tnsim
 from tnsim.all_pairs import run_plan
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
-from tnsim.problems.conditioning import regauged
+from tnsim.problems.conditioning import amplification, regauged, without_skew
+from tnsim.problems.state_sizes import common_units, scaled_under
 from tnsim.scaled import ScaledSum
+
+pytestmark = pytest.mark.usefixtures("diagrams")
 
 ORACLES = {"gaussian": exact.gaussian_product, "tree": exact.tree_product}
 METRICS = {"gaussian": tnsim.Gaussian(), "tree": tnsim.TreeSymmetric()}
@@ -86,7 +88,8 @@ def test_units_of_rows_cost_no_digits(rng):
     rows = np.array([[1.99], [2.01]]) / np.abs(first.down).max(axis=1, keepdims=True)
     a = tnsim.Model([tnsim.Bilinear(first.left, first.right, rows * first.down), *others])
     true = float(exact.gaussian_product(a, a))
-    assert_close(tnsim.inner(a, a, dtype="float32"), true, rtol=4e-6, limited_by="float32")
+    # 30 times the worst of 20 seeds, 9e-7; two digits less are 1e-4.
+    assert_close(tnsim.inner(a, a, dtype="float32"), true, rtol=3e-5, limited_by="float32")
 
 
 def test_a_small_difference_of_three_layers(rng):
@@ -278,7 +281,6 @@ def skewed(rng, condition):
     return a, tnsim.Model([there, tnsim.Bilinear(second[0] @ back, second[1] @ back, second[2])])
 
 
-@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("condition", [1, 100, 10_000])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), CLOSURE, tnsim.TreeSymmetric()])
@@ -287,11 +289,7 @@ def test_a_function_in_a_skewed_hidden_basis_is_itself(metric, dtype, condition,
     for _ in range(10):
         a, b = skewed(rng, condition)
         cosines.clear()
-        try:
-            value = tnsim.similarity(a, b, metric, dtype=dtype)
-        except tnsim.ResultError:
-            assert dtype == "float32" and condition == 10_000
-            continue
+        value = tnsim.similarity(a, b, metric, dtype=dtype)
         assert abs(cosines[-1].value - 1) <= cosines[-1].error
         assert value <= 1
         matrix = tnsim.pairwise([a, b], metric, dtype=dtype).similarity.values
@@ -321,6 +319,22 @@ def test_another_hidden_basis_is_the_same_function(between, rng):
     assert_close(difference, 0.0, scale=float(np.abs(true).max()), rtol=1e-13)
 
 
+def test_another_basis_that_cancels_more_is_not_taken(rng):
+    """Beside large biases principal axes raised the amplification a thousandfold, and errors 130-fold."""
+    metric = tnsim.TreeSymmetric()
+    for _ in range(12):
+        layers = []
+        for _ in range(5):
+            weights = [8 * rng.normal(size=size) for size in ((3, 2), (3, 2), (2, 3), 3, 3, 2)]
+            layers.append(tnsim.Bilinear(*weights[:3], *(2.0**18 * x for x in weights[3:])))
+        model = tnsim.Model(layers)
+        units = common_units([model], metric)
+        given = scaled_under(model, units, False, lambda *_: 0.0).value
+        found, _ = without_skew(given, units.metric)
+        before, after = (amplification(x, units.metric) for x in (given, found))
+        assert after <= 4 * before
+
+
 def test_an_ordinary_model_is_not_told_to_cancel(rng, cosines):
     """The bound stays below the size that is told, and within a factor 100 of the largest errors."""
     for _ in range(20):
@@ -340,7 +354,6 @@ def with_cancelling_units(rng, model, size):
     return tnsim.Model(layers)
 
 
-@pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("metric", [CLOSURE, tnsim.TreeSymmetric()])
 def test_the_bound_of_three_layers_is_of_use(metric, cancels, cosines, rng):
@@ -355,10 +368,80 @@ def test_the_bound_of_three_layers_is_of_use(metric, cancels, cosines, rng):
         a, b = (jax.tree.map(np.float32, model) for model in (a, b))
         true = tnsim.similarity(a, b, metric)
         cosines.clear()
-        with contextlib.suppress(tnsim.ResultError):  # of a bound above a tenth
-            tnsim.similarity(a, b, metric, dtype="float32")
+        tnsim.similarity(a, b, metric, dtype="float32")
         ratios.append(abs(cosines[0].value - true) / cosines[0].error)
     assert 0.01 < max(ratios) <= 1
+
+
+def cancelling(rng, size):
+    """Two hidden units that are `size` times as large as their sum, beside a third."""
+    first, second, left, right, change = rng.normal(size=(5, 3))
+    rights = [right, right + change / size, second]
+    down = rng.normal(size=(2, 1)) * [[size, -size, 1.0]]
+    return tnsim.Model([tnsim.Bilinear([left, left, first], rights, down)])
+
+
+@pytest.mark.parametrize("size", [300, 700])
+def test_float64_answers_where_float32_leaves_few_digits(size, rng):
+    """Errors were a hundredth of the warnings' (300), or the question was refused (700)."""
+    a, b = (cancelling(rng, size) for _ in range(2))
+    close = {"scale": 1.0, "rtol": 1e-8, "limited_by": f"hidden units that cancel to 1/{size}"}
+    true = float(exact.cosine(a, b, exact.gaussian_product))
+    found = tnsim.similarity(a, b, dtype="float32")
+    assert type(found) is tnsim.Number
+    assert_close(found, true, **close)
+    ab, aa, bb = (float(exact.gaussian_product(*pair)) for pair in ((a, b), (a, a), (b, b)))
+    norms = np.sqrt(aa * bb)
+    assert_close(tnsim.inner(a, b, dtype="float32") / norms, ab / norms, **close)
+    sign, log = tnsim.log_inner(a, b, dtype="float32")
+    assert_close(sign * np.exp(log) / norms, ab / norms, **close)
+
+
+def test_a_result_in_float32_that_has_its_digits_stays(rng):
+    a, b = (cancelling(rng, 1) for _ in range(2))
+    assert tnsim.similarity(a, b, dtype="float32") != tnsim.similarity(a, b)
+
+
+def test_float64_takes_the_place_of_float32_within_the_budget(rng):
+    a, b = (cancelling(rng, 1_000) for _ in range(2))
+    needed = tnsim.plan(a, b, cosine=True, dtype="float32")
+    most = max(needed.peak_bytes, needed.interpreted_bytes)
+    narrow = tnsim.Budget(memory_bytes=1.5 * most)
+    few_digits = tnsim.PrecisionWarning, tnsim.ResultError
+    with pytest.raises(few_digits, match="digits left"):
+        tnsim.similarity(a, b, dtype="float32", budget=narrow)
+    tnsim.similarity(a, b, dtype="float32", budget=tnsim.Budget(memory_bytes=4 * most))
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_pairs_of_which_float32_leaves_few_digits_are_taken_from_float64(
+    slices, route, rng, monkeypatch
+):
+    """Only these pairs: the others keep the numbers of float32."""
+    # Features of models with one layer lose no more than their last three digits.
+    monkeypatch.setattr(precision, "VISIBLE", 1e-5)
+    few = [cancelling(rng, 1e3) for _ in range(2)]
+    others = [cancelling(rng, 1) for _ in range(3)]
+    rows = [others[0], few[0], others[1], few[1], others[2]]
+    reason = "hidden units that cancel to a thousandth"
+    for columns in (rows, [few[1], others[2], others[0], few[0]]):
+        given = {"other": None if columns is rows else columns, "slices": slices}
+        single = tnsim.pairwise(rows, dtype="float32", **given)
+        double = tnsim.pairwise(rows, **given)
+        for i, j in np.ndindex(len(rows), len(columns)):
+            found, true = (x.similarity.values[i, j] for x in (single, double))
+            if rows[i] in few and columns[j] in few:
+                true = float(exact.cosine(rows[i], columns[j], exact.gaussian_product))
+                assert_close(found, true, scale=1.0, rtol=1e-8, limited_by=reason)
+            elif rows[i] in others and columns[j] in others and rows[i] is not columns[j]:
+                assert 0 < abs(found - true) < 1e-6
+            else:
+                assert abs(found - true) < precision.VISIBLE
+        if slices:
+            found, true = (x.slices.values for x in (single, double))
+            assert abs(found - true).max() < precision.VISIBLE
+        if columns is rows:
+            assert (single.log_inner.values == single.log_inner.values.T).all()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -393,3 +476,13 @@ def test_a_norm_without_digits_is_not_called_zero():
     zero = ScaledSum(np.float64(0.0), np.float64(0.0), one)
     with pytest.raises(tnsim.ModelError, match="the model is the zero function"):
         precision.check_norm(zero, "the model", False, Arithmetic(4, "float64"))
+
+
+def test_a_squared_norm_below_zero_leaves_no_digit():
+    """Rounding alone: the squared norm of a difference of equal functions came out as -3e-17."""
+    below = ScaledSum(np.array(-(2.0**-55)), np.array(0.0), np.array(0.75))
+    above = below._replace(mantissa=np.array(1.0))
+    for bra, ket in ((below, below), (below, above), (above, below)):
+        with np.errstate(invalid="ignore"):
+            found = precision.cosine(below, bra, ket, Arithmetic(2, "float64"))
+        assert np.isnan(found.error) or found.error == np.inf

@@ -24,6 +24,8 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.gradients import gradients, run_kept
 from tnsim.engine.runtime.lowering import run_program
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 STEP = 1e-30
 
 

@@ -15,6 +15,7 @@ from sequence_cases import slow
 from test_paths import scrambled
 
 import tnsim
+from tnsim.localise import slopes
 
 
 def pair(name, rng):
@@ -72,13 +73,23 @@ def test_shares_are_integrals_of_component_functions(case, rng):
     check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
 
 
-@pytest.mark.quadrature
 def test_exact_gaussian_change_against_quadrature(rng):
     a, b = (tnsim.Model([oracle.mlp(rng, 2, 2), oracle.mlp(rng, 2, 2)]) for _ in range(2))
     x, w = quadrature(5, np.zeros(2), np.eye(2))
     found = tnsim.change(a, b)
     assert found.exact and found.standard_error is None and found.surroundings == 0.0
     check_against_complex_steps(found, a, b, x, w, "layer")
+
+
+@pytest.mark.slow
+def test_a_plan_answers_where_vectors_are_too_long(rng, monkeypatch):
+    a, b = (tnsim.Model([oracle.mlp(rng, 2, 2, biases=False)]) for _ in range(2))
+    found = tnsim.change(a, b, by="unit")
+    matrix = found.matrix
+    monkeypatch.setattr(slopes, "_FREE", 0)
+    planned = tnsim.change(a, b, by="unit")
+    assert_close(planned.share, found.share, scale=LARGEST, rtol=1e-12)
+    assert_close(planned.matrix, matrix, scale=LARGEST, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "tree", "frobenius", "symmetric"])

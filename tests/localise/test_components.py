@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
-from component_oracles import STACKS
+from component_oracles import STACKS, attending
 from oracles import bilinear, linear
 from sequence_oracles import attention
 
 import tnsim
+from tnsim.models.components import components_of, interpolated_outputs
+from tnsim.models.forward import Prefixes
 
 
 def stack(name, rng):
@@ -146,3 +148,29 @@ def test_units_of_an_activation_have_switches(kind, rng):
     assert_close(doubled, sum(model(x) - y for y in each[:5]), scale=LARGEST, rtol=1e-12)
     whole = tnsim.switched(model, {labels[0].rsplit(" unit")[0]: 0.0}, "unit")(x)
     assert whole.tolist() == off.tolist()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_shares_of_hidden_units_are_shares_of_columns(name, rng):
+    """Interpolated outputs, whose numbers stand on hidden units, against components by hand."""
+    a, b = stack(name, rng), stack(name, rng)
+    x = inputs(a, rng)
+    for by in granularities(a):
+        for ends in (False, True):
+            parts = components_of([a, b], by, linear=ends)
+            s = rng.normal(size=len(parts))
+            wanted = oracle.mixed_outputs(a, b, x, s, by, ends=ends)
+            found = interpolated_outputs(a, b, s, parts, x)
+            assert_close(found, wanted, scale=LARGEST, rtol=1e-12)
+
+
+def test_beginnings_of_sequences_are_interpolated_as_sequences_are(rng):
+    a, b = (tnsim.Model([linear(rng, 2, 4, True), attending(rng, 4, 2)], n_ctx=2) for _ in range(2))
+    parts = components_of([a, b], "head", linear=True)
+    s = rng.normal(size=len(parts))
+    first, second = np.array([0, 1]), np.array([0, 1, 0, 1])
+    found = interpolated_outputs(a, b, s, parts, Prefixes((first, second)))
+    one_hot = np.eye(2)[np.array([[0, 0], [0, 1], [1, 0], [1, 1]])]
+    wanted = oracle.mixed_outputs(a, b, one_hot, s, "head", ends=True)
+    assert_close(found[2:], wanted[:, 1], scale=LARGEST, rtol=1e-12)
+    assert_close(found[:2], wanted[::2, 0], scale=LARGEST, rtol=1e-12)

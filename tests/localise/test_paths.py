@@ -148,7 +148,6 @@ def test_paths_sum_to_the_inner_product_under_every_metric(name, rng):
     assert np.linalg.eigvalsh(alone.values).min() > -1e-12 * abs(alone.values).max()
 
 
-@pytest.mark.quadrature
 def test_exact_gaussian_paths_against_quadrature(rng):
     a, b = (tnsim.Model([oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2)]) for _ in range(2))
     x, w = quadrature(5, np.zeros(3), np.eye(3))
@@ -325,7 +324,6 @@ def test_layers_below_the_first_difference_run_once(rng, monkeypatch):
     assert len(runs) == 8 + 8 * 4
 
 
-@pytest.mark.quadrature
 def test_a_zero_matrix_ends_paths(rng):
     layers = [oracle.mlp(rng, 3, 2), oracle.mlp(rng, 3, 2, biases=False), linear(rng, 3, 2)]
     dead = tnsim.Residual(
@@ -357,7 +355,6 @@ def test_a_run_is_a_table_of_shares():
     assert "Shares of paths" in run._repr_html_() and "embed" in last.each[0]._repr_html_()
 
 
-@pytest.mark.quadrature
 def test_sampled_shares_have_errors_that_cover_them(rng):
     """Shares of many samples lie about as far from those of all inputs as their errors say."""
     a, _ = pair("mlp", rng)

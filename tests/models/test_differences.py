@@ -14,6 +14,8 @@ from tnsim import Multilinear
 from tnsim.models.differences import by_differences
 from tnsim.models.model import terms
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 
 def attention(rng, d_in, d_out):
     weights = [rng.normal(size=(4, d_in)) for _ in range(5)]

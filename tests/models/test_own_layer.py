@@ -10,6 +10,8 @@ from oracles import bilinear, dense_product, expected_products, linear
 
 import tnsim
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 D = 2
 
 

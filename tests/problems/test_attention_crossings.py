@@ -34,7 +34,6 @@ from sequence_oracles import (
 )
 
 import tnsim
-from tnsim.compare import by_points
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.localise.paths import components_in
@@ -511,12 +510,6 @@ def test_deep_attention_by_diagrams(case, rng):
 # ------------------------------------------------------------------------------------- paths
 
 
-@pytest.fixture
-def by_diagrams(monkeypatch):
-    """Gaussian metrics take plans where quadrature, which is the oracle here, would cost less."""
-    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
-
-
 def subsets(switches):
     """All ways to turn some of the switches off."""
     return itertools.product(*((0, 1) if one else (0,) for one in switches))
@@ -548,7 +541,7 @@ def of_path(label, names, own, value):
         ),
     ],
 )
-def test_paths_over_dependent_positions(case, by, within, rng, by_diagrams):
+def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
     """Paths of attention along plans, against switched forward passes at points of quadrature."""
     a, b = pair((ONE | DEEP)[case], rng)
     metric = over_positions(rng, tnsim.Gaussian, a.d_in)
@@ -600,7 +593,7 @@ def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
 @pytest.mark.slow
 @backends.interpreted
 @pytest.mark.parametrize("d", [3, 4])
-def test_three_layers_by_diagrams(d, rng, by_diagrams):
+def test_three_layers_by_diagrams(d, rng, diagrams):
     """Sixteen legs over a mean and a covariance."""
     layers = ([bilinear(rng, n, 2, 2, True) for n in (d, 2, 2)] for _ in range(2))
     a, b = map(tnsim.Model, layers)

@@ -15,6 +15,8 @@ from tnsim.problems.polynomial_space import IndexBlock
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import kinds
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 CASES = cases.SHALLOW | cases.DEEP | cases.UNEVEN | cases.THREE
 
 

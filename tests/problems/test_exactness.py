@@ -17,6 +17,8 @@ from oracles import (
 
 import tnsim
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 TOLERANCE = 1e-10
 
 

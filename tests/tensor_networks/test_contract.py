@@ -19,6 +19,8 @@ from seeds import generator
 import tnsim
 from tnsim.engine.runtime import execution
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 METRICS = {
     "frobenius": lambda mean, cov: tnsim.Frobenius(),
     "tree": lambda mean, cov: tnsim.TreeSymmetric(),

@@ -10,6 +10,8 @@ from closeness import assert_close
 import tnsim
 from tnsim import figures
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 ALL = cases.SHALLOW | cases.DEEP
 
 

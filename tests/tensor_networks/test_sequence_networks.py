@@ -12,6 +12,8 @@ from sequence_oracles import attention, dense_sequence_layer, sequence_products
 import tnsim
 from tnsim import figures
 
+pytestmark = pytest.mark.usefixtures("diagrams")
+
 ROLES = ("Q1", "K1", "Q2", "K2", "V", "O", "MASK")
 
 

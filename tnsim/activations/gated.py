@@ -16,7 +16,6 @@ dphi/dz, d of df/dz, and the rest of each field has its own norm, so the bound i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +43,7 @@ from tnsim.activations.kernels import (
     with_side,
 )
 from tnsim.activations.normal import Real
-from tnsim.activations.pairs import pair_values
+from tnsim.activations.pairs import pair_derivatives
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
@@ -209,15 +208,16 @@ class _GatedPairing:
         """
         (m, s, a, b, _), (n, t, a1, b1, _) = left, right
         g12, g21, eps = cross
-        values = partial(pair_values, self.f, self.g, m, s, n, t, rho, gap)
+        orders = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
+        law = m, s, n, t, rho, gap
+        plain, by_u, by_v, mixed, twice_u, twice_v = pair_derivatives(self.f, self.g, law, orders)
         # Covariances of w with u and v, of w' with u and v, and of w with w'.
         wu, wv = b * s, t * (b * rho + g12)
         xu, xv = s * (b1 * rho + g21), b1 * t
         joint = eps + b * b1 * rho + b * g21 + b1 * g12
-        total = (a * a1 + joint) * values((0, 0))
-        total = total + (a * xu + a1 * wu) * values((1, 0)) + (a * xv + a1 * wv) * values((0, 1))
-        total = total + (wu * xv + wv * xu) * values((1, 1))
-        return total + wu * xu * values((2, 0)) + wv * xv * values((0, 2))
+        total = (a * a1 + joint) * plain + (a * xu + a1 * wu) * by_u + (a * xv + a1 * wv) * by_v
+        total = total + (wu * xv + wv * xu) * mixed
+        return total + wu * xu * twice_u + wv * xv * twice_v
 
 
 def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:

@@ -442,8 +442,7 @@ def numbers_of(
         cross: Matrices over pairs.
         together: Function that runs independent tasks.
     """
-    left: Any = first.side
-    right: Any = second.side
+    left, right = (_with_relative_rests(x) for x in (first.side, second.side))
     rows, columns = cross[0].shape
     values = np.empty((rows, columns))
     # One order for all pairs: the series then runs over whole tiles, with no branch for single
@@ -508,7 +507,7 @@ def _by_long_series(
     left, right, cross = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
     # The bound |rho|^(K+1) r_K r'_K of everything beyond the last order, relative to the gross
     # sizes in which a kernel is rounded anyway.
-    own, other = (_quotient(x.rest[:, -1], x.gross) for x in (left, right))
+    own, other = left.rest[:, -1], right.rest[:, -1]
     tails = _form(pairing, own, other, tuple(map(np.abs, cross)))
     tails = tails * _powers(np.abs(cross[0]), _LONG + 1)
     left_over = tails > _TOLERANCE
@@ -531,16 +530,15 @@ def _lowest(pairing: Any, fields: tuple[int, int]) -> int:
     return int(pairing.centred and fields == pairing.means)
 
 
-def _quotient(x: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """x / size, zero where the size is."""
-    return np.divide(
-        x, size, out=np.zeros(np.broadcast_shapes(x.shape, size.shape)), where=size > 0
-    )
+def _with_relative_rests(side: Any) -> Side:
+    """The same units, with what is left of their series relative to their gross sizes."""
+    rest = np.divide(side.rest, side.gross, out=np.zeros(side.rest.shape), where=side.gross > 0)
+    return side._replace(rest=rest)
 
 
 def _tails(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], turn: int) -> Any:
     """What is left of the series after a turn, relative to gross sizes, without powers of rho."""
-    own, other = (_quotient(x.rest[:, turn], x.gross) for x in (left, right))
+    own, other = left.rest[:, turn], right.rest[:, turn]
     return _form(pairing, own[:, :, None], other[:, None, :], tuple(map(np.abs, cross)))
 
 
@@ -585,7 +583,7 @@ def _turns_of(
     the tolerance after the given number of turns, the pairs are looked at one by one.
     """
     largest = tuple(max(x.max(), -x.min()) for x in cross)
-    own, other = (_quotient(x.rest[:, :most], x.gross).max(-1) for x in (left, right))
+    own, other = (x.rest[:, :most].max(-1) for x in (left, right))
     exponents = _TURN * np.arange(1, own.shape[1] + 1) + 1
     bounds = _form(pairing, own, other, largest) * largest[0] ** exponents
     enough = bounds <= _TOLERANCE
@@ -636,16 +634,23 @@ def _tile(
         # A weight that is a plain float is 1, and belongs to the first term of every pairing.
         total = series if isinstance(weight, float) else total + weight * series
     values[i, j] = total
+    none = np.zeros(0, int)
     if finite or bound <= _TOLERANCE:
-        none = np.zeros(0, int)
         return none, none, bound
-    tails = _tails(pairing, left, right, cross, turns - 1)
-    tails = tails * _powers(np.abs(rho), order + 1)
-    marked = tails > _TOLERANCE
-    rows, columns = np.nonzero(marked)
+    # The bound is that of the largest norms and correlations of the tile, at rho^(order + 1). Where
+    # a correlation alone brings it below the tolerance nothing is left to see, which is so for
+    # nearly all pairs.
+    largest = max(rho.max(), -rho.min())
+    rows, columns = np.nonzero(np.abs(rho) > largest * (_TOLERANCE / bound) ** (1 / (order + 1)))
+    if not len(rows):
+        return none, none, _TOLERANCE
+    left, right = left.part(rows), right.part(columns)
+    own, other = left.rest[:, turns - 1], right.rest[:, turns - 1]
+    tails = _form(pairing, own, other, tuple(np.abs(x[rows, columns]) for x in cross))
+    tails = tails * _powers(np.abs(rho[rows, columns]), order + 1)
     # Marked pairs are computed alone, so their tails are no part of the error of what remains.
-    tails[marked] = 0.0
-    return rows + i.start, columns + j.start, float(tails.max(initial=0.0))
+    marked = tails > _TOLERANCE
+    return rows[marked] + i.start, columns[marked] + j.start, _TOLERANCE
 
 
 def matrix(

@@ -8,10 +8,11 @@ searched for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +29,14 @@ _REACH = 9.0
 """Where integrals over a standard normal variable end: 1e-18 of its mass lies beyond."""
 
 
+Orders: TypeAlias = tuple[tuple[int, int], ...]
+"""How often f and g are differentiated, for each of several values at a pair."""
+
+
 def pair_values(
-    f: Activation,
-    g: Activation,
-    m: Real,
-    s: Real,
-    n: Real,
-    t: Real,
-    rho: Real,
-    gap: Real,
-    derivatives: tuple[int, int] = (0, 0),
+    f: Activation, g: Activation, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real
 ) -> Real:
-    """E f(u) g(v), or of derivatives of f and g, pair by pair.
+    """E f(u) g(v), pair by pair.
 
     Args:
         f: Activation of u.
@@ -50,42 +47,58 @@ def pair_values(
         t: Standard deviations of v.
         rho: Correlations.
         gap: 1 - |rho|, with its own digits.
-        derivatives: How often f and g are differentiated.
 
     Returns:
         Values in the shape of rho, one axis, which all arguments share. Slopes by m, s, n, t and
-        rho are exact up to |rho| = 1 where nothing is differentiated yet; gap follows rho.
+        rho are exact up to |rho| = 1; gap follows rho.
     """
-    law = m, s, n, t, rho, gap
+    (values,) = pair_derivatives(f, g, (m, s, n, t, rho, gap), ((0, 0),))
+    return values
+
+
+def pair_derivatives(
+    f: Activation, g: Activation, law: tuple[Real, ...], orders: Orders
+) -> list[Real]:
+    """E of derivatives of f(u) and g(v), pair by pair, an array for each of several orders.
+
+    All orders share what is dear: moments of gates, nodes of integrals and means given a variable.
+
+    Args:
+        f: Activation of u.
+        g: Activation of v.
+        law: Means and deviations of u and of v, correlations, and gaps, as for `pair_values`.
+        orders: How often f and g are differentiated.
+    """
+    m, s, n, t, rho, gap = law
     flipped = n, t, m, s, rho, gap
-    i, j = derivatives
-    total = 0 * rho
+    exchanged = tuple((j, i) for i, j in orders)
+    traced = isinstance(rho, jax.Array)
+    found: list[Any] = []
     # Gates of one width share their tables of moments, so they are evaluated together, knots along
     # axes of their own.
     for left, right in product(_by_width(f), _by_width(g)):
-        if derivatives == (0, 0) and isinstance(rho, jax.Array):
-            total = total + _gates(left, right, *law)
-        else:
-            total = total + _differentiated_gates(left, right, law, derivatives)
+        plain = traced and orders[0] == (0, 0)
+        of_gates = [_gates(left, right, *law)] if plain else []
+        rest = [(order, False) for order in orders[len(of_gates) :]]
+        found.append([*of_gates, *(_differentiated_gates(left, right, law, rest) if rest else ())])
     # All pairs of parts with at least one that is no gate.
     for a, b in product(f.parts, g.parts):
         if isinstance(a, Gate) and isinstance(b, Gate):
             continue
-        if isinstance(a, Wave) and isinstance(b, Wave):
-            total = total + _waves(i, j, *law)
-            continue
         # A part without a closed mean is integrated over, and the other part enters through its
         # mean given the first variable. Of two parts with closed means a gate, if there is one,
         # enters through its mean.
-        if not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
-            total = total + _one_integral(b, j, a, i, *flipped)
+        if isinstance(a, Wave) and isinstance(b, Wave):
+            found.append([_waves(i, j, *law) for i, j in orders])
+        elif not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
+            found.append(_one_integral(b, a, exchanged, *flipped))
         elif not isinstance(b, Remainder):
-            total = total + _one_integral(a, i, b, j, *law)
-        elif isinstance(rho, jax.Array):
-            total = total + _traced_integrals(a, b, i, j, *law)
+            found.append(_one_integral(a, b, orders, *law))
+        elif traced:
+            found.append(_traced_integrals(a, b, orders, *law))
         else:
-            total = total + _two_integrals_by_scale(a, b, i, j, *law)
-    return total
+            found.append(_two_integrals_by_scale(a, b, orders, *law))
+    return [sum(same, 0 * rho) for same in zip(*found, strict=True)]
 
 
 def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
@@ -120,7 +133,8 @@ def _by_width(f: Activation) -> list[tuple[Gate, ...]]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _gates(left, right, m, s, n, t, rho, gap):
-    return _differentiated_gates(left, right, (m, s, n, t, rho, gap), (0, 0))
+    (values,) = _differentiated_gates(left, right, (m, s, n, t, rho, gap), [((0, 0), False)])
+    return values
 
 
 @_gates.defjvp
@@ -131,33 +145,31 @@ def _gates_jvp(left, right, primals, tangents):
     """
     _, s, _, t, *_ = primals
     m1, s1, n1, t1, rho1, _ = tangents
-    values = partial(_differentiated_gates, left, right, primals)
+    wanted = [((0, 0), False), ((1, 0), False), ((0, 1), False), ((1, 1), False), ((1, 0), True)]
+    value, by_u, by_v, mixed, by_z = _differentiated_gates(left, right, primals, wanted)
     # The law seen from v: means and deviations change places, rho and gap stay.
     flipped = (*primals[2:4], *primals[:2], *primals[4:])
-    slope = m1 * values((1, 0)) + n1 * values((0, 1)) + rho1 * s * t * values((1, 1))
-    slope = slope + s1 * values((1, 0), times_z=True)
-    slope = slope + t1 * _differentiated_gates(right, left, flipped, (1, 0), times_z=True)
-    return values((0, 0)), slope
+    (by_other_z,) = _differentiated_gates(right, left, flipped, [((1, 0), True)])
+    slope = m1 * by_u + n1 * by_v + rho1 * s * t * mixed
+    return value, slope + s1 * by_z + t1 * by_other_z
 
 
 def _differentiated_gates(
     left: tuple[Gate, ...],
     right: tuple[Gate, ...],
     law: tuple[Real, ...],
-    derivatives: tuple[int, int],
-    times_z: bool = False,
-) -> Real:
+    wanted: Sequence[tuple[tuple[int, int], bool]],
+) -> list[Real]:
     """All gates of one width with all gates of one width, knots along leading axes.
 
-    A derivative of a gate is a gate of lower powers and a density of its threshold (`_terms`). The
-    factor z = (u - m) / s is Stein's lemma again, s d/du + rho t d/dv; given U = 0 it is normal of
-    mean -m s / S^2, its covariances with u and v are s and rho t times kappa^2 / S^2.
+    Wanted are orders of derivatives, each with or without the factor z = (u - m) / s. A derivative
+    of a gate is a gate of lower powers and a density of its threshold (`_terms`). The factor is
+    Stein's lemma again, s d/du + rho t d/dv; given U = 0 it is normal of mean -m s / S^2, its
+    covariances with u and v are s and rho t times kappa^2 / S^2.
     """
     m, s, n, t, rho, gap = law
     xp = library(rho)
-    (knots, terms), (others, other_terms) = (
-        _terms(gates, order) for gates, order in zip((left, right), derivatives, strict=True)
-    )
+    knots, others = (np.array([x.knot for x in gates]) for gates in (left, right))
     # Shapes (knots, 1, pairs) and (1, other knots, pairs): every knot of u meets every knot of v.
     m, n = m - knots[:, None, None], n - others[:, None]
     width = left[0].width, right[0].width
@@ -176,7 +188,7 @@ def _differentiated_gates(
     # By Stein's lemma E z F = s E dF/du + rho t E dF/dv. Behind a gate the derivative lowers a
     # power or turns the gate into its density. At the density of a threshold the law given U = 0
     # takes the place of the plain law, with its own mean and covariances.
-    def value(kind: int, other: int, p: int, q: int) -> Real:
+    def value(times_z: bool, kind: int, other: int, p: int, q: int) -> Real:
         table = kinds[kind][other]
         if not times_z:
             return at(table, p, q)
@@ -187,41 +199,44 @@ def _differentiated_gates(
         by_u = p * at(table, p - 1, q)
         return -m * s / total**2 * at(table, p, q) + share * (s * by_u + rho * t * by_v)
 
-    result = 0 * rho
     # Weights per knot stand along the axes of knots, which are summed over; what remains has an
     # entry per pair.
-    for (kind, p), weights in terms.items():
-        for (other, q), other_weights in other_terms.items():
-            weight = weights[:, None, None] * other_weights[:, None]
-            result = result + xp.sum(weight * value(kind, other, p, q), (0, 1))
-    return result
+    results = []
+    for derivatives, times_z in wanted:
+        result = 0 * rho
+        terms, other_terms = map(_terms, (left, right), derivatives)
+        for (kind, p), weights in terms.items():
+            for (other, q), other_weights in other_terms.items():
+                weight = weights[:, None, None] * other_weights[:, None]
+                result = result + xp.sum(weight * value(times_z, kind, other, p, q), (0, 1))
+        results.append(result)
+    return results
 
 
-def _terms(
-    gates: tuple[Gate, ...], derivatives: int
-) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
-    """Knots, and weights of (u - knot)^p, by p, behind gates (0) and at their densities (1)."""
+def _terms(gates: tuple[Gate, ...], derivatives: int) -> dict[tuple[int, int], np.ndarray]:
+    """Weights of (u - knot)^p, by p, behind gates (0) and at their densities (1)."""
     terms: dict[tuple[int, int], np.ndarray] = {}
     for row, gate in enumerate(gates):
         for kind, weights in enumerate(gate.derivative(derivatives)):
             for p, weight in enumerate(weights):
                 terms.setdefault((kind, p), np.zeros(len(gates)))[row] = weight
-    return np.array([x.knot for x in gates]), {k: w for k, w in terms.items() if w.any()}
+    return {k: w for k, w in terms.items() if w.any()}
 
 
 def _one_integral(
     part: Part,
-    derivative: int,
     closed: ClosedPart,
-    other_derivative: int,
+    orders: Orders,
     m: Real,
     s: Real,
     n: Real,
     t: Real,
     rho: Real,
     gap: Real,
-) -> Real:
+) -> list[Real]:
     """int part(m + s z) phi(z) E[closed(v) | z] dz over panels of 20 Gauss-Legendre nodes.
+
+    There is a value for each order of derivatives.
 
     Given z, v is normal of mean n + t rho z and deviation t sqrt(1 - rho^2). The mean of a gate
     turns from one asymptote to the other about z*, where its argument's mean is at the knot, within
@@ -258,19 +273,22 @@ def _one_integral(
 
     # A derivative of a gate without any width left is a density without width, so a deviation of
     # rounding is kept.
-    def conditional(mean: Real, deviation: Real) -> Real:
-        if other_derivative:
+    def conditional(mean: Real, deviation: Real, order: int) -> Real:
+        if order:
             deviation = xp.maximum(deviation, eps)
-        return closed.mean(mean, deviation + 0 * mean, other_derivative)
+        return closed.mean(mean, deviation + 0 * mean, order)
 
     def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
         # A panel ends at the end of the interval at the latest; at the end its length is zero.
         length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edge - centre)))
         length = xp.minimum(length, sign * (end - edge))
         z = edge[:, None] + sign * length[:, None] * nodes
-        inner = conditional(n[:, None] + slope[:, None] * z, left_over[:, None])
-        values = density(z) * part(m[:, None] + s[:, None] * z, derivative) * inner
-        return edge + sign * length, length * xp.sum(weights * values, 1)
+        # Every order of either function once, for all pairs of orders.
+        mean, weighted = n[:, None] + slope[:, None] * z, weights * density(z)
+        inner = {j: conditional(mean, left_over[:, None], j) for _, j in orders}
+        outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i, _ in orders}
+        sums = xp.stack([xp.sum(outer[i] * inner[j], 1) for i, j in orders])
+        return edge + sign * length, length * sums
 
     # One panel to the left and one to the right of what has been integrated so far.
     def body(state: tuple[Real, Real, Real]) -> tuple[Real, Real, Real]:
@@ -282,15 +300,16 @@ def _one_integral(
     def unfinished(state: tuple[Real, Real, Real]) -> Real:
         return xp.any((state[0] > low) | (state[1] < high))
 
-    state = start, start, 0 * rho
+    state = start, start, xp.zeros((len(orders), 1), dtype) * rho
     if xp is np:
         while unfinished(state):
             state = body(state)
-        return state[2]
-    return jax.lax.while_loop(unfinished, body, state)[2]
+    else:
+        state = jax.lax.while_loop(unfinished, body, state)
+    return list(state[2])
 
 
-def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
+def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
     """Trapezoidal sums over u = m + s x and, given x, over v = n + t (rho x + sqrt(1 - rho^2) y).
 
     As a function of x the inner sum is analytic within strip_b / |t rho|, the outer factor within
@@ -308,6 +327,8 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
     # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
     rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
     ahead, together = xp.arange(rows, dtype=dtype), xp.arange(columns, dtype=dtype)
+    # Every order of either function once, for all pairs of orders.
+    of_a, of_b = (sorted({order[n] for order in orders}) for n in (0, 1))
 
     def outer(turn: Any, total: Real) -> Real:
         x = low[:, None] + (rows * turn + ahead) * step[:, None]
@@ -318,49 +339,58 @@ def _two_integrals(a, b, i, j, m, s, n, t, rho, gap):
         def inner(turn: Any, part: Real) -> Real:
             # Axes are (pairs, nodes of x, nodes of y).
             y = first[..., None] + (columns * turn + together) * inner_step[:, None, None]
-            values = density(y) * b(mean[..., None] + spread[:, None, None] * y, j)
-            return part + xp.sum(xp.where(y > last[..., None], 0.0, values), 2)
+            v = mean[..., None] + spread[:, None, None] * y
+            weight = xp.where(y > last[..., None], 0.0, density(y))
+            return part + xp.stack([xp.sum(weight * b(v, j), 2) for j in of_b])
 
-        integral = repeat(count, inner, 0 * mean)
-        weight = density(x) * a(m[:, None] + s[:, None] * x, i)
-        return total + xp.sum(xp.where(x > high[:, None], 0.0, weight) * integral, 1)
+        integrals = repeat(count, inner, xp.zeros((len(of_b), 1, 1), dtype) * mean)
+        inside = dict(zip(of_b, integrals, strict=True))
+        weight = xp.where(x > high[:, None], 0.0, density(x))
+        outside = {i: weight * a(m[:, None] + s[:, None] * x, i) for i in of_a}
+        return total + xp.stack([xp.sum(outside[i] * inside[j], 1) for i, j in orders])
 
     # Steps are common to all nodes of a sum, so they multiply the total once.
     count = (nodes_of(a, (high - low) / step, _NODES) - 1) // rows + 1
-    return repeat(count, outer, 0 * rho) * step * inner_step
+    zeros = xp.zeros((len(orders), 1), dtype) * rho
+    return list(repeat(count, outer, zeros) * step * inner_step)
 
 
-def _two_integrals_by_scale(a, b, i, j, m, s, n, t, rho, gap):
+def _two_integrals_by_scale(a, b, orders, m, s, n, t, rho, gap):
     """The same with the variable of larger scale outside.
 
     Given the wider variable, the narrower one moves little. The other way round the inner sum would
     turn within 1 / |t rho|, and the outer one need as many nodes.
     """
     wide = s >= t
-    total = 0 * rho
+    totals = np.zeros((len(orders), *rho.shape))
+    exchanged = tuple((j, i) for i, j in orders)
     for chosen, flip in ((wide, False), (~wide, True)):
         if chosen.any():
             u, v = (m[chosen], s[chosen]), (n[chosen], t[chosen])
             # Exchanging u and v exchanges parts, derivatives, means and deviations; the correlation
             # is symmetric.
-            both = (b, a, j, i, *v, *u) if flip else (a, b, i, j, *u, *v)
-            total[chosen] = _two_integrals(*both, rho[chosen], gap[chosen])
-    return total
+            both = (b, a, exchanged, *v, *u) if flip else (a, b, orders, *u, *v)
+            totals[:, chosen] = _two_integrals(*both, rho[chosen], gap[chosen])
+    return list(totals)
 
 
-_traced_integrals = jax.custom_jvp(_two_integrals, nondiff_argnums=(0, 1, 2, 3))
+_traced_integrals = jax.custom_jvp(_two_integrals, nondiff_argnums=(0, 1, 2))
 
 
 @_traced_integrals.defjvp
-def _two_integrals_jvp(a, b, i, j, primals, tangents):
+def _two_integrals_jvp(a, b, orders, primals, tangents):
     """Price's theorem: dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = s E f'' g + rho t E f' g'."""
     _, s, _, t, rho, _ = primals
     m1, s1, n1, t1, rho1, _ = tangents
+    # All orders that the values and their slopes take, in one sum.
+    steps = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
+    every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in steps}))
+    found = dict(zip(every, _traced_integrals(a, b, every, *primals), strict=True))
 
-    def value(x: int, y: int) -> Real:
-        return _traced_integrals(a, b, i + x, j + y, *primals)
+    def slope(i: int, j: int) -> Real:
+        mixed = found[i + 1, j + 1]
+        total = m1 * found[i + 1, j] + n1 * found[i, j + 1] + rho1 * s * t * mixed
+        total = total + s1 * (s * found[i + 2, j] + rho * t * mixed)
+        return total + t1 * (t * found[i, j + 2] + rho * s * mixed)
 
-    mixed = value(1, 1)
-    slope = m1 * value(1, 0) + n1 * value(0, 1) + rho1 * s * t * mixed
-    slope = slope + s1 * (s * value(2, 0) + rho * t * mixed)
-    return value(0, 0), slope + t1 * (t * value(0, 2) + rho * s * mixed)
+    return [found[order] for order in orders], [slope(*order) for order in orders]

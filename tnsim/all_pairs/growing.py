@@ -24,6 +24,11 @@ each side, with their places among all models, as later models need not stand la
 markers, damage and resuming are those of every store. A process that reads sees finished pairs and
 the pairs that are missing.
 
+*Pieces are never merged.* A merged store would be another run's tiles, computed anew or copied
+under readers and writers that hold the pieces open, to save what pieces cost: about 40 small files
+and 3 ms of the processor a growth for whoever opens the store (60 growths of a model each: 2,400
+files, 0.2 s, where a store of all models has 18 files and takes 0.02 s).
+
 *Which runs continue a store.* The models of the store must be among the models given, in order,
 equal by their digests. A run over the models that the store had at any time reads the pieces of
 that time. All else is another run, which is refused.

@@ -7,8 +7,8 @@ process they are computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,6 +18,10 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.scaled import LOG_2, ScaledSum, log_abs, taken, total
 
 _NORM, _NORMS = "log_norm", "log_norms"
+_NORM_SHARE = 1 / 4
+"""Share of a norm in the visible error of a cosine, to which two norms contribute twice."""
+Norms: TypeAlias = Mapping[str, ScaledSum]
+"""Squared norms of some models over all outputs, and of each output where these are told apart."""
 
 
 class Doubt(NamedTuple):
@@ -54,8 +58,8 @@ def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> d
 
 def tile_arrays(
     products: ScaledSum,
-    bra: Mapping[str, ScaledSum],
-    ket: Mapping[str, ScaledSum],
+    bra: Norms,
+    ket: Norms,
     same: Bool[np.ndarray, "rows columns"],
     arithmetic: Arithmetic,
 ) -> tuple[dict[str, Float[np.ndarray, "rows columns ..."]], Float[np.ndarray, "rows columns"]]:
@@ -70,14 +74,10 @@ def tile_arrays(
     inner = total(products, slices=_NORMS in bra)
     arrays = {"log_inner": log_abs(inner), "sign": np.sign(inner.mantissa)}
     errors = []
-    for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
-        if norm in bra:
-            # Norms of rows along the first axis of the tile, norms of columns along the second.
-            rows = taken(bra[norm], np.s_[:, None])
-            columns = taken(ket[norm], None)
-            cosines = precision.cosine(values, rows, columns, arithmetic)
-            arrays[name] = precision.clipped(cosines)
-            errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
+    for name, asked in _asked(products, bra, ket):
+        cosines = precision.cosine(asked["AB"], asked["AA"], asked["BB"], arithmetic)
+        arrays[name] = precision.clipped(cosines)
+        errors.append(cosines.error.reshape(*same.shape, -1).max(axis=-1))
     for array in arrays.values():
         # A model with itself: cosine and sign are 1, without the rounding of the computation.
         array[same] = 1
@@ -85,3 +85,43 @@ def tile_arrays(
     rows = np.broadcast_to(log_abs(bra[_NORM])[:, None], same.shape)
     arrays["log_inner"][same] = rows[same]
     return arrays, np.where(same, 0.0, np.max(errors, axis=0))
+
+
+def uncertified(
+    products: ScaledSum, bra: Norms, ket: Norms, arithmetic: Arithmetic
+) -> Bool[np.ndarray, "rows columns"]:
+    """Pairs of which a cosine, of all outputs or of any, is not `precision.certified`.
+
+    Args:
+        products: Inner products of rows with columns.
+        bra, ket: Norms of rows and columns, from `norms_in`.
+        arithmetic: Degree and precision of the computation.
+    """
+    sure = []
+    for _, asked in _asked(products, bra, ket):
+        found = np.asarray(precision.certified(asked, arithmetic))
+        sure.append(found.reshape(*products.mantissa.shape[:2], -1).all(axis=-1))
+    return np.logical_not(np.all(sure, axis=0))
+
+
+def uncertified_norms(norms: ScaledSum, arithmetic: Arithmetic) -> Bool[np.ndarray, " models"]:
+    """Models of which a squared norm may be the reason that a cosine is not certified.
+
+    Norms have a share of `_NORM_SHARE` in the visible error of a cosine, so that a pair of other
+    models is certified by its inner product alone.
+    """
+    most = _NORM_SHARE * precision.VISIBLE * norms.mantissa
+    unsure = np.asarray(arithmetic.rounding * norms.size > most)
+    return unsure.reshape(len(unsure), -1).any(axis=-1)
+
+
+def _asked(
+    products: ScaledSum, bra: Norms, ket: Norms
+) -> Iterator[tuple[str, dict[str, ScaledSum]]]:
+    """The cosines of a tile by name, each as its product with the norms of rows and columns."""
+    inner = total(products, slices=_NORMS in bra)
+    for name, norm, values in (("similarity", _NORM, inner), ("slices", _NORMS, products)):
+        if norm in bra:
+            # Norms of rows along the first axis of the tile, norms of columns along the second.
+            rows, columns = taken(bra[norm], np.s_[:, None]), taken(ket[norm], None)
+            yield name, {"AB": values, "AA": rows, "BB": columns}

@@ -248,6 +248,11 @@ def _planned(
         key=key,
         points=route.points,
         kernels=plan.route == KERNELS,
+        # Arrays of float64 take twice the memory. Forward passes add up no terms that cancel.
+        certifies=setting.dtype == "float32"
+        and route.points is None
+        and 2 * plan.peak_bytes <= costs.memory(setting),
+        differences=setting.dtype,
     )
     spaces, contracted = route.spaces, route.contracted
     return PairwiseRun(rows, columns, symmetric, job, plan, spaces, contracted, known)

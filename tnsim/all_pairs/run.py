@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
-from tnsim.all_pairs.run_plan import PairwisePlan, with_seconds
+from tnsim.all_pairs.run_plan import PairwisePlan, in_turn, several, with_seconds
 from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import given_models, is_path_or_paths
 from tnsim.circuits.parts import PartSeries, SeriesParts
@@ -62,7 +63,8 @@ def pairwise(
             PyTorch in the place of models, and folders, patterns or paths of files; or both parts
             of a series. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
-        dialect: Dialect of files that are given by their paths, as for `load`.
+        dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
+            that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -136,7 +138,9 @@ def pairwise(
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(path))
             raise
-    worst = max([Doubt(run.arithmetic.alone, ""), *doubts])
+    # What was read from a store has been told of before, except for doubts of the degree alone.
+    alone = 0.0 if run.job.certifies else run.arithmetic.alone
+    worst = max([Doubt(alone, ""), *doubts])
     precision.warn(*worst, run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
     told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
@@ -161,17 +165,19 @@ def plan_pairwise(
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
             `tnsim.load` of many files, from which weights are read when needed; modules of
-            PyTorch in the place of models, and folders, patterns or paths of files. Without
+            PyTorch in the place of models, and folders, patterns or paths of files; or both parts
+            of a series, of which a part of each kind is read and stands for the others. Without
             `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
-        dialect: Dialect of files that are given by their paths, as for `load`.
+        dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
+            that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits on a single inner product and on the memory of a tile.
 
     Returns:
-        A `PairwisePlan`: scalar multiplications, bytes and seconds.
+        A `PairwisePlan`: scalar multiplications, bytes and seconds; of parts, of all together.
 
     Raises:
         ModelError: Models cannot be compared.
@@ -185,9 +191,34 @@ def plan_pairwise(
         3
     """
     dtype = dtype_name(dtype)
+    if isinstance(models, SeriesParts):
+        _check_settings_of_parts(slices, dialect, n_ctx)
+        parts = list(part_runs.part_runs(models, other, None))
+        counts = Counter(part.name.kind for part in parts)
+        # The first part of each kind, as a later one of equal kind would replace it.
+        first = {part.name.kind: part for part in reversed(parts)}
+        plans = []
+        for kind, count in counts.items():
+            one, two = first[kind].models, first[kind].other
+            plans.append(_planned_runs(one, metric, two, False, dtype, budget, count))
+        return in_turn(plans)
     models, other = _given(models, other, metric, dialect, n_ctx)
+    return _planned_runs(models, metric, other, slices, dtype, budget)
+
+
+def _planned_runs(
+    models: Any,
+    metric: Metric,
+    other: Any,
+    slices: bool,
+    dtype: str,
+    budget: Budget,
+    count: int = 1,
+) -> PairwisePlan:
+    """The plan of a number of runs of the shapes of these models."""
     run = prepared(models, metric, other, slices, dtype, budget, None)
-    return with_seconds(run.plan, run.contracted, run.job.setting)
+    contracted = [(count * times, plan) for times, plan in run.contracted]
+    return with_seconds(several(run.plan, count), contracted, run.job.setting)
 
 
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:

@@ -463,6 +463,56 @@ def _pairs_of_kinds(
                 yield bra, ket, sides, times * (times - 1) // 2
 
 
+def several(plan: PairwisePlan, count: int) -> PairwisePlan:
+    """The plan of several runs of equal shapes, which share their programs, one after another.
+
+    Args:
+        plan: Plan of each run.
+        count: Number of runs.
+
+    Example:
+        >>> several(PairwisePlan("features", 3, 2, 1, 12, 2**20, 3), 2).summary
+        'features: 24 multiplications in 2 tiles of 2 x 2'
+    """
+    return dataclasses.replace(
+        plan,
+        pairs=count * plan.pairs,
+        tiles=count * plan.tiles,
+        multiplications=count * plan.multiplications,
+        others=tuple(several(other, count) for other in plan.others),
+    )
+
+
+def in_turn(plans: Sequence[PairwisePlan]) -> PairwisePlan:
+    """The plan of runs of several kinds, one after another.
+
+    Args:
+        plans: Plans of the runs; other routes are those of the only run, if there is one.
+
+    Example:
+        >>> one = PairwisePlan("features", 3, 2, 1, 12, 2**20, 3)
+        >>> in_turn([one, dataclasses.replace(one, route="kernels", tile=4)]).summary
+        'features, kernels: 24 multiplications in 2 tiles of 4 x 4'
+    """
+    if len(plans) == 1:
+        return plans[0]
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    return PairwisePlan(
+        route=", ".join(dict.fromkeys(plan.route for plan in plans)),
+        pairs=sum(plan.pairs for plan in plans),
+        tile=max(plan.tile for plan in plans),
+        tiles=sum(plan.tiles for plan in plans),
+        multiplications=sum(plan.multiplications for plan in plans),
+        peak_bytes=max(plan.peak_bytes for plan in plans),
+        compilations=sum(plan.compilations for plan in plans),
+        streamed=any(plan.streamed for plan in plans),
+        together=min(plan.together for plan in plans),
+        # A sum over some of the runs would be no estimate.
+        seconds=sum(seconds) if len(seconds) == len(plans) else None,
+        tier="compile" if any(plan.tier == "compile" for plan in plans) else "interpret",
+    )
+
+
 def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetting) -> PairwisePlan:
     """The plan with an estimated time for every route, from rates measured on this machine.
 

@@ -191,6 +191,11 @@ class Entry:
         return model
 
 
+def digests(entries: Sequence[Entry]) -> np.ndarray:
+    """The digests of some entries, as an array of texts that may be compared in blocks."""
+    return np.array([entry.digest for entry in entries])
+
+
 def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
     """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
 

@@ -8,17 +8,21 @@ the tasks that follow, see `Job`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 
 from tnsim.all_pairs import batched_plans, forward_runs, kernel_runs
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.forward_runs import Estimated
-from tnsim.all_pairs.sources import Entry
-from tnsim.errors import ExecutorError, TnsimError
+from tnsim.all_pairs.normalise import Norms, uncertified, uncertified_norms
+from tnsim.all_pairs.sources import Entry, digests
+from tnsim.engine.precision import EPS, Arithmetic
+from tnsim.errors import ExecutorError, TnsimError, TooLarge
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -27,7 +31,7 @@ from tnsim.problems.conditioning import cancellations
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.forward import Sums
 from tnsim.problems.state_sizes import scaled_under
-from tnsim.scaled import ScaledSum, add
+from tnsim.scaled import ScaledSum, add, magnified
 from tnsim.sessions import session
 
 Block = features.FeatureBlock | batched_plans.StackBlock | kernel_runs.KernelBlock
@@ -47,6 +51,8 @@ class Job(NamedTuple):
         key: Unique name of this run.
         points: Points of forward passes; None on other routes.
         kernels: Whether inner products are sums over pairs of hidden units.
+        certifies: Whether pairs of which float32 leaves few digits are computed in float64.
+        differences: Precision that tells which differences of models are small, that of the run.
     """
 
     setting: PairSetting
@@ -58,6 +64,13 @@ class Job(NamedTuple):
     key: str
     points: Points | None = None
     kernels: bool = False
+    certifies: bool = False
+    differences: str = "float64"
+
+    @property
+    def in_float64(self) -> Job:
+        """The same job in float64, with the same terms of models."""
+        return self._replace(setting=self.setting._replace(dtype="float64"), certifies=False)
 
     @property
     def parts(self) -> Sequence[FeatureSpace | None]:
@@ -74,14 +87,35 @@ def forgetting(job: Job) -> Iterator[None]:
         session().blocks.forget(lambda key: key[1] == job.key)
 
 
-def norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
-    """Squared norms of some models; per output where the job wants slices."""
+def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> ScaledSum:
+    """Squared norms of some models; per output where the job wants slices.
+
+    Args:
+        job: Settings that all tasks share.
+        entries: Distinct models.
+        arithmetic: Degree and precision of the run.
+    """
+    found = _norms(job, entries)
+    if not job.certifies:
+        return found
+    unsure = uncertified_norms(found, arithmetic)
+    return _refined(found, unsure, lambda: _norms(job.in_float64, _chosen(entries, unsure)))
+
+
+def _norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
+    """Squared norms in the precision of the job."""
     if job.points is not None:
         return _checked(forward.total(_sums(job, entries, entries).rows), job)
     return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
 
 
-def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:
+def tile(
+    job: Job,
+    rows: tuple[Entry, ...],
+    columns: tuple[Entry, ...],
+    norms: tuple[Norms, Norms],
+    arithmetic: Arithmetic,
+) -> ScaledSum | Estimated:
     """Inner products of all rows with all columns.
 
     The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
@@ -89,10 +123,27 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Scale
     Args:
         job: Settings that all tasks share.
         rows, columns: Distinct models.
+        norms: Squared norms of rows and columns.
+        arithmetic: Degree and precision of the run.
 
     Returns:
         (rows, columns), or (rows, columns, out) where the job wants slices.
     """
+    found = _tile(job, rows, columns)
+    if not job.certifies or isinstance(found, Estimated):
+        return found
+    unsure = uncertified(found, *norms, arithmetic)
+    unsure &= digests(rows)[:, None] != digests(columns)
+
+    def again() -> ScaledSum | Estimated:
+        first, second = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
+        return _tile(job.in_float64, first, second)
+
+    return _refined(found, unsure, again)
+
+
+def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:
+    """Inner products in the precision of the job."""
     if job.points is not None:
         sums = _sums(job, rows, columns)
         result = forward_runs.tile(sums, job.setting.slices, job.points.drawn)
@@ -105,6 +156,41 @@ def tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Scale
         second = first if rows == columns else _block(job, columns, part)
         products.append(_part_products(job, first, second))
     return _checked(add(products), job)
+
+
+def _chosen(entries: tuple[Entry, ...], wanted: Bool[np.ndarray, " n"]) -> tuple[Entry, ...]:
+    return tuple(itertools.compress(entries, wanted))
+
+
+def _refined(
+    found: ScaledSum, unsure: Bool[np.ndarray, "..."], again: Callable[[], Any]
+) -> ScaledSum:
+    """Numbers of float32 with the unsure numbers taken from a second computation in float64.
+
+    Args:
+        found: Numbers of all models, or of all pairs.
+        unsure: Models or pairs to replace, one axis for each axis of models.
+        again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
+    """
+    if not unsure.any():
+        return found
+    try:
+        # Sizes count roundings of the run, those of float32.
+        finer = magnified(again(), EPS["float64"] / EPS["float32"])
+    except TooLarge:
+        return found  # with the bound of float32
+    axes = range(unsure.ndim)
+    others = [tuple(axis for axis in axes if axis != kept) for kept in axes]
+    place = np.ix_(*(unsure.any(axis=rest) for rest in others))
+    replaced = unsure[place]
+    arrays = []
+    for old, new in zip(found, finer, strict=True):
+        array = old.copy()
+        block = array[place]
+        block[replaced] = new[replaced]
+        array[place] = block
+        arrays.append(array)
+    return ScaledSum(*arrays)
 
 
 def _part_norms(job: Job, block: Block) -> ScaledSum:
@@ -149,14 +235,14 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
     # On a worker, the blocks of all runs share one allowance: no worker learns that a run ended.
     owner = job.key if job.alone else _WORKER
     kept = session().blocks
-    found = kept.get((owner, job.key, *key), make)
+    found = kept.get((owner, job.key, job.setting.dtype, *key), make)
     kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
     return found
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
     """The block of some models: a part of their features, or a stack for the batched plans."""
-    models, combined = _terms(entries, job.setting.dtype)
+    models, combined = _terms(entries, job.differences)
     if job.kernels:
         return kernel_runs.block(models, combined, job.setting)
     units, dtype = job.setting.units, job.setting.dtype

@@ -32,9 +32,9 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import tasks
 from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.forward_runs import Estimated
-from tnsim.all_pairs.normalise import Doubt, norm_arrays, norms_in, tile_arrays
+from tnsim.all_pairs.normalise import Doubt, Norms, norm_arrays, norms_in, tile_arrays
 from tnsim.all_pairs.preparation import PairwiseRun, Side
-from tnsim.all_pairs.sources import Entry
+from tnsim.all_pairs.sources import digests
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
@@ -331,7 +331,7 @@ def units_of_work(run: PairwiseRun, target: Store, bar: Any) -> list[PendingWork
 
 def _norm_work(run: PairwiseRun, target: Store, side: Side) -> PendingWork:
     def task(record: Record) -> Task:
-        return tasks.norms, (run.job, run.block(side, *record.blocks))
+        return tasks.norms, (run.job, run.block(side, *record.blocks), run.arithmetic)
 
     def write(record: Record, result: Any) -> list[Doubt]:
         _write_norms(run, target, side, record, result)
@@ -343,7 +343,8 @@ def _norm_work(run: PairwiseRun, target: Store, side: Side) -> PendingWork:
 def _tile_work(run: PairwiseRun, target: Store, bar: Any) -> PendingWork:
     def task(record: Record) -> Task:
         i, j = record.blocks
-        return tasks.tile, (run.job, run.block(run.rows, i), run.block(run.columns, j))
+        models = run.block(run.rows, i), run.block(run.columns, j)
+        return tasks.tile, (run.job, *models, _norms_of(run, target, i, j), run.arithmetic)
 
     def write(record: Record, result: Any) -> list[Doubt]:
         return [_write_tile(run, target, record, result)]
@@ -374,18 +375,14 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     """
     i, j = record.blocks
     at, to = target.layout.block(i), target.layout.block(j)
-    slices = run.job.setting.slices
     rows, columns = run.block(run.rows, i), run.block(run.columns, j)
     shape = len(rows), len(columns)
     products = tasks.expect_products(result, shape, target.layout.outputs, advice(target.path))
     estimated = None
     if isinstance(products, Estimated):
         products, estimated = products
-    same = _digests(rows)[:, None] == _digests(columns)
-    # Norms were written before any tile was begun.
-    bra = norms_in(target.arrays, "a", at, slices)
-    ket = norms_in(target.arrays, "a" if run.symmetric else "b", to, slices)
-    blocks, error = tile_arrays(products, bra, ket, same, run.arithmetic)
+    same = digests(rows)[:, None] == digests(columns)
+    blocks, error = tile_arrays(products, *_norms_of(run, target, i, j), same, run.arithmetic)
     if estimated is not None:
         blocks["standard_error"] = np.where(same, 0.0, estimated)
     # The pair of the largest error stands for the tile in warnings.
@@ -402,5 +399,9 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     return doubt
 
 
-def _digests(entries: tuple[Entry, ...]) -> np.ndarray:
-    return np.array([entry.digest for entry in entries])
+def _norms_of(run: PairwiseRun, target: Store, i: int, j: int) -> tuple[Norms, Norms]:
+    """The norms of the rows and columns of tile (i, j), which were written before any tile."""
+    at, to = target.layout.block(i), target.layout.block(j)
+    slices = run.job.setting.slices
+    bra = norms_in(target.arrays, "a", at, slices)
+    return bra, norms_in(target.arrays, "a" if run.symmetric else "b", to, slices)

@@ -41,8 +41,9 @@ def hidden_states(
 
     Returns:
         Arrays (n, ...) by name, in the order of the computation. Left out are parts that are never
-        called, that give no floats with a row for every input, and containers that hand on the
-        output of a part inside. The second call of a part is called "name (2)".
+        called, and that give no floats with a row for every input. Containers that hand on the
+        output of a part inside go by the name that a pattern chooses, by "*" that of the part. The
+        second call of a part is called "name (2)".
 
     Raises:
         ModelError: No part has such a name, or nothing has hidden states.
@@ -56,10 +57,11 @@ def hidden_states(
     x = host_array(detached(input_rows(inputs)))
     # Inputs keep modules as they are: hooks need the module itself.
     model = given_model(model, inputs=x)
+    containers: dict[str, list[str]] = {}
     if isinstance(model, Model):
         every = _of_model(model, x)
     elif hasattr(model, "named_modules"):
-        every = _of_module(model, x)
+        every, containers = _of_module(model, x)
     else:
         raise ModelError(
             "hidden states are those of a module, a model or a file of one, found "
@@ -67,9 +69,11 @@ def hidden_states(
         )
     patterns = [layers] if isinstance(layers, str) else list(layers)
     chosen = {}
-    for name, states in every.items():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            chosen[name] = states
+    for part, states in every.items():
+        names = (part, *containers.get(part, ()))
+        fitting = [one for one in names if any(fnmatchcase(one, pattern) for pattern in patterns)]
+        if fitting:
+            chosen[fitting[0]] = states
     if not chosen:
         raise ModelError(
             f"no part is called {', '.join(patterns)}; there are {', '.join(list(every)[:8])}"
@@ -163,17 +167,26 @@ def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def _of_module(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of all parts of a module, seen by hooks."""
+def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Outputs of all parts of a module, seen by hooks, and containers that hand them on."""
     batches: list[dict[str, Any]] = []
+    containers: dict[str, list[str]] = {}
     for at in range(0, len(x), BATCH):
-        batches.append(_hooked_outputs(module, x[at : at + BATCH]))
-    return {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
+        states, containers = _hooked_outputs(module, x[at : at + BATCH])
+        batches.append(states)
+    found = {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
+    return found, containers
 
 
-def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Outputs of all parts of a module on a batch, in the order of the computation."""
+def _hooked_outputs(
+    module: Any, x: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Outputs of all parts of a module on a batch, in the order of the computation.
+
+    The names of containers that hand on the output of a part stand under the name of the part.
+    """
     seen: dict[str, np.ndarray] = {}
+    containers: dict[str, list[str]] = {}
     known: list[tuple[Any, str]] = []  # outputs are kept alive, so that none has the id of another
     hooks = []
 
@@ -190,6 +203,7 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
         for other, its_name in known:
             # A container hands on the output of a part, as dropout does that is off.
             if other is array and np.array_equal(states, seen[its_name]):
+                containers.setdefault(its_name, []).append(name)
                 return
         # A part may be called several times, as in shared layers.
         calls = sum(one == name or one.startswith(f"{name} (") for one in seen)
@@ -207,7 +221,7 @@ def _hooked_outputs(module: Any, x: np.ndarray) -> dict[str, np.ndarray]:
             hook.remove()
     if not seen:
         raise ModelError("the module has no parts with outputs; compare it as a whole")
-    return seen
+    return seen, containers
 
 
 def _flat_states(states: np.ndarray) -> np.ndarray:

@@ -7,13 +7,16 @@ and modules are imported where a path or a module comes: most comparisons are of
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, terms
+
+log: logging.Logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.load import Series
@@ -78,7 +81,8 @@ def given_models(
             folder or a glob pattern, or paths of several files.
         n_ctx: Length of the sequences on which models with attention are compared.
         inputs: Inputs on which the comparison runs, as for `given_model`.
-        dialect: Dialect of the files, as for `load`.
+        dialect: Dialect of the files, as for `load`; of a module that is no model, the files run
+            on the inputs as copies of the module.
         output: Name or place of an output, as for `given_model`.
 
     Returns:
@@ -94,14 +98,24 @@ def given_models(
         >>> list(given_models({"first": model, "second": model}))
         ['first', 'second']
     """
-    from tnsim.checkpoints.load import Series
+    from tnsim.checkpoints.load import Series, modules_of
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
     # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
     if is_path_or_paths(models):
-        return _at_length(Series(models, dialect, n_ctx), None, inputs)
+        # Files of a dialect have a single output, state dicts of a module those of the module.
+        chosen = output if _is_module(dialect) else None
+        try:
+            series = Series(models, dialect, n_ctx, output=chosen)
+        except (UnsupportedLayer, ModelError) as refused:
+            if inputs is None or not _is_module(dialect):
+                raise
+            log.info("the files run as modules on the inputs, since %s", refused)
+            each = modules_of(models, dialect)
+            return {label: with_output(module, output) for label, module in each.items()}
+        return _at_length(series, None, inputs)
     if dialect is not None:
         raise ModelError(
             "a dialect reads files: give it with paths, or load a series by "

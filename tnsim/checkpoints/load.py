@@ -80,6 +80,9 @@ def read(
     n_ctx: int | None = None,
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
+    *,
+    inputs: Any = None,
+    output: str | int | None = None,
 ) -> Checkpoint:
     """Read a single file as `load` does, with the stored dtypes.
 
@@ -90,6 +93,8 @@ def read(
         n_ctx: Length of the sequences, as in `load`.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
         norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
+        inputs: Example of the argument of a module, as in `load`.
+        output: Output of a module that counts, as in `load`.
 
     Returns:
         The model and the dtypes.
@@ -105,7 +110,7 @@ def read(
         >>> read(file).dtypes
         ('float64',)
     """
-    known = None if dialect is None else find_dialect(dialect)
+    known = _reader_asked_for(dialect, inputs, output)
     leave_out = patterns(leave_out)
     with naming(path):
         file = located(path)
@@ -168,12 +173,29 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return several
 
 
-def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
+def _reader_asked_for(
+    dialect: AnyDialect | None, inputs: Any, output: str | int | None
+) -> Dialect | StatesOf | None:
+    """The reader of files by a dialect or a module; None where files say what they hold."""
+    if (inputs is not None or output is not None) and not hasattr(dialect, "named_parameters"):
+        raise CheckpointError(
+            "inputs and output say how an nn.Module is read: give the module in the place of the "
+            "dialect, as tnsim.load(path, net, output=1), found "
+            f"{'none' if dialect is None else type(dialect).__name__}"
+        )
+    return None if dialect is None else find_dialect(dialect, inputs, output)
+
+
+def find_dialect(
+    dialect: AnyDialect, inputs: Any = None, output: str | int | None = None
+) -> Dialect | StatesOf:
     """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
         dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
             state dicts the files hold.
+        inputs: Example of the argument of a module, as in `load`.
+        output: Output of a module that counts, as in `load`.
 
     Returns:
         The dialect; for a module with layers that have no rules, the reader of its state dicts.
@@ -191,7 +213,7 @@ def find_dialect(dialect: AnyDialect) -> Dialect | StatesOf:
     if hasattr(dialect, "named_parameters"):
         from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
 
-        return reader_of_states(dialect)
+        return reader_of_states(dialect, inputs, output)
     # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module"):
         return dialect
@@ -218,6 +240,8 @@ class Series(Sequence[Model]):
         names: Names from which labels are taken; by default the paths.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
         norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
+        inputs: Example of the argument of a module, as in `load`.
+        output: Output of a module that counts, as in `load`.
 
     Attributes:
         paths: Files in order.
@@ -248,9 +272,11 @@ class Series(Sequence[Model]):
         *,
         leave_out: str | Sequence[str] = (),
         norm_inputs: Any = None,
+        inputs: Any = None,
+        output: str | int | None = None,
     ):
-        if dialect is not None:
-            dialect = find_dialect(dialect)
+        # A reader of a module keeps inputs and output, so parts of the series need only the reader.
+        dialect = _reader_asked_for(dialect, inputs, output)
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
         found = list(_expand_source(source))
         self.paths: tuple[Path, ...] = tuple(path for _, path in found)
@@ -293,6 +319,35 @@ class Series(Sequence[Model]):
     def _repr_html_(self) -> str:
         rows = zip(self.labels, self.paths, strict=True)
         return html_table(f"{len(self)} checkpoints", rows, ("label", "file"))
+
+
+def modules_of(source: Any, module: Any) -> dict[str, Any]:
+    """Copies of a module in evaluation mode, with the weights of files, by the labels of a series.
+
+    Args:
+        source: A path, a folder, a glob pattern, or several of them.
+        module: An `nn.Module` whose state dicts the files hold.
+
+    Returns:
+        The copies, all of them in memory.
+
+    Raises:
+        CheckpointError: When nothing matches, or a file is damaged or of another module.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder, net = Path(tempfile.mkdtemp()), torch.nn.Linear(2, 2)
+        >>> torch.save(net.state_dict(), folder / "step_3.pt")
+        >>> list(modules_of(folder, net).values())
+        [Linear(in_features=2, out_features=2, bias=True)]
+    """
+    from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
+
+    series, reader, found = Series(source), StatesOf(module), {}
+    for label, path in zip(series.labels, series.paths, strict=True):
+        with naming(path):
+            found[label] = reader.loaded(contents(path).state).eval()
+    return found
 
 
 def is_several(path: str | os.PathLike[str]) -> bool:
@@ -452,6 +507,8 @@ def load(
     *,
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
+    inputs: Any = None,
+    output: str | int | None = None,
 ) -> Model | Series: ...
 
 
@@ -463,6 +520,8 @@ def load(
     *,
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
+    inputs: Any = None,
+    output: str | int | None = None,
 ) -> Series: ...
 
 
@@ -473,6 +532,8 @@ def load(
     *,
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
+    inputs: Any = None,
+    output: str | int | None = None,
 ) -> Model | Series:
     """Read a single file into a `Model`; a list, a folder or a glob pattern into a lazy `Series`.
 
@@ -481,8 +542,9 @@ def load(
 
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
-        dialect: A `Dialect`, the name of a preset, or the path of a JSON file; by default tnsim's
-            own format, else the only preset that accounts for every tensor.
+        dialect: A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` of
+            which the files hold state dicts; by default tnsim's own format, else the only preset
+            that accounts for every tensor.
         n_ctx: Length of the sequences on which a model with attention is compared; by default the
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
@@ -491,6 +553,8 @@ def load(
             numbers (samples, positions), at whose mean energy each norm that the dialect names
             becomes a constant. The model's `origin` says how far outputs are off, and so does every
             result.
+        inputs: Example of the module's argument, as in `from_module`; for files read by a module.
+        output: Name or place of the module's output that counts, as in `from_module`.
 
     Returns:
         A model, or a series whose models are read when they are asked for.
@@ -512,8 +576,17 @@ def load(
         Model(Bilinear(226 -> 113, rank 64); degree 2, 36,160 parameters)
     """
     if isinstance(path, (str, os.PathLike)) and not is_several(path):
-        return read(path, dialect, n_ctx, leave_out, norm_inputs).model
-    return Series(path, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
+        one = read(path, dialect, n_ctx, leave_out, norm_inputs, inputs=inputs, output=output)
+        return one.model
+    return Series(
+        path,
+        dialect,
+        n_ctx,
+        leave_out=leave_out,
+        norm_inputs=norm_inputs,
+        inputs=inputs,
+        output=output,
+    )
 
 
 def from_state_dict(
@@ -524,6 +597,8 @@ def from_state_dict(
     *,
     leave_out: str | Sequence[str] = (),
     norm_inputs: Any = None,
+    inputs: Any = None,
+    output: str | int | None = None,
 ) -> Model:
     """A model from a torch state_dict or any mapping of names to arrays.
 
@@ -534,6 +609,8 @@ def from_state_dict(
         config: Contents of config.json, for dialects that take numbers from the configuration.
         leave_out: Patterns of tensors that are knowingly not read, as in `load`.
         norm_inputs: Inputs at whose mean energy norms become constants, as in `load`.
+        inputs: Example of the argument of a module, as in `load`.
+        output: Output of a module that counts, as in `load`.
 
     Returns:
         The model.
@@ -547,9 +624,8 @@ def from_state_dict(
         2
     """
     leave_out = patterns(leave_out)
-    if dialect is None:
-        dialect = detect(state, config, leave_out)
-    return _model_by(find_dialect(dialect), state, n_ctx, config, leave_out, norm_inputs)
+    reader = _reader_asked_for(dialect, inputs, output) or detect(state, config, leave_out)
+    return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)
 
 
 class ForwardDifference(NamedTuple):

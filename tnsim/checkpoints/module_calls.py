@@ -23,6 +23,10 @@ from tnsim.models.functions import array_of, run_module
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
 TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
+AN_EXAMPLE = (
+    "an example of them, to tnsim.from_module(net, inputs=x), and for files of its weights to "
+    "tnsim.load(path, net, inputs=x)"
+)
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 BATCH = 16  # inputs that run at once where states are collected
 
@@ -274,10 +278,10 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
         return taken[0]
     if taken:
         fits = ", ".join(str(example.shape[1]) for example in taken)
-        raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, an example")
+        raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
     last = "" if error is None else f" (the last try: {error})"
     raise ModelError(
-        f"no inputs were found that the module takes; give inputs=, an example of them{last}"
+        f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"
     ) from error
 
 

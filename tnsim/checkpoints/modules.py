@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
+    AN_EXAMPLE,
     LEAVES,
     POSITIONS,
     SAMPLES,
@@ -126,9 +127,18 @@ class StatesOf:
 
     Args:
         module: An `nn.Module`, as for `from_module`.
+        inputs: Example of the argument of the module, as for `from_module`.
+        output: Name or place of the output that counts, as for `from_module`.
     """
 
     module: Any
+    inputs: Any = None
+    output: str | int | None = None
+    # An export takes most of the time of reading, and is the same for all states.
+    exports: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.module, self.inputs, self.output)
 
     @property
     def name(self) -> str:
@@ -149,11 +159,33 @@ class StatesOf:
             CheckpointError: The names or shapes differ from those of the module.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
+        module = self.loaded(state)
+        found = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
+        return assembled(found.layers, None, n_ctx, _origin(found))
+
+    def loaded(self, state: Mapping[str, Any]) -> Any:
+        """A copy of the module with other weights.
+
+        Args:
+            state: Arrays by name, also within what training code puts around them.
+
+        Returns:
+            The module, in the mode of the module given.
+
+        Raises:
+            CheckpointError: The names or shapes differ from those of the module.
+        """
         torch = require_torch()
         module = copy.deepcopy(self.module)
-        own = module.state_dict()
+        own = module.state_dict(keep_vars=True)
+        # Files such as safetensors hold a tensor of several names under one of them, the first.
+        first: dict[int, str] = {}
+        tied = {name: first.setdefault(id(one), name) for name, one in own.items()}
         # Training code wraps state dicts in mappings of its own.
-        named = inside(state, place_of(state, list(own)))
+        named = dict(inside(state, place_of(state, list(first.values()))))
+        for name, other in tied.items():
+            if name not in named and other in named:
+                named[name] = named[other]
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
         # A state of another architecture would otherwise end in an error of PyTorch.
         if missing or surplus:
@@ -168,14 +200,18 @@ class StatesOf:
                     f"{tuple(own[name].shape)}"
                 )
         module.load_state_dict(arrays)
-        return from_module(module, n_ctx=n_ctx)
+        return module
 
 
-def reader_of_states(module: Any) -> Dialect | StatesOf:
+def reader_of_states(
+    module: Any, inputs: Any = None, output: str | int | None = None
+) -> Dialect | StatesOf:
     """The reader of a module's state dicts: a dialect where its layers have rules.
 
     Args:
         module: An `nn.Module`, as for `from_module`.
+        inputs: Example of the argument of the module, as for `from_module`.
+        output: Name or place of the output that counts, as for `from_module`.
 
     Returns:
         A dialect, else `StatesOf`, which reads the layers of every file anew.
@@ -189,7 +225,8 @@ def reader_of_states(module: Any) -> Dialect | StatesOf:
         ['0.weight']
     """
     # A dialect reads files without running the module again.
-    return _origin(recognised(module, None, None, None)).dialect or StatesOf(module)
+    found = recognised(module, None, None, inputs, output)
+    return _origin(found).dialect or StatesOf(module, inputs, output)
 
 
 class Recognised(NamedTuple):
@@ -218,6 +255,7 @@ def recognised(
     n_ctx: int | None,
     inputs: Any,
     output: str | int | None = None,
+    exports: dict[Any, Any] | None = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -227,6 +265,7 @@ def recognised(
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
+        exports: Operations of the same module with other weights, as for `traced_layers`.
 
     Returns:
         The layers of the module, with the parts from which they were made.
@@ -268,7 +307,7 @@ def recognised(
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
-                    found = _traced_module(module, own, example)
+                    found = _traced_module(module, own, example, exports)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
                     log.debug("%s: %s", type(module).__name__, why)
                     if isinstance(why, TooLarge) and inputs is not None:
@@ -316,13 +355,16 @@ def _watched_layers(
     return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
 
 
-def _traced_module(module: Any, own: Any, example: Any) -> Recognised:
+def _traced_module(
+    module: Any, own: Any, example: Any, exports: dict[Any, Any] | None
+) -> Recognised:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
         module: The module.
         own: A copy in float64.
         example: Inputs that the module takes.
+        exports: Operations of the same module with other weights, as for `traced_layers`.
 
     Returns:
         The layers.
@@ -333,7 +375,7 @@ def _traced_module(module: Any, own: Any, example: Any) -> Recognised:
     # Tracing loads the compiler of PyTorch, which takes seconds.
     from tnsim.checkpoints.traced_modules import traced_layers
 
-    layers = [Normed(numbers(layer)) for layer in traced_layers(own, example)]
+    layers = [Normed(numbers(layer)) for layer in traced_layers(own, example, exports)]
     error = forward_error(own, layers, example)
     return Recognised(module, None, layers, NamedArrays({}, None), example, error)
 
@@ -434,15 +476,20 @@ def _check_repeatable(module: Any) -> None:
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
     found = list(_unreadable_parts(module, declared))
-    wrong = [f"{path or 'the module'}: {why}" for path, why in found]
+    # The same request once, not for each of many convolutions.
+    asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in found)
+    wrong = [
+        f"{path or 'the module'}: {why.removesuffix(_ASK_FOR_INPUTS) if asked else why}"
+        for path, why in found
+    ]
     if not wrong:
         return
     shown = "; ".join(wrong[:6])
     if len(wrong) > 6:
         shown += f"; and {len(wrong) - 6} more"
     said = f"no layers of tnsim describe this module: {shown}"
-    if all(why.endswith(_ASK_FOR_INPUTS) for _, why in found):
-        raise UnsupportedLayer(said)
+    if asked:
+        raise UnsupportedLayer(f"{said}{_ASK_FOR_INPUTS}")
     raise UnsupportedLayer(
         f"{said}. A class of your own that they describe can be declared: "
         f"layers={{Class: BilinearRule(...) or a function}}. {ON_INPUTS}"
@@ -459,20 +506,20 @@ def _unreadable_parts(module: Any, declared: tuple[type, ...]) -> Iterable[tuple
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
         if name and name not in (*LEAVES, *SILENT, *ENTRYWISE):
-            yield path, f"{name}, {_leaf_reason(leaf)}"
+            yield path, f"{name}{_leaf_reason(leaf)}"
 
 
 def _leaf_reason(leaf: Any) -> str:
     # Classes of the user may derive from those of PyTorch.
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
-            return "which has no exact similarity"
+            return ", which has no exact similarity"
         if cls.__module__ in _OF_IMAGES:
-            return f"of which the input's size is to be known: {_ASK_FOR_INPUTS}"
-    return "which is no layer of tnsim"
+            return _ASK_FOR_INPUTS
+    return ", which is no layer of tnsim"
 
 
-_ASK_FOR_INPUTS = "give inputs=, an example of them"
+_ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
 _OF_IMAGES = tuple(f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "pooling"))
 """Modules of layers that are read off operations on an example of the input."""
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
 from tnsim.checkpoints.dialects import PRESETS, Dialect, Guess, is_pattern
+from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
@@ -512,10 +513,11 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
     """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
-    inner = [value for value in state.values() if isinstance(value, Mapping)]
-    # A training loop keeps few entries beside the weights.
-    if len(inner) == 1 and len(inner[0]) > len(state):
-        return _unknown(inner[0])
+    inner = [value for value in state.values() if isinstance(value, Mapping) and value]
+    # States of optimisers are mappings too, and hold no arrays at once.
+    named = [one for one in inner if all(map(_is_tensor, one.values()))]
+    if len(named) == 1:
+        return _unknown(named[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
     if attention is not None:
         return UnsupportedLayer(
@@ -524,12 +526,16 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
             f"softmax attention is no polynomial. {OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
-        f"no dialect is known for these keys{listing(state)}. Write down what they mean, begun by: "
-        "tnsim dialect suggest FILE > mine.json, confirm its guesses, and give it as "
-        '--dialect mine.json or dialect="mine.json"; or have the nn.Module, and '
-        "tnsim.from_module(net).origin.dialect "
-        f"reads its files; or name a preset: {', '.join(PRESETS)}"
+        f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
+        "tnsim.load(path, net), dialect=net in other verbs; for the command line write "
+        "tnsim.from_module(net).origin.dialect.to_json() to a file for --dialect. Else write down "
+        "what the keys mean, begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
+        f"guesses; or name a preset: {', '.join(PRESETS)}"
     )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Stored) or hasattr(value, "shape")
 
 
 def _descend(state: Any, dialect: Dialect) -> Mapping[str, Any]:

@@ -18,17 +18,27 @@ product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer
 by units with f(x) - f(-x) = c x, which ReLU and GELU have, in two of them for each coordinate. A
 step that multiplies its own argument, as in JumpReLU, is an activation of its argument.
 
+The linear part of a value is kept as the operations that compute it (`_Map`), and is written out
+as a matrix for the rows of hidden units and at the end alone. So an image of n numbers needs no n^2
+of them on its way through normalisation, convolution and pooling, and a map to few numbers is
+computed row by row, backwards.
+
 Reading order: `traced_layers` goes through the operations by a `_Trace`, which keeps the affine
 values (`_Value`); `_Stack` holds the state, the hidden units on top of it and the layers.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, partial, reduce
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,10 +51,14 @@ from tnsim.activations.activation import (
     jump_relu,
     leaky_relu,
 )
+from tnsim.checkpoints.module_calls import array
+from tnsim.checkpoints.module_rules import activation_between
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+
+log: logging.Logger = logging.getLogger(__name__)
 
 AXES = """_to_copy _unsafe_view alias as_strided cat clone constant_pad_nd contiguous copy detach
 diagonal expand flip gather index index_select lift_fresh_copy narrow permute pixel_shuffle
@@ -52,9 +66,8 @@ pixel_unshuffle repeat reshape roll select slice split split_with_sizes squeeze 
 tril triu unbind unfold unsqueeze view where"""
 """Operations that choose and order entries."""
 
-SUMS = """_adaptive_avg_pool2d _adaptive_avg_pool3d _native_batch_norm_legit_no_training add
-avg_pool1d avg_pool2d avg_pool3d convolution cumsum div mean neg rsub sub sum upsample_bilinear2d
-upsample_nearest2d"""
+SUMS = """_adaptive_avg_pool2d _adaptive_avg_pool3d add avg_pool1d avg_pool2d avg_pool3d convolution
+cumsum div mean neg rsub sub sum upsample_bilinear2d upsample_nearest2d"""
 """Operations that add entries up, with weights that do not depend on the input."""
 
 PRODUCTS = "_trilinear addmm baddbmm bmm dot matmul mm mul mv"
@@ -63,7 +76,7 @@ PRODUCTS = "_trilinear addmm baddbmm bmm dot matmul mm mul mv"
 AFFINE = frozenset(f"{AXES} {SUMS} {PRODUCTS}".split())
 """All operations that are affine in their arguments, as long as no two of them are multiplied."""
 
-FIRST_ALONE = ("_native_batch_norm_legit_no_training", "convolution", "div", "gather", "index")
+FIRST_ALONE = ("convolution", "div", "gather", "index")
 """Operations that are affine in their first argument alone."""
 
 PLAIN = ("abs", "erf", "hardswish", "relu", "sigmoid", "silu", "sin", "softplus", "tanh")
@@ -73,10 +86,111 @@ WHOLE = ("elu", "hardswish", "leaky_relu", "relu6", "silu", "softplus")
 """Activations that an export would write as several operations."""
 
 LARGEST = 2**27
-"""Most entries of a map from a state to a value, 1 GiB in float64."""
+"""Most entries of a matrix that is written out, 1 GiB in float64."""
+
+AT_ONCE = 2**23
+"""Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
 
 NEGLIGIBLE = 1e-13
 """Singular values below this part of the largest are rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Map:
+    """A linear map from coordinates to an array, as the operations that compute it.
+
+    Args:
+        size: Number of coordinates.
+        shape: Shape of the array; of the first array where an operation gives several.
+        like: Array of the dtype and on the device of the numbers.
+        operation: Function of the arrays that the maps before it give; None for the coordinates
+            themselves, in the shape of the array.
+        before: Maps of the same coordinates, the arrays of which the operation reads.
+        inside: Entries of the largest array within the operation, where that is itself maps.
+    """
+
+    size: int
+    shape: tuple[int, ...]
+    like: torch.Tensor
+    operation: Callable[..., Any] | None = None
+    before: tuple[_Map, ...] = ()
+    inside: int = 0
+
+    @classmethod
+    def of(cls, matrix: torch.Tensor) -> _Map:
+        """The map of a matrix (entries, coordinates)."""
+        entries, size = matrix.shape
+        coordinates = cls(size, (size,), matrix)
+        return cls(size, (entries,), matrix, lambda z: matrix @ z, (coordinates,))
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the matrix may be written out."""
+        return self.entries * self.size <= LARGEST
+
+    @cached_property
+    def widest(self) -> int:
+        """Entries of the largest array on the way."""
+        before = (one.widest for one in self.before)
+        return max(self.entries, self.size, self.inside, *before)
+
+    def at(self, coordinates: torch.Tensor) -> Any:
+        """The array at coordinates (size,)."""
+        return self._computed(coordinates, {})
+
+    def _computed(self, coordinates: torch.Tensor, known: dict[_Map, Any]) -> Any:
+        # A map that several others read is computed once.
+        if self not in known:
+            if self.operation is None:
+                known[self] = coordinates.reshape(self.shape)
+            else:
+                given = [one._computed(coordinates, known) for one in self.before]
+                known[self] = self.operation(*given)
+        return known[self]
+
+    def then(self, operation: Callable[[Any], Any], shape: Sequence[int], inside: int = 0) -> _Map:
+        """The map followed by a linear operation that gives an array of a shape."""
+        return _Map(self.size, tuple(shape), self.like, operation, (self,), inside)
+
+    @cached_property
+    def matrix(self) -> torch.Tensor:
+        """The matrix of the map, (entries, coordinates)."""
+        _check_size(self.entries, self.size)
+        if self.operation is None:
+            return self._unit_rows(self.size)
+        block = max(1, AT_ONCE // self.widest)
+
+        def flat(coordinates: torch.Tensor) -> torch.Tensor:
+            return self.at(coordinates).flatten()
+
+        if self.entries < self.size:
+            # Row i of the matrix is what entry i sends back to the coordinates.
+            back = torch.func.vjp(flat, self.like.new_zeros(self.size))[1]
+            rows = self._unit_rows(self.entries).split(block)
+            return torch.cat([torch.vmap(back)(some)[0] for some in rows])
+        columns = self._unit_rows(self.size).split(block)
+        return torch.cat([torch.vmap(flat)(some) for some in columns]).T
+
+    @cached_property
+    def probed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The array at ones, random coordinates, and the array there: what large maps tell."""
+        rng = torch.Generator().manual_seed(0)
+        random = torch.randn(self.size, generator=rng, dtype=torch.float64).to(self.like)
+        return self.at(torch.ones_like(random)).flatten(), random, self.at(random).flatten()
+
+    @property
+    def matters(self) -> bool:
+        """Whether the map has a gradient or is not zero."""
+        entries = self.matrix if self.is_small else self.probed[2]
+        return entries.requires_grad or bool(entries.any())
+
+    def _unit_rows(self, count: int) -> torch.Tensor:
+        return torch.eye(count, dtype=self.like.dtype, device=self.like.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +199,12 @@ class _Value:
 
     Args:
         constant: The array where the state and all hidden units are zero.
-        slopes: Derivative of the array by each coordinate of a source, (coordinates, *shape), for
-            every source: 0 for the state, n for block n of hidden units.
+        slopes: Linear map from the coordinates of a source to the array, for every source: 0 for
+            the state, n for block n of hidden units.
     """
 
     constant: torch.Tensor
-    slopes: dict[int, torch.Tensor]
+    slopes: dict[int, _Map]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,25 +218,29 @@ class _Draft:
 
     Args:
         factors: Pairs (W_j, b_j) of the factors h_j = W_j z + b_j.
-        down: Matrix D.
+        down: Linear map D.
         bias: Vector c.
         skip: Number s; None for no residual connection.
         function: Activation of the first factor; None for a product.
     """
 
     factors: list[tuple[torch.Tensor, torch.Tensor]]
-    down: torch.Tensor
+    down: _Map
     bias: torch.Tensor
     skip: float | None = None
     function: Activation | None = None
 
 
-def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
+def traced_layers(
+    module: torch.nn.Module, example: torch.Tensor, exports: dict[Any, _Export] | None = None
+) -> list[Any]:
     """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
         module: A module in evaluation mode, whose parameters may require grad.
         example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
+        exports: Operations by the shape of the input, of the same module with other weights; what
+            is missing is added.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -150,7 +268,11 @@ def traced_layers(module: torch.nn.Module, example: torch.Tensor) -> list[Any]:
         decomposition.
     """
     # A single input is traced, as layers act on each input alone.
-    trace = _Trace(module, example[:1].detach())
+    first = example[:1].detach()
+    exports = {} if exports is None else exports
+    if first.shape not in exports:
+        exports[first.shape] = _exported(module, first)
+    trace = _Trace(module, first, exports[first.shape])
     for node in trace.graph.nodes:
         if node.op == "output":
             return trace.layers(node)
@@ -168,8 +290,8 @@ class _Trace:
         stack: Layers, state and hidden units.
     """
 
-    def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
-        self.graph, self.values = _exported_graph(module, example)
+    def __init__(self, module: torch.nn.Module, example: torch.Tensor, export: _Export) -> None:
+        self.graph, self.values = export.graph, export.arrays(module)
         # A value that no later operation reads is left out of the next state.
         self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
@@ -250,34 +372,36 @@ class _Trace:
 
     def _affine_result(self, node: torch.fx.Node, varying: list[torch.fx.Node]) -> Any:
         """An affine operation f: its constant is f(constants), its slopes are f(slopes) - f(0)."""
-        given = [self.values[one] for one in varying]
+        given = {one: self.values[one] for one in varying}
+        # All other arguments are arrays, which stay the same in every direction.
+        others = {one: self.values[one] for one in node.all_input_nodes if one not in given}
 
-        def applied(*arrays: torch.Tensor) -> Any:
-            # All other arguments are arrays, which stay the same in every direction.
-            known = self.values | dict(zip(varying, arrays, strict=True))
-            return self._applied_operation(node, known)
+        def applied(arrays: dict[torch.fx.Node, torch.Tensor]) -> Any:
+            return self._applied_operation(node, others | arrays)
 
-        constant = applied(*(value.constant for value in given))
-        origin = applied(*(torch.zeros_like(value.constant) for value in given))
-        slopes: dict[int, Any] = {}
+        constant = applied({one: value.constant for one, value in given.items()})
+        zeros = {one: torch.zeros_like(value.constant) for one, value in given.items()}
+        origin = applied(zeros)
+        # Operations such as `split` give several arrays.
+        several = not isinstance(constant, torch.Tensor)
+        found = [_Value(part, {}) for part in (constant if several else [constant])]
         # An operation that is affine in its arguments maps directions as it maps their difference
         # from zero.
-        for source in sorted({source for value in given for source in value.slopes}):
-            size = self.stack.size(source)
-            directions = [
-                value.slopes.get(source, value.constant.new_zeros((size, *value.shape)))
-                for value in given
-            ]
-            # All directions of a source at once; the number of coordinates is a batch axis.
-            slopes[source] = torch.vmap(applied)(*directions)
-        # Operations such as `split` give several arrays.
-        if isinstance(constant, torch.Tensor):
-            return _affine_value(constant, origin, slopes)
-        parts: list[Any] = []
-        for n, part in enumerate(constant):
-            own = {source: slope[n] for source, slope in slopes.items()}
-            parts.append(_affine_value(part, origin[n], own))
-        return parts
+        for source in sorted({source for value in given.values() for source in value.slopes}):
+            reading = [one for one, value in given.items() if source in value.slopes]
+
+            def moved(*arrays: torch.Tensor, reading: list[torch.fx.Node] = reading) -> Any:
+                result = applied(zeros | dict(zip(reading, arrays, strict=True)))
+                if not several:
+                    return result - origin
+                return [one - other for one, other in zip(result, origin, strict=True)]
+
+            before = tuple(given[one].slopes[source] for one in reading)
+            whole = _Map(before[0].size, found[0].shape, self.example, moved, before)
+            for n, part in enumerate(found):
+                slope = whole.then(itemgetter(n), part.shape) if several else whole
+                part.slopes[source] = slope
+        return found if several else found[0]
 
     def _multiplied_values(self, node: torch.fx.Node, places: list[int]) -> _Value:
         """A product of several arguments that depend on the input."""
@@ -334,10 +458,8 @@ class _Trace:
         constant = value.constant - shift
         shape = constant.shape
         # Thresholds may broadcast the argument to a larger shape.
-        expand = torch.vmap(lambda x: x.expand(shape))
-        slopes = {source: expand(slope) for source, slope in value.slopes.items()}
-        _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
-        return self.stack.activated(_Value(constant, slopes), function)
+        grown = _mapped_value(value, lambda x: x.expand(shape))
+        return self.stack.activated(_Value(constant, grown.slopes), function)
 
     def _power_value(self, node: torch.fx.Node) -> _Value:
         """A whole power of a value, as a product of equal factors."""
@@ -361,9 +483,10 @@ class _Trace:
     def _hidden_product(self, one: _Value, two: _Value) -> _Value:
         """The product of two values that broadcast to a common shape."""
         shape = torch.broadcast_shapes(one.shape, two.shape)
-        # A product of n entries has n units, each with a row as wide as the state.
-        _check_size(math.prod(shape) * max(math.prod(shape), self.stack.width))
-        grown = [_mapped_value(value, lambda x: x.expand(shape)) for value in (one, two)]
+        grown = [
+            value if value.shape == shape else _mapped_value(value, lambda x: x.expand(shape))
+            for value in (one, two)
+        ]
         return self.stack.multiplied(*grown)
 
 
@@ -390,9 +513,8 @@ class _Stack:
 
     def state(self, shape: Sequence[int]) -> _Value:
         """The state itself, as an array of a shape."""
-        _check_size(self.width**2)
-        eye = self._eye_matrix(self.width).reshape(self.width, *shape)
-        return _Value(self.like.new_zeros(tuple(shape)), {0: eye})
+        coordinates = _Map(self.width, tuple(shape), self.like)
+        return _Value(self.like.new_zeros(tuple(shape)), {0: coordinates})
 
     def multiplies(self, value: _Value) -> bool:
         """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
@@ -402,8 +524,10 @@ class _Stack:
         if len(value.slopes) > 1 or bool(value.constant.any()):
             return False
         (slope,) = value.slopes.values()
-        # Every entry has to be a multiple of exactly one unit.
-        return bool(((slope.flatten(1) != 0).sum(0) == 1).all())
+        if slope.operation is None:
+            return True
+        # Every entry has to be a multiple of exactly one unit; of large maps nobody looks.
+        return slope.is_small and bool(((slope.matrix != 0).sum(1) == 1).all())
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
@@ -431,8 +555,7 @@ class _Stack:
             height = height * thresholds
             found = self._new_block(factors, one.shape, jump_relu(1.0))
         # Heights are put into the slope, behind the activation.
-        ((block, slope),) = found.slopes.items()
-        return _Value(found.constant, {block: slope * (size * height).reshape(one.shape)})
+        return _mapped_value(found, lambda x: x * (size * height).reshape(one.shape))
 
     def activated(self, value: _Value, function: Activation) -> _Value:
         """An activation of every entry of a value that is affine in the state."""
@@ -447,8 +570,7 @@ class _Stack:
             return None
         found = self._new_block(factors, value.shape, activation("relu2"))
         # The square of k relu(u) is k^2 times the square of relu(u), whatever the sign of k.
-        ((block, slope),) = found.slopes.items()
-        return _Value(found.constant, {block: slope * (size**2).reshape(value.shape)})
+        return _mapped_value(found, lambda x: x * (size**2).reshape(value.shape))
 
     def gates(self, values: Sequence[_Value]) -> bool:
         """Whether the product of values is hidden units, should activations be among them.
@@ -499,9 +621,11 @@ class _Stack:
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """The numbers by which entries are multiples of hidden units, and the factors of these."""
         ((block, slope),) = value.slopes.items()
+        if slope.operation is None:
+            return self.like.new_ones(slope.size), self.units[block]
         # `multiplies` has made sure of a single unit for each entry.
-        units = slope.flatten(1).abs().argmax(0)
-        size = slope.flatten(1).gather(0, units[None])[0]
+        units = slope.matrix.abs().argmax(1)
+        size = slope.matrix.gather(1, units[:, None])[:, 0]
         return size, [(w[units], b[units]) for w, b in self.units[block]]
 
     def _new_block(
@@ -516,9 +640,8 @@ class _Stack:
         self.units[block] = factors
         if function is not None:
             self.functions[block] = function
-        count = math.prod(shape)
-        slope = self._eye_matrix(count).reshape(count, *shape)
-        return _Value(self.like.new_zeros(shape), {block: slope})
+        coordinates = _Map(math.prod(shape), tuple(shape), self.like)
+        return _Value(self.like.new_zeros(shape), {block: coordinates})
 
     def _unit_factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The factors of every entry of a value that `multiplies`.
@@ -530,7 +653,7 @@ class _Stack:
             # A value without slopes is a constant factor.
             if 0 not in value.slopes:
                 return [(self.like.new_zeros(len(flat), self.width), flat)]
-            return [(value.slopes[0].flatten(1).T, flat)]
+            return [(value.slopes[0].matrix, flat)]
         factor, ((weight, bias), *others) = self._unit_of(value)
         return [(factor[:, None] * weight, factor * bias), *others]
 
@@ -538,9 +661,13 @@ class _Stack:
         """Whether a value that all the rest depends on becomes a state of its own.
 
         A value with hidden units does. An affine function of the state does where it is narrower
-        than the state; a wider value is cheaper as rows of the next layer.
+        than the state; a wider value is cheaper as rows of the next layer. So is a value that
+        would be too large a matrix.
         """
-        return bool(set(value.slopes) - {0}) or value.constant.numel() < self.width
+        if set(value.slopes) - {0}:
+            return True
+        count = value.constant.numel()
+        return count < self.width and count * self.width <= LARGEST
 
     def settle(self, values: dict[Hashable, _Value]) -> dict[Hashable, _Value]:
         """Add a layer that gives everything that values depend on, and make this the state.
@@ -566,22 +693,27 @@ class _Stack:
             )
         sizes = [self.size(source) for source in sources]
         # The new state is all sources one after another.
-        slopes = dict(zip(sources, self._eye_matrix(sum(sizes)).split(sizes), strict=True))
+        total = sum(sizes)
+        ends = list(accumulate(sizes))
+        slopes = {}
+        for source, size, end in zip(sources, sizes, ends, strict=True):
+            around = (end - size, total - end)
+            pad = partial(torch.nn.functional.pad, pad=around)
+            slopes[source] = _Map(size, (size,), self.like).then(pad, (total,))
         moved = {}
         for name, value in values.items():
-            parts = []
-            for source, size in zip(sources, sizes, strict=True):
-                zero = value.constant.new_zeros((size, *value.shape))
-                parts.append(value.slopes.get(source, zero))
-            moved[name] = _Value(value.constant, {0: torch.cat(parts)})
-        self._append_layer(_Value(self.like.new_zeros(sum(sizes)), slopes))
+            parts = [
+                value.slopes.get(source, _zero_map(size, value.shape, self.like))
+                for source, size in zip(sources, sizes, strict=True)
+            ]
+            moved[name] = _Value(value.constant, {0: _side_by_side(parts)})
+        self._append_layer(_Value(self.like.new_zeros(total), slopes))
         return moved
 
     def finished(self, value: _Value) -> list[Any]:
         """All layers of tnsim, the last of which gives a value."""
-        slope = value.slopes.get(0, value.constant[None]).flatten(1)
         # A last layer that is the identity is left out.
-        is_state = set(value.slopes) == {0} and _are_equal(slope, self._eye_matrix(self.width))
+        is_state = set(value.slopes) == {0} and _multiple_of_identity(value.slopes[0]) == 1
         if not self.drafts or not is_state or bool(value.constant.any()):
             self._append_layer(value)
         return [_layer_of(_with_fewer_units(draft)) for draft in self.drafts]
@@ -589,12 +721,11 @@ class _Stack:
     def _append_layer(self, value: _Value) -> None:
         """Add the layer that gives a value, flat, and make the value the state."""
         bias = value.constant.flatten()
-        matrix = bias.new_zeros(len(bias), self.width)
-        if 0 in value.slopes:
-            matrix = value.slopes[0].flatten(1).T
+        flat = {one: slope.then(torch.flatten, bias.shape) for one, slope in value.slopes.items()}
+        matrix = flat.get(0, _zero_map(self.width, bias.shape, self.like))
         blocks = [block for block in sorted(value.slopes) if block != 0]
         if blocks:
-            down = torch.cat([value.slopes[block].flatten(1) for block in blocks]).T
+            down = _side_by_side([flat[block] for block in blocks])
             units = [self.units[block] for block in blocks]
             functions = [self.functions.get(block) for block in blocks]
             # A layer is a product or has an activation, never both.
@@ -611,25 +742,25 @@ class _Stack:
     def _product_layer(
         self,
         units: list[list[tuple[torch.Tensor, torch.Tensor]]],
-        matrix: torch.Tensor,
-        down: torch.Tensor,
+        matrix: _Map,
+        down: _Map,
         bias: torch.Tensor,
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c`."""
         # A multiple of the identity is a residual and costs no units.
         skip = _multiple_of_identity(matrix)
-        if skip is None and (matrix.requires_grad or bool(matrix.any())):
+        if skip is None and matrix.matters:
             # The block has a single factor, which `_stacked_factors` multiplies by 1.
-            units = [*units, [(matrix, torch.zeros_like(bias))]]
-            down = torch.cat([down, self._eye_matrix(len(matrix))], 1)
+            units = [*units, [(matrix.matrix, torch.zeros_like(bias))]]
+            down = _side_by_side([down, _Map(len(bias), (len(bias),), self.like)])
         return _Draft(_stacked_factors(units), down, bias, skip)
 
     def _activation_layer(
         self,
         units: list[list[tuple[torch.Tensor, torch.Tensor]]],
         functions: list[Activation | None],
-        matrix: torch.Tensor,
-        down: torch.Tensor,
+        matrix: _Map,
+        down: _Map,
         bias: torch.Tensor,
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
@@ -640,7 +771,7 @@ class _Stack:
                 f"one layer computes {' and '.join(names)}, and has room for one activation"
             )
         skip = _multiple_of_identity(matrix)
-        if skip is None and (matrix.requires_grad or bool(matrix.any())):
+        if skip is None and matrix.matters:
             slope = _odd_slope(function)
             if slope is None or any(len(block) > 1 for block in units):
                 raise UnsupportedLayer(
@@ -650,21 +781,25 @@ class _Stack:
             # f(x) - f(-x) = slope * x
             eye, zero = self._eye_matrix(self.width), self.like.new_zeros(self.width)
             units = [*units, [(eye, zero)], [(-eye, zero)]]
-            down = torch.cat([down, matrix / slope, -matrix / slope], 1)
+            parts = [matrix.then(partial(torch.mul, other=s / slope), bias.shape) for s in (1, -1)]
+            down = _side_by_side([down, *parts])
         return _Draft(_stacked_factors(units), down, bias, skip, function)
 
-    def _append_linear(self, matrix: torch.Tensor, bias: torch.Tensor) -> None:
+    def _append_linear(self, matrix: _Map, bias: torch.Tensor) -> None:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
         if self.drafts and self.drafts[-1].skip is None:
             last = self.drafts[-1]
             # Merging saves a layer where the product is no larger than its two factors.
-            if len(matrix) * last.down.shape[1] <= last.down.numel() + matrix.numel():
-                merged, shifted = matrix @ last.down, bias + matrix @ last.bias
+            apart = (last.down.size + len(bias)) * matrix.size
+            if len(bias) * last.down.size <= apart:
+                merged = last.down.then(matrix.at, bias.shape, matrix.widest)
+                shifted = bias + matrix.at(last.bias)
                 self.drafts[-1] = _Draft(last.factors, merged, shifted, None, last.function)
                 return
         self.drafts.append(_Draft([], matrix, bias))
 
     def _eye_matrix(self, size: int) -> torch.Tensor:
+        _check_size(size, size)
         return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
 
 
@@ -679,16 +814,67 @@ class _SingleOutput(torch.nn.Module):
         return array_of(self.module(x))
 
 
-def _exported_graph(
-    module: torch.nn.Module, example: torch.Tensor
-) -> tuple[torch.fx.Graph, dict[Any, Any]]:
-    """The graph of a forward pass on an argument, and the arrays at its other placeholders."""
-    module = _SingleOutput(module)
+def _with_plain_activations(module: torch.nn.Module) -> torch.nn.Module:
+    """A module of the same tensors, in which activations that are written out are PyTorch's own.
+
+    Classes such as `NewGELUActivation` of transformers compute powers and a tanh, which are no
+    activation of one operation. They are known by their values; the caller compares the model with
+    the module as it was.
+    """
+    plain: dict[str | None, torch.nn.Module] = {
+        "gelu": torch.nn.GELU(),
+        "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+        "silu": torch.nn.SiLU(),
+    }
+    probe = torch.linspace(-9.0, 9.0, 64, dtype=torch.float64)[None]
+    # Gradients go to the tensors of the module itself.
+    tensors = [*module.parameters(), *module.buffers()]
+    copied = copy.deepcopy(module, {id(one): one for one in tensors})
+    for path, child in list(copied.named_modules()):
+        arrays = any(True for _ in child.parameters()) or any(True for _ in child.buffers())
+        if not path or arrays or any(True for _ in child.children()):
+            continue
+        try:
+            found = activation_between(probe.numpy(), array(child(probe)))
+        except Exception as reason:  # whatever a part raises that takes no vectors
+            log.debug("%s: %s", path, reason)
+            continue
+        if found in plain:
+            copied.set_submodule(path, plain[found])
+    return copied
+
+
+class _Export(NamedTuple):
+    """The operations of a forward pass on an argument.
+
+    Attributes:
+        graph: Operations.
+        names: Names of tensors of the module, or of constants, by the placeholders for them.
+        constants: Tensors that are no parameters and no buffers of the module, by name.
+    """
+
+    graph: torch.fx.Graph
+    names: dict[Any, str]
+    constants: dict[str, Any]
+
+    def arrays(self, module: torch.nn.Module) -> dict[Any, Any]:
+        """The tensors of a module at placeholders; parameters are the module's own."""
+        tensors = dict(self.constants)
+        for named in (module.named_buffers, module.named_parameters):
+            own = named(remove_duplicate=False)
+            tensors |= {f"module.{name}": tensor for name, tensor in own}
+        return {node: tensors[name] for node, name in self.names.items()}
+
+
+def _exported(module: torch.nn.Module, example: torch.Tensor) -> _Export:
+    """The operations of the forward pass of a module on an argument."""
+    module = _SingleOutput(_with_plain_activations(module))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
             program = torch.export.export(module, (example,))
             smaller = torch.export.default_decompositions()
+            smaller[torch.ops.aten._native_batch_norm_legit_no_training.default] = _batch_norm
             for name in WHOLE:
                 # Such activations stay single operations, so that they can be known by name.
                 smaller.pop(getattr(torch.ops.aten, name).default, None)
@@ -697,24 +883,58 @@ def _exported_graph(
         said = str(error).strip().partition("\n")[0]
         raise UnsupportedLayer(f"the forward pass cannot be traced: {said[:200]}") from error
     signature = program.graph_signature
-    tensors: dict[str, Any] = {**program.state_dict, **program.constants}
-    tensors |= dict(module.named_parameters())  # the parameters themselves, for gradients
     named = {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
-    arrays: dict[Any, Any] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in named:
-            arrays[node] = tensors[named[node.name]]
-    return program.graph, arrays
+    names = {
+        node: named[node.name]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in named
+    }
+    return _Export(program.graph, names, dict(program.constants))
 
 
-def _affine_value(constant: Any, origin: Any, slopes: dict[int, Any]) -> _Value:
-    for slope in slopes.values():
-        _check_size(slope.numel())
-    return _Value(constant, {source: slope - origin for source, slope in slopes.items()})
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    momentum: float,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch norm by running statistics in operations of which many rows run at once."""
+    shape = (-1, *(1,) * (x.ndim - 2))
+    y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    if bias is not None:
+        y = y + bias.reshape(shape)
+    # Statistics of the batch, which evaluation has none of.
+    return y, x.new_empty(0), x.new_empty(0)
+
+
+def _zero_map(size: int, shape: Sequence[int], like: torch.Tensor) -> _Map:
+    """The map that gives zeros."""
+    coordinates = _Map(size, (size,), like)
+    return coordinates.then(lambda z: z.new_zeros(tuple(shape)), shape)
+
+
+def _side_by_side(maps: Sequence[_Map]) -> _Map:
+    """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
+    if len(maps) == 1:
+        return maps[0]
+    sizes = [one.size for one in maps]
+
+    def added(coordinates: torch.Tensor) -> torch.Tensor:
+        parts = coordinates.split(sizes)
+        return reduce(torch.add, (one.at(part) for one, part in zip(maps, parts, strict=True)))
+
+    total = sum(sizes)
+    every = _Map(total, (total,), maps[0].like)
+    return every.then(added, maps[0].shape, max(one.widest for one in maps))
 
 
 def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) -> Activation | None:
@@ -783,8 +1003,9 @@ def _refusal_reason(name: str) -> str:
 
 def _mapped_value(value: _Value, function: Callable[[Any], Any]) -> _Value:
     """A linear operation on an affine value."""
-    slopes = {source: torch.vmap(function)(slope) for source, slope in value.slopes.items()}
-    return _Value(function(value.constant), slopes)
+    constant = function(value.constant)
+    slopes = {one: slope.then(function, constant.shape) for one, slope in value.slopes.items()}
+    return _Value(constant, slopes)
 
 
 def _reads_any(argument: Any, nodes: list[torch.fx.Node]) -> bool:
@@ -818,12 +1039,13 @@ def _place_of(node: torch.fx.Node) -> str:
     return path or "the forward pass"
 
 
-def _check_size(entries: int) -> None:
-    if entries > LARGEST:
+def _check_size(outputs: int, inputs: int) -> None:
+    if outputs * inputs > LARGEST:
         raise TooLarge(
-            f"a layer would be a matrix of {entries / 2**27:,.1f} GiB in float64, and layers such "
-            f"as convolutions are written out up to {LARGEST / 2**27:.3g} GiB: give an example of "
-            "smaller images, or compare outputs, metric tnsim.Empirical(inputs)"
+            f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
+            f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
+            f"written out up to {LARGEST / 2**27:.3g} GiB: give an example of smaller images, or "
+            "compare outputs, metric tnsim.Empirical(inputs)"
         )
 
 
@@ -851,10 +1073,20 @@ def _stacked_factors(
     return factors
 
 
-def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
-    """The number s of a matrix s I; None for zero, other matrices, and matrices with a gradient."""
+def _multiple_of_identity(linear: _Map) -> float | None:
+    """The number s of a map s I; None for zero, other maps, and maps with a gradient."""
     # A skip is a number, through which no gradient goes.
-    if matrix.shape[0] != matrix.shape[1] or matrix.requires_grad or not bool(matrix.any()):
+    if linear.entries != linear.size:
+        return None
+    if linear.operation is None:
+        return 1.0
+    if not linear.is_small:
+        ones, random, there = linear.probed
+        same = torch.allclose(there, ones[0] * random, rtol=NEGLIGIBLE, atol=0)
+        # No map but s I sends random coordinates to their multiple; the model is checked besides.
+        return float(ones[0]) if same and linear.matters and not there.requires_grad else None
+    matrix = linear.matrix
+    if matrix.requires_grad or not bool(matrix.any()):
         return None
     diagonal = torch.diag(matrix[0, 0].expand(len(matrix)))
     return float(matrix[0, 0]) if _are_equal(matrix, diagonal) else None
@@ -862,7 +1094,7 @@ def _multiple_of_identity(matrix: torch.Tensor) -> float | None:
 
 def _layer_of(draft: _Draft) -> Any:
     """The layer of tnsim of a draft."""
-    down: Any = draft.down  # layers take tensors, which they keep where these have gradients
+    down: Any = draft.down.matrix  # layers take tensors, which they keep where these have gradients
     bias: Any = _unless_zero(draft.bias)
     if not draft.factors:
         return Linear(down, bias)
@@ -885,7 +1117,7 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
     the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, is written by
     `torch` with all products x_i x_j. Layers with gradients keep their units as they are.
     """
-    down = draft.down
+    down = draft.down.matrix
     arrays = [down, *(array for factor in draft.factors for array in factor)]
     if draft.function is not None or len(draft.factors) != 2:
         return draft
@@ -916,4 +1148,4 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
             best = (torch.cat(one), torch.cat(two), torch.cat(out, 1))
     one, two, down = best
     factors = [(rows[:, :-1], rows[:, -1]) for rows in (one, two)]
-    return _Draft(factors, down, draft.bias, draft.skip)
+    return _Draft(factors, _Map.of(down), draft.bias, draft.skip)

@@ -212,7 +212,7 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
         ):  # norms show how much of a product cancels
             sides |= {"AA": (bra, bra), "BB": (ket, ket)}
         values = {name: compare.sums(*both) for name, both in sides.items()}
-    return InnerProducts(values, bra.exponent + ket.exponent, traced)
+    return InnerProducts(values, bra.exponent + ket.exponent, traced, request.dtype)
 
 
 class _Comparison:

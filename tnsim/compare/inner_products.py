@@ -11,6 +11,7 @@ quadrature costs less (`by_points`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -30,15 +31,17 @@ from tnsim.compare.request import (
     InnerProducts,
     Request,
     check_comparison,
+    highest_degree,
     parts,
 )
 from tnsim.compare.resident import conditioning, is_known_constant, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.plan import Plan
-from tnsim.engine.precision import lost_half
+from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import backend_of
+from tnsim.errors import TooLarge
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
@@ -67,6 +70,8 @@ from tnsim.sessions import per_object_cache
 
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Model], ...]]
 """A sum of scaled models: triples (coefficient, exponent, model), and the exponent of the sum."""
+_CERTIFICATE = 1e12
+"""Most multiplications of a second computation in float64: about half a minute on two cores."""
 
 
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
@@ -96,14 +101,14 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     request = request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
-        return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced)
+        return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced, dtype)
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
         by_vectors = features.compared(one, two, metric, slices, dtype)
         if by_vectors is not None:
-            return InnerProducts(by_vectors, 0.0, traced)
-    return InnerProducts(products, exponent, traced)
+            return InnerProducts(by_vectors, 0.0, traced, dtype)
+    return InnerProducts(products, exponent, traced, dtype)
 
 
 def _scaled_sum(model: AnyModel, known: dict[int, Scaled[Model]]) -> _Terms:
@@ -119,7 +124,7 @@ def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> di
     ((c, _, m),), ((d, _, n),) = bra.value, ket.value
     plain = _of_models(m, n, request, traced)
     if traced and not request.squared_norms:  # nothing can be refused later
-        arithmetic = precision.Arithmetic(max(m.growth, n.growth), request.dtype)
+        arithmetic = Arithmetic(max(m.growth, n.growth), request.dtype)
         plain["AB"] = precision.known_product(plain["AB"], arithmetic)
     # <c A|d B> = c d <A|B>.
     factors = {"AB": c * d, "AA": c * c, "BB": d * d}
@@ -305,7 +310,9 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
     """The inner product `AB` and, with `squared_norms`, also `AA` and `BB`.
 
     Unless traced, the norms of a sum of several models are always computed, as a comparison with
-    them shows how much cancels.
+    them shows how much cancels. Where products in float32 are not `certified`, they are computed in
+    float64 instead, within the budget and `_CERTIFICATE`: where terms cancel, bounds of float32 are
+    hundreds of times as large as errors, and the second computation is what a warning would advise.
 
     Args:
         a, b: Models, sums of models or plain functions.
@@ -318,6 +325,22 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         ModelError: The models cannot be compared.
         TooLarge: The computation would exceed the budget.
     """
+    found = _inner_products(a, b, request)
+    if found.traced or found.dtype != "float32":
+        return found
+    arithmetic = Arithmetic(highest_degree((a, b)), found.dtype)
+    if np.all(precision.certified(found.values, arithmetic)):
+        return found
+    most = min(request.budget.multiplications, _CERTIFICATE)
+    budget = dataclasses.replace(request.budget, multiplications=most)
+    try:
+        return _inner_products(a, b, request._replace(dtype="float64", budget=budget))
+    except TooLarge:
+        return found  # with the bound of float32, of which the answer warns
+
+
+def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProducts:
+    """The products in the precision of the request, see `inner_products`."""
     check_comparison(a, b, request.metric)
     traced = any(map(_is_traced, (a, b, request.metric)))
     first = _as_differences(a, request.dtype)
@@ -351,7 +374,7 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         "AA": taken(total(found.rows), 0),
         "BB": taken(total(found.columns), 0),
     }
-    return InnerProducts(values, 0.0, False, plan, found)
+    return InnerProducts(values, 0.0, False, request.dtype, plan, found)
 
 
 def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:
@@ -371,7 +394,7 @@ def _traced_products(
     values = {"AB": inner(first, second)}
     if squared_norms:
         values |= {"AA": inner(first, first), "BB": inner(second, second)}
-    return InnerProducts(values, 0.0, True)
+    return InnerProducts(values, 0.0, True, str(values["AB"].mantissa.dtype))
 
 
 def _as_differences(model: Comparable, dtype: str) -> Comparable:

@@ -29,12 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tnsim.compare.request import InnerProducts, Request, Two, parts
+from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import AnyModel, Model, caveats, guesses, terms
+from tnsim.models.model import AnyModel, caveats, guesses, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import Sums, total
 from tnsim.problems.tensors.kinds import kinds, nonlinear
@@ -233,7 +233,7 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
     Raises:
         ModelError: A norm vanishes, outside a trace.
     """
-    arithmetic = Arithmetic(_highest_degree(models), request.dtype)
+    arithmetic = Arithmetic(highest_degree(models), products.dtype)
     values = products.values
     if not products.traced:
         for product in values.values():
@@ -278,7 +278,7 @@ def value(products: InnerProducts, models: Two, request: Request) -> Any:
         raise TnsimError(
             f"the inner product is about exp({exponent * LOG_2:.6g}), beyond float64; use log_inner"
         )
-    _report_rounding(products.values, models, request)
+    _report_rounding(products, models, request)
     error = _standard_error(products, inner_error)
     if error is not None:
         error = power(error, exponent)
@@ -302,7 +302,7 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     if products.traced:
         sign: Any = jnp.sign(product.mantissa)
         return SignedLog(sign, log)
-    _report_rounding(products.values, models, request)
+    _report_rounding(products, models, request)
     error = None
     if product.mantissa != 0:
         error = _standard_error(products, inner_error)
@@ -312,23 +312,24 @@ def logarithm(products: InnerProducts, models: Two, request: Request) -> SignedL
     return SignedLog(sign, _labelled_values(log, request.metric, models, products, error))
 
 
-def _report_rounding(products: dict[str, ScaledSum], models: Two, request: Request) -> None:
+def _report_rounding(products: InnerProducts, models: Two, request: Request) -> None:
     """Warn of, or refuse, the rounding error of an inner product, relative to the two norms.
 
     Warnings point four frames up: past this function, its caller here and the verb.
     """
-    product = products["AB"]
+    values = products.values
+    product = values["AB"]
     _check_number(product.mantissa, request.metric)
     warn_of_caveats(_model_caveats(models), stacklevel=4)
-    arithmetic = Arithmetic(_highest_degree(models), request.dtype)
+    arithmetic = Arithmetic(highest_degree(models), products.dtype)
     if product.mantissa == 0:
         return
-    if "AA" not in products:
+    if "AA" not in values:
         # Relative to the product itself, as no norm is known: |error| <= u size.
         error = float(arithmetic.rounding * product.size / abs(product.mantissa))
     else:
         with np.errstate(divide="ignore", invalid="ignore"):
-            cosines = precision.cosine(product, products["AA"], products["BB"], arithmetic)
+            cosines = precision.cosine(product, values["AA"], values["BB"], arithmetic)
         error = float(np.nan_to_num(cosines.error, nan=np.inf))
     precision.report(error, "the inner product", arithmetic, stacklevel=4)
 
@@ -339,14 +340,6 @@ def _standard_error(products: InnerProducts, error_of: Callable[[Any], Any]) -> 
         return None
     errors = error_of(products.sums)
     return None if errors is None else errors[0, 0]
-
-
-def _highest_degree(models: Two) -> int:
-    """The highest degree, or growth, of the models; plain functions count as degree 1."""
-    degrees = [1]
-    for model in models:
-        degrees += [part.growth for _, part in parts(model) if isinstance(part, Model)]
-    return max(degrees)
 
 
 def _check_number(values: Any, metric: Metric) -> None:

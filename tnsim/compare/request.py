@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -102,6 +102,8 @@ class InnerProducts(NamedTuple):
         exponent: Exponent of the power of two by which `AB` is to be multiplied. The norms lack
             powers of their own, which cancel in a cosine.
         traced: Whether the values are traced.
+        dtype: Precision of the computation: float64 also where float32 was asked for and would
+            have left few digits.
         forward: Plan of the forward passes that ran; None where a plan of contractions ran.
         sums: Sums of the forward passes over groups of points, for standard errors.
     """
@@ -109,6 +111,7 @@ class InnerProducts(NamedTuple):
     values: dict[str, ScaledSum]
     exponent: Any
     traced: bool
+    dtype: str
     forward: ForwardPlan | None = None
     sums: Sums | None = None
 
@@ -175,6 +178,14 @@ def parts(model: Any) -> Terms:
         ModelError: The argument is neither a model, nor a combination of models, nor a function.
     """
     return ((1.0, model),) if is_function(model) else terms(model)
+
+
+def highest_degree(models: Iterable[Comparable]) -> int:
+    """The highest degree, or growth, of the models; plain functions count as degree 1."""
+    degrees = [1]
+    for model in models:
+        degrees += [part.growth for _, part in parts(model) if isinstance(part, Model)]
+    return max(degrees)
 
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:

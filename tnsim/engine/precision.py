@@ -16,18 +16,22 @@ to first order in u rho. An exponent e of a scale that is no whole number, as we
 it, is off by eps |e| / 2, so for each scale of a cosine eps |e| is added to u.
 
 Measured against exact rational arithmetic, errors are a fiftieth of the bound (median) and at most
-half. Cancellation *within* a plain model, such as two hidden units that nearly undo each
-other, or a hidden basis that is far from orthogonal, is measured on forward passes and counted in
-the size of the model's products (`cancellation`, `problems.conditioning`). Where such cancellation
-takes a cosine out of [-1, 1] nevertheless, by no more than half of the digits, the excess is taken
-as the error.
+half. In float32 the median is a 63rd to a 137th, over one to three layers of weights of all sizes;
+where the bound is visible, errors are a 220th and less of it. There float64 takes the place of
+float32 (`certified`).
+
+Cancellation *within* a plain model, such as two hidden units that nearly undo each other, or a
+hidden basis that is far from orthogonal, is measured on forward passes and counted in the size of
+the model's products (`cancellation`, `problems.conditioning`). Where such cancellation takes a
+cosine out of [-1, 1] nevertheless, by no more than half of the digits, the excess is taken as the
+error.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,8 +45,9 @@ VISIBLE = 1e-3
 USELESS = 0.1
 """Error of a cosine beyond which no digit is left."""
 _SAFETY = 4.0  # the 4 of u = 4 n eps
-_EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
-_EXPONENT_EPS = _EPS["float64"]
+EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float64", "float32")}
+"""Distance of 1 and the next number, by dtype."""
+_EXPONENT_EPS = EPS["float64"]
 
 
 class Arithmetic(NamedTuple):
@@ -59,7 +64,7 @@ class Arithmetic(NamedTuple):
     @property
     def rounding(self) -> float:
         """The relative error u = 4 n eps of a single contribution."""
-        return _SAFETY * self.degree * _EPS[self.dtype]
+        return _SAFETY * self.degree * EPS[self.dtype]
 
     @property
     def alone(self) -> float:
@@ -108,11 +113,12 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
 
     Args:
         product: Inner products AB.
-        bra, ket: Squared norms AA and BB, above zero, in shapes that broadcast against AB.
+        bra, ket: Squared norms AA and BB, in shapes that broadcast against AB.
         arithmetic: Degree of the polynomials and dtype of the computation.
 
     Returns:
-        Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero.
+        Values, not clipped, and bounds of their absolute errors; huge where a norm may be zero,
+        infinite where it is not above zero.
     """
     xp = library(product.mantissa)
     mantissa = product.mantissa
@@ -124,8 +130,9 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     scale = xp.exp2(scales[0] - (scales[1] + scales[2]) / 2)
     factor = scale / norms
     rounding = arithmetic.rounding + _EXPONENT_EPS * sum(abs(scale) for scale in scales)
-    # rho of both norms: the ratio of the sum of absolute terms to the norm
-    magnified = bra.size / bra.mantissa, ket.size / ket.mantissa
+    # rho of both norms: the ratio of the sum of absolute terms to the norm. A squared norm below
+    # zero is rounding alone.
+    magnified = [xp.where(x.mantissa > 0, x.size / x.mantissa, xp.inf) for x in (bra, ket)]
     # The bound of the error of AB, in units of u sqrt(AA BB)
     direct = xp.maximum(product.size * factor, xp.sqrt(magnified[0] * magnified[1]))
     # 1 / sqrt((1 - x) (1 - y)) - 1 <= (x + y) / 2 / (1 - max(x, y)) for relative errors x and y
@@ -136,8 +143,34 @@ def cosine(product: ScaledSum, bra: ScaledSum, ket: ScaledSum, arithmetic: Arith
     error = rounding * direct * (1 + norm_error) + abs(value) * norm_error
     excess = abs(value) - 1
     # A small excess over 1 is rounding that the bound has missed; `clipped` refuses a larger one.
-    shown = xp.where(excess <= math.sqrt(_EPS[arithmetic.dtype]), excess, 0.0)
+    shown = xp.where(excess <= math.sqrt(EPS[arithmetic.dtype]), excess, 0.0)
     return Cosine(value, xp.maximum(error, shown))
+
+
+def certified(products: Mapping[str, ScaledSum], arithmetic: Arithmetic) -> Any:
+    """Whether the error bounds of some inner products are invisible.
+
+    Args:
+        products: Inner product AB; for cosines also the squared norms AA and BB, in shapes that
+            broadcast against AB.
+        arithmetic: Degree of the polynomials and dtype of the computation.
+
+    Returns:
+        True where the bound is at most `VISIBLE`, for a cosine absolutely, for an inner product
+        without norms relative to the product.
+
+    Example:
+        >>> one, lost = (ScaledSum(np.float64(x), 0.0, np.float64(1.0)) for x in (1.0, 1e-4))
+        >>> arithmetic = Arithmetic(2, "float32")
+        >>> [bool(certified({"AB": one, "AA": x, "BB": x}, arithmetic)) for x in (one, lost)]
+        [True, False]
+    """
+    product = products["AB"]
+    if "AA" not in products:
+        return arithmetic.rounding * product.size <= VISIBLE * abs(product.mantissa)
+    bra, ket = products["AA"], products["BB"]
+    with np.errstate(all="ignore"):  # norms without digits, of which the bound is NaN or huge
+        return cosine(product, bra, ket, arithmetic).error <= VISIBLE
 
 
 def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
@@ -208,7 +241,7 @@ def known_product(product: ScaledSum, arithmetic: Arithmetic) -> ScaledSum:
 
     Example:
         >>> product = ScaledSum(np.float64(1.0), np.float64(0.0), np.float64(1e5))
-        >>> [float(known_product(product, Arithmetic(4, x)).mantissa) for x in _EPS]
+        >>> [float(known_product(product, Arithmetic(4, x)).mantissa) for x in EPS]
         [1.0, nan]
     """
     is_lost = arithmetic.rounding * product.size > USELESS * abs(product.mantissa)

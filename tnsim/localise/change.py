@@ -45,6 +45,7 @@ from tnsim.models.components import (
     exchanged,
     in_basis,
     interpolated,
+    interpolated_outputs,
 )
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Combination, Model, caveats
@@ -91,8 +92,11 @@ class _Interpolation:
 
     parts: tuple[Component, ...]
 
-    def __call__(self, models: tuple[Model, Model], s: Any) -> Model:
-        return interpolated(*models, s, self.parts)
+    def __call__(self, weights: tuple[Model, Model], s: Any) -> Model:
+        return interpolated(*weights, s, self.parts)
+
+    def outputs(self, weights: tuple[Model, Model], s: Any, inputs: Any) -> Any:
+        return interpolated_outputs(*weights, s, self.parts, inputs)
 
 
 @dataclass(frozen=True, eq=False)

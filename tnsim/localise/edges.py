@@ -33,6 +33,7 @@ from tnsim.models.components import (
     edges_of,
     wired,
 )
+from tnsim.models.forward import plain_forward
 from tnsim.models.layers import innermost
 from tnsim.models.model import Model, caveats
 from tnsim.problems import forward
@@ -133,6 +134,9 @@ class _Wiring:
 
     def __call__(self, weights: tuple[Model], gates: Any) -> Model:
         return wired(weights[0], gates, self.parts, self.edges)
+
+    def outputs(self, weights: tuple[Model], gates: Any, inputs: Any) -> Any:
+        return plain_forward(self(weights, gates), inputs)
 
 
 def edges_between(model: Model, by: str, setting: Setting) -> Edges:

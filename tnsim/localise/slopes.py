@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +26,51 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.similarity import inner
+from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
 from tnsim.localise.grams import Setting
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import pytree
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.model import Combination, Model, terms
-from tnsim.problems import forward
+from tnsim.problems import features, forward
+from tnsim.problems.features import FeatureSpace, fits
+from tnsim.problems.tensors.kinds import kinds
 
-Build: TypeAlias = Callable[[Any, Any], Model]
-"""A function of weights and switches that gives a model; hashable, as programs are kept by it."""
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
+_IN_CACHE = 2**23
+"""Bytes of the states of a block of points at the nodes that run together. Elementwise steps of a
+larger block wait for memory."""
+
+
+_FREE = 2**32
+"""Multiplications of vectors up to which no plan is made: a plan whose derivatives are compiled
+takes longer before it runs."""
+_LARGEST_PARTS = 2**27
+"""Most numbers of the derivatives of vectors by all switches, 1 GiB."""
+
+
+class Build(Protocol):
+    """Models with switches, of weights that are given; hashable, as programs are kept by it."""
+
+    def __call__(self, weights: Any, s: Any, /) -> Model:
+        """The model with the switches s."""
+        ...
+
+    def outputs(self, weights: Any, s: Any, inputs: Any, /) -> Any:
+        """The outputs of the model with the switches s at some inputs, in plain floats."""
+        ...
 
 
 class Family(NamedTuple):
     """Models f(s) with switches s.
 
     Args:
-        build: Function from (weights, s) to the model f(s).
+        build: Models f(s) for weights and switches s, and their outputs.
         weights: Pytree of arrays, such as two models.
         players: Number of switches.
         degree: Degree U of the outputs in t along s = (t, ..., t).
@@ -125,14 +150,16 @@ def slope(
     at = np.broadcast_to(np.asarray(s, np.float64), family.players)
     coefficients, models = zip(*terms(target), strict=True)
     numbers = np.asarray(coefficients, np.float64)
+    where = _vectors(family, models, setting, points)
     with execution.precision():
         args = _placed((family.weights, at, numbers, models), setting.dtype)
-        if points is None:
+        if where is None:
             # Without points there is a single group.
-            found = [_program(_planned, 0, 6)(family.build, *args, setting.metric, setting.dtype)]
+            found = _program(_planned, 0, 6)(family.build, *args, setting.metric, setting.dtype)
+            found = jax.tree.map(lambda x: x[None], found)
         else:
-            found = _by_groups(_at_points, args, family, models, points, setting)
-        value, by_switch = (np.asarray(x, np.float64) for x in _stacked(found))
+            found = _by_groups(_slopes_of_blocks, args, family, models, where, setting)
+        value, by_switch = (np.asarray(x, np.float64) for x in found)
     _check_finite(setting, value, by_switch)
     return Slope(value, by_switch)
 
@@ -146,7 +173,8 @@ def integral(
 ) -> Float[np.ndarray, "groups players"]:
     """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
 
-    At points T runs once for all nodes, and one program goes through them.
+    Where models have vectors, T has its vector once for all nodes, and one program goes through
+    them.
 
     Args:
         family: Models with switches.
@@ -158,18 +186,55 @@ def integral(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    if points is None:
-        slopes = (slope(family, t, target, setting, None).by_switch for t in at.points)
-        return np.sum([w * one for w, one in zip(at.weights, slopes, strict=True)], axis=0)
     coefficients, models = zip(*terms(target), strict=True)
     numbers = np.asarray(coefficients, np.float64)
+    where = _vectors(family, models, setting, points)
+    if where is None:
+        slopes = (slope(family, t, target, setting, None).by_switch for t in at.points)
+        return np.sum([w * one for w, one in zip(at.weights, slopes, strict=True)], axis=0)
     with execution.precision():
         args = (family.weights, (*at, np.ones(family.players)), numbers, models)
         args = _placed(args, setting.dtype)
-        found = _by_groups(_integral_at_points, args, family, models, points, setting)
-        by_switch = np.asarray(_stacked(found), np.float64)
+        by_switch = _by_groups(
+            _integrals_of_blocks, args, family, models, where, setting, len(at.points)
+        )
     _check_finite(setting, by_switch)
     return by_switch
+
+
+@pytree
+@dataclass(frozen=True)
+class _Coefficients:
+    """Coefficients of polynomials, which stand in the place of outputs at a block of points.
+
+    Args:
+        inputs: Arrays that all vectors of the space depend on.
+        space: Space of the coefficients, or a part of it.
+    """
+
+    inputs: Any
+    space: FeatureSpace = field(metadata={"static": True})
+
+
+def _vectors(
+    family: Family, models: Sequence[Model], setting: Setting, points: Points | None
+) -> Points | FeatureSpace | None:
+    """What makes vectors of models whose dot products are inner products; None along a plan."""
+    if points is not None:
+        return points
+    every = [family.at(0.5), *models]
+    known = [kinds(model) for model in every]
+    found = [
+        space for space in features.spaces(known, setting.metric, every[0].n_ctx) if fits(space)
+    ]
+    if not found:
+        return None
+    space = found[0]
+    work = sum(map(space.multiplications, known))
+    # A way back keeps what the way there has made.
+    needed = 4.0 * max(space.in_flight(layers, 1) for layers in known) * ITEM_BYTES[setting.dtype]
+    affordable = work <= min(_FREE, setting.budget.multiplications)
+    return space if affordable and needed <= setting.budget.room(0, needed) else None
 
 
 def _by_groups(
@@ -177,15 +242,106 @@ def _by_groups(
     args: tuple[Any, ...],
     family: Family,
     models: Sequence[Model],
-    points: Points,
+    where: Points | FeatureSpace,
     setting: Setting,
-) -> list[Any]:
-    """Values of a function of batches, summed over every group of draws."""
-    found = []
-    for batches in _batches(family, models, points, setting):
-        parts = [_program(function, 0)(family.build, *args, batch) for batch in batches]
-        found.append(jax.tree.map(lambda *same: sum(same), *parts))
-    return found
+    count: int = 1,
+) -> Any:
+    """Values of a function of blocks of vectors, summed over every group of draws.
+
+    Args:
+        function: Function of a family's build, the number of nodes that run together, the
+            arguments, and a block.
+        args: Arguments that all blocks share.
+        family: Models with switches.
+        models: Models of the target.
+        where: Points of the comparison, or the space of vectors, which has a single group.
+        setting: Metric, precision and budget.
+        count: Number of nodes.
+
+    Returns:
+        Values with a first axis of groups, float64.
+    """
+    if isinstance(where, Points):
+        groups, together, stacks = _point_stacks(family, models, where, setting, count)
+    else:
+        groups, together, stacks = 1, 1, _coefficient_stacks(where, setting)
+    program = _program(function, 0, 1)
+    numbers, found = [], []
+    for group, stack in stacks:
+        numbers.append(group)
+        values = program(family.build, together, *args, stack)
+        found.append(jax.tree.map(lambda x: np.asarray(x, np.float64), values))
+    place = np.concatenate(numbers)
+
+    def summed(*same: np.ndarray) -> np.ndarray:
+        values = np.concatenate(same)
+        totals = np.zeros((groups, *values.shape[1:]))
+        np.add.at(totals, place, values)
+        return totals
+
+    return jax.tree.map(summed, *found)
+
+
+def _coefficient_stacks(
+    space: FeatureSpace, setting: Setting
+) -> Iterator[tuple[np.ndarray, _Coefficients]]:
+    """Every part of a space, which is a stack of a single block."""
+    inputs = space.inputs(setting.metric, setting.dtype)
+    for part in space.parts:
+        yield np.zeros(1, int), _Coefficients(inputs, part)
+
+
+def _point_stacks(
+    family: Family, models: Sequence[Model], points: Points, setting: Setting, count: int
+) -> tuple[int, int, Iterator[tuple[np.ndarray, WeightedPoints]]]:
+    """The number of groups, of nodes that run together, and the stacks of blocks of points."""
+    every = [family.at(0.5), *models]
+    for model in every:
+        check_inputs(model, points.block(0, 1).inputs)
+    bounds = forward.groups(points)
+    largest = max(stop - start for start, stop in bounds)
+    # The way back keeps the states behind every layer: each model counts once for each of its
+    # layers.
+    deep = [model for model in every for _ in model.layers]
+    size = forward.batch_size(deep, points, largest, setting.dtype, setting.budget)
+    each = forward.needs(deep, points, setting.dtype).each
+    together = max(1, min(count, int(_IN_CACHE / each)))
+    if not points.continuations:
+        # Even blocks, as large as a cache and the memory hold.
+        most = max(1, min(int(_IN_CACHE / each), size) // together)
+        size = math.ceil(largest / math.ceil(largest / most))
+    return len(bounds), together, _stacks(points, bounds, size, setting.dtype)
+
+
+def _stacks(
+    points: Points, bounds: Sequence[tuple[int, int]], size: int, dtype: str
+) -> Iterator[tuple[np.ndarray, WeightedPoints]]:
+    """Blocks of equal size that a single program goes through, and the group of each block.
+
+    Blocks of beginnings differ in shape, so that each is a stack of its own.
+    """
+    groups: list[int] = []
+    blocks: list[WeightedPoints] = []
+    room = 0
+    for number, (start, stop) in enumerate(bounds):
+        for batch in forward.in_batches(points, start, stop, size):
+            groups.append(number)
+            blocks.append(_cast(batch, dtype))
+            if not room:
+                leaves = jax.tree.leaves(blocks[0])
+                room = max(1, forward.BATCH_BYTES // sum(x.nbytes for x in leaves))
+                room = 1 if points.continuations else room
+            if len(blocks) == room:
+                yield _stacked_blocks(groups, blocks)
+                groups, blocks = [], []
+    if blocks:
+        yield _stacked_blocks(groups, blocks)
+
+
+def _stacked_blocks(
+    groups: Sequence[int], blocks: Sequence[WeightedPoints]
+) -> tuple[np.ndarray, WeightedPoints]:
+    return np.array(groups), jax.tree.map(lambda *same: np.stack(same), *blocks)
 
 
 def _check_finite(setting: Setting, *values: np.ndarray) -> None:
@@ -202,32 +358,9 @@ def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     return jax.jit(function, static_argnums=static, compiler_options=compiler_options())
 
 
-def _stacked(found: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *same: np.stack([np.asarray(x) for x in same]), *found)
-
-
 def _placed(tree: Any, dtype: str) -> Any:
     """Weights on the device in a precision; scalars such as skips as well."""
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
-
-
-def _batches(
-    family: Family, models: Sequence[Model], points: Points, setting: Setting
-) -> Iterator[Iterator[WeightedPoints]]:
-    """Batches of points of every group of draws, small enough for a reverse pass."""
-    every = [family.at(0.5), *models]
-    for model in every:
-        check_inputs(model, points.block(0, 1).inputs)
-    bounds = forward.groups(points)
-    largest = max(stop - start for start, stop in bounds)
-    # The way back keeps the states behind every layer.
-    # Each model counts once for each of its layers, which is what a reverse pass keeps.
-    deep = [model for model in every for _ in model.layers]
-    size = forward.batch_size(deep, points, largest, setting.dtype, setting.budget)
-    for start, stop in bounds:
-        yield (
-            _cast(batch, setting.dtype) for batch in forward.in_batches(points, start, stop, size)
-        )
 
 
 def _cast(batch: WeightedPoints, dtype: str) -> WeightedPoints:
@@ -237,50 +370,92 @@ def _cast(batch: WeightedPoints, dtype: str) -> WeightedPoints:
     return WeightedPoints(inputs, batch.log_weights)
 
 
-def _at_points(
-    build: Build, weights: Any, s: Any, coefficients: Any, models: Any, batch: WeightedPoints
+def _slopes_of_blocks(
+    build: Build,
+    together: int,
+    weights: Any,
+    s: Any,
+    coefficients: Any,
+    models: Any,
+    blocks: Any,
 ) -> Any:
-    """The value and the derivatives over some points."""
-    # The target does not depend on switches and runs outside of the gradient.
-    target = _vector(tuple(models), coefficients, batch)
+    """The value and the derivatives over every block"""
 
-    def product(s: Any) -> Any:
-        return (_vector((build(weights, s),), jnp.ones(1), batch) * target).sum()
+    def over_block(block: Any) -> Any:
+        # The target does not depend on switches and runs outside of the gradient.
+        target = _target(models, coefficients, block)
 
-    return jax.value_and_grad(product)(s)
+        def product(s: Any) -> Any:
+            return (_switched_vector(build, weights, s, block) * target).sum()
+
+        return jax.value_and_grad(product)(s)
+
+    return _over_blocks(over_block, blocks)
 
 
-def _integral_at_points(
-    build: Build, weights: Any, at: Any, coefficients: Any, models: Any, batch: WeightedPoints
+def _integrals_of_blocks(
+    build: Build,
+    together: int,
+    weights: Any,
+    at: Any,
+    coefficients: Any,
+    models: Any,
+    blocks: Any,
 ) -> Any:
-    """The derivatives at all nodes, weighted and summed, over some points."""
-    target = _vector(tuple(models), coefficients, batch)
+    """The derivatives at all nodes, weighted and summed, over every block of points.
+
+    Nodes that run together are an axis of one program, in which states below the first switch, and
+    the way back through the last layer, have no such axis: they are computed once.
+    """
     where, node_weights, ones = at
 
-    def product(s: Any) -> Any:
-        return (_vector((build(weights, s),), jnp.ones(1), batch) * target).sum()
+    def over_block(block: Any) -> Any:
+        target = _target(models, coefficients, block)
 
-    def one(node: Any) -> Any:
-        t, weight = node
-        return weight * jax.grad(product)(t * ones)
+        def product(s: Any) -> Any:
+            return (_switched_vector(build, weights, s, block) * target).sum()
 
-    # One node after another: all at once would keep the states of all nodes.
-    return jax.lax.map(one, (where, node_weights)).sum(axis=0)
+        def at_node(t: Any) -> Any:
+            return jax.grad(product)(t * ones)
+
+        return node_weights @ jax.lax.map(at_node, where, batch_size=together)
+
+    return _over_blocks(over_block, blocks)
 
 
-def _vector(models: Sequence[Model], coefficients: Any, batch: WeightedPoints) -> Any:
-    """The outputs of a sum of models at some points, times the roots of the weights.
+def _over_blocks(function: Callable[[Any], Any], blocks: Any) -> Any:
+    """Values of a function for every block of a stack, along a first axis."""
+    if isinstance(blocks, _Coefficients):
+        return jax.tree.map(lambda x: x[None], function(blocks))
+    return jax.lax.map(function, blocks)
+
+
+def _target(models: Sequence[Model], coefficients: Any, block: Any) -> Any:
+    """The vector of a sum of models."""
+    total: Any = 0.0
+    for n, model in enumerate(models):
+        if isinstance(block, _Coefficients):
+            found = block.space.vector(block.space.weights(model), block.inputs)
+        else:
+            found = _weighted(plain_forward(model, block.inputs), block)
+        total = total + coefficients[n] * found
+    return total
+
+
+def _switched_vector(build: Build, weights: Any, s: Any, block: Any) -> Any:
+    """The vector of a model with switches: coefficients, or outputs at some points."""
+    if isinstance(block, _Coefficients):
+        return block.space.vector(block.space.weights(build(weights, s)), block.inputs)
+    return _weighted(build.outputs(weights, s, block.inputs), block)
+
+
+def _weighted(outputs: Any, block: Any) -> Any:
+    """Outputs times the roots of the weights of points: both factors of a product get the root.
 
     Outputs are plain floats: exponents of their own would cost more to compile than all the rest.
     """
-    # Both factors of the inner product get the root of the weight of each point.
-    roots = jnp.exp(batch.log_weights / 2)
-    total: Any = 0.0
-    for n, model in enumerate(models):
-        found = plain_forward(model, batch.inputs)
-        scaled = found * roots.astype(found.dtype).reshape(-1, *(1,) * (found.ndim - 1))
-        total = total + coefficients[n] * scaled
-    return total
+    roots = jnp.exp(block.log_weights / 2).astype(outputs.dtype)
+    return outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
 
 
 def _planned(
@@ -308,9 +483,12 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
     """
     at = exact_nodes(family.degree)
     total = np.zeros((family.players, family.players))
+    where = _vectors(family, (), setting, points)
+    if not isinstance(where, Points | None) and not _parts_fit(family, where):
+        where = None
     with execution.precision():
         weights = _placed(family.weights, setting.dtype)
-        if points is None:
+        if where is None:
             # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is
             # the transpose of that at (t, t'): each pair of nodes is computed once.
             for (t, u), (x, y) in _pairs(at):
@@ -321,12 +499,15 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
                 both = np.asarray(mixed, np.float64)
                 total += u * y * (both if t == x else both + both.T)
             return total
-        parts, ones = _program(_parts_at_points, 0), jnp.ones(family.players, setting.dtype)
-        where = jnp.asarray(at.points, setting.dtype), jnp.asarray(at.weights, setting.dtype)
-        for batches in _batches(family, (), points, setting):
-            for batch in batches:
-                total += np.asarray(parts(family.build, weights, where, ones, batch))
-    return total
+        weighted = at.points, at.weights, np.ones(family.players)
+        args = weights, _placed(weighted, setting.dtype)
+        sums = _by_groups(_parts_of_blocks, args, family, (), where, setting, len(at.points))
+    return sums.sum(axis=0)
+
+
+def _parts_fit(family: Family, space: FeatureSpace) -> bool:
+    """Whether the derivatives of a vector by all switches are made at once within memory."""
+    return space.in_flight(kinds(family.at(0.5)), 1) * family.players <= _LARGEST_PARTS
 
 
 def _pairs(at: Nodes) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
@@ -348,19 +529,22 @@ def _mixed_derivatives(
     return jax.jacfwd(jax.grad(product, argnums=0), argnums=1)(s, r)
 
 
-def _parts_at_points(
-    build: Build, weights: Any, where: Any, ones: Any, batch: WeightedPoints
-) -> Any:
-    """The Gram matrix of the parts over some points."""
+def _parts_of_blocks(build: Build, together: int, weights: Any, at: Any, blocks: Any) -> Any:
+    """The Gram matrix of the parts over every block of points."""
+    where, node_weights, ones = at
 
-    def vector(s: Any) -> Any:
-        return _vector((build(weights, s),), jnp.ones(1), batch)
+    def over_block(block: Any) -> Any:
+        def vector(s: Any) -> Any:
+            return _switched_vector(build, weights, s, block)
 
-    def one(node: Any) -> Any:
-        t, weight = node
-        return weight * jax.jacfwd(vector)(t * ones)
+        def at_node(node: Any) -> Any:
+            t, weight = node
+            return weight * jax.jacfwd(vector)(t * ones)
 
-    parts = jax.lax.map(one, where).sum(axis=0)
-    # (points and outputs, players): the Gram matrix of the columns.
-    flat = parts.reshape(-1, parts.shape[-1])
-    return flat.T @ flat
+        # One node after another: a derivative has the size of all outputs for every player.
+        parts = jax.lax.map(at_node, (where, node_weights)).sum(axis=0)
+        # (points and outputs, players): the Gram matrix of the columns.
+        flat = parts.reshape(-1, parts.shape[-1])
+        return flat.T @ flat
+
+    return _over_blocks(over_block, blocks)

@@ -46,11 +46,12 @@ class GaussianMoments:
     pairs_within_model = True
 
     @classmethod
-    def fit(cls, samples: Float[Array, "n d"]) -> Self:
+    def fit(cls, samples: Float[Array, "n ..."]) -> Self:
         """Fit the mean and the covariance to data or activations.
 
         Args:
-            samples: Vectors (n, d) with n > 1, all finite.
+            samples: Vectors (n, d) with n > 1, all finite, or images (n, channels, height, width),
+                which models read as vectors.
 
         Returns:
             The metric with a mean (d,) and a covariance (d, d), divided by n, both float64.
@@ -58,7 +59,9 @@ class GaussianMoments:
         Raises:
             ModelError: There are fewer than two samples, or the samples are no finite matrix.
         """
-        data = np.asarray(as_array(samples, "samples", 2), np.float64)
+        axes = _axes_of(samples)
+        given = as_array(samples, "samples", axes if axes >= 4 else 2)
+        data = np.asarray(given, np.float64).reshape(len(given), -1)
         if len(data) < 2:
             raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")
         mean = data.mean(axis=0)
@@ -71,15 +74,23 @@ class GaussianMoments:
     def __post_init__(self) -> None:
         mean, cov = self.mean, self.cov
         if mean is not None:
-            mean = as_array(mean, "the input mean", 2 if np.ndim(mean) == 2 else 1)
+            mean = as_array(mean, "the input mean", 2 if _axes_of(mean) == 2 else 1)
         if cov is not None:
-            cov = as_array(cov, "the input covariance", np.ndim(cov))
+            cov = as_array(cov, "the input covariance", _axes_of(cov))
             _check_covariance(cov)
             cov = _without_rounding(cov)
         if mean is not None and cov is not None:
             _check_together(mean, cov)
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "cov", cov)
+
+
+def _axes_of(values: Any) -> int:
+    """Number of axes of what a caller gave; 2 for rows of unequal length, which are no array."""
+    try:
+        return np.ndim(values)
+    except ValueError:  # NumPy's, which says neither what was given nor where
+        return 2
 
 
 def _check_covariance(cov: Any) -> None:

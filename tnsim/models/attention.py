@@ -149,7 +149,8 @@ class Attention:
         everywhere = np.ones((n_ctx, n_ctx))
         return np.tril(everywhere) if self.mask == "causal" else everywhere
 
-    def __call__(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx out"]:
+    def hidden(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx values"]:
+        """The values z of all heads, side by side, which O multiplies."""
         n_ctx = x.shape[-2]
         angles = self.angles(n_ctx)
 
@@ -171,7 +172,10 @@ class Attention:
         share = self.pattern(n_ctx).astype(x.dtype) / self.d_head**2
         z = (score("q1", "k1") * score("q2", "k2") * share) @ by_head("v")
         z = z.swapaxes(-3, -2)  # (*batch, position, head, row)
-        return affine(z.reshape((*z.shape[:-2], -1)), self.o, self.o_bias)
+        return z.reshape((*z.shape[:-2], -1))
+
+    def __call__(self, x: Float[Array, "*batch ctx in"]) -> Float[Array, "*batch ctx out"]:
+        return affine(self.hidden(x), self.o, self.o_bias)
 
 
 def rotated(

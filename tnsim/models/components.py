@@ -32,9 +32,10 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import Array, as_array
+from tnsim.models.arrays import Array, affine, as_array
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
+from tnsim.models.forward import embedded, hidden_values, plain_step
 from tnsim.models.layers import (
     Linear,
     Residual,
@@ -349,6 +350,11 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
 
 def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
     """The factors of the columns of an output matrix; 1 for columns without a switch."""
+    columns = [part for part in own if part.part is not None]
+    if columns and [part.part for part in columns] == list(range(columns[0].parts)):
+        # Every column has a switch, in order: no look-up, whose derivative adds entry by entry.
+        step = width // len(columns)
+        return library(z).broadcast_to(z[: len(columns), None], (len(columns), step)).reshape(width)
     # Place 0 is the constant 1, for columns without a switch; switch k stands at place k + 1.
     place = np.zeros(width, int)
     for k, part in enumerate(own):
@@ -490,6 +496,60 @@ def _interpolated_layer(first: Layer, second: Layer, own: Sequence[Component], s
         values["n_heads"] = cores[0].n_heads + cores[1].n_heads
     core = replaced(cores[0], values)
     return Residual(core, skip) if isinstance(second, Residual) else core
+
+
+def interpolated_outputs(
+    a: Model, b: Model, s: Any, parts: Sequence[Component], inputs: Any
+) -> Any:
+    """The outputs of `interpolated(a, b, s, parts)` in plain floats.
+
+    The numbers s multiply hidden units, not the columns that read the units: all s share the
+    matrices, so a batch of s needs one matrix product of all states.
+
+    Args:
+        a, b: Models that `check_exchangeable` accepts.
+        s: Numbers of the components, traced or not.
+        parts: Components, from `components_of([a, b], ...)`.
+        inputs: Inputs, as for `models.forward.plain_forward`.
+
+    Example:
+        >>> a, b = (Model([Residual(Linear([[w]]))]) for w in (1.0, 3.0))
+        >>> parts = components_of([a, b], "layer")
+        >>> interpolated_outputs(a, b, np.array([0.5]), parts, np.ones((1, 1)))
+        array([[3.]])
+    """
+    state, done = embedded(b.layers, inputs)
+    own = _of_layer(parts, 0)
+    if done and len(own):
+        (share,) = s[own]
+        state = (1 - share) * embedded(a.layers, inputs)[0] + share * state
+    for n, pair in enumerate(zip(a.layers[done:], b.layers[done:], strict=True), done):
+        own = _of_layer(parts, n)
+        if not len(own):
+            state = plain_step(pair[1], state, inputs)
+            continue
+        held = [parts[k] for k in own]
+        reached: Any = 0.0
+        if isinstance(pair[1], Residual):
+            reached = residual_rule(pair[1])[0] * state
+        for layer, shares in zip(pair, (1 - s[own], s[own]), strict=True):
+            reached = reached + _shared_output(layer, held, shares, state, inputs)
+        state = reached
+    return state
+
+
+def _shared_output(
+    layer: Layer, own: Sequence[Component], shares: Any, state: Any, inputs: Any
+) -> Any:
+    """The outputs of a layer inside residuals, each component times its share."""
+    core = innermost(layer)
+    weight, bias = getattr(core, affine_maps(core)[1]), _output_bias(core)
+    hidden = hidden_values(core, state, inputs)
+    found = affine(hidden * _column_factors(own, shares, weight.shape[1]), weight, None)
+    for k, part in enumerate(own):
+        if part.bias and bias is not None:
+            found = found + shares[k] * bias
+    return residual_rule(layer)[1] * found
 
 
 def _biases_beside(cores: Sequence[Any], name: str) -> Any:

@@ -134,11 +134,11 @@ def over_prefixes(
         return layer.skip * state + layer.scale * inner
     if not isinstance(layer, Attention):
         return layer(state)
-    return _causal_attention(layer, state, exponents, counts)
+    return affine(_causal_values(layer, state, exponents, counts), layer.o, layer.o_bias)
 
 
-def _causal_attention(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
-    """The outputs of causal attention at every beginning.
+def _causal_values(layer: Attention, state: Any, exponents: Any, counts: Sequence[int]) -> Any:
+    """The values of all heads of causal attention at every beginning, which O multiplies.
 
     With states `2^e h`, a term of query s and key t has two factors from s (the queries) and three
     from t (two keys and the value). The term is thus scaled by
@@ -176,7 +176,7 @@ def _causal_attention(layer: Attention, state: Any, exponents: Any, counts: Sequ
             z = z + seen.reshape(count, heads, -1)
         outputs.append(z)
     z = library(state).concatenate(outputs)
-    return affine(z.reshape(len(z), -1), layer.o, layer.o_bias)
+    return z.reshape(len(z), -1)
 
 
 def _prefix_scores(queries: Any, keys: Any, shape: tuple[int, int]) -> Any:
@@ -320,7 +320,7 @@ def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]
     """
     counts = inputs.counts if isinstance(inputs, Prefixes) else None
     layers = tuple(layer for layer, _ in model)
-    values, first = _embedded_inputs(layers, inputs)
+    values, first = embedded(layers, inputs)
     entry = Scaled(values, model[0].exponent if first else 0.0)
     return _normalised_state(entry, ahead(layers[first:]), counts), first
 
@@ -397,14 +397,37 @@ def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "point
     """
     if not (isinstance(inputs, Prefixes) or is_tokens(inputs)):
         return model(inputs)
-    state, first = _embedded_inputs(model.layers, inputs)
+    state, first = embedded(model.layers, inputs)
     for layer in model.layers[first:]:
-        # Plain floats have the exponent 0 at every beginning.
-        if isinstance(inputs, Prefixes):
-            state = over_prefixes(layer, state, np.zeros((len(state), 1)), inputs.counts)
-        else:
-            state = layer(state)
+        state = plain_step(layer, state, inputs)
     return state
+
+
+def plain_step(layer: Layer, state: Any, inputs: Any) -> Any:
+    """The plain floats behind a layer, for a state of these inputs.
+
+    Example:
+        >>> plain_step(Linear([[2.0]]), np.ones((3, 1)), np.ones((3, 1))).ravel().tolist()
+        [2.0, 2.0, 2.0]
+    """
+    if not isinstance(inputs, Prefixes):
+        return layer(state)
+    # Plain floats have the exponent 0 at every beginning.
+    return over_prefixes(layer, state, np.zeros((len(state), 1)), inputs.counts)
+
+
+def hidden_values(core: Any, state: Any, inputs: Any) -> Any:
+    """The plain floats that the output map of a layer inside residuals multiplies.
+
+    Example:
+        >>> hidden_values(Linear([[2.0]]), np.ones((3, 1)), np.ones((3, 1))).ravel().tolist()
+        [1.0, 1.0, 1.0]
+    """
+    if isinstance(core, Linear):
+        return state
+    if isinstance(core, Attention) and isinstance(inputs, Prefixes):
+        return _causal_values(core, state, np.zeros((len(state), 1)), inputs.counts)
+    return core.hidden(state)
 
 
 def is_tokens(inputs: Any) -> bool:
@@ -530,11 +553,17 @@ def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
     return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
-def _embedded_inputs(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
+def embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     """The state that the first layers leave behind, and the number of these layers (0 or 1).
 
     A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
     linear, or is the only layer, tokens become one-hot vectors.
+
+    Example:
+        >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
+        >>> state, done = embedded(table.layers, np.array([0, 1]))
+        >>> state.ravel().tolist(), done
+        ([5.0, 7.0], 1)
     """
     if not is_tokens(inputs):
         return inputs, 0

@@ -125,10 +125,14 @@ class Multilinear:
         """Hidden units, over which products are summed."""
         return self.down.shape[-1]
 
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
+        """Values of the hidden units, which D multiplies."""
         maps = zip(self.legs, self.leg_biases, strict=True)
-        hidden: Any = math.prod(affine(x, leg, bias) for leg, bias in maps)
-        return affine(hidden, self.down, self.down_bias)
+        values: Any = math.prod(affine(x, leg, bias) for leg, bias in maps)
+        return values
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        return affine(self.hidden(x), self.down, self.down_bias)
 
     def __repr__(self) -> str:
         return f"Multilinear({self.n_legs} legs, {self.d_in} -> {self.d_out}, rank {self.rank})"
@@ -266,10 +270,13 @@ class Bilinear:
         """Hidden units, over which products are summed."""
         return self.left.shape[-2]
 
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+    def hidden(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch rank"]:
+        """Values of the hidden units, which D multiplies."""
         left = affine(x, self.left, self.left_bias)
-        right = affine(x, self.right, self.right_bias)
-        return affine(left * right, self.down, self.down_bias)
+        return left * affine(x, self.right, self.right_bias)
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        return affine(self.hidden(x), self.down, self.down_bias)
 
 
 @pytree

@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, register_pytree
+from tnsim.models.arrays import Array, register_pytree, scalar
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
 from tnsim.models.layers import (
@@ -77,7 +77,8 @@ class _Vector:
         return _combined_terms(self, other, -1.0)
 
     def __mul__(self, factor: float) -> Combination:
-        return Combination(((factor * c, m) for c, m in terms(self)))
+        coefficient = scalar(factor, "a coefficient of a model")
+        return Combination(((coefficient * c, m) for c, m in terms(self)))
 
     __rmul__ = __mul__
 

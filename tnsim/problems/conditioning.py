@@ -14,11 +14,13 @@ order
 *Gauge.* A bond may take any basis: multiplying the layer below by `T` and the layer above by `T^-1`
 leaves the network unchanged. Where A is large for a model, every bond inside gets the basis of the
 principal axes of the states there: their coordinates are then uncorrelated, and a sum over them
-cancels no more. The change of basis itself would round by kappa eps: products with T cancel as the
-network does. Its products are therefore taken with 31 bits more than a float has, and the inverse
-of T is that of the rounded T, `T' (1 - E)` with `E = T T' - 1`. Rounding is then relative to every
-entry. Each new coordinate has a power of two as its unit, near its size beside the largest. Bonds
-at the ends of a skip have one basis in common; the input and the output retain their bases.
+cancels no more. The basis stays as it was given where the new one raises A, as it may do a
+thousandfold beside biases that are far larger than the weights. The change of basis itself would
+round by kappa eps: products with T cancel as the network does. Its products are therefore taken
+with 31 bits more than a float has, and the inverse of T is that of the rounded T, `T' (1 - E)` with
+`E = T T' - 1`. Rounding is then relative to every entry. Each new coordinate has a power of two as
+its unit, near its size beside the largest. Bonds at the ends of a skip have one basis in common;
+the input and the output retain their bases.
 
 *Inside a JAX trace* the same functions run on arrays of JAX. The change of a forward pass is there
 a derivative, since float32 has no room for a step that is small and yet above rounding. Derivatives
@@ -58,6 +60,8 @@ from tnsim.scaled import Scaled, exponents_of, library, shifted
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""
+_WORSE = 4.0
+"""Ratio of two amplifications that tells nothing: few inputs and changes measure them."""
 _POINTS = 16
 """Number of inputs on which a model is run."""
 _SHIFT = 2.0**-30
@@ -195,7 +199,7 @@ def without_skew(
     metric: Metric,
     measured: Callable[[Model, Metric], Any] = amplification,
 ) -> tuple[Model, Bases | None]:
-    """A model in another basis where the basis that it has makes sums cancel, else the model.
+    """A model in another basis where the basis that it has makes sums cancel more, else the model.
 
     Args:
         model: A model in scientific notation, traced or not.
@@ -216,18 +220,27 @@ def without_skew(
     """
     if not any(_free_bonds(model.layers)):
         return model, None
-    is_skewed = measured(model, metric) >= SKEWED
-    if not is_traced(is_skewed):
-        return regauged(model, metric) if is_skewed else (model, None)
+    given = measured(model, metric)
+    if not is_traced(given):
+        if given < SKEWED:
+            return model, None
+        other, bases = regauged(model, metric)
+        is_kept = measured(other, metric) <= _WORSE * given
+        return (other, bases) if is_kept else (model, None)
 
     def in_another_basis(model: Model) -> Model:
         other, _ = regauged(model, metric)
-        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), other, model)
+        is_better = amplification(other, metric) <= _WORSE * given
+
+        def better(new: Any, old: Any) -> Any:
+            return jnp.where(is_better, jnp.asarray(new, old.dtype), old)
+
+        return jax.tree.map(better, other, model)
 
     # A trace cannot branch in Python: both models are prepared as arrays of equal types, and the
     # condition chooses when the program runs.
     arrays = jax.tree.map(jnp.asarray, model)
-    return jax.lax.cond(is_skewed, in_another_basis, lambda model: model, arrays), None
+    return jax.lax.cond(given >= SKEWED, in_another_basis, lambda model: model, arrays), None
 
 
 def regauged(model: Model, metric: Metric) -> tuple[Model, Bases]:

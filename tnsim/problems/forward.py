@@ -94,7 +94,8 @@ _EAGER = 2**27  # multiplications below which compiling takes longer than comput
 
 Vector: TypeAlias = FeatureBlock
 """The features of one function, without the axis of models: values (out, features), an exponent
-for all outputs (1,) or one for each (out,), lengths and sizes (out,)."""
+for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of the parts of the
+vector that belong to each group of points."""
 
 
 class Gram(NamedTuple):
@@ -203,21 +204,21 @@ def sums(
     # A part that several rows have in common runs once.
     parts = {id(part): part for terms in every for _, part in terms}
     work = _forward_work(parts.values(), points)
-    largest = max(stop - start for start, stop in groups(points))
-    # Every group is cut into batches of one size, so that compiled passes have one shape.
-    size = batch_size(list(parts.values()), points, largest, dtype, budget)
+    bounds = groups(points)
+    size, together = batches_of_groups(list(parts.values()), points, dtype, budget)
     grams, shares = [], []
     with execution.precision():
         # Compiling takes memory of its own, which a small budget does not leave.
         eager = work < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
-        passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled")
-        for start, stop in groups(points):
-            share, batches = 0.0, []
-            for batch in in_batches(points, start, stop, size):
+        passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled", together)
+        for first_group in range(0, len(bounds), together):
+            own = bounds[first_group : first_group + together]
+            share, batches = np.zeros(together), []
+            for batch in _shared_batches(points, own, size, together):
                 # Points that fill the last batch have weight 0, and add nothing here or to
                 # products.
-                share += float(np.exp(batch.log_weights).sum())
+                share += np.exp(batch.log_weights).reshape(together, -1).sum(axis=1)
                 vectors = passes.at(batch)
                 _check_shapes(vectors, batch)
                 first = [_sum_vector(terms, vectors, dtype) for terms in rows]
@@ -228,10 +229,32 @@ def sums(
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
-            grams.append(Gram(*(add(same) for same in _by_field(batches))))
-            shares.append(share)
-    together = Gram(*(stacked(same) for same in _by_field(grams)))
-    return Sums(*together, np.array(shares))
+            found = [add(same) for same in _by_field(batches)]
+            grams.append(Gram(*(taken(value, slice(len(own))) for value in found)))
+            shares.append(share[: len(own)])
+    joined = Gram(*(_joined(same) for same in _by_field(grams)))
+    return Sums(*joined, np.concatenate(shares))
+
+
+def _shared_batches(
+    points: Points, own: Sequence[tuple[int, int]], size: int, together: int
+) -> Iterator[WeightedPoints]:
+    """The batches of a single group, or a batch of several groups, one after another."""
+    if together == 1:
+        yield from in_batches(points, *own[0], size)
+        return
+    filled = [next(in_batches(points, start, stop, size)) for start, stop in own]
+    # Groups that fill the last batch have the weight 0.
+    last = filled[-1]
+    nothing = last._replace(log_weights=np.full(size, -np.inf))
+    filled += [nothing] * (together - len(own))
+    inputs, log_weights = zip(*filled, strict=True)
+    yield WeightedPoints(np.concatenate(inputs), np.concatenate(log_weights))
+
+
+def _joined(parts: Sequence[ScaledSum]) -> ScaledSum:
+    """Sums of several groups, one after another."""
+    return ScaledSum(*(np.concatenate(same) for same in zip(*parts, strict=True)))
 
 
 def _by_field(grams: Sequence[Gram]) -> list[list[ScaledSum]]:
@@ -256,12 +279,15 @@ class _Passes:
         slices: Whether outputs are told apart.
         dtype: Precision of inputs and outputs; of models too, except in a trace.
         mode: Way to run the models.
+        together: Number of groups of points in a batch.
     """
 
-    def __init__(self, parts: Mapping[int, Part], slices: bool, dtype: str, mode: Mode):
+    def __init__(
+        self, parts: Mapping[int, Part], slices: bool, dtype: str, mode: Mode, together: int = 1
+    ):
         self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
         self.functions = {key: part for key, part in parts.items() if key not in self.models}
-        self.slices, self.dtype, self.mode = slices, dtype, mode
+        self.slices, self.dtype, self.mode, self.together = slices, dtype, mode, together
         # Layers in scientific notation by identity; of first layers only those in the units of the
         # last batch.
         self.made: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
@@ -292,7 +318,7 @@ class _Passes:
             layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
             if len(keys) == 1:
                 found[keys[0]] = self._finished_vector(
-                    self.rest(layers[keys[0]], inputs, halves, counts)
+                    self.rest(layers[keys[0]], inputs, halves, counts, self.together)
                 )
             else:
                 state, done = entered(layers[keys[0]], inputs)
@@ -314,7 +340,8 @@ class _Passes:
         for same in self._groups_alike(list(layers), done, done + 1):
             following = layers[same[0]][done:]
             if len(same) == 1:
-                found[same[0]] = self._finished_vector(self.rest(following, state, halves, counts))
+                rest = self.rest(following, state, halves, counts, self.together)
+                found[same[0]] = self._finished_vector(rest)
                 continue
             (layer, unit), *later = following
             reached = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
@@ -366,7 +393,8 @@ class _Passes:
         outputs = outputs_of(function, batch.inputs).astype(self.dtype)
         exponents = np.zeros((len(outputs), outputs.shape[-1] if self.slices else 1))
         xp = jnp if self.mode == "traced" else np
-        return self._finished_vector(vector_of(Scaled(xp.asarray(outputs), exponents), halves))
+        state = Scaled(xp.asarray(outputs), exponents)
+        return self._finished_vector(vector_of(state, halves, self.together))
 
     def _finished_vector(self, vector: Vector) -> Vector:
         """The vector with its small arrays in NumPy's float64, except in a trace."""
@@ -380,21 +408,22 @@ _compiled_step = jax.jit(after, static_argnums=(3, 4))
 
 
 def _vector_behind(
-    layers: ScaledLayers, reached: Any, halves: Any, counts: tuple[int, ...] | None
+    layers: ScaledLayers, reached: Any, halves: Any, counts: tuple[int, ...] | None, together: int
 ) -> Vector:
     """The vector of a model from its inputs, or from a state and the layers that follow."""
-    return vector_of(forward(layers, reached, counts), halves)
+    return vector_of(forward(layers, reached, counts), halves, together)
 
 
-_compiled_rest = jax.jit(_vector_behind, static_argnums=3)
+_compiled_rest = jax.jit(_vector_behind, static_argnums=(3, 4))
 
 
-def vector_of(outputs: State, halves: Any) -> Vector:
+def vector_of(outputs: State, halves: Any, together: int = 1) -> Vector:
     """The vector of some outputs: those of each point times the root of its weight.
 
     Args:
         outputs: Outputs at the points.
         halves: Logarithms to base 2 of the roots of the weights.
+        together: Number of groups of points, which follow each other.
     """
     values, exponents = outputs
     xp = library(values)
@@ -407,8 +436,13 @@ def vector_of(outputs: State, halves: Any) -> Vector:
     # first and one row of features for each.
     factors = factors.reshape(len(values), *(1,) * (values.ndim - 2), -1)
     values = xp.moveaxis(values * factors, -1, 0).reshape(values.shape[-1], -1)
-    lengths = xp.sqrt((values * values).sum(axis=1))
+    lengths = xp.sqrt(_squares(values, together))
     return Vector(values, exponent, lengths, lengths)
+
+
+def _squares(values: Any, together: int) -> Float[Any, "groups out"]:
+    """Sums of squared features (out, features) by group."""
+    return (values * values).reshape(len(values), together, -1).sum(axis=2).T
 
 
 def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
@@ -435,31 +469,44 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
         for factor, vector in zip(factors, own, strict=True)
     )
     lengths = np.stack([vector.lengths for vector in own])
-    sizes = (abs(factors) * lengths).sum(axis=0)
+    sizes = (abs(factors)[:, None] * lengths).sum(axis=0)
     if len(own) == 1:
         return Vector(values, exponent, sizes, sizes)
-    xp = library(values)
-    squares = np.asarray(xp.sum(values * values, axis=1), np.float64)
+    by_group = _squares if library(values) is np else _compiled_squares
+    squares = np.asarray(by_group(values, len(sizes)), np.float64)
     return Vector(values, exponent, np.sqrt(squares), sizes)
 
 
+_compiled_squares = jax.jit(_squares, static_argnums=1)
+
+
 def _gram_block(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
-    """The inner products of row vectors with column vectors, which may be the same."""
+    """The inner products of row vectors with column vectors, which may be the same, by group."""
     first = _stacked_vectors(rows)
     second = first if columns is rows else _stacked_vectors(columns)
-    squares = [features.norms(block, slices) for block in (first, second)]
-    return Gram(features.products(first, second, slices), *squares)
+    grams = []
+    for one, two in zip(first, second, strict=True):
+        squares = [features.norms(block, slices) for block in (one, two)]
+        grams.append(Gram(features.products(one, two, slices), *squares))
+    return Gram(*(stacked(same) for same in _by_field(grams)))
 
 
-def _stacked_vectors(vectors: Sequence[Vector]) -> FeatureBlock:
-    """Vectors as a block with an axis of models; a common scale has no axis of outputs."""
+def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
+    """Vectors as a block with an axis of models for each group; a common scale has no axis of
+    outputs."""
     xp = library(vectors[0].values)
     values = xp.stack([vector.values for vector in vectors])
     exponent = np.stack([vector.exponent for vector in vectors])
     if exponent.shape[1] == 1:
         exponent = exponent[:, 0]
-    lengths = np.stack([vector.lengths for vector in vectors])
-    return FeatureBlock(values, exponent, lengths, np.stack([vector.sizes for vector in vectors]))
+    lengths = np.stack([vector.lengths for vector in vectors], axis=1)
+    sizes = np.stack([vector.sizes for vector in vectors], axis=1)
+    count = len(lengths)
+    if count > 1:
+        # Groups are small: their products are made by NumPy, without a call of the device each.
+        values = np.asarray(values)
+    by_group = values.reshape(*values.shape[:2], count, -1)
+    return [FeatureBlock(by_group[:, :, n], exponent, lengths[n], sizes[n]) for n in range(count)]
 
 
 def groups(points: Points) -> list[tuple[int, int]]:
@@ -486,6 +533,26 @@ def _forward_work(parts: Iterable[Part], points: Points) -> int:
     """Number of multiplications of the forward passes of all models at all points."""
     models = [part for part in parts if isinstance(part, Model)]
     return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
+
+
+def batches_of_groups(
+    parts: Sequence[Part], points: Points, dtype: str, budget: Budget
+) -> tuple[int, int]:
+    """Number of points of a group in a batch, and number of groups that share a batch.
+
+    Every group is cut into batches of one size, so that compiled passes have one shape; groups that
+    are smaller than a batch share it.
+
+    Raises:
+        TooLarge: A single point is over the budget.
+    """
+    count = len(groups(points))
+    largest = math.ceil(points.count / count)
+    size = batch_size(parts, points, largest, dtype, budget)
+    if size < largest or count == 1 or points.continuations:
+        return size, 1
+    room = batch_size(parts, points, points.count, dtype, budget) // size
+    return size, math.ceil(count / math.ceil(count / max(1, room)))
 
 
 def batch_size(

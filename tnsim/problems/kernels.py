@@ -346,7 +346,8 @@ def small_differences(
     a sum of hidden units and of gated units whose activation is the derivative. Differences are
     taken where weights change by less than eps^(1/4): the integral is then
     exact to rounding at two nodes, as the error is of the order of the change to the power 4.
-    Activations with kinks and gated units stay as they are.
+    Activations with kinks and gated units stay as they are: what cancels between them is counted in
+    the error.
 
     Args:
         weighted: Coefficients and functions.

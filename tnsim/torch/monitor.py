@@ -189,12 +189,11 @@ class Monitor:
 
     def _function(self, module: Any) -> Any:
         """The function of a module as it is now, which later steps of training leave alone."""
-        # A model holds copies of the weights. A module under `Empirical` runs, so it is copied
-        # whole, with dropout off and without gradients, and the module in training stays in its
-        # mode.
-        if self._inputs is None or not hasattr(module, "named_parameters"):
-            return given_model(module, self._n_ctx, self._inputs)
-        return copy.deepcopy(module).eval().requires_grad_(False)
+        # A module is copied whole, with dropout off and without gradients, and the module in
+        # training stays in its mode. A model holds copies of the weights.
+        if hasattr(module, "named_parameters"):
+            module = copy.deepcopy(module).eval().requires_grad_(False)
+        return given_model(module, self._n_ctx, self._inputs)
 
     def _keep(self, step: int, model: Any, row: list[float]) -> None:
         """Add a model to the matrix; a full matrix loses every second of its models first."""

@@ -46,7 +46,7 @@ function drawParts({ row, column }, shownMatrix) {
     const [red, green, blue] = colour;
     button.style.background = `rgb(${red}, ${green}, ${blue})`;
     button.style.color = 0.3 * red + 0.6 * green + 0.1 * blue > 140 ? "#000" : "#fff";
-    button.textContent = Number.isFinite(value) ? signed(value.toFixed(2)) : "–";
+    button.textContent = Number.isFinite(value) ? rounded(value, 2) : "–";
     button.setAttribute("aria-pressed", String(matrix === shownMatrix));
   }
 }

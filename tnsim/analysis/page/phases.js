@@ -13,7 +13,7 @@ function meanWithin(values, first, end) {
 
 function drawPhases({ changePoints, cost, scores }, values, scored, name) {
   const bounds = [0, ...changePoints, rows];
-  const lines = [["phase", "first", "last", "checkpoints", "mean within"]];
+  const lines = [["phase", "first", "last", "count", "mean within"]];
   for (let p = 0; p + 1 < bounds.length; p++) {
     const [first, end] = [bounds[p], bounds[p + 1]];
     const line = [p + 1, run.rows[first], run.rows[end - 1], end - first];

@@ -22,7 +22,9 @@ const NOT_FINITE = [128, 128, 128];
 const paletteAt = (n) => PALETTE[n % PALETTE.length];
 const words = (name) => name.replaceAll("_", " ");
 const signed = (x) => String(x).replace("-", "−");
-const shown = (x, decimals) => (Number.isFinite(x) ? signed(x.toFixed(decimals)) : "not finite");
+// A number that rounds to zero has no sign: adding 0 makes 0 of -0.
+const rounded = (x, decimals) => signed((+x.toFixed(decimals) + 0).toFixed(decimals));
+const shown = (x, decimals) => (Number.isFinite(x) ? rounded(x, decimals) : "not finite");
 
 // A label of at most 20 letters: names of checkpoints differ at their ends more than elsewhere.
 function shortened(label) {
