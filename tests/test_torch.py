@@ -8,10 +8,10 @@ import pytest
 from closeness import LARGEST, assert_close
 
 import tnsim
+from tnsim.compare import gradients
 from tnsim.metrics.pairings import straight
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
-programs = pytest.importorskip("tnsim.torch.pullbacks")
 nn = torch.nn
 
 
@@ -205,8 +205,8 @@ def test_a_batch_of_each_step_needs_no_new_program():
     values = []
     for metric in batches:
         values.append(tnsim.torch.similarity(net, goal, metric, dtype="float32").item())
-        known = programs._cosine_after_plans._cache_size()
-    assert values[0] != values[1] and known == programs._cosine_after_plans._cache_size()
+        known = gradients._number_after_plans._cache_size()
+    assert values[0] != values[1] and known == gradients._number_after_plans._cache_size()
     expected = tnsim.similarity(tnsim.from_module(net), goal, batches[1])
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 

@@ -310,6 +310,8 @@ def shifted(array: Any, by: Any, out: np.ndarray | None = None) -> Any:
             pairs = np.asarray(array)[..., None].view(f"f{dtype.itemsize // 2}")
             return np.ldexp(pairs, by[..., None]).view(dtype)[..., 0]
         return np.ldexp(array, by, out=out)
+    if isinstance(by, np.ndarray) and by.ndim == 0 and by == 0:  # nothing to trace
+        return array
     array, by = jnp.asarray(array), _clamped(jnp.asarray(by), -_VANISHES, _VANISHES).astype("int32")
     first = by >> 1  # two steps, as the whole power may be no float
     return array * _two_to(first, array.dtype) * _two_to(by - first, array.dtype)

@@ -12,13 +12,13 @@ quadrature costs less (`by_points`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.by_kernels import by_kernels
@@ -26,6 +26,7 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.request import (
     SELF,
+    Arrays,
     Comparable,
     InnerProducts,
     Request,
@@ -33,7 +34,7 @@ from tnsim.compare.request import (
     highest_degree,
     parts,
 )
-from tnsim.compare.resident import conditioning, in_units, is_known_constant, placed_weights
+from tnsim.compare.resident import conditioning, is_known_constant, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
@@ -53,8 +54,18 @@ from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total
 from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
-from tnsim.problems.state_sizes import common_units
-from tnsim.scaled import Scaled, ScaledSum, add, contribution, magnified, scaled_terms, taken, times
+from tnsim.problems.state_sizes import in_units_of_inputs, units_of_inputs
+from tnsim.scaled import (
+    Scaled,
+    ScaledSum,
+    add,
+    contribution,
+    library,
+    magnified,
+    scaled_terms,
+    taken,
+    times,
+)
 from tnsim.sessions import per_object_cache
 
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Model], ...]]
@@ -82,13 +93,12 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     slices, dtype = request.slices, request.dtype
     # All models of a comparison are written in the same units, as are the inputs; the metric then
     # follows the inputs.
-    units = common_units(models, request.metric)
-    known = {}
-    for model in models:
-        scaled = partial(in_units, model, units, slices)
-        known[id(model)] = request.tracing.noted(scaled)
+    tracing, metric = request.tracing, request.metric
+    unit = tracing.noted(partial(units_of_inputs, models, metric))
+    units = in_units_of_inputs(models, metric, unit)
+    known = {id(model): tracing.in_units(model, units, slices) for model in models}
     bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
-    metric, request = request.metric, request._replace(metric=units.metric)
+    request = request._replace(metric=units.metric)
     exponent = bra.exponent + ket.exponent
     if len(one) == len(two) == 1:
         return InnerProducts(_of_one_pair(bra, ket, request, traced), exponent, traced, dtype)
@@ -223,20 +233,24 @@ def _traced_runs(
     family: Family, plan: Plan, a: Model, b: Model | None, request: Request
 ) -> list[execution.Result]:
     """Results inside a trace of the caller's, node by node."""
-    models: dict[Side, Model] = {}
-    for side, model in by_side(a, b).items():
-        models[side] = family.prepare(model)
 
-    def cast(arrays: dict[str, Any]) -> dict[str, jax.Array]:
+    def cast(arrays: Arrays) -> Arrays:
         named = {name: array for name, array in arrays.items() if name in plan.shapes}
-        return {name: jnp.asarray(array, request.dtype) for name, array in named.items()}
+        # Where models and metric are numbers, so are all arrays.
+        return {name: library(x).asarray(x, request.dtype) for name, x in named.items()}
 
-    weights = cast(model_weights(family, models))
-    results = []
-    for t in family.nodes.points if family.nodes else (None,):
-        inputs = cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
-        results.append(request.tracing.run(plan, weights | inputs))
-    return results
+    @functools.cache
+    def weights() -> Arrays:
+        models: dict[Side, Model] = {}
+        for side, model in by_side(a, b).items():
+            models[side] = family.prepare(model)
+        return cast(model_weights(family, models))
+
+    def arrays(t: float | None) -> Arrays:
+        return weights() | cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
+
+    points = family.nodes.points if family.nodes else (None,)
+    return request.tracing.results(plan, [partial(arrays, t) for t in points])
 
 
 def _without_constant(result: execution.Result) -> execution.Result:

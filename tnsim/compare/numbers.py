@@ -23,13 +23,13 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tnsim.compare.request import Comparable, InnerProducts, Request, highest_degree, parts
+from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
@@ -40,8 +40,6 @@ from tnsim.problems.forward import Sums, total
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table
-
-Two: TypeAlias = tuple[Comparable, Comparable]
 
 
 def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
@@ -247,7 +245,8 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         arithmetic = arithmetic._replace(dtype=str(values["AB"].mantissa.dtype))
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
-        return precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
+        found = precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
+        return found.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
+from jax.core import Tracer
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
-from tnsim.compare.resident import is_known_constant
+from tnsim.compare.resident import in_units, is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
@@ -19,16 +20,19 @@ from tnsim.engine.runtime.execution import Result
 from tnsim.errors import ModelError
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import check_metric
-from tnsim.metrics.protocol import Metric
+from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
-from tnsim.scaled import ScaledSum
+from tnsim.problems.state_sizes import Units
+from tnsim.scaled import Scaled, ScaledSum
 
 V = TypeVar("V")
+Arrays: TypeAlias = dict[str, Any]
+"""The arrays of a plan by name."""
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
@@ -43,12 +47,21 @@ degree, and squares of these logarithms must be floats."""
 class Tracing:
     """The way in which a comparison is traced: as a whole, its plans being a part of the trace."""
 
-    def run(self, plan: Plan, arrays: dict[str, jax.Array]) -> Result:
-        """The result of a plan."""
-        return execution.run(plan, arrays, "traced")
+    def results(self, plan: Plan, runs: Sequence[Callable[[], Arrays]]) -> list[Result]:
+        """The results of some runs of a plan.
+
+        Args:
+            plan: Plan to run.
+            runs: Functions that make the arrays of the runs.
+        """
+        return [execution.run(plan, arrays(), "traced") for arrays in runs]
+
+    def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
+        """A model in scientific notation, see `resident.in_units`."""
+        return in_units(model, units, slices)
 
     def noted(self, make: Callable[[], V]) -> V:
-        """A value that depends on no plan, and is not differentiated where plans have run.
+        """A value that has no derivative and that depends on no plan.
 
         Args:
             make: Function that computes the value, a pytree.
@@ -103,6 +116,13 @@ class InnerProducts(NamedTuple):
     sums: Sums | None = None
 
 
+Two: TypeAlias = tuple[Comparable, Comparable]
+"""The two sides of a comparison."""
+Answer: TypeAlias = Callable[[InnerProducts, Two, Request], Any]
+"""A function of inner products that gives a number, or a pair of a number and of numbers that
+accompany it without derivatives."""
+
+
 def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any]:
     """The two sides of a comparison as models and functions.
 
@@ -122,6 +142,33 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
         inputs, output = metric.inputs, metric.output
     first = given_model(a, n_ctx, inputs, output)
     return first, first if b is a else given_model(b, n_ctx, inputs, output)
+
+
+def at_numbers(a: Any, b: Any, metric: Any) -> bool:
+    """Whether JAX differentiates a comparison, with numbers at hand, along plans or kernels.
+
+    Args:
+        a, b: Models, combinations of models or functions.
+        metric: Metric of the comparison. Points of finite metrics run inside the trace.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> found = []
+        >>> def loss(weight):
+        ...     model = tnsim.Model([tnsim.Linear(weight)])
+        ...     found.append(at_numbers(model, model, tnsim.Gaussian()))
+        ...     return weight.sum()
+        >>> _ = jax.grad(loss)(np.eye(2)), jax.jit(loss)(np.eye(2)), loss(np.eye(2))
+        >>> found
+        [True, False, False]
+    """
+    if is_known_constant(a) and is_known_constant(b) and not jax.tree.leaves(metric):
+        return False
+    leaves = jax.tree.leaves((a, b, metric))
+    tracers = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+    if not tracers or is_function(a) or is_function(b) or adds_up(metric):
+        return False
+    return all(tracer.to_concrete_value() is not None for tracer in tracers)
 
 
 def parts(model: Any) -> Terms:

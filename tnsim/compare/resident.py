@@ -24,7 +24,7 @@ from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.conditioning import amplification
-from tnsim.problems.state_sizes import Units, scaled_under
+from tnsim.problems.state_sizes import Notation, Units, scaled_under, with_notation
 from tnsim.scaled import Scaled
 from tnsim.sessions import per_object_cache, session
 
@@ -62,16 +62,9 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         slices: Whether each output has an exponent of its own.
     """
 
-    def measured(made: Model, metric: Metric) -> Any:
-        """The conditioning of a model made here, which comparisons ask for again."""
-        for leaf in jax.tree.leaves(made):
-            if isinstance(leaf, np.ndarray):
-                leaf.flags.writeable = False  # no caller holds this new array
-        return conditioning(made, metric)
-
     def make() -> Scaled[Model]:
-        made = scaled_under(model, units, slices, measured)
-        measured(made.value, units.metric)
+        made = scaled_under(model, units, slices, _measured_once)
+        _measured_once(made.value, units.metric)
         return made
 
     # Arrays that the scaled model shares with the model count with the model.
@@ -85,6 +78,23 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     inputs = np.asarray(units.inputs).tobytes()
     key = in_units, content(units.metric), inputs, units.by_states, slices
     return session().belongings.get(model, key, make, own_bytes)
+
+
+def in_new_notation(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model], Notation]:
+    """A model in scientific notation, and its notation for derivatives; made at every call.
+
+    Args:
+        model, units, slices: Arguments of `in_units`, none of them traced.
+    """
+    return with_notation(model, units, slices, _measured_once)
+
+
+def _measured_once(made: Model, metric: Metric) -> Any:
+    """The conditioning of a model made here, which comparisons ask for again."""
+    for leaf in jax.tree.leaves(made):
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False  # no caller holds this new array
+    return conditioning(made, metric)
 
 
 def conditioning(model: Model, metric: Metric) -> Any:

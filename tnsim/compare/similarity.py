@@ -9,6 +9,7 @@ in the dtype of the weights given, and results are JAX arrays.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from numpy.typing import DTypeLike
 
@@ -18,7 +19,18 @@ from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan,
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import plan_for
-from tnsim.compare.request import ALL, CROSS, Comparable, Request, check_comparison, comparables
+from tnsim.compare.request import (
+    ALL,
+    CROSS,
+    Answer,
+    Comparable,
+    InnerProducts,
+    Request,
+    Two,
+    at_numbers,
+    check_comparison,
+    comparables,
+)
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.plan import Plan
@@ -71,6 +83,8 @@ def similarity(
     """
     a, b = comparables(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
+    if at_numbers(a, b, metric):
+        return _differentiated(numbers.cosine, a, b, request)[0]
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 
@@ -158,6 +172,8 @@ def inner(
     """
     a, b = comparables(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
+    if at_numbers(a, b, metric):
+        return _differentiated(numbers.value, a, b, request)[0]
     return numbers.value(inner_products(a, b, request), (a, b), request)
 
 
@@ -203,7 +219,24 @@ def log_inner(
     """
     a, b = comparables(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
+    if at_numbers(a, b, metric):
+        log, sign = _differentiated(_log_and_sign, a, b, request)
+        return SignedLog(sign, log)
     return numbers.logarithm(inner_products(a, b, request), (a, b), request)
+
+
+def _log_and_sign(products: InnerProducts, models: Two, request: Request) -> tuple[Any, Any]:
+    """The logarithm of an inner product, which has derivatives, and its sign, which has none."""
+    sign, log = numbers.logarithm(products, models, request)
+    return log, sign
+
+
+def _differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[Any, Any]:
+    """An answer with derivatives along plans, see `gradients.differentiated`."""
+    # Its programs ask for the device of JAX, which is not to start before it is needed.
+    from tnsim.compare.gradients import differentiated
+
+    return differentiated(answer, a, b, request)
 
 
 def plan(

@@ -112,6 +112,30 @@ def scaled(
         >>> model.layers[0].weight * 2.0**exponent
         array([[3.e-200, 1.e-200]])
     """
+    return scaled_with_shifts(model, slices, states, below)[0]
+
+
+def scaled_with_shifts(
+    model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
+) -> tuple[Scaled[Model], Model]:
+    """A model scaled as by `scaled`, and the exponents by which its arrays were shifted.
+
+    Args:
+        model, slices, states, below: Arguments of `scaled`.
+
+    Returns:
+        The scaled model with its exponent, and a model that holds exponents of two in the place of
+        each array: they broadcast against the array.
+
+    Example:
+        >>> from tnsim import Linear
+        >>> line = Model([Linear(np.array([[3e-200, 1e-200]]))])
+        >>> (made, _), shifts = scaled_with_shifts(line)
+        >>> bool((made.layers[0].weight == line.layers[0].weight * 2.0**656).all())
+        True
+        >>> shifts.layers[0].weight
+        array([656.])
+    """
     given = model, states, below
     of_jax = [leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array)]
     if is_traced(of_jax):
@@ -121,9 +145,12 @@ def scaled(
     return _scaled_model(model, slices, states, below)
 
 
-def _scaled_model(model: Model, slices: bool, states: States | None, below: Unit) -> Scaled[Model]:
-    """Scale a model as `scaled` does, with all arrays from the same library."""
+def _scaled_model(
+    model: Model, slices: bool, states: States | None, below: Unit
+) -> tuple[Scaled[Model], Model]:
+    """Scale a model as `scaled_with_shifts` does, with all arrays from the same library."""
     layers: list[Layer] = []
+    shifts: list[Layer] = []
     unit = _one_if_equal(below)
     beyond: Unit = np.zeros(())
     for n, layer in enumerate(model.layers):
@@ -132,19 +159,23 @@ def _scaled_model(model: Model, slices: bool, states: States | None, below: Unit
         streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
         last = n + 1 == len(model.layers)
         shared = streams or (last and not slices)
-        if states is None or last:  # no layer reads the last state, so its size does not matter
-            layer, unit = _layer_in_units(layer, unit, shared, states)
-        else:
-            layer, unit, states = _measured_layer(layer, unit, shared, states)
+        by, unit = _layer_shifts(layer, unit, shared, states)
+        layer = _shifted_layer(layer, by)
+        if states is not None and not last:  # no layer reads the last state, its size is no matter
+            more, unit, states = _measured_shifts(layer, unit, shared, states)
+            layer = _shifted_layer(layer, more)
+            by = jax.tree.map(operator.add, by, more)
         unit, surplus = _kept_exact(unit)
         # A layer with an activation stands alone, so nothing was taken off below it.
         # f(2^s h) = 2^(n s) f(h) for a layer of order n: what was taken off below grows by the
         # order.
         beyond = surplus if math.isinf(layer.order) else layer.order * beyond + surplus
         layers.append(layer)
+        shifts.append(by)
     if slices and unit.ndim == 0:
         unit = unit + np.zeros(model.d_out)
-    return Scaled(Model(layers, model.n_ctx), unit + beyond)
+    scaled = Scaled(Model(layers, model.n_ctx), unit + beyond)
+    return scaled, jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(shifts))
 
 
 _scaled_by_jax = jax.jit(
@@ -175,40 +206,60 @@ def replaced(layer: Any, values: dict[str, Any]) -> Any:
     return copy
 
 
-def _measured_layer(
-    layer: Layer, below: Unit, shared: bool, states: States
+def _shifted_layer(layer: Layer, shifts: Layer) -> Layer:
+    """A layer times powers of two, given by their exponents for each of its arrays."""
+    return jax.tree.map(shifted, layer, shifts)
+
+
+def _shifts(layer: Layer, values: dict[str, Any]) -> Layer:
+    """A layer of exponents: the given exponents, and 0 for all other arrays."""
+    return replaced(jax.tree.map(lambda _: _ONE, layer), values)
+
+
+def _measured_shifts(
+    layer: Layer, unit: Unit, shared: bool, states: States
 ) -> tuple[Layer, Unit, States]:
-    """A layer with an output unit from the measured state above it, the unit and the state."""
-    written, above = _layer_in_units(layer, below, shared, states)
-    reached = states.after(written)
+    """The exponents of a layer in units, its output unit being that of the measured state above.
+
+    Args:
+        layer: Layer in the units of its input and its output.
+        unit: Output unit of the layer.
+        shared: Whether all outputs share a unit.
+        states: States below the layer.
+
+    Returns:
+        The exponents by which the layer is to be shifted, its new output unit and the state above.
+    """
+    reached = states.after(layer)
     sizes = reached.sizes
     step = nearest_unit(sizes.max() if shared else sizes)
-    if isinstance(written, Residual):
+    if isinstance(layer, Residual):
         # On lifted states a skip of c in the new units adds c to the constant, and c - 1 is taken
         # off again (`problems.tensors.lifted`). So c stays below 1, at the price of a unit that may
         # be too large.
-        step = larger(step, _STEP * library(step).ceil(exponents_of(written.skip) / _STEP))
-    above, reached = _one_if_equal(above + step), reached.in_units(step)
-    return _outputs_times(written, -step), above, reached
-
-
-def _outputs_times(layer: Layer, power: Unit) -> Layer:
-    """The layer times `2 ** power`, with a single power or a power for each output."""
+        step = larger(step, _STEP * library(step).ceil(exponents_of(layer.skip) / _STEP))
+    unit, reached = _one_if_equal(unit + step), reached.in_units(step)
     if isinstance(layer, Residual):  # all its outputs share a unit
-        values = {name: shifted(getattr(layer, name), power) for name in ("skip", "scale")}
-        return replaced(layer, values)
+        return _shifts(layer, {"skip": -step, "scale": -step}), unit, reached
     _, output = affine_maps(layer)
-    return replaced(layer, _between_units(layer, output, np.zeros(()), -power))
+    return _shifts(layer, _shifts_between(layer, output, _ONE, step)), unit, reached
 
 
-def _layer_in_units(
+def _layer_shifts(
     layer: Layer, below: Unit, shared: bool, states: States | None
 ) -> tuple[Layer, Unit]:
-    """A layer in the units of its input and output, and the output unit; `shared`: a number."""
+    """The exponents that write a layer in the units of its input and output, and the output unit.
+
+    Args:
+        layer: Layer as it is given.
+        below: Unit of the state below the layer.
+        shared: Whether all outputs share a unit.
+        states: States below the layer; None where units follow the weights alone.
+    """
     if isinstance(layer, Residual):
-        return _residual_in_units(layer, below, states)
+        return _residual_shifts(layer, below, states)
     if isinstance(layer, Elementwise):
-        return layer, _of_outputs(below, shared)  # its input has the unit 0, see `scaled`
+        return _shifts(layer, {}), _of_outputs(below, shared)  # its input has the unit 0
     # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
     # p + q, and its rows give the unit v above. Every map is written between the units at its ends.
     rows, output = affine_maps(layer)
@@ -223,10 +274,60 @@ def _layer_in_units(
         if rows:
             hidden = _one_if_equal(_total_unit(legs.values()))
     above = _of_outputs(_row_units(layer, output, hidden), shared)
-    arrays = _between_units(layer, output, hidden, above)
+    if rows:
+        hidden, legs = _with_units_of_zeros(layer, output, hidden, legs, above)
+    exponents = _shifts_between(layer, output, hidden, above)
     for name, unit in legs.items():
-        arrays |= _between_units(layer, name, below, unit)
-    return replaced(layer, arrays), above
+        exponents |= _shifts_between(layer, name, below, unit)
+    return _shifts(layer, exponents), above
+
+
+def _with_units_of_zeros(
+    layer: Layer, output: str, hidden: Unit, legs: dict[str, Unit], above: Unit
+) -> tuple[Unit, dict[str, Unit]]:
+    """Units of hidden states and of legs, in which rows of zeros have units that are finite.
+
+    A row of zeros has no size, and its product is zero in any unit; but the derivative by its
+    entries is not zero, and needs the output matrix as it is. The unit is that of the largest row
+    of the leg, or so much smaller that what reads the product is no larger than all other weights.
+
+    Args:
+        layer: Layer as it is given.
+        output: Name of the output matrix.
+        hidden: Units of what the output matrix reads, -inf behind a row of zeros.
+        legs: Units of the rows of each leg, -inf for a row of zeros.
+        above: Units of the outputs.
+    """
+    xp = library(hidden, above)
+    if xp is np and (hidden > -np.inf).all():
+        return hidden, legs
+    found = {name: unit + np.zeros(getattr(layer, name).shape[0]) for name, unit in legs.items()}
+    finite = {}
+    for name, unit in found.items():
+        largest = unit.max()
+        largest = xp.where(largest == -np.inf, 0.0, largest)
+        finite[name] = xp.where(unit == -np.inf, largest, unit)
+    reads = (exponents_of(getattr(layer, output)) - above[..., None]).max(axis=0)
+    hidden = _hidden_units(layer, finite)
+    excess = xp.maximum(hidden + reads, 0.0)
+    if isinstance(layer, Attention):  # a row of a head, of queries and keys all rows of the head
+        excess = excess.reshape(layer.n_heads, -1)
+        of_heads = excess.max(axis=1).repeat(layer.d_head)
+        excesses = {name: excess.ravel() if name == "v" else of_heads for name in finite}
+    else:
+        excesses = dict.fromkeys(finite, excess)
+    for name, unit in found.items():
+        finite[name] = xp.where(unit == -np.inf, finite[name] - excesses[name], unit)
+    return _hidden_units(layer, finite), finite
+
+
+def _hidden_units(layer: Layer, legs: dict[str, Unit]) -> Unit:
+    """Units of the products of legs that the output matrix reads."""
+    return (
+        _hidden_of_heads(layer, legs)
+        if isinstance(layer, Attention)
+        else _total_unit(legs.values())
+    )
 
 
 def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
@@ -235,22 +336,21 @@ def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> U
     unit = _row_units(layer, name, below)
     if states is None:
         return unit
-    arrays = _between_units(layer, name, below, unit)
-    return unit + nearest_unit(states.of_rows(arrays[name], arrays[bias_name(name)]))
+    names = name, bias_name(name)
+    weight, bias = (getattr(layer, each) for each in names)
+    by, bias_by = (_shifts_between(layer, name, below, unit)[each] for each in names)
+    bias = None if bias is None else shifted(bias, bias_by)
+    return unit + nearest_unit(states.of_rows(shifted(weight, by), bias))
 
 
-def _residual_in_units(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
-    """A residual with both its terms in the unit of their sum, and that unit."""
+def _residual_shifts(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
+    """The exponents that write both terms of a residual in the unit of their sum, and that unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
-    inner, unit = _layer_in_units(layer.layer, below, shared=True, states=states)
+    inner, unit = _layer_shifts(layer.layer, below, shared=True, states=states)
     terms = exponents_of(layer.skip) + below, exponents_of(layer.scale) + unit
     above = _of_outputs(_stepped_units(larger(*terms)), shared=True)
-    values = {
-        "layer": inner,
-        "skip": shifted(layer.skip, below - above),
-        "scale": shifted(layer.scale, unit - above),
-    }
-    return replaced(layer, values), above
+    values = {"layer": inner, "skip": below - above, "scale": unit - above}
+    return _shifts(layer, values), above
 
 
 def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
@@ -302,12 +402,10 @@ def _stepped_units(exponents: Any) -> Any:
     return _STEP * (xp.ceil((largest - 1) / _STEP) - below)
 
 
-def _between_units(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
-    """The arrays `W` and `b` of an affine map, written between two units."""
-    weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
-    if bias is not None:
-        bias = shifted(bias, -above)
-    return {name: shifted(weight, below - above[..., None]), bias_name(name): bias}
+def _shifts_between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
+    """The exponents that write the arrays `W` and `b` of an affine map between two units."""
+    bias = getattr(layer, bias_name(name))
+    return {name: below - above[..., None], bias_name(name): None if bias is None else -above}
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:

@@ -38,7 +38,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -190,11 +190,15 @@ def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
     return [cancellation(amplification(model, metric)) for model in models]
 
 
+Bases: TypeAlias = dict[int, "Basis"]
+"""The bases of some bonds by the number of the bond; bond n stands before layer n."""
+
+
 def without_skew(
     model: Model,
     metric: Metric,
     measured: Callable[[Model, Metric], Any] = amplification,
-) -> Model:
+) -> tuple[Model, Bases | None]:
     """A model in another basis where the basis that it has makes sums cancel more, else the model.
 
     Args:
@@ -202,24 +206,30 @@ def without_skew(
         metric: Metric with the mean and variances of the inputs.
         measured: Function that gives the amplification of a model, as `amplification` does.
 
+    Returns:
+        The model, and the bases that its bonds have been given; None where the model is unchanged,
+        and inside a trace.
+
     Example:
         >>> import tnsim
         >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
         >>> model, metric = tnsim.Model(layers), tnsim.Gaussian()
-        >>> [amplification(x, metric) > 1e4 for x in (model, without_skew(model, metric))]
-        [True, False]
+        >>> other, bases = without_skew(model, metric)
+        >>> [amplification(x, metric) > 1e4 for x in (model, other)], list(bases)
+        ([True, False], [1])
     """
     if not any(_free_bonds(model.layers)):
-        return model
+        return model, None
     given = measured(model, metric)
     if not is_traced(given):
         if given < SKEWED:
-            return model
-        other = regauged(model, metric)
-        return other if measured(other, metric) <= _WORSE * given else model
+            return model, None
+        other, bases = regauged(model, metric)
+        is_kept = measured(other, metric) <= _WORSE * given
+        return (other, bases) if is_kept else (model, None)
 
     def in_another_basis(model: Model) -> Model:
-        other = regauged(model, metric)
+        other, _ = regauged(model, metric)
         is_better = amplification(other, metric) <= _WORSE * given
 
         def better(new: Any, old: Any) -> Any:
@@ -230,10 +240,10 @@ def without_skew(
     # A trace cannot branch in Python: both models are prepared as arrays of equal types, and the
     # condition chooses when the program runs.
     arrays = jax.tree.map(jnp.asarray, model)
-    return jax.lax.cond(given >= SKEWED, in_another_basis, lambda model: model, arrays)
+    return jax.lax.cond(given >= SKEWED, in_another_basis, lambda model: model, arrays), None
 
 
-def regauged(model: Model, metric: Metric) -> Model:
+def regauged(model: Model, metric: Metric) -> tuple[Model, Bases]:
     """The same function with uncorrelated states at every bond with a free basis.
 
     Args:
@@ -241,13 +251,14 @@ def regauged(model: Model, metric: Metric) -> Model:
         metric: Metric with the mean and variances of the inputs.
 
     Returns:
-        Model with arrays of float64, or of the widest floats of a trace.
+        Model with arrays of float64, or of the widest floats of a trace, and the bases of its
+        bonds.
 
     Example:
         >>> import tnsim
         >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
         >>> skewed = tnsim.Model(layers)
-        >>> model = regauged(skewed, tnsim.Gaussian())
+        >>> model, _ = regauged(skewed, tnsim.Gaussian())
         >>> [amplification(each, tnsim.Gaussian()) > 1e4 for each in (skewed, model)]
         [True, False]
         >>> x = np.array([1.0, 2.0])
@@ -261,7 +272,7 @@ def regauged(model: Model, metric: Metric) -> Model:
     return (_regauged_by_jax if library(model, inputs) is jnp else _regauged)(model, inputs)
 
 
-def _regauged(model: Model, inputs: Any) -> Model:
+def _regauged(model: Model, inputs: Any) -> tuple[Model, Bases]:
     """The same function with states that are uncorrelated on the inputs."""
     layers = model.layers
     # States at every bond; bond n stands before layer n. Token ids have no state of their own, so
@@ -271,11 +282,35 @@ def _regauged(model: Model, inputs: Any) -> Model:
     for n in range(first, len(layers)):
         state = after(not_differentiated(layers[n]), 0.0, state, ahead(layers[n + 1 :]), None)
         states[n + 1] = _in_one_scale(state)
-    bases: dict[int, _Basis] = {}
+    bases: Bases = {}
     for bonds in _free_bonds(layers):
         axes = _principal_axes([states[bond] for bond in bonds])
         bases |= dict.fromkeys(bonds, axes)
-    changed = [_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in enumerate(layers)]
+    return _in_bases(model, bases), bases
+
+
+def in_given_bases(model: Model, bases: Bases) -> Model:
+    """The same function with bases that were found for it, which derivatives take as constants.
+
+    Args:
+        model: A model in scientific notation, traced or not.
+        bases: Bases of bonds, as `regauged` gives them.
+
+    Example:
+        >>> import tnsim
+        >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
+        >>> model, bases = regauged(tnsim.Model(layers), tnsim.Gaussian())
+        >>> again = in_given_bases(tnsim.Model(layers), bases)
+        >>> bool((again.layers[0].weight == model.layers[0].weight).all())
+        True
+    """
+    return _in_bases(_widest(model), bases)
+
+
+def _in_bases(model: Model, bases: Bases) -> Model:
+    """A model after a change of the bases of some bonds."""
+    layers = enumerate(model.layers)
+    changed = [_layer_in_bases(layer, bases.get(n), bases.get(n + 1)) for n, layer in layers]
     return Model(changed, model.n_ctx)
 
 
@@ -311,7 +346,7 @@ def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
         group.append(n + 1)
 
 
-class _Basis(NamedTuple):
+class Basis(NamedTuple):
     """A basis of a state: the coordinates `units * (axes @ h)`.
 
     Args:
@@ -325,7 +360,7 @@ class _Basis(NamedTuple):
     units: Float[np.ndarray, " width"]
 
 
-def _principal_axes(states: Sequence[Samples]) -> _Basis:
+def _principal_axes(states: Sequence[Samples]) -> Basis:
     """A basis that makes the coordinates of states uncorrelated, and of about one size."""
     xp = library(states[0])
     moment: Any = 0.0
@@ -342,13 +377,13 @@ def _principal_axes(states: Sequence[Samples]) -> _Basis:
     powers = -xp.rint(xp.log2(xp.clip(squares / largest, 4.0**-_MOST_UNITS, 1.0)) / 2)
     square, error = _product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
-    return _Basis(vectors.T, excess, shifted(xp.ones((), flat.dtype), powers))
+    return Basis(vectors.T, excess, shifted(xp.ones((), flat.dtype), powers))
 
 
-def _in_bases(layer: Layer, below: _Basis | None, above: _Basis | None) -> Layer:
+def _layer_in_bases(layer: Layer, below: Basis | None, above: Basis | None) -> Layer:
     """A layer after a change of the bases of the bonds at its ends; None leaves a basis alone."""
     if isinstance(layer, Residual):
-        return replaced(layer, {"layer": _in_bases(layer.layer, below, above)})
+        return replaced(layer, {"layer": _layer_in_bases(layer.layer, below, above)})
     names, output = affine_maps(innermost(layer))
     arrays = {}
     for name in dict.fromkeys((*names, output)):

@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -48,13 +49,13 @@ from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit, nearest_unit, scaled
+from tnsim.models.scaling import Unit, nearest_unit, scaled_with_shifts
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.conditioning import amplification, without_skew
+from tnsim.problems.conditioning import Bases, amplification, in_given_bases, without_skew
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
-from tnsim.scaled import Scaled, library
+from tnsim.scaled import Scaled, library, shifted
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
@@ -110,15 +111,120 @@ def scaled_under(
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
+    return _in_notation(model, units, slices, measured)[0]
+
+
+class _Found(NamedTuple):
+    """The changes that wrote a model in scientific notation.
+
+    Attributes:
+        shifts: Exponents of two for each array, that broadcast against the array.
+        bases: Bases that bonds were given then; None where they have their own, and in a trace.
+        further_shifts: Exponents for the arrays in these bases; None where they are in range.
+    """
+
+    shifts: Model
+    bases: Bases | None
+    further_shifts: Model | None
+
+
+def _in_notation(
+    model: Model, units: Units, slices: bool, measured: Callable[[Model, Metric], float]
+) -> tuple[Scaled[Model], _Found]:
+    """A model in scientific notation, see `scaled_under`, and how it was written so."""
     metric = units.metric
     states = _input_states(model, metric) if units.by_states else None
-    made = scaled(model, slices, states, units.inputs)
-    model = without_skew(made.value, metric, measured)
-    if model is made.value or units.by_states:  # in any basis the states are near one
-        return Scaled(model, made.exponent)
+    made, shifts = scaled_with_shifts(model, slices, states, units.inputs)
+    gauged, bases = without_skew(made.value, metric, measured)
+    if gauged is made.value or units.by_states:  # in any basis the states are near one
+        return Scaled(gauged, made.exponent), _Found(shifts, bases, None)
     # In a rotated basis rows of all sizes meet, so units follow the states.
-    again = scaled(model, slices, _input_states(model, metric))
-    return Scaled(again.value, made.exponent + again.exponent)
+    again, further = scaled_with_shifts(gauged, slices, _input_states(gauged, metric))
+    return Scaled(again.value, made.exponent + again.exponent), _Found(shifts, bases, further)
+
+
+class Notation(NamedTuple):
+    """The scientific notation that was found for the numbers of a model, as constants.
+
+    Attributes:
+        powers: Two models with a power of two in the place of every number: the arrays of the model
+            are multiplied with both, as a single power may be no float.
+        bases: Bases of bonds that are given to the model then; None where it has its own.
+        further_powers: Powers of two for the arrays in these bases; None where they are in range.
+        exponent: Exponent of the model that is written so.
+    """
+
+    powers: tuple[Model, Model]
+    bases: Bases | None
+    further_powers: tuple[Model, Model] | None
+    exponent: Unit
+
+
+def with_notation(
+    model: Model, units: Units, slices: bool, measured: Callable[[Model, Metric], float]
+) -> tuple[Scaled[Model], Notation]:
+    """A model in scientific notation, and the constants that write it so.
+
+    Args:
+        model: A model that is not traced.
+        units, slices, measured: Arguments of `scaled_under`.
+
+    Returns:
+        The model that `scaled_under` gives, and its notation.
+    """
+    made, found = _in_notation(model, units, slices, measured)
+    further = None
+    if found.further_shifts is not None:
+        further = _powers(model, found.further_shifts)
+    powers = _powers(model, found.shifts)
+    return made, Notation(powers, found.bases, further, made.exponent)
+
+
+def _powers(model: Model, shifts: Model) -> tuple[Model, Model]:
+    """Powers of two for every number of a model whose product shifts the number."""
+
+    def halves(array: Any, by: Any) -> tuple[Any, Any]:
+        """Two powers, in the shape of the array: whatever the units, one program multiplies."""
+        ones = np.ones(np.shape(array), np.asarray(array).dtype)
+        about = np.finfo(ones.dtype)
+        by = np.clip(
+            by, 2 * about.minexp, 2 * (about.maxexp - 1)
+        )  # of rows of zeros it is infinite
+        first = np.floor(by / 2)
+        return shifted(ones, first), shifted(ones, by - first)
+
+    pairs = jax.tree.map(halves, model, shifts)
+    first, second = jax.tree.transpose(jax.tree.structure(model), None, pairs)
+    return first, second
+
+
+def written(model: Model, notation: Notation) -> Scaled[Model]:
+    """A model in a notation that was found for its numbers, as a function with derivatives.
+
+    Args:
+        model: A model, traced or not.
+        notation: Constants for the model, found outside of a trace.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear(np.array([[3e-200, 1e-200]]))])
+        >>> units = common_units([line], tnsim.Gaussian())
+        >>> found, notation = with_notation(line, units, False, amplification)
+        >>> again = written(line, notation)
+        >>> bool((again.value.layers[0].weight == found.value.layers[0].weight).all())
+        True
+    """
+
+    def times(model: Model, powers: tuple[Model, Model]) -> Model:
+        return jax.tree.map(lambda array, one, two: array * one * two, model, *powers)
+
+    made = times(model, notation.powers)
+    if notation.bases is not None:
+        gauged = in_given_bases(made, notation.bases)
+        made = jax.tree.map(lambda new, old: new.astype(old.dtype), gauged, made)
+    if notation.further_powers is not None:
+        made = times(made, notation.further_powers)
+    return Scaled(made, notation.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -148,10 +254,6 @@ def follow_states(models: Iterable[Model]) -> bool:
 def common_units(models: Collection[Model], metric: Metric) -> Units:
     """The units that the models of a single comparison share.
 
-    Coordinates of the inputs are as far from 1 as the covariance and the mean of the metric say,
-    and a plan may contract weights before moments. Inputs therefore have units too, near their
-    deviations or means. The residual stream of a first layer leaves them a single unit.
-
     Args:
         models: All models of the comparison, or a model of each sequence of layer kinds.
         metric: The metric of the comparison.
@@ -166,9 +268,27 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
         >>> units.inputs.tolist(), units.metric.cov.tolist()
         ([40.0, 0.0], [1.0, 1.0])
     """
-    by_states = follow_states(models)
+    return in_units_of_inputs(models, metric, units_of_inputs(models, metric))
+
+
+def units_of_inputs(models: Collection[Model], metric: Metric) -> Unit | None:
+    """Exponents of the units of the inputs; None where all are 0 (never in a trace).
+
+    Coordinates of the inputs are as far from 1 as the covariance and the mean of the metric say,
+    and a plan may contract weights before moments. Inputs therefore have units too, near their
+    deviations or means. The residual stream of a first layer leaves them a single unit.
+
+    Args:
+        models, metric: Arguments of `common_units`.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0, 1.0]])])
+        >>> units_of_inputs([line], tnsim.Gaussian(cov=[2.0**80, 1.0])).tolist()
+        [40.0, 0.0]
+    """
     if not isinstance(metric, GaussianMoments):
-        return Units(metric, np.zeros(()), by_states)
+        return None
     first = next(iter(models))
     if first.n_ctx is None:
         check_coordinates(metric, first.d_in)
@@ -179,7 +299,25 @@ def common_units(models: Collection[Model], metric: Metric) -> Units:
     if any(isinstance(model.layers[0], Residual) for model in models):
         sizes = sizes.max()
     unit = nearest_unit(sizes)
-    return Units(in_input_units(metric, unit, first.d_in), unit, by_states)
+    return None if library(unit) is np and not unit.any() else unit
+
+
+def in_units_of_inputs(models: Collection[Model], metric: Metric, unit: Unit | None) -> Units:
+    """The units of a comparison, given the units of its inputs.
+
+    Args:
+        models, metric: Arguments of `common_units`.
+        unit: Exponents of the units of the inputs, as `units_of_inputs` gives them.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0, 1.0]])])
+        >>> in_units_of_inputs([line], tnsim.Gaussian(), None).by_states
+        False
+    """
+    if unit is not None:
+        metric = in_input_units(metric, unit, next(iter(models)).d_in)
+    return Units(metric, np.zeros(()) if unit is None else unit, follow_states(models))
 
 
 def in_common_units(

@@ -1,9 +1,9 @@
 """Similarities with gradients in PyTorch, and along a training run.
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model; `comparison` tells structure and numbers apart; `pullbacks`
-computes a cosine and its gradient along plans; `autograd` hands tensors to JAX and gradients back;
-`monitor` records a network while it trains. `import torch` means PyTorch in these modules.
+module in the layers of a model; `autograd` hands tensors to JAX and gradients back (see
+`compare/gradients.py`); `monitor` records a network while it trains. `import torch` means PyTorch
+in these modules.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from numpy.typing import DTypeLike
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
-from tnsim.compare.request import Request
+from tnsim.compare.comparison import Comparison, Fixed, comparison_of
+from tnsim.compare.gradients import number, number_and_pullback
+from tnsim.compare.request import InnerProducts, Request, Two
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -36,9 +38,7 @@ from tnsim.models.forward import as_read
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
-from tnsim.torch.comparison import Comparison, Fixed, comparison_of
 from tnsim.torch.models import model_of
-from tnsim.torch.pullbacks import cosine, cosine_and_pullback
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 """PyTorch's names for the platforms of JAX; PyTorch calls ROCm "cuda" as well."""
@@ -109,7 +109,7 @@ def compared(
     check_comparable(a, b)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
-    comparison, leaves = comparison_of(a, b, request, sample)
+    comparison, leaves = comparison_of(_unclipped, a, b, request, sample)
     # Tensors among the leaves are the weights that require grad; models hold all other weights as
     # arrays.
     moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
@@ -118,10 +118,10 @@ def compared(
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
     # Autograd sees only tensors that are arguments of their own, so the weights are unpacked behind
-    # the four other arguments.
-    value = _Cosine.apply(
-        comparison, fixed, tuple(moving), torch.is_grad_enabled(), *moving.values()
-    )
+    # the five other arguments.
+    wanted = torch.is_grad_enabled()
+    arithmetic = _arithmetic((a, b), request.dtype)
+    value = _Cosine.apply(comparison, arithmetic, fixed, tuple(moving), wanted, *moving.values())
     if torch.isnan(value):
         why = numbers((a, b))
         # Without gradients, the same similarity raises the error that explains the NaN.
@@ -129,6 +129,19 @@ def compared(
         raise TnsimError("the similarity is not a number, though without gradients it is one")
     warn_of_caveats(caveats(a, b), stacklevel=3)
     return value
+
+
+def _unclipped(products: InnerProducts, models: Two, request: Request) -> precision.Cosine:
+    """The cosine in float64, which rounding may take out of [-1, 1], and its error bound."""
+    found = products.values
+    arithmetic = _arithmetic(models, request.dtype)
+    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
+    return precision.Cosine(cosines.value.astype("float64"), cosines.error)
+
+
+def _arithmetic(models: Two, dtype: str) -> precision.Arithmetic:
+    """Largest degree of the polynomials and the precision, which bound the errors of rounding."""
+    return precision.Arithmetic(max(m.growth for one in models for _, m in terms(one)), dtype)
 
 
 def _model(model: Any, n_ctx: int | None) -> Any:
@@ -147,6 +160,7 @@ class _Cosine(torch.autograd.Function):
     def forward(
         ctx: Any,
         comparison: Comparison,
+        arithmetic: precision.Arithmetic,
         fixed: Fixed,
         places: tuple[int, ...],
         wanted: bool,
@@ -155,13 +169,12 @@ class _Cosine(torch.autograd.Function):
         with execution.precision():
             moving = dict(zip(places, map(_to_jax, tensors), strict=True))
             if wanted:
-                found, ctx.gradient = cosine_and_pullback(comparison, moving, fixed)
+                found, ctx.gradient = number_and_pullback(comparison, moving, fixed)
             else:
-                found = cosine(comparison, moving, fixed)
+                found = number(comparison, moving, fixed)
             found = precision.Cosine(*(np.asarray(x, np.float64) for x in found))
         ctx.save_for_backward(*tensors)
         ctx.places = places
-        arithmetic = comparison.arithmetic
         if not np.isnan(found.value):
             precision.report(float(found.error), "the cosine", arithmetic, stacklevel=4)
         value = float(precision.clipped(found))
@@ -184,8 +197,8 @@ class _Cosine(torch.autograd.Function):
         gradients = []
         for place, tensor in zip(ctx.places, tensors, strict=True):
             gradients.append(_of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
-        # No derivatives with respect to comparison, fixed numbers, places and flag.
-        return None, None, None, None, *gradients
+        # No derivatives with respect to comparison, arithmetic, fixed numbers, places and flag.
+        return None, None, None, None, None, *gradients
 
 
 def _to_jax(tensor: torch.Tensor) -> jax.Array:

@@ -1,0 +1,269 @@
+"""Gradients of code that is not compiled run plans: against differences of the verbs, and against compiled traces."""
+
+import itertools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sequence_cases
+from closeness import LARGEST, assert_close
+
+import tnsim
+from tnsim.compare.comparison import Comparison
+from tnsim.compare.request import Tracing
+
+STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # of f(x + n h) - f(x - n h), n = 1 to 4
+WORKS = {
+    "a skip": lambda rng: (*cases.pair(cases.SHALLOW["lerp residual"], rng), tnsim.Gaussian()),
+    "moment nodes": lambda rng: (
+        *cases.pair(cases.DEEP["two with biases"], rng),
+        tnsim.Gaussian([0.5, 0.0, -0.2], [1.0, 0.3, 2.0]),
+    ),
+    "whole trees": lambda rng: (*cases.pair(cases.DEEP["two residual"], rng), tnsim.Symmetric()),
+    "a closure": lambda rng: (
+        *cases.pair(cases.DEEP["two bilinear"], rng),
+        tnsim.GaussianClosure(),
+    ),
+    "inputs far from one": lambda rng: (
+        *cases.pair(cases.SHALLOW["bilinear biases"], rng),
+        tnsim.Gaussian([300.0, 0.1, 0.0], [1e5, 1.0, 1e-6]),
+    ),
+    "attention": lambda rng: (
+        *sequence_cases.pair(sequence_cases.ONE_LAYER["biases"], 2),
+        tnsim.Gaussian(),
+    ),
+}
+QUICK = ("a skip", "similarity"), ("a skip", "log_inner"), ("inputs far from one", "similarity")
+VERBS = {
+    "similarity": tnsim.similarity,
+    "inner": tnsim.inner,
+    "log_inner": lambda *given: tnsim.log_inner(*given).log,
+}
+
+
+@pytest.fixture
+def never_traced(monkeypatch):
+    """Plans are never a part of a trace."""
+
+    def refused(self, plan, runs):
+        raise AssertionError("a plan was traced")
+
+    monkeypatch.setattr(Tracing, "results", refused)
+
+
+def numbers_of(tree):
+    return jax.tree.map(lambda x: np.asarray(x, float), tree)
+
+
+def differentiated(transform, function, *given, **options):
+    """What a transform of JAX gives of a function, in float64, as numbers of NumPy."""
+    with jax.enable_x64(True):
+        return numbers_of(transform(function, **options)(*given))
+
+
+@pytest.mark.parametrize(
+    "work, verb",
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in itertools.product(WORKS, VERBS)
+    ],
+)
+def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
+    """Both models and the moments move; differences are of eighth order."""
+    given = numbers_of(WORKS[work](rng))
+    function = VERBS[verb]
+    value, gradient = differentiated(jax.value_and_grad, lambda given: function(*given), given)
+    # Relative to the numbers, as moments may be of any size.
+    steps = jax.tree.map(lambda x: rng.normal(size=np.shape(x)) * np.abs(x), given)
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(steps), strict=True)
+    terms = [np.sum(slope * step) for slope, step in pairs]
+
+    def moved(t):
+        return float(function(*jax.tree.map(lambda x, v: x + t * v, given, steps)))
+
+    size = 0.005
+    differences = [c * (moved(n * size) - moved(-n * size)) for n, c in enumerate(STENCIL, 1)]
+    scale = max(map(abs, (*terms, moved(0.0))))
+    assert_close(value, moved(0.0), scale=abs(moved(0.0)), rtol=1e-11)
+    assert_close(sum(terms), sum(differences) / size, scale=scale, rtol=1e-9)
+
+
+def product(weights):
+    left, right, down, bias = weights
+    return tnsim.Model([tnsim.Bilinear(left, right, down, None, None, bias)])
+
+
+@pytest.fixture
+def weights(rng):
+    return [rng.normal(size=shape) for shape in ((3, 2), (3, 2), (2, 3), (2,))]
+
+
+@pytest.fixture
+def cosine(rng):
+    goal = product([rng.normal(size=shape) for shape in ((3, 2), (3, 2), (2, 3), (2,))])
+    return lambda weights: tnsim.similarity(product(weights), goal, tnsim.TreeSymmetric())
+
+
+def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng):
+    direction = [rng.normal(size=x.shape) for x in weights]
+    gradient = differentiated(jax.grad, cosine, weights)
+    with jax.enable_x64(True):
+        forward = float(jax.jvp(cosine, (weights,), (direction,))[1])
+        linear = float(jax.linearize(cosine, weights)[1](direction))
+        backward = numbers_of(jax.vjp(cosine, weights)[1](jnp.asarray(2.0))[0])
+    along = differentiated(jax.jacfwd, lambda x: cosine([x, *weights[1:]]), weights[0])
+    twice = differentiated(jax.grad, lambda x: cosine(x) ** 2, weights)
+    expected = sum(np.vdot(g, v) for g, v in zip(gradient, direction, strict=True))
+    assert_close(forward, expected, scale=1.0, rtol=1e-13)
+    assert_close(linear, expected, scale=1.0, rtol=1e-13)
+    assert_close(along, gradient[0], scale=LARGEST, rtol=1e-13)
+    for one, other, square in zip(gradient, backward, twice, strict=True):
+        assert_close(other, 2 * one, scale=LARGEST, rtol=1e-13)
+        assert_close(square, 2 * cosine(weights) * one, scale=LARGEST, rtol=1e-12)
+
+
+@pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
+    """In the types that a trace gives, whether the gradient is compiled or the cosine."""
+    rtol, reason = (1e-11, None) if x64 else (1e-4, "float32")
+    with jax.enable_x64(x64):
+        given = [jnp.asarray(x, float) for x in weights]
+        value, gradient = jax.value_and_grad(cosine)(given)
+        for compiled in (jax.jit(jax.value_and_grad(cosine)), jax.value_and_grad(jax.jit(cosine))):
+            found, slopes = compiled(given)
+            assert found.dtype == value.dtype
+            assert_close(found, value, scale=1.0, rtol=rtol, limited_by=reason)
+            for one, other in zip(gradient, slopes, strict=True):
+                assert one.dtype == other.dtype
+                assert_close(other, one, scale=LARGEST, rtol=rtol, limited_by=reason)
+
+
+@pytest.mark.slow
+def test_maps_checkpoints_and_second_derivatives(weights, cosine):
+    gradient = differentiated(jax.grad, cosine, weights)
+    other = differentiated(jax.grad, cosine, [2 * x for x in weights])
+    again = differentiated(jax.grad, jax.checkpoint(cosine), weights)
+    of_left = lambda x: cosine([x, *weights[1:]])  # noqa: E731
+    with jax.enable_x64(True):
+        mapped = numbers_of(jax.vmap(jax.grad(cosine))([jnp.stack([x, 2 * x]) for x in weights]))
+        compiled = np.asarray(jax.jit(jax.hessian(of_left))(weights[0]))
+    hessian = differentiated(jax.hessian, of_left, weights[0])
+    twice = differentiated(jax.grad, lambda x: jax.grad(of_left)(x).sum(), weights[0])
+    for one, two, mapped_two, same in zip(gradient, other, mapped, again, strict=True):
+        assert_close(mapped_two, np.stack([one, two]), scale=LARGEST, rtol=1e-11)
+        assert_close(same, one, scale=LARGEST, rtol=1e-11)
+    assert_close(hessian, compiled, scale=LARGEST, rtol=1e-11)
+    assert_close(twice, compiled.sum(axis=(0, 1)), scale=LARGEST, rtol=1e-10)
+
+
+def test_sums_with_traced_coefficients(weights, never_traced, rng):
+    """c M - N beside N, where c moves too."""
+    other = product([rng.normal(size=x.shape) for x in weights])
+
+    def inner(c, weights):
+        return tnsim.inner(c * product(weights) - other, other, tnsim.TreeSymmetric())
+
+    slope, slopes = differentiated(jax.grad, inner, 3.0, weights, argnums=(0, 1))
+    alone = differentiated(
+        jax.grad, lambda x: tnsim.inner(product(x), other, tnsim.TreeSymmetric()), weights
+    )
+    expected = tnsim.inner(product(weights), other, tnsim.TreeSymmetric())
+    assert_close(slope, expected, scale=abs(expected), rtol=1e-12)
+    for one, single in zip(slopes, alone, strict=True):
+        assert_close(one, 3 * single, scale=LARGEST, rtol=1e-12)
+
+
+def test_a_model_beside_itself(weights, never_traced):
+    def cosine(weights):
+        model = product(weights)
+        return tnsim.similarity(model, model)
+
+    value, gradient = differentiated(jax.value_and_grad, cosine, weights)
+    assert value == 1.0 and not any(np.any(x) for x in gradient)
+
+
+def zeros_in_a_product(rng, huge):
+    """Rows of both legs, rows of the output and a column of it; what reads a row of zeros may be huge."""
+    left, right, down = (rng.normal(size=(4, 4)) for _ in range(3))
+    left[1], right[2], down[3], down[:, 0] = 0.0, 0.0, 0.0, 0.0
+    down[:, 1] *= huge
+    return [left, right, down], lambda arrays: tnsim.Model([tnsim.Bilinear(*arrays)])
+
+
+def zeros_in_attention(rng, huge):
+    """A head without queries, a row of values of the other, and an output."""
+    arrays = [rng.normal(size=(4, 3)) for _ in range(5)] + [rng.normal(size=(3, 4))]
+    arrays[0][2:], arrays[4][1], arrays[5][2] = 0.0, 0.0, 0.0
+    arrays[5][:, 1:] *= huge
+    return arrays, lambda arrays: tnsim.Model([tnsim.Attention(*arrays, n_heads=2)], n_ctx=2)
+
+
+@pytest.mark.parametrize("huge", [1.0, 1e250])
+@pytest.mark.parametrize("zeros", [zeros_in_a_product, zeros_in_attention])
+def test_rows_of_zeros_have_gradients(zeros, huge, rng):
+    """They were 0, as a row of zeros had no unit, and what reads it became zero in its place."""
+    arrays, build = zeros(rng, huge)
+    goal = build([rng.normal(size=x.shape) for x in arrays])
+
+    def log(arrays):
+        return tnsim.log_inner(build(arrays), goal, tnsim.TreeSymmetric())
+
+    slopes = differentiated(jax.grad, lambda arrays: log(arrays).log, arrays)
+    sign, base = log(arrays)
+    for n, slope in enumerate(slopes):
+        # The inner product is linear in each array: f(x + v) = f(x) (1 + slope v).
+        step = rng.normal(size=slope.shape)
+        moved_sign, moved = log([x + step if n == k else x for k, x in enumerate(arrays)])
+        ratio = sign * moved_sign * np.exp(moved - base)
+        found = 1.0 + np.vdot(slope, step)
+        assert_close(found, ratio, scale=max(1.0, np.abs(slope * step).sum()), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["similarity", *(pytest.param(n, marks=pytest.mark.slow) for n in ("inner", "log_inner"))],
+)
+def test_a_number_without_digits_is_nan(verb, never_traced, rng):
+    """As in a compiled trace: two hidden units that nearly undo each other, in float32."""
+    left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
+    goal = tnsim.Model([tnsim.Bilinear(left, right, down)])
+
+    def cancelling(size):
+        big = size * np.ones((2, 1))
+        units = np.concatenate([down + big * np.eye(4)[:1], -big], axis=1)
+        layer = tnsim.Bilinear(np.r_[left, left[:1]], np.r_[right, right[:1]], units)
+        return jax.tree.map(lambda x: x.astype(np.float32), tnsim.Model([layer]))
+
+    for size, is_known in ((1.0, True), (1e6, False)):
+        value, gradient = jax.value_and_grad(lambda a: VERBS[verb](a, goal))(cancelling(size))
+        assert value.dtype == np.float32 and np.isfinite(value) == is_known
+        assert all(np.isfinite(x).all() == is_known for x in jax.tree.leaves(gradient))
+
+
+def test_the_way_back_counts_in_the_budget(rng):
+    a, b = (tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 8, 8)))]) for _ in range(2))
+    plan = tnsim.plan(a, b, cosine=True)
+    limits = {"memory_bytes": plan.interpreted_bytes}, {"multiplications": plan.multiplications}
+    for limit in limits:
+        budget = tnsim.Budget(**limit)
+        tnsim.similarity(a, b, budget=budget)
+        with pytest.raises(tnsim.TooLarge, match="with its gradients needs"):
+            jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
+
+
+def test_steps_of_training_trace_nothing_anew(weights, cosine, monkeypatch):
+    optax = pytest.importorskip("optax")
+    adam = optax.adam(0.05)
+    traces = []
+    number = Comparison.number
+    monkeypatch.setattr(Comparison, "number", lambda *given: traces.append(0) or number(*given))
+    with jax.enable_x64(True):
+        state, values = adam.init(weights), []
+        for _ in range(20):
+            value, gradient = jax.value_and_grad(lambda x: 1 - cosine(x))(weights)
+            updates, state = adam.update(gradient, state)
+            weights = optax.apply_updates(weights, updates)
+            values.append((float(value), len(traces)))
+    assert values[-1][0] < values[0][0] - 0.2 and values[-1][1] == values[0][1]
