@@ -149,8 +149,6 @@ def test_what_is_refused(run, tmp_path):
         tnsim.pairwise(parts, other=series)
     with pytest.raises(tnsim.ModelError, match="slices are those of one part"):
         tnsim.pairwise(parts, slices=True)
-    with pytest.raises(tnsim.ModelError, match=r"one part, such as parts\['layer 0 head 0 qk'\]"):
-        tnsim.plan_pairwise(parts)
     assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).pairs == 6
     for damage in ('{"parts": [["qk", "x", 0]], "distances": [1], "norm": "fold"}', "{", "[]"):
         (store / "parts.json").write_text(damage)

@@ -103,7 +103,9 @@ def check(value, a, b, metric, dtype):
 sizes = st.integers(-40, 40)
 
 
-@pytest.mark.parametrize("kinds", [["bilinear"], ["residual"], ["linear", "bilinear", "residual"]])
+@pytest.mark.parametrize(
+    "kinds", [slow(["bilinear"]), slow(["residual"]), ["linear", "bilinear", "residual"]]
+)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", EPS)
 @settings(max_examples=4)
@@ -226,7 +228,7 @@ def test_all_pairs_of_models_with_large_states(n_ctx, dtype):
     assert_close(matrix, expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
-@pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), "closure of a far mean"])
+@pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), slow("closure of a far mean")])
 def test_traced(metric):
     """Inside a trace units follow the states as well, as constants to derivatives."""
     a = model(0, 4, ["bilinear"], 1.0, 2.0**30, 2)
