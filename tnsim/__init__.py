@@ -315,13 +315,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        found = import_module(f"tnsim.{_MODULES[name]}")
+        value = import_module(f"tnsim.{_MODULES[name]}")
     elif name in _HOME:
-        found = getattr(import_module(f"tnsim.{_HOME[name]}"), name)
+        value = getattr(import_module(f"tnsim.{_HOME[name]}"), name)
     else:
         raise AttributeError(f"module 'tnsim' has no attribute {name!r}")
-    globals()[name] = found  # later uses find it without this function
-    return found
+    globals()[name] = value  # later uses find it without this function
+    return value
 
 
 def __dir__() -> list[str]:

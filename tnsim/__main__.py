@@ -49,13 +49,13 @@ def _is_unknown_to_openblas() -> bool:
     the instructions of its kernels for Skylake X, are taken for Haswell, and matrix products take
     up to three times as long.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            found.setdefault(name.strip(), value)
-    is_known = found.get("vendor_id", "").strip() == "GenuineIntel"
-    return not is_known and set(found.get("flags", "").split()) >= _WIDE
+            properties.setdefault(name.strip(), value)
+    is_known = properties.get("vendor_id", "").strip() == "GenuineIntel"
+    return not is_known and set(properties.get("flags", "").split()) >= _WIDE
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

@@ -73,8 +73,8 @@ def json_object(name: str, *keys: str) -> Kind:
     """
 
     def holds(file: BinaryIO) -> bool:
-        found = json.loads(file.read())
-        return isinstance(found, dict) and not found.keys().isdisjoint(keys)
+        data = json.loads(file.read())
+        return isinstance(data, dict) and not data.keys().isdisjoint(keys)
 
     return Kind(name, holds)
 

@@ -212,7 +212,7 @@ class WeakCache:
         # Only what holds something can give memory back.
         full = [(entry.used, owner) for owner, entry in self._entries.items() if entry.held]
         # All but the value used last, which the caller is about to use.
-        for _, owner in sorted(full, key=lambda one: one[0])[:-1]:
+        for _, owner in sorted(full, key=lambda pair: pair[0])[:-1]:
             if self.held <= self.limit:
                 return
             del self._entries[owner]

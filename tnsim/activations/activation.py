@@ -489,14 +489,14 @@ def _numbers(function: Callable[..., Any], u: np.ndarray, order: int = 0) -> np.
     while size < flat.size:
         size *= 8
     size = min(size, 2**17)
-    found = []
+    blocks = []
     with jax.enable_x64(True):
         for start in range(0, max(1, flat.size), size):
             row = np.zeros(size, flat.dtype)
             some = flat[start : start + size]
             row[: len(some)] = some
-            found.append(np.asarray(_compiled(function, order)(row))[: len(some)])
-    return np.concatenate(found).reshape(np.shape(u))
+            blocks.append(np.asarray(_compiled(function, order)(row))[: len(some)])
+    return np.concatenate(blocks).reshape(np.shape(u))
 
 
 @cache

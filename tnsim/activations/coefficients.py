@@ -221,15 +221,15 @@ def _hermite_rows(first: Real, z: Real, order: int, dtype: Any) -> Float[Any, "o
     """first h_k(z) for k = 0 .. order, in a loop, so that small factors meet large polynomials."""
 
     if not isinstance(first, jax.Array):
-        found = np.empty((order + 1, *np.shape(first)), dtype)
-        found[0] = first
+        values = np.empty((order + 1, *np.shape(first)), dtype)
+        values[0] = first
         # sqrt(k + 1) h_(k+1) = z h_k - sqrt(k) h_(k-1), in place in the rows of the result.
         for k in range(order):
-            np.multiply(z, found[k], out=found[k + 1])
+            np.multiply(z, values[k], out=values[k + 1])
             if k:
-                found[k + 1] -= sqrt(k) * found[k - 1]
-            found[k + 1] /= sqrt(k + 1)
-        return found
+                values[k + 1] -= sqrt(k) * values[k - 1]
+            values[k + 1] /= sqrt(k + 1)
+        return values
 
     def following(carry: tuple[Real, Real], k: Real) -> tuple[tuple[Real, Real], Real]:
         before, now = carry

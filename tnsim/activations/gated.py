@@ -249,13 +249,13 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
     xp = library(mean)
-    found = norms(f, mean, deviation, squares)
+    squared_norms = norms(f, mean, deviation, squares)
     rest = [
         left_over(f, c, energy, int(i == 1))
-        for i, (c, energy) in enumerate(zip(kinds[0], found, strict=True))
+        for i, (c, energy) in enumerate(zip(kinds[0], squared_norms, strict=True))
     ]
     # E (f w)^2 = E phi^2 + E e^2 E f^2.
-    plain, whole, *_ = found
+    plain, whole, *_ = squared_norms
     size = xp.sqrt(whole + spread**2 * plain)
     factors = abs(shift) + abs(slope) + spread
     gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))

@@ -183,8 +183,12 @@ def _compiled_product(rows: Real, others: Real) -> Real:
 
 def correlations(unit: Float[Any, "m rank"], other_unit: Float[Any, "n rank"]) -> Real:
     """Products of rows of length 1, never beyond 1 by rounding."""
-    found = product_of_rows(unit, other_unit)
-    return found.clip(-1.0, 1.0, out=found) if isinstance(found, np.ndarray) else found.clip(-1, 1)
+    cosines = product_of_rows(unit, other_unit)
+    return (
+        cosines.clip(-1.0, 1.0, out=cosines)
+        if isinstance(cosines, np.ndarray)
+        else cosines.clip(-1, 1)
+    )
 
 
 class Side(NamedTuple):
@@ -462,10 +466,13 @@ def numbers_of(
     def run(places: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
         return [_tile(pairing, left, right, cross, order, values, *tiles[n]) for n in places]
 
-    found = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
-    share = max((x[2] for x in found), default=0.0)
+    tiles_done = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
+    share = max((x[2] for x in tiles_done), default=0.0)
     # Rows and columns of all pairs whose series has not converged at the common order.
-    at = tuple(np.concatenate([x[n] for x in found]) if found else np.zeros(0, int) for n in (0, 1))
+    at = tuple(
+        np.concatenate([x[n] for x in tiles_done]) if tiles_done else np.zeros(0, int)
+        for n in (0, 1)
+    )
 
     share = [share]
     # Pairs that are left over try the longest series first, where coefficients of so many orders
@@ -474,20 +481,20 @@ def numbers_of(
         places = np.arange(0, len(at[0]), _CHUNK)
         parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
         told = partial(_by_long_series, pairing, left, right, cross, values)
-        found = together([partial(told, *x) for x in parts])
-        at = tuple(np.concatenate([x[n] for x in found] or [at[n]]) for n in (0, 1))
-        share += [x[2] for x in found]
+        tiles_done = together([partial(told, *x) for x in parts])
+        at = tuple(np.concatenate([x[n] for x in tiles_done] or [at[n]]) for n in (0, 1))
+        share += [x[2] for x in tiles_done]
 
     # What still is left takes closed forms or integrals, a thousand pairs at a time.
     def alone(start: int) -> None:
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
         sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        found = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        parts_done = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
         if pairing.centred:
             a, b = pairing.means
-            found = found - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
-        values[i, j] = found
+            parts_done = parts_done - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
+        values[i, j] = parts_done
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
     sizes = (left.size, right.size), (left.gross, right.gross)
@@ -794,14 +801,14 @@ def _block(pairing, slopes, other_unit, second, argument):
 
     def alone(state: tuple[Any, Real]) -> tuple[Any, Real]:
         begin, total = state
-        place, found = _selected(groups, ends, begin + jnp.arange(chunk))
+        place, is_pair = _selected(groups, ends, begin + jnp.arange(chunk))
         i, j = place // rho.shape[1], place % rho.shape[1]
         near, gap = _gaps(rho[i, j], unit, other_unit, i, j)
         left, right = (
             tuple(x[index] for x in side.parameters) for side, index in ((first, i), (second, j))
         )
         values = _direct(pairing, left, right, near, gap, tuple(x[i, j] for x in others), slopes)
-        i = jnp.where(found, i, rho.shape[0])  # beyond the last row: dropped
+        i = jnp.where(is_pair, i, rho.shape[0])  # beyond the last row: dropped
         return begin + chunk, total.at[:, i, j].set(values.astype(total.dtype), mode="drop")
 
     total = jax.lax.while_loop(lambda state: state[0] < count, alone, (jnp.asarray(0), total))[1]
@@ -842,8 +849,8 @@ def _selected(groups: Array, ends: Array, ranks: Array) -> tuple[Array, Array]:
     marks = groups[group]
     before = ends[group] - jnp.sum(marks, 1)
     within = jnp.argmax(jnp.cumsum(marks, 1) > (ranks - before)[:, None], 1)
-    found = ranks < ends[-1]
-    return jnp.where(found, group * _GROUP + within, 0), found
+    is_pair = ranks < ends[-1]
+    return jnp.where(is_pair, group * _GROUP + within, 0), is_pair
 
 
 def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real, Real]:

@@ -73,14 +73,16 @@ def pair_derivatives(
     flipped = n, t, m, s, rho, gap
     exchanged = tuple((j, i) for i, j in orders)
     traced = isinstance(rho, jax.Array)
-    found: list[Any] = []
+    derivatives: list[Any] = []
     # Gates of one width share their tables of moments, so they are evaluated together, knots along
     # axes of their own.
     for left, right in product(_by_width(f), _by_width(g)):
         plain = traced and orders[0] == (0, 0)
         of_gates = [_gates(left, right, *law)] if plain else []
         rest = [(order, False) for order in orders[len(of_gates) :]]
-        found.append([*of_gates, *(_differentiated_gates(left, right, law, rest) if rest else ())])
+        derivatives.append(
+            [*of_gates, *(_differentiated_gates(left, right, law, rest) if rest else ())]
+        )
     # All pairs of parts with at least one that is no gate.
     for a, b in product(f.parts, g.parts):
         if isinstance(a, Gate) and isinstance(b, Gate):
@@ -89,16 +91,16 @@ def pair_derivatives(
         # mean given the first variable. Of two parts with closed means a gate, if there is one,
         # enters through its mean.
         if isinstance(a, Wave) and isinstance(b, Wave):
-            found.append([_waves(i, j, *law) for i, j in orders])
+            derivatives.append([_waves(i, j, *law) for i, j in orders])
         elif not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
-            found.append(_one_integral(b, a, exchanged, *flipped))
+            derivatives.append(_one_integral(b, a, exchanged, *flipped))
         elif not isinstance(b, Remainder):
-            found.append(_one_integral(a, b, orders, *law))
+            derivatives.append(_one_integral(a, b, orders, *law))
         elif traced:
-            found.append(_traced_integrals(a, b, orders, *law))
+            derivatives.append(_traced_integrals(a, b, orders, *law))
         else:
-            found.append(_two_integrals_by_scale(a, b, orders, *law))
-    return [sum(same, 0 * rho) for same in zip(*found, strict=True)]
+            derivatives.append(_two_integrals_by_scale(a, b, orders, *law))
+    return [sum(same, 0 * rho) for same in zip(*derivatives, strict=True)]
 
 
 def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
@@ -385,12 +387,12 @@ def _two_integrals_jvp(a, b, orders, primals, tangents):
     # All orders that the values and their slopes take, in one sum.
     steps = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
     every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in steps}))
-    found = dict(zip(every, _traced_integrals(a, b, every, *primals), strict=True))
+    integrals = dict(zip(every, _traced_integrals(a, b, every, *primals), strict=True))
 
     def slope(i: int, j: int) -> Real:
-        mixed = found[i + 1, j + 1]
-        total = m1 * found[i + 1, j] + n1 * found[i, j + 1] + rho1 * s * t * mixed
-        total = total + s1 * (s * found[i + 2, j] + rho * t * mixed)
-        return total + t1 * (t * found[i, j + 2] + rho * s * mixed)
+        mixed = integrals[i + 1, j + 1]
+        total = m1 * integrals[i + 1, j] + n1 * integrals[i, j + 1] + rho1 * s * t * mixed
+        total = total + s1 * (s * integrals[i + 2, j] + rho * t * mixed)
+        return total + t1 * (t * integrals[i, j + 2] + rho * s * mixed)
 
-    return [found[order] for order in orders], [slope(*order) for order in orders]
+    return [integrals[order] for order in orders], [slope(*order) for order in orders]

@@ -154,8 +154,8 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
         side = side_of(name)
         if side is not None:
             owners[name] = side
-    found = shares(plan, owners, pairs)
-    crossing = found.crossing.plan
+    cut = shares(plan, owners, pairs)
+    crossing = cut.crossing.plan
     # What every pair saves; the own shares themselves run once a model, which is nothing beside the
     # pairs of a large run.
     saved = plan.multiplications - crossing.multiplications
@@ -165,7 +165,7 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
     worth = saved >= SAVING * plan.multiplications and saved * pairs >= COMPILING * compiling
     # The values kept of one model may take no more memory than one pair computed whole.
     fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
-    return found if fits and worth else uncut(plan)
+    return cut if fits and worth else uncut(plan)
 
 
 def stack(
@@ -226,13 +226,13 @@ def contracted(
     if family.nodes:
         runs = list(zip(family.nodes.points, family.nodes.weights, strict=True))
     # Names say the side, so the stacks of both sides have different names.
-    arrays = {name: x for one, _ in stacks for name, x in one.arrays.items()}
-    over = {name: axes for one, axes in stacks for name in one.arrays}
+    arrays = {name: x for stack_of_model, _ in stacks for name, x in stack_of_model.arrays.items()}
+    over = {name: axes for stack_of_model, axes in stacks for name in stack_of_model.arrays}
     own: Exponents = {}
     # Exponents of own shares have the axis of their side only, and get axes of size 1 for the
     # others, so that they add up by broadcasting.
-    for one, axes in stacks:
-        own |= {key: aligned(np.asarray(x), axes) for key, x in one.exponents.items()}
+    for stack_of_model, axes in stacks:
+        own |= {key: aligned(np.asarray(x), axes) for key, x in stack_of_model.exponents.items()}
     names = crossing.plan.shapes
     # The plan runs once for each second moment of the constant, and the results are summed with
     # weights.
@@ -246,8 +246,8 @@ def contracted(
         if setting.slices and family.lifted:
             # The lift carries the constant through all layers, in front of the outputs.
             mantissa = mantissa[..., 1:]  # output 0 of a lifted model is the constant
-        found = own | _of_whole(result, crossing)
-        exponents = {key: np.asarray(x, np.float64) for key, x in found.items()}
+        total = own | _of_whole(result, crossing)
+        exponents = {key: np.asarray(x, np.float64) for key, x in total.items()}
         result = Result(result.values, exponents, whole.scale_weights)
         exponent = execution.exponent_of(result, dict(whole.scales[pair.group]))
         exponent = np.broadcast_to(exponent, mantissa.shape[: len(stacks[0][1])])
@@ -480,8 +480,10 @@ def _batches(
             yield at, keep(key, make) if name in pairs.shares.own else make()
 
     with execution.precision():
-        rows = [(i, _placed(one, spread, setting)) for i, one in stacks("A", bra, across)]
-        columns = [(j, _placed(one, replicated, setting)) for j, one in stacks("B", ket, down)]
+        rows = [(i, _placed(stacked, spread, setting)) for i, stacked in stacks("A", bra, across)]
+        columns = [
+            (j, _placed(stacked, replicated, setting)) for j, stacked in stacks("B", ket, down)
+        ]
     # Stacks of rows have no axis of columns, so the part that reads the row's model only runs once
     # per row.
     over_rows, over_columns = (across > 1, False), (False, down > 1)
@@ -492,10 +494,10 @@ def _batches(
             yield i, j, contracted(pairs, both, CROSS[0], setting, d_in)
 
 
-def _placed(found: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
+def _placed(stacked: Stack, place: Callable[[Any], Any], setting: PairSetting) -> Stack:
     """A stack with its arrays where plans read them: on devices, or as they are in NumPy."""
     place = place if setting.tier == "compile" else _on_host
-    return found._replace(arrays=place(found.arrays))
+    return stacked._replace(arrays=place(stacked.arrays))
 
 
 def _on_host(arrays: Any) -> Any:
@@ -522,8 +524,8 @@ def _paired(pairs: Sequence[tuple[Model, Model | None]], setting: PairSetting) -
             stacks = []
             with execution.precision():
                 for name, models in sides.items():
-                    found = stack(name, models, together, plan, setting)
-                    stacks.append((_placed(found, spread, setting), (together > 1,)))
+                    stacked = stack(name, models, together, plan, setting)
+                    stacks.append((_placed(stacked, spread, setting), (together > 1,)))
             values = contracted(plan, stacks, pair, setting, a.d_in)
             # The last batch was filled up with repeats, whose results nobody reads.
             for place, n in enumerate(at):

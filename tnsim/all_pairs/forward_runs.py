@@ -88,7 +88,7 @@ def route(
     work = again * passes + run.pairs * outputs
     batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
     peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
-    found = PairwisePlan(
+    plan = PairwisePlan(
         route=FORWARD,
         pairs=run.pairs,
         tile=tile,
@@ -97,7 +97,7 @@ def route(
         peak_bytes=math.ceil(peak),
         compilations=len(models),
     )
-    return Route(found, spaces={}, contracted=[], points=points)
+    return Route(plan, spaces={}, contracted=[], points=points)
 
 
 def _needs(
@@ -124,19 +124,19 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
 
 
-def tile(found: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
+def tile(sums: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
     """The inner products of a tile, with their standard errors where the points are draws.
 
     Where a single group of draws has all the weight, the errors are unknown, and infinite.
     """
-    products = forward.total(found.products)
+    products = forward.total(sums.products)
     if not drawn:
         return products
     if slices:
-        found = found.over_outputs()
-    error = cosine_error(found)
+        sums = sums.over_outputs()
+    error = cosine_error(sums)
     if error is None:
-        error = np.full(found.products.mantissa.shape[1:], np.inf)
+        error = np.full(sums.products.mantissa.shape[1:], np.inf)
     return Estimated(products, error)
 
 

@@ -118,14 +118,14 @@ class History:
     def models(self, side: str) -> list[Listed]:
         """The models of a side in the order in which runs gave them."""
         # Places count in the list after the growth, and rise, so models are inserted in this order.
-        found = listed(self.attrs, side)
+        listed_models = listed(self.attrs, side)
         for growth in self.growths:
             for place, model in growth.added[side]:
-                found.insert(place, model)
+                listed_models.insert(place, model)
             if side in growth.labels:
-                both = zip(found, growth.labels[side], strict=True)
-                found = [model._replace(label=label) for model, label in both]
-        return found
+                both = zip(listed_models, growth.labels[side], strict=True)
+                listed_models = [model._replace(label=label) for model, label in both]
+        return listed_models
 
     def first(self, growths: int) -> History:
         """The store as it was after some growths."""
@@ -134,10 +134,10 @@ class History:
     @property
     def pieces(self) -> list[Piece]:
         """All pieces, each after the pieces with the norms of its models."""
-        known = {side: _distinct(one.hash for one in listed(self.attrs, side)) for side in "ab"}
+        known = {side: _distinct(model.hash for model in listed(self.attrs, side)) for side in "ab"}
         pieces = [Piece(self.path, known["a"], known["b"] if self.sides == "ab" else None)]
         for n, growth in enumerate(self.growths, 1):
-            added = {side: [one.hash for _, one in growth.added[side]] for side in self.sides}
+            added = {side: [model.hash for _, model in growth.added[side]] for side in self.sides}
             pieces += self._pieces(n, known, added)
             known |= {side: _distinct([*known[side], *added[side]]) for side in self.sides}
         return pieces
@@ -150,16 +150,16 @@ class History:
         # A new model may equal an earlier one; its pairs are known then.
         new = {side: _new(added[side], known[side]) for side in added}
         rows, columns = new["a"], new.get("b", ())
-        found = []
+        ranges = []
         if self.sides == "a" and rows:
-            found = [("within", rows, None), ("across", rows, tuple(known["a"]))]
+            ranges = [("within", rows, None), ("across", rows, tuple(known["a"]))]
         if self.sides == "ab" and rows:
-            found.append(("rows", rows, tuple(known["b"])))
+            ranges.append(("rows", rows, tuple(known["b"])))
         if columns:
             # Rows r..s are new in the same growth and meet the new columns here, as `rows` has
             # earlier columns only.
-            found.append(("columns", (*known["a"], *rows), columns))
-        return [Piece(folder / name, *lists) for name, *lists in found]
+            ranges.append(("columns", (*known["a"], *rows), columns))
+        return [Piece(folder / name, *lists) for name, *lists in ranges]
 
     @property
     def described(self) -> dict[str, Any]:
@@ -171,10 +171,10 @@ class History:
         for side in self.sides:
             models = self.models(side)
             added += len(models) - len(self.attrs[f"hash_{side}"])
-            duplicates += len(models) - len(_distinct(one.hash for one in models))
-            attrs[f"hash_{side}"] = [one.hash for one in models]
-            attrs[f"labels_{side}"] = numbered([one.label for one in models])
-            attrs[f"names_{side}"] = [one.name for one in models]
+            duplicates += len(models) - len(_distinct(model.hash for model in models))
+            attrs[f"hash_{side}"] = [model.hash for model in models]
+            attrs[f"labels_{side}"] = numbered([model.label for model in models])
+            attrs[f"names_{side}"] = [model.name for model in models]
         times = "once" if len(self.growths) == 1 else f"{len(self.growths)} times"
         plan = f"{attrs['plan']}; grown {times}, by {added} models"
         return {**attrs, "duplicates": duplicates, "plan": plan}
@@ -185,7 +185,7 @@ def listed(attrs: Mapping[str, Any], side: str) -> list[Listed]:
     if attrs[f"hash_{side}"] is None:
         return []
     parts = (attrs[f"{name}_{side}"] for name in ("hash", "labels", "names"))
-    return [Listed(*one) for one in zip(*parts, strict=True)]
+    return [Listed(*columns) for columns in zip(*parts, strict=True)]
 
 
 def growth_folder(path: Path, n: int) -> Path:
@@ -216,12 +216,12 @@ def opened(run: PairwiseRun, path: Path | None) -> History:
     while True:
         if not path.exists():
             stores.create(path, attrs)
-        found = history(path, attrs)
-        stores.check(path, found.attrs, attrs, settings_alone=True)
-        found, added = _matched(found, attrs)
+        earlier = history(path, attrs)
+        stores.check(path, earlier.attrs, attrs, settings_alone=True)
+        earlier, added = _matched(earlier, attrs)
         if not any(added.values()):
-            return found
-        _grow(found, added, run)  # read again: another process may have grown the store first
+            return earlier
+        _grow(earlier, added, run)  # read again: another process may have grown the store first
 
 
 def history(path: Path, ours: Mapping[str, Any] | None = None) -> History:
@@ -280,26 +280,28 @@ def _begun(attrs: Mapping[str, Any]) -> str:
     return stores.binding(attrs)["run"]
 
 
-def _matched(found: History, attrs: Mapping[str, Any]) -> tuple[History, dict[str, list[int]]]:
+def _matched(
+    earlier_run: History, attrs: Mapping[str, Any]
+) -> tuple[History, dict[str, list[int]]]:
     """The store up to the growth that the models given have, and places of the models to add.
 
     Raises:
         StoreMismatch: Models of the store are not among the models given, in order.
     """
-    assert found.path is not None
+    assert earlier_run.path is not None
     # The latest state of the store is tried first. Only that state may be grown; an earlier one is
     # only read, where the models given are exactly its models.
-    for growths in range(len(found.growths), -1, -1):
-        earlier = found.first(growths)
+    for growths in range(len(earlier_run.growths), -1, -1):
+        earlier = earlier_run.first(growths)
         added = {}
-        for side in found.sides:
+        for side in earlier_run.sides:
             places = _missing(earlier.models(side), listed(attrs, side))
             if places is not None:
                 added[side] = places
-        is_last = growths == len(found.growths)
-        if len(added) == len(found.sides) and (is_last or not any(added.values())):
+        is_last = growths == len(earlier_run.growths)
+        if len(added) == len(earlier_run.sides) and (is_last or not any(added.values())):
             return earlier, added
-    stores.check(found.path, found.described, attrs)
+    stores.check(earlier_run.path, earlier_run.described, attrs)
     raise AssertionError("models that do not match differ in a list of digests")
 
 
@@ -310,17 +312,20 @@ def _missing(stored: Sequence[Listed], given: Sequence[Listed]) -> list[int] | N
     in the store, where labels are as they were.
     """
 
-    def digest_and_label(one: Listed) -> tuple[str, ...]:
-        return one.hash, str(one.label)
+    def digest_and_label(model: Listed) -> tuple[str, ...]:
+        return model.hash, str(model.label)
 
-    keys: list[Callable[[Listed], tuple[str, ...]]] = [digest_and_label, lambda one: (one.hash,)]
+    keys: list[Callable[[Listed], tuple[str, ...]]] = [
+        digest_and_label,
+        lambda model: (model.hash,),
+    ]
     for key in keys:
         # Stored models are looked for in the order given; `waiting` ends with the next one to be
         # found.
         waiting = list(reversed(stored))
         missing = []
-        for place, one in enumerate(given):
-            if waiting and key(waiting[-1]) == key(one):
+        for place, model in enumerate(given):
+            if waiting and key(waiting[-1]) == key(model):
                 waiting.pop()
             else:
                 missing.append(place)
@@ -329,35 +334,35 @@ def _missing(stored: Sequence[Listed], given: Sequence[Listed]) -> list[int] | N
     return None
 
 
-def _grow(found: History, added: Mapping[str, list[int]], run: PairwiseRun) -> None:
+def _grow(earlier: History, added: Mapping[str, list[int]], run: PairwiseRun) -> None:
     """Make the folder of the next growth with empty pieces, unless another process was first."""
-    assert found.path is not None
+    assert earlier.path is not None
     ours = preparation.attributes_of(run)
     new: dict[str, list[tuple[int, Listed]]] = {}
-    for side in found.sides:
+    for side in earlier.sides:
         models = listed(ours, side)
         new[side] = [(place, models[place]) for place in added[side]]
-    grown = History(found.path, found.attrs, (*found.growths, Growth(new, {})))
-    place = growth_folder(found.path, len(grown.growths))
+    grown = History(earlier.path, earlier.attrs, (*earlier.growths, Growth(new, {})))
+    place = growth_folder(earlier.path, len(grown.growths))
     added, labels = {}, {}
     # Labels are written only where those of earlier models changed, as happens when numbers become
     # names.
     for side, models in new.items():
         added[side] = [[at, *model] for at, model in models]
         given = ours[f"labels_{side}"]
-        if [str(one.label) for one in grown.models(side)] != [*map(str, given)]:
+        if [str(model.label) for model in grown.models(side)] != [*map(str, given)]:
             labels[side] = given
-    content = {"begun": _begun(found.attrs), "added": added, "labels": labels}
+    content = {"begun": _begun(earlier.attrs), "added": added, "labels": labels}
     # The folder is filled under another name and renamed as a whole, so no process sees half a
     # growth. If the rename fails because the folder exists, another process was first.
-    with stores.writing(found.path):
+    with stores.writing(earlier.path):
         place.parent.mkdir(exist_ok=True)
         try:
             with stores.new_folder(place) as folder:
                 stores.write_list(folder, content)
                 for piece in grown.pieces:
                     if piece.path is not None and piece.path.parent == place:
-                        attrs = preparation.attributes_of(_run_of(piece, run, found.attrs))
+                        attrs = preparation.attributes_of(_run_of(piece, run, earlier.attrs))
                         stores.write_empty(folder / piece.path.name, attrs)
                 folder.rename(place)
         except OSError:
@@ -376,33 +381,33 @@ def _run_of(piece: Piece, run: PairwiseRun, first: Mapping[str, Any]) -> Pairwis
     if run.symmetric:
         columns = rows
     others = None if piece.columns is None else [columns[digest] for digest in piece.columns]
-    found = preparation.part_of(
+    run_of_piece = preparation.part_of(
         run, [rows[digest] for digest in piece.rows], others, first["route"]
     )
-    attrs = preparation.attributes_of(found)
+    attrs = preparation.attributes_of(run_of_piece)
     if attrs["estimates"] != first["estimates"]:
         raise StoreMismatch(
             f"{piece.path}: similarities of the first models are computed by {first['route']}, "
             f"those of the new models by {attrs['route']}, and only one of both has standard "
             "errors; give another path"
         )
-    return found
+    return run_of_piece
 
 
 def _entries(side: Side) -> dict[str, Entry]:
-    return {one.digest: one for one in side.entries}
+    return {entry.digest: entry for entry in side.entries}
 
 
-def damaged(found: History, pieces: Sequence[tuple[Piece, Store]]) -> list[str]:
+def damaged(whole: History, pieces: Sequence[tuple[Piece, Store]]) -> list[str]:
     """Labels of the records that were damaged when the stores of the pieces were opened."""
     labels = []
     for piece, target in pieces:
-        labels += [_label(found, piece, label) for label in target.damaged]
+        labels += [_label(whole, piece, label) for label in target.damaged]
     return labels
 
 
 def computed(
-    found: History, pieces: Sequence[tuple[Piece, Store]], run: PairwiseRun, bar: Any, executor: Any
+    whole: History, pieces: Sequence[tuple[Piece, Store]], run: PairwiseRun, bar: Any, executor: Any
 ) -> tuple[dict[str, np.ndarray], list[Doubt]]:
     """Compute what the store lacks, piece by piece.
 
@@ -416,33 +421,33 @@ def computed(
     Returns:
         Arrays of all pairs by name, and the doubts about the numbers computed now.
     """
-    arrays = _Arrays(found)
+    arrays = _Arrays(whole)
     doubts: list[Doubt] = []
     for piece, target in pieces:
         if target.is_finished:
             bar.update(_pairs(piece))
         else:
-            doubts += _completed(piece, target, arrays, found, run, bar, executor)
+            doubts += _completed(piece, target, arrays, whole, run, bar, executor)
         arrays.put(piece, target)
-    if found.path is not None:
-        stores.sweep(found.path)
-        for n in range(len(found.growths)):
-            stores.sweep(growth_folder(found.path, n + 1))
+    if whole.path is not None:
+        stores.sweep(whole.path)
+        for n in range(len(whole.growths)):
+            stores.sweep(growth_folder(whole.path, n + 1))
     return arrays.whole, doubts
 
 
-def stores_of(found: History, run: PairwiseRun) -> list[tuple[Piece, Store]]:
+def stores_of(whole: History, run: PairwiseRun) -> list[tuple[Piece, Store]]:
     """Every piece with its store."""
-    pieces = found.pieces
-    if found.path is None:
-        return [(pieces[0], stores.in_memory(found.attrs))]
+    pieces = whole.pieces
+    if whole.path is None:
+        return [(pieces[0], stores.in_memory(whole.attrs))]
     opened_stores = []
     for n, piece in enumerate(pieces):
         assert piece.path is not None
         # The first piece is the store itself.
-        attrs = found.attrs if n == 0 else piece.described(found.attrs)
+        attrs = whole.attrs if n == 0 else piece.described(whole.attrs)
         if not piece.path.exists():  # removed by hand: planned as the growth planned it
-            attrs = preparation.attributes_of(_run_of(piece, run, found.attrs))
+            attrs = preparation.attributes_of(_run_of(piece, run, whole.attrs))
         opened_stores.append((piece, stores.opened(piece.path, attrs)))
     return opened_stores
 
@@ -451,13 +456,13 @@ def _completed(
     piece: Piece,
     target: Store,
     arrays: _Arrays,
-    found: History,
+    whole: History,
     run: PairwiseRun,
     bar: Any,
     executor: Any,
 ) -> list[Doubt]:
     """Compute the records that a piece lacks."""
-    is_whole = len(found.pieces) == 1 and run.plan.route == target.attrs["route"]
+    is_whole = len(whole.pieces) == 1 and run.plan.route == target.attrs["route"]
     of_piece = run if is_whole else _run_of(piece, run, target.attrs)
     of_piece = as_stored(of_piece, target, executor is None)
     # Norms of models that an earlier piece has are copied, never computed again: another plan could
@@ -494,10 +499,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
         StoreMismatch: There is no store.
         DamagedStore: Part of the store differs from what was written.
     """
-    found = history(path)
-    arrays = _Arrays(found)
+    whole = history(path)
+    arrays = _Arrays(whole)
     missing = []
-    for n, piece in enumerate(found.pieces):
+    for n, piece in enumerate(whole.pieces):
         assert piece.path is not None
         if not piece.path.exists():
             raise DamagedStore(
@@ -506,17 +511,17 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
             )
         target, lacking = stores.read(piece.path)
         if n > 0:
-            stores.check(piece.path, target.attrs, piece.described(found.attrs))
-        missing += [_label(found, piece, label) for label in lacking]
+            stores.check(piece.path, target.attrs, piece.described(whole.attrs))
+        missing += [_label(whole, piece, label) for label in lacking]
         arrays.put(piece, target)
-    return found.described, arrays.whole, missing
+    return whole.described, arrays.whole, missing
 
 
-def _label(found: History, piece: Piece, label: str) -> str:
+def _label(whole: History, piece: Piece, label: str) -> str:
     """The label of a record, with the place of its piece."""
-    if piece.path is None or found.path is None or piece.path == found.path:
+    if piece.path is None or whole.path is None or piece.path == whole.path:
         return label
-    return f"{piece.path.relative_to(found.path).as_posix()} {label}"
+    return f"{piece.path.relative_to(whole.path).as_posix()} {label}"
 
 
 class _Arrays:
@@ -525,16 +530,16 @@ class _Arrays:
     Rows and columns are distinct models, in the order of their first occurrence in the run.
     """
 
-    def __init__(self, found: History) -> None:
-        self._found = found
-        layout = Layout.of(found.described)
+    def __init__(self, whole: History) -> None:
+        self._found = whole
+        layout = Layout.of(whole.described)
         norms = [name for side in layout.sides for name in layout.norm_arrays(side)]
         self._names = layout.variables
         kept = {name: layout.arrays[name] for name in (*self._names, *norms)}
         self.whole = stores.empty(kept)
         self._places = {}
-        for side in found.sides:
-            digests = _distinct(one.hash for one in found.models(side))
+        for side in whole.sides:
+            digests = _distinct(model.hash for model in whole.models(side))
             self._places[side] = {digest: n for n, digest in enumerate(digests)}
 
     def put(self, piece: Piece, target: Store) -> None:

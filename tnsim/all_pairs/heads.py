@@ -100,14 +100,14 @@ def heads(
     if through not in (None, "embedding"):
         raise ModelError(f"through is None or 'embedding', found {through!r}")
     view = checked_view(distances, "fold")
-    first, second = (_anatomy(one) for one in (a, b))
+    first, second = (_anatomy(model) for model in (a, b))
     if not (first.names(kind) and second.names(kind)):
         raise ModelError("the model has no head")
-    own = [isinstance(one, OwnParts) for one in (first, second)]
+    own = [isinstance(anatomy, OwnParts) for anatomy in (first, second)]
     if kind == "qk" and all(own) and through is None:
         inner, norms, names = _of_products_of_scores(first, second, view)
     else:
-        bra, ket = (_side(one, kind, through, view) for one in (first, second))
+        bra, ket = (_side(anatomy, kind, through, view) for anatomy in (first, second))
         _check_sides(bra, ket, through)
         inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
         norms = [_squares(side) for side in (bra, ket)]
@@ -126,8 +126,8 @@ def heads(
     return _labelled(similarity, inner, names, about)
 
 
-def _anatomy(one: Any) -> Anatomy:
-    return one.anatomy if isinstance(one, Parts) else opened(one)
+def _anatomy(model: Any) -> Anatomy:
+    return model.anatomy if isinstance(model, Parts) else opened(model)
 
 
 def _labels(circuits: Circuits) -> list[str]:
@@ -269,9 +269,9 @@ def _squares(side: _Side) -> Float[np.ndarray, " A"]:
     moments = _moments(side, side)
     squares = []
     for n in range(len(side.circuits.names)):
-        one = slice(n, n + 1)
+        only = slice(n, n + 1)
         names, left, right, turns = side.circuits
-        head = Circuits(names[one], left[one], right[one], turns)
+        head = Circuits(names[only], left[only], right[only], turns)
         squares.append(_inner(head, head, moments)[0, 0])
     return np.array(squares)
 
@@ -280,11 +280,11 @@ def _of_products_of_scores(
     a: Anatomy, b: Anatomy, view: View
 ) -> tuple[np.ndarray, list[np.ndarray], list[list[str]]]:
     """Inner products of QK circuits of bilinear attention, and squared norms, by `pairwise`."""
-    sides = [Parts(one, ("qk",), view) for one in (a, b)]
+    sides = [Parts(model, ("qk",), view) for model in (a, b)]
     result = pairwise(dict(sides[0]), other=dict(sides[1]))
     inner = result["sign"].values * np.exp(result["log_inner"].values)
     norms = [np.exp(result[f"log_norm_{side}"].values) for side in "ab"]
-    names = [[f"layer {one.layer} head {one.head}" for one in side.names] for side in sides]
+    names = [[f"layer {name.layer} head {name.head}" for name in side.names] for side in sides]
     return inner, norms, names
 
 
@@ -292,8 +292,8 @@ def _symmetry(kind: str, view: View, *models: Anatomy) -> str:
     """The changes of basis inside a head that change no similarity, in a sentence."""
     if kind == "ov":
         return "any invertible change of basis of the values of a head changes nothing"
-    turned = any(isinstance(one, StandardParts) and _is_rotated(one) for one in models)
-    own = any(isinstance(one, OwnParts) for one in models)
+    turned = any(isinstance(model, StandardParts) and _is_rotated(model) for model in models)
+    own = any(isinstance(model, OwnParts) for model in models)
     if not turned and not own:
         return "any invertible change of basis of queries and keys of a head changes nothing"
     if own:

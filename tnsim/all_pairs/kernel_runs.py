@@ -54,7 +54,7 @@ def route(
     largest = max(plans, key=lambda plan: plan.multiplications)
     one_pair = run.terms**2 * largest.multiplications
     tile = run.tile(one_pair, 4 * max(1, run.weights))
-    found = PairwisePlan(
+    pairwise_plan = PairwisePlan(
         route=KERNELS,
         pairs=run.pairs,
         tile=tile,
@@ -63,7 +63,7 @@ def route(
         peak_bytes=largest.peak_bytes + 4 * tile * run.terms * run.weights + run.tile_bytes(tile),
         compilations=len(examples) ** 2,
     )
-    return Route(found, spaces={}, contracted=[])
+    return Route(pairwise_plan, spaces={}, contracted=[])
 
 
 class KernelBlock(NamedTuple):
@@ -150,6 +150,6 @@ class _Products:
             setting = self.setting
             with execution.precision():
                 both = self.rows.models[m], self.columns.models[n]
-                found = product_of(*both, setting.slices, setting.dtype)
-                self._known[m, n] = on_host(found)
+                product = product_of(*both, setting.slices, setting.dtype)
+                self._known[m, n] = on_host(product)
         return self._known[m, n]

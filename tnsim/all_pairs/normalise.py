@@ -99,8 +99,8 @@ def uncertified(
     """
     sure = []
     for _, asked in _asked(products, bra, ket):
-        found = np.asarray(precision.certified(asked, arithmetic))
-        sure.append(found.reshape(*products.mantissa.shape[:2], -1).all(axis=-1))
+        sure_pairs = np.asarray(precision.certified(asked, arithmetic))
+        sure.append(sure_pairs.reshape(*products.mantissa.shape[:2], -1).all(axis=-1))
     return np.logical_not(np.asarray(sure).all(axis=0))
 
 

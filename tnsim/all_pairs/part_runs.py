@@ -95,9 +95,9 @@ def _begin(folder: Path, models: SeriesParts) -> None:
         "norm": models.view.norm,
     }
     if (folder / LIST).exists():
-        found = _listed(folder)
-        if found != wanted:
-            theirs, ours = _in_words(found), _in_words(wanted)
+        listing = _listed(folder)
+        if listing != wanted:
+            theirs, ours = _in_words(listing), _in_words(wanted)
             raise StoreMismatch(
                 f"{folder}: belongs to a run over {theirs}, not over {ours}; give another folder"
             )
@@ -138,15 +138,15 @@ def _listed(folder: Path) -> dict[str, Any]:
     """The contents of the list of parts, checked."""
     try:
         with regular(folder / LIST) as file:
-            found = json.loads(file.read(_LONGEST))
-        names = [PartName(*name) for name in found["parts"]]
-        whole = all(isinstance(one, int) for one in found["distances"])
+            listing = json.loads(file.read(_LONGEST))
+        names = [PartName(*name) for name in listing["parts"]]
+        whole = all(isinstance(distance, int) for distance in listing["distances"])
         # Labels become names of folders, so only parts that models can have are accepted from a
         # file.
         places = {str(name) for name in names if _is_place(name)}
-        if not (names and whole and len(places) == len(names) and isinstance(found["norm"], str)):
+        if not (names and whole and len(places) == len(names) and isinstance(listing["norm"], str)):
             raise ValueError("a part has no place")
-        return {"parts": [list(name) for name in names], **_settings(found)}
+        return {"parts": [list(name) for name in names], **_settings(listing)}
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = printable(cause(error), 200)
         raise DamagedStore(
@@ -155,14 +155,14 @@ def _listed(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _settings(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"distances": found["distances"], "norm": found["norm"]}
+def _settings(listing: Mapping[str, Any]) -> dict[str, Any]:
+    return {"distances": listing["distances"], "norm": listing["norm"]}
 
 
 def _is_place(name: PartName) -> bool:
     """Whether a part read from a file is one that models have."""
-    numbers = [one for one in (name.layer, name.head) if one is not None]
-    return name.kind in KINDS and all(isinstance(one, int) and one >= 0 for one in numbers)
+    numbers = [number for number in (name.layer, name.head) if number is not None]
+    return name.kind in KINDS and all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
 def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pairwise:
@@ -179,7 +179,7 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
     Raises:
         StoreMismatch: No part was begun.
     """
-    known = [one for one in results if one is not None]
+    known = [result for result in results if result is not None]
     if not known:
         raise StoreMismatch("no part of the run was begun; run pairwise again with this store")
     first = known[0]
@@ -193,11 +193,11 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
         coordinates[side] = first[side].values
         coordinates[f"name_{side}"] = (side, first[f"name_{side}"].values)
         # Digests differ from part to part, so they have the dimension of parts as well.
-        hashes = [_of(one, f"hash_{side}", first) for one in results]
+        hashes = [_of(result, f"hash_{side}", first) for result in results]
         coordinates[f"hash_{side}"] = (("part", side), np.stack(hashes))
     variables = {}
     for name, variable in first.data_vars.items():
-        values = np.stack([_of(one, str(name), first) for one in results])
+        values = np.stack([_of(result, str(name), first) for result in results])
         variables[name] = (("part", *variable.dims), values)
     return Pairwise(variables, coordinates, _attributes(names, results))
 
@@ -214,17 +214,17 @@ def with_all_models(
         Results over the models of the largest result, in which pairs that a part lacks are NaN, and
         the places of the parts that lack pairs.
     """
-    known = [one for one in results if one is not None]
-    largest = max(known, key=lambda one: one.similarity.size, default=None)
-    found: list[Pairwise | None] = []
+    known = [result for result in results if result is not None]
+    largest = max(known, key=lambda result: result.similarity.size, default=None)
+    completed: list[Pairwise | None] = []
     lacking = []
-    for place, one in enumerate(results):
-        if one is None or largest is None or one.similarity.shape == largest.similarity.shape:
-            found.append(one)
+    for place, result in enumerate(results):
+        if result is None or largest is None or result.similarity.shape == largest.similarity.shape:
+            completed.append(result)
         else:
-            found.append(_spread(one, largest))
+            completed.append(_spread(result, largest))
             lacking.append(place)
-    return found, lacking
+    return completed, lacking
 
 
 def _spread(result: Pairwise, like: Pairwise) -> Pairwise | None:
@@ -261,15 +261,17 @@ def _of(result: Pairwise | None, name: str, like: Pairwise) -> np.ndarray:
 
 def _attributes(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> dict[str, Any]:
     """Attributes of all results: plans by kind, every caveat once, exact where all are."""
-    known = [(name, one) for name, one in zip(names, results, strict=True) if one is not None]
+    known = [
+        (name, result) for name, result in zip(names, results, strict=True) if result is not None
+    ]
     plans = {}
-    for name, one in known:
-        plans.setdefault(name.kind, one.attrs["plan"])
-    caveats = [caveat for _, one in known for caveat in one.attrs["caveats"]]
+    for name, result in known:
+        plans.setdefault(name.kind, result.attrs["plan"])
+    caveats = [caveat for _, result in known for caveat in result.attrs["caveats"]]
     return {
         **known[0][1].attrs,
         "plan": "; ".join(f"{kind}: {plan}" for kind, plan in plans.items()),
-        "exact": min(one.attrs["exact"] for _, one in known),
-        "duplicates": max(one.attrs["duplicates"] for _, one in known),
+        "exact": min(result.attrs["exact"] for _, result in known),
+        "duplicates": max(result.attrs["duplicates"] for _, result in known),
         "caveats": list(dict.fromkeys(caveats)),
     }

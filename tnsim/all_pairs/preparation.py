@@ -69,7 +69,7 @@ class Known:
 
     def of(self, entries: Sequence[Entry]) -> Known:
         """The knowledge about the models of some entries."""
-        parts = dict(itertools.chain.from_iterable(one.parts for one in entries))
+        parts = dict(itertools.chain.from_iterable(prepared.parts for prepared in entries))
         wanted = set(parts.values())
         examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
         return Known(examples, {digest: self.read.get(digest) for digest in parts})
@@ -114,21 +114,21 @@ class PairwiseRun(NamedTuple):
     @property
     def caveats(self) -> tuple[str, ...]:
         """Differences between the models and the networks that were read, each named once."""
-        said = [caveat for one in (*self.rows.all, *self.columns.all) for caveat in one.caveats]
+        said = [caveat for entry in (*self.rows.all, *self.columns.all) for caveat in entry.caveats]
         return tuple(dict.fromkeys(said))
 
     @property
     def exact(self) -> bool:
         """Whether the metric's definition is met exactly and nothing about a model is guessed."""
         entries = (*self.rows.all, *self.columns.all)
-        known = not any(one.guessed for one in entries)
-        return known and self.job.setting.metric.is_exact(max(one.nonlinear for one in entries))
+        known = not any(entry.guessed for entry in entries)
+        return known and self.job.setting.metric.is_exact(max(entry.nonlinear for entry in entries))
 
     @property
     def arithmetic(self) -> Arithmetic:
         """Largest degree and the precision, which bound the errors of rounding."""
         entries = (*self.rows.entries, *self.columns.entries)
-        return Arithmetic(max(one.degree for one in entries), self.job.setting.dtype)
+        return Arithmetic(max(entry.degree for entry in entries), self.job.setting.dtype)
 
     @property
     def pairs(self) -> int:
@@ -235,7 +235,7 @@ def _planned(
     route = _route(rows.entries, others, known, setting, kept)
     # A part of a run that grew keeps the route of the first run where the route is among those
     # weighed now.
-    plan = next((one for one in route.plan.routes if one.route == kept), route.plan)
+    plan = next((planned for planned in route.plan.routes if planned.route == kept), route.plan)
     setting = setting._replace(tier=plan.tier)
     key = uuid4().hex  # two equal runs at the same time share no kept blocks
     job = Job(
@@ -328,15 +328,15 @@ def _side(
     for source in sources(models, names):
         model: Any = source.read()
         if is_function(model):
-            found = function_entry(source, metric, stored)
+            prepared = function_entry(source, metric, stored)
         else:
-            found = entry(source, model, dtype)
+            prepared = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, part) in zip(found.parts, terms_of_model, strict=True):
+            for (digest, _), (_, part) in zip(prepared.parts, terms_of_model, strict=True):
                 known.add(digest, part, metric)
-        entries.append(found)
-        first = distinct.setdefault(found.digest, found)
-        if first is not found:
+        entries.append(prepared)
+        first = distinct.setdefault(prepared.digest, prepared)
+        if first is not prepared:
             equal.append(f"{source.label} = {first.source.label}")
     if equal:
         warnings.warn(
@@ -373,9 +373,9 @@ def attributes_of(run: PairwiseRun) -> dict[str, Any]:
     }
     attrs |= {"hash_b": None, "labels_b": None, "names_b": None}
     for side in sides:
-        attrs[f"hash_{side.name}"] = [one.digest for one in side.all]
-        attrs[f"labels_{side.name}"] = [one.source.label for one in side.all]
-        attrs[f"names_{side.name}"] = [one.source.name for one in side.all]
+        attrs[f"hash_{side.name}"] = [entry.digest for entry in side.all]
+        attrs[f"labels_{side.name}"] = [entry.source.label for entry in side.all]
+        attrs[f"names_{side.name}"] = [entry.source.name for entry in side.all]
     return attrs
 
 

@@ -126,15 +126,15 @@ def pairwise(
     # Every model is read once here; nothing is computed yet.
     run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
     # The store says which pairs are finished, and of which earlier models.
-    found = growing.opened(run, path)
-    pieces = growing.stores_of(found, run)
-    if damaged := growing.damaged(found, pieces):
+    history = growing.opened(run, path)
+    pieces = growing.stores_of(history, run)
+    if damaged := growing.damaged(history, pieces):
         listed = stores.listed(damaged)
         warnings.warn(f"{store}: damaged: {listed}; computed again", StoreWarning, stacklevel=2)
     with _bar(run, progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
-                arrays, doubts = growing.computed(found, pieces, run, bar, executor)
+                arrays, doubts = growing.computed(history, pieces, run, bar, executor)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(path))
             raise
@@ -144,7 +144,7 @@ def pairwise(
     precision.warn(*worst, run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
     told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
-    return labelled({**found.described, **told}, arrays)
+    return labelled({**history.described, **told}, arrays)
 
 
 def plan_pairwise(
@@ -253,17 +253,17 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         result, missing = _stored(folder)
         _warn_of(missing, path)
         return result
-    found = part_runs.stores_of(folder)
+    part_stores = part_runs.stores_of(folder)
     results: list[Pairwise | None] = []
     missing = []
-    for name, place in found:
+    for name, place in part_stores:
         result, absent = _stored(place) if place.exists() else (None, ["all"])
         results.append(result)
         missing += [f"{name}: {record}" for record in absent]
     results, lacking = part_runs.with_all_models(results)
-    missing += [f"{found[place][0]}: later models" for place in lacking]
+    missing += [f"{part_stores[place][0]}: later models" for place in lacking]
     _warn_of(missing, path)
-    return part_runs.joined([name for name, _ in found], results)
+    return part_runs.joined([name for name, _ in part_stores], results)
 
 
 def _stored(folder: Path) -> tuple[Pairwise, list[str]]:

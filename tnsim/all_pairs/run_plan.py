@@ -288,21 +288,21 @@ def plan(
     made = sum(bases.total() for bases in several)
     routes: list[tuple[float, PairwisePlan]] = []
     for space in spaces:
-        found = _features(run, several, space, len(space.parts) * (len(examples) + 2))
-        if found.peak_bytes > run.available:
+        candidate = _features(run, several, space, len(space.parts) * (len(examples) + 2))
+        if candidate.peak_bytes > run.available:
             continue
         numbers = space.length * space.d_out
         charge = WRITING * numbers * made if numbers > CACHED else 0
         # Features of a combination are added up before products are taken, so that terms that
         # cancel lose fewer digits: where they fit, they are taken whatever they cost.
         keeps_digits = run.terms > 1 and features.fits(space)
-        routes.append((0 if keeps_digits else found.multiplications + charge, found))
+        routes.append((0 if keeps_digits else candidate.multiplications + charge, candidate))
     contracted: Contracted = []
     try:
         work = _contractions(several, examples, setting)
         contracted = work.plans
-        found = _recursion(run, work)
-        routes.append((found.multiplications, found))
+        candidate = _recursion(run, work)
+        routes.append((candidate.multiplications, candidate))
     except TooLarge:
         if not routes:
             raise
@@ -513,7 +513,9 @@ def in_turn(plans: Sequence[PairwisePlan]) -> PairwisePlan:
     )
 
 
-def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetting) -> PairwisePlan:
+def with_seconds(
+    planned: PairwisePlan, contracted: Contracted, setting: PairSetting
+) -> PairwisePlan:
     """The plan with an estimated time for every route, from rates measured on this machine.
 
     Args:
@@ -522,7 +524,7 @@ def with_seconds(found: PairwisePlan, contracted: Contracted, setting: PairSetti
         setting: Settings of the run.
     """
     timed = []
-    for route in found.routes:
+    for route in planned.routes:
         seconds = _feature_seconds(route, setting.dtype)
         if route.route == CONTRACTIONS:
             seconds = _recursion_seconds(route, contracted, setting.budget)
@@ -538,12 +540,12 @@ def _feature_seconds(route: PairwisePlan, dtype: str) -> float:
 
 def _recursion_seconds(route: PairwisePlan, contracted: Contracted, budget: Budget) -> float:
     runs = _runs(contracted, route.tile, budget)
-    return sum(one.total for one in rates.seconds_of(runs, route.tier))
+    return sum(seconds.total for seconds in rates.seconds_of(runs, route.tier))
 
 
 def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
     """The plans of all pairs, each with the batches in which it runs."""
-    found = []
+    runs = []
     for times, plan in contracted:
         side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
         over: dict[str, Axes] = {}
@@ -552,5 +554,5 @@ def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
             # The first stacked axis belongs to rows, the second to columns.
             if owner is not None:
                 over[name] = (owner == SIDES[0], owner == SIDES[1])
-        found.append(Runs(plan, times, side, over))
-    return found
+        runs.append(Runs(plan, times, side, over))
+    return runs

@@ -51,7 +51,7 @@ def metric_parameters(metric: Metric) -> str:
     its numbers alone do not define it.
     """
     if joins_layers(metric) and not _is_ours(metric):
-        joinings = tuple(tuple(metric.joinings(*one)) for one in ASKED)
+        joinings = tuple(tuple(metric.joinings(*asked)) for asked in ASKED)
         own = metric if dataclasses.is_dataclass(metric) else tuple(sorted(vars(metric).items()))
         return content_hash((type(metric).__name__, joinings, own))
     if _is_standard(metric):
@@ -218,10 +218,10 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
         reading = models.reading
     if isinstance(models, (Series, PartSeries)):
         called = models.names
-    found = []
+    listed = []
     for label, name, (_, weights) in zip(labels, called, given, strict=True):
-        found.append(Source(label, name, weights, reading))
-    return tuple(found)
+        listed.append(Source(label, name, weights, reading))
+    return tuple(listed)
 
 
 def _labelled(models: Any) -> list[tuple[Any, Any]]:

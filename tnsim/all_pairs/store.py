@@ -268,8 +268,8 @@ def attributes(path: Path) -> dict[str, Any]:
     # The format is compared before the digest, since another format may have another digest.
     if theirs != FORMAT:
         raise _other_run(path, _differs("format", theirs, FORMAT))
-    found = data["attributes"]
-    whole = found.get("digest") == digest([attrs, found.get("arrays")])
+    stored = data["attributes"]
+    whole = stored.get("digest") == digest([attrs, stored.get("arrays")])
     if not whole or (data.get("zarr_format"), data.get("node_type")) != (3, "group"):
         raise _damaged(path, "its attributes")
     return attrs
@@ -414,13 +414,13 @@ class Disk:
         # Chunks are read as a whole into `found`; the region wanted is cut out of it afterwards.
         held = _held(at, spec)
         sizes = [len(numbers) * size for numbers, size in zip(held, spec.chunks, strict=True)]
-        found = np.empty(sizes, spec.dtype)
+        values = np.empty(sizes, spec.dtype)
         for chunk in itertools.product(*held):
             place = []
             for number, numbers, size in zip(chunk, held, spec.chunks, strict=True):
                 start = (number - numbers.start) * size
                 place.append(slice(start, start + size))
-            found[tuple(place)] = self._chunk(name, chunk)
+            values[tuple(place)] = self._chunk(name, chunk)
         inside: list[int | slice] = []
         # Places within `found`, relative to the first chunk read; an integer index drops its axis,
         # as in NumPy.
@@ -429,7 +429,7 @@ class Disk:
             first = held[axis].start * size
             is_number = axis < len(at) and not isinstance(at[axis], slice)
             inside.append(start - first if is_number else slice(start - first, stop - first))
-        return np.asarray(found[tuple(inside)])
+        return np.asarray(values[tuple(inside)])
 
     def write(self, name: str, at: tuple, value: Any) -> None:
         """Write one whole chunk, replacing whatever stands in its place.
@@ -558,10 +558,10 @@ def read_list(folder: Path) -> dict[str, Any]:
         DamagedStore: The attributes are not the attributes that were written.
     """
     try:
-        found = json.loads(_read(folder / FILE))["attributes"]
-        if found["digest"] != digest(found["tnsim"]):
+        stored = json.loads(_read(folder / FILE))["attributes"]
+        if stored["digest"] != digest(stored["tnsim"]):
             raise ValueError("other attributes than were written")
-        return found["tnsim"]
+        return stored["tnsim"]
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise DamagedStore(
             f"{folder}: damaged: its list of models ({printable(cause(error), 200)}); remove this "

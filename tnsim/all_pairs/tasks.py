@@ -95,11 +95,11 @@ def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> Scale
         entries: Distinct models.
         arithmetic: Degree and precision of the run.
     """
-    found = _norms(job, entries)
+    squared_norms = _norms(job, entries)
     if not job.certifies:
-        return found
-    unsure = uncertified_norms(found, arithmetic)
-    return _refined(found, unsure, lambda: _norms(job.in_float64, _chosen(entries, unsure)))
+        return squared_norms
+    unsure = uncertified_norms(squared_norms, arithmetic)
+    return _refined(squared_norms, unsure, lambda: _norms(job.in_float64, _chosen(entries, unsure)))
 
 
 def _norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
@@ -129,17 +129,17 @@ def tile(
     Returns:
         (rows, columns), or (rows, columns, out) where the job wants slices.
     """
-    found = _tile(job, rows, columns)
-    if not job.certifies or isinstance(found, Estimated):
-        return found
-    unsure = uncertified(found, *norms, arithmetic)
+    products = _tile(job, rows, columns)
+    if not job.certifies or isinstance(products, Estimated):
+        return products
+    unsure = uncertified(products, *norms, arithmetic)
     unsure &= digests(rows)[:, None] != digests(columns)
 
     def again() -> ScaledSum | Estimated:
         first, second = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
         return _tile(job.in_float64, first, second)
 
-    return _refined(found, unsure, again)
+    return _refined(products, unsure, again)
 
 
 def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:
@@ -163,7 +163,7 @@ def _chosen(entries: tuple[Entry, ...], wanted: Bool[np.ndarray, " n"]) -> tuple
 
 
 def _refined(
-    found: ScaledSum, unsure: Bool[np.ndarray, "..."], again: Callable[[], Any]
+    products: ScaledSum, unsure: Bool[np.ndarray, "..."], again: Callable[[], Any]
 ) -> ScaledSum:
     """Numbers of float32 with the unsure numbers taken from a second computation in float64.
 
@@ -173,18 +173,18 @@ def _refined(
         again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
     """
     if not unsure.any():
-        return found
+        return products
     try:
         # Sizes count roundings of the run, those of float32.
         finer = magnified(again(), EPS["float64"] / EPS["float32"])
     except TooLarge:
-        return found  # with the bound of float32
+        return products  # with the bound of float32
     axes = range(unsure.ndim)
     others = [tuple(axis for axis in axes if axis != kept) for kept in axes]
     place = np.ix_(*(unsure.any(axis=rest) for rest in others))
     replaced = unsure[place]
     arrays = []
-    for old, new in zip(found, finer, strict=True):
+    for old, new in zip(products, finer, strict=True):
         array = old.copy()
         block = array[place]
         block[replaced] = new[replaced]
@@ -235,9 +235,9 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
     # On a worker, the blocks of all runs share one allowance: no worker learns that a run ended.
     owner = job.key if job.alone else _WORKER
     kept = session().blocks
-    found = kept.get((owner, job.key, job.setting.dtype, *key), make)
+    block = kept.get((owner, job.key, job.setting.dtype, *key), make)
     kept.shrink(job.keep_bytes, job.keep_blocks, lambda key: key[0] == owner)
-    return found
+    return block
 
 
 def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
@@ -248,8 +248,8 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     units, dtype = job.setting.units, job.setting.dtype
     # Models in scientific notation, in units that all models of the run share.
     made = [scaled_under(model, units, job.setting.slices) for model in models]
-    models = tuple(one.value for one in made)
-    exponents = np.array([one.exponent for one in made])
+    models = tuple(product.value for product in made)
+    exponents = np.array([product.exponent for product in made])
     if part is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
         roots = np.sqrt(cancellations(models, units.metric))

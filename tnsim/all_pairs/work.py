@@ -359,8 +359,8 @@ def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, re
     """Write squared norms and the sizes of their sums. Raises `ModelError` where one is zero."""
     entries = run.block(side, *record.blocks)
     norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target.path))
-    for i, one in enumerate(entries):
-        precision.check_norm(taken(norms, i), one.source.name, one.terms > 1, run.arithmetic)
+    for i, entry in enumerate(entries):
+        precision.check_norm(taken(norms, i), entry.source.name, entry.terms > 1, run.arithmetic)
     target.write(record, list(norm_arrays(norms, run.job.setting.slices).values()))
 
 

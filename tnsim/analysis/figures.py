@@ -328,14 +328,14 @@ def layers_and_heads(
         ['head 0', 'head 1', 'whole']
     """
     split = [tuple(label.split(" ", 2)) for label in labels]
-    rows = list(dict.fromkeys(" ".join(one[:2]) for one in split))
+    rows = list(dict.fromkeys(" ".join(words[:2]) for words in split))
     columns = sorted(
-        dict.fromkeys(one[2] if len(one) > 2 else "whole" for one in split), key=_column_order
+        dict.fromkeys(words[2] if len(words) > 2 else "whole" for words in split), key=_column_order
     )
     table = np.full((len(rows), len(columns)), np.nan)
-    for one, value in zip(split, np.asarray(values), strict=True):
-        column = columns.index(one[2] if len(one) > 2 else "whole")
-        table[rows.index(" ".join(one[:2])), column] = value
+    for words, value in zip(split, np.asarray(values), strict=True):
+        column = columns.index(words[2] if len(words) > 2 else "whole")
+        table[rows.index(" ".join(words[:2])), column] = value
     chosen = canvas(drawing, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
     axes = chosen.axes
     colours = colours_of(chosen, diverging(float(np.nanmax(abs(table)))))
@@ -711,8 +711,8 @@ def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> No
         size = 4
     colour = colour_of(0, 1, chosen)
     axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour, rasterized=True)
-    found = correlation(first, second)
-    said = f"r = {found.pearson:.3f}, rank {found.spearman:.3f}"
+    correlated = correlation(first, second)
+    said = f"r = {correlated.pearson:.3f}, rank {correlated.spearman:.3f}"
     axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
     axes.margins(y=0.12)  # room for the text of the coefficients
     limit(chosen, axes)
@@ -780,7 +780,7 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
         [['loss']]
     """
     columns = result.sizes.get("b", result.sizes.get("a"))
-    found = []
+    rows = []
     for entry in strips:
         names = [entry] if isinstance(entry, str) else list(entry)
         check_variables(result.reset_coords(), names)
@@ -791,8 +791,8 @@ def strips_of(result: xr.Dataset, strips: Strips) -> list[list[xr.DataArray]]:
                     f"a curve has one value for each of {columns} columns: {curve.name} is of "
                     f"shape {curve.shape}"
                 )
-        found.append(strip)
-    return found
+        rows.append(strip)
+    return rows
 
 
 def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:

@@ -132,14 +132,14 @@ def layer_similarity(
         x = _drawn_inputs(first, int(inputs), seed)
     else:
         x = host_array(detached(input_rows(inputs)))
-    states = [hidden_states(one, x, layers) for one in (first, second)]
+    states = [hidden_states(model, x, layers) for model in (first, second)]
     every = [*states[0].values(), *states[1].values()]
     # A baseline runs functions on batches of inputs. These functions look rows up.
     rows = np.arange(len(x), dtype=float)[:, None]
-    functions = [partial(_state_rows, one) for one in every]
-    found = measure(functions, rows, seed=seed, **settings)
+    functions = [partial(_state_rows, name) for name in every]
+    matrix = measure(functions, rows, seed=seed, **settings)
     count = len(states[0])
-    return over_layers(found, count, [list(one) for one in states])
+    return over_layers(matrix, count, [list(state_names) for state_names in states])
 
 
 def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -158,13 +158,15 @@ def _drawn_inputs(model: Any, count: int, seed: Seed) -> np.ndarray:
 
 def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
     """Outputs after every layer of a model."""
-    found = {}
+    states = {}
     for n in range(len(model.layers)):
         # The first layers are a model of their own, whose outputs are the hidden states.
         beginning = Model(model.layers[: n + 1], model.n_ctx)
         batches = [beginning(x[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-        found[f"layer {n}"] = _flat_states(np.concatenate([np.asarray(one) for one in batches]))
-    return found
+        states[f"layer {n}"] = _flat_states(
+            np.concatenate([np.asarray(batch) for batch in batches])
+        )
+    return states
 
 
 def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
@@ -174,8 +176,8 @@ def _of_module(module: Any, x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[
     for at in range(0, len(x), BATCH):
         states, containers = _hooked_outputs(module, x[at : at + BATCH])
         batches.append(states)
-    found = {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}
-    return found, containers
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return joined, containers
 
 
 def _hooked_outputs(
@@ -206,7 +208,7 @@ def _hooked_outputs(
                 containers.setdefault(its_name, []).append(name)
                 return
         # A part may be called several times, as in shared layers.
-        calls = sum(one == name or one.startswith(f"{name} (") for one in seen)
+        calls = sum(call == name or call.startswith(f"{name} (") for call in seen)
         label = f"{name} ({calls + 1})" if calls else name
         known.append((array, label))
         seen[label] = states

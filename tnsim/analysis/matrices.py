@@ -103,7 +103,7 @@ def of_models(
     return labelled(values, labels, {"needs_data": needs_data, **about}, name)
 
 
-def over_layers(found: xr.DataArray, count: int, names: Sequence[Sequence[str]]) -> xr.DataArray:
+def over_layers(matrix: xr.DataArray, count: int, names: Sequence[Sequence[str]]) -> xr.DataArray:
     """The rectangle between the parts of two networks in a matrix over all their parts.
 
     Args:
@@ -123,10 +123,10 @@ def over_layers(found: xr.DataArray, count: int, names: Sequence[Sequence[str]])
         >>> over_layers(both, 1, [["first"], ["second", "third"]]).values.tolist()
         [[1.0, 2.0]]
     """
-    if found.dims != ("a", "b"):
-        raise ModelError(f"layers are compared by a measure over (a, b), found {found.dims}")
+    if matrix.dims != ("a", "b"):
+        raise ModelError(f"layers are compared by a measure over (a, b), found {matrix.dims}")
     # Rows are the first network's parts, columns the second's.
-    rectangle = found.isel(a=slice(None, count), b=slice(count, None))
+    rectangle = matrix.isel(a=slice(None, count), b=slice(count, None))
     return rectangle.assign_coords(a=list(names[0]), b=list(names[1]))
 
 

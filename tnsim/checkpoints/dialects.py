@@ -146,7 +146,9 @@ class Dialect:
             if "guesses" in fields:
                 if not isinstance(fields["guesses"], list):
                     raise ValueError("guesses must be a list of guesses")
-                fields["guesses"] = [_guess_from(n, one) for n, one in enumerate(fields["guesses"])]
+                fields["guesses"] = [
+                    _guess_from(n, guess) for n, guess in enumerate(fields["guesses"])
+                ]
             for name, value in fields.items():
                 # JSON has no tuples, and dialects are compared and hashed.
                 if isinstance(value, list):
@@ -168,7 +170,9 @@ class Dialect:
             ('matrices: (out, in)',)
         """
         return tuple(
-            printable(f"{one.about}: {one.guess}") for one in self.guesses if not one.confirmed
+            printable(f"{guess.about}: {guess.guess}")
+            for guess in self.guesses
+            if not guess.confirmed
         )
 
     def confirmed(self) -> Dialect:
@@ -239,7 +243,7 @@ def _with_values(rule: Rule, run: Sequence[Rule]) -> Rule:
     values: dict[str, Any] = {}
     for name in vars(rule).keys() & NUMBERS:
         # Layers of a run may have numbers of their own, which are then listed.
-        distinct = list(dict.fromkeys(getattr(one, name) for one in run))
+        distinct = list(dict.fromkeys(getattr(layer, name) for layer in run))
         values[name] = distinct[0]
         if len(distinct) > 1:
             values[name] = ", ".join(map(str, distinct))

@@ -85,9 +85,9 @@ def snapshot(source: str) -> Path:
     commits = [path.name for path in (folder / "snapshots").iterdir() if path.is_dir()]
     named = [commit for commit in commits if revision in refs.get(commit, ())]
     # A branch or tag before a commit that begins with the same letters.
-    found = named or [commit for commit in commits if commit.startswith(revision)]
-    if len(found) == 1:
-        return folder / "snapshots" / found[0]
+    matches = named or [commit for commit in commits if commit.startswith(revision)]
+    if len(matches) == 1:
+        return folder / "snapshots" / matches[0]
     known = ", ".join(list(snapshots(folder))[:8])
     raise CheckpointError(
         f"{repository} has no revision {revision!r} in the local cache (found {known}); "
@@ -116,14 +116,14 @@ def snapshots(folder: Path) -> dict[str, Path]:
         ['01234567']
     """
     refs = _ref_names(folder / "refs")
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for path in sorted((folder / "snapshots").iterdir()):
         names = refs.get(path.name, [path.name[:8]])
         # `main` is the name only where no other branch or tag points to the commit
-        found[min(names, key=lambda name: name == "main")] = path
-    if not found:
+        folders[min(names, key=lambda name: name == "main")] = path
+    if not folders:
         raise CheckpointError(f"{folder}: the cache holds no revision; download one first")
-    return found
+    return folders
 
 
 def _repository_folder(name: str) -> Path:
@@ -185,14 +185,14 @@ def located(source: str | os.PathLike[str]) -> Path:
     # single model.
     if (file := model_file(path)) is not None:
         return file
-    found = checkpoints(path)
-    if not found:
+    files = checkpoints(path)
+    if not files:
         raise CheckpointError(
             f"is a folder without a checkpoint ({', '.join(SUFFIXES)}); name a file"
         )
     raise CheckpointError(
-        f"is a folder of {len(found)} checkpoints where one file is meant; name one of them, "
-        f"such as {min(found)}, or compare all with `tnsim pairwise`"
+        f"is a folder of {len(files)} checkpoints where one file is meant; name one of them, "
+        f"such as {min(files)}, or compare all with `tnsim pairwise`"
     )
 
 
@@ -236,9 +236,9 @@ def checkpoints(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.is_dir()]
+    files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.is_dir()]
     inside = [path for path in folder.iterdir() if path.is_dir()]
-    return found + [path for path in inside if _holds_model(path)]
+    return files + [path for path in inside if _holds_model(path)]
 
 
 def _of_revision(snapshot: Path) -> Path:

@@ -286,8 +286,8 @@ def _part_contents(index: Path) -> Contents:
         with naming(f"its part {name}"):
             part = contents(index.with_name(name))
         # A part may hold more tensors than the index gives it.
-        tensors += [one for one in part.tensors if places.get(one.name) == name]
-    if missing := sorted(set(places) - {one.name for one in tensors}):
+        tensors += [tensor for tensor in part.tensors if places.get(tensor.name) == name]
+    if missing := sorted(set(places) - {tensor.name for tensor in tensors}):
         raise CheckpointError(f"its parts lack {', '.join(missing[:8])}")
     return Contents.flat(tensors)
 
@@ -384,8 +384,8 @@ def _torch(path: Path) -> Contents:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         # The name of the class tells users what they saved.
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        example = f", such as {found[1]}" if found else ""
+        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))
+        example = f", such as {forbidden[1]}" if forbidden else ""
         raise CheckpointError(
             "not plain weights: it holds Python objects, which are refused because unpickling "
             f"runs code{example}; {WEIGHTS_ALONE}"
@@ -432,7 +432,7 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             )
         if damaged := archive.testzip():
             raise CheckpointError(f"its record {damaged!r} is damaged: the checksum is another")
-        for member in (one for one in members if one.filename.endswith(".pkl")):
+        for member in (entry for entry in members if entry.filename.endswith(".pkl")):
             check_pickle(archive.read(member))
 
 

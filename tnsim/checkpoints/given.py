@@ -124,7 +124,7 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        return {label: given_model(one, n_ctx, inputs, output) for label, one in models.items()}
+        return {label: given_model(model, n_ctx, inputs, output) for label, model in models.items()}
     if isinstance(models, list):
         return [given_model(model, n_ctx, inputs, output) for model in models]
     return models

@@ -159,7 +159,7 @@ def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
 def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
     """Weights and biases by role, cut out of arrays that stack the roles on axis 0."""
     roles = str(rule.fused_order).split("-")
-    found: dict[str, Any] = {}
+    slices: dict[str, Any] = {}
     matrix = arrays.required_matrix(rule.fused, rule.transpose)
     # Biases are stacked in the order of the weights.
     for array, ending in ((matrix, ""), (arrays.get(rule.fused_bias), "_bias")):
@@ -171,8 +171,8 @@ def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
             )
         rows = array.shape[0] // len(roles)
         for n, role in enumerate(roles):
-            found[f"{role}{ending}"] = array[n * rows : (n + 1) * rows]
-    return found
+            slices[f"{role}{ending}"] = array[n * rows : (n + 1) * rows]
+    return slices
 
 
 def _identity_readout(left: np.ndarray) -> np.ndarray:

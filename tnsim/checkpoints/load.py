@@ -278,10 +278,10 @@ class Series(Sequence[Model]):
         # A reader of a module keeps inputs and output, so parts of the series need only the reader.
         dialect = _reader_asked_for(dialect, inputs, output)
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
-        found = list(_expand_source(source))
-        self.paths: tuple[Path, ...] = tuple(path for _, path in found)
+        entries = list(_expand_source(source))
+        self.paths: tuple[Path, ...] = tuple(path for _, path in entries)
         # Snapshots in a hub cache lie under hashes, so their revisions are the names.
-        self.names: tuple[str, ...] = tuple(names or [name for name, _ in found])
+        self.names: tuple[str, ...] = tuple(names or [name for name, _ in entries])
         self.labels: tuple[str, ...] = _series_labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
@@ -343,11 +343,11 @@ def modules_of(source: Any, module: Any) -> dict[str, Any]:
     """
     from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
-    series, reader, found = Series(source), StatesOf(module), {}
+    series, reader, modules = Series(source), StatesOf(module), {}
     for label, path in zip(series.labels, series.paths, strict=True):
         with naming(path):
-            found[label] = reader.loaded(contents(path).state).eval()
-    return found
+            modules[label] = reader.loaded(contents(path).state).eval()
+    return modules
 
 
 def is_several(path: str | os.PathLike[str]) -> bool:
@@ -386,8 +386,8 @@ def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
             f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
             "read by tnsim.from_module"
         )
-    for one in source:
-        yield from _expand_source(one)
+    for entry in source:
+        yield from _expand_source(entry)
 
 
 def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
@@ -708,10 +708,10 @@ def confirm(
     ]
     # Written with `not`, so that NaN is refused.
     if not max(errors) < CONFIRMS:
-        sizes, found = (", ".join(f"{one:.2g}" for one in row) for row in (SCALES, errors))
+        sizes, parts = (", ".join(f"{number:.2g}" for number in row) for row in (SCALES, errors))
         raise ModelError(
             "the forward pass is another function than the model, so a guess of its dialect is "
-            f"wrong: outputs on inputs of size {sizes} differ by {found} of the largest output. "
+            f"wrong: outputs on inputs of size {sizes} differ by {parts} of the largest output. "
             "Mend the rule that is wrong, or have tnsim.from_module(net) read the layers off the "
             "module; or compare outputs, metric tnsim.Empirical(inputs)"
         )

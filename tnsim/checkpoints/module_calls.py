@@ -59,14 +59,14 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
     Returns:
         The calls in order, and the output of the module, float64.
     """
-    found: list[Call] = []
+    recorded: list[Call] = []
     handles = []
 
     def watch(path: str, leaf: Any) -> None:
         def record(_: Any, arguments: tuple, named: dict[str, Any], result: Any) -> None:
             # The state is the first argument, whether it comes by place or by name.
             given = (*arguments, *named.values())[0]
-            found.append(Call(path, leaf, array(given), array(result)))
+            recorded.append(Call(path, leaf, array(given), array(result)))
 
         handles.append(leaf.register_forward_hook(record, with_kwargs=True))
 
@@ -80,7 +80,7 @@ def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call
         # Hooks leave the module as it was, also where it fails.
         for handle in handles:
             handle.remove()
-    return found, array(result)
+    return recorded, array(result)
 
 
 def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
@@ -121,7 +121,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
         raise ModelError(f"there is no submodule {path!r}; there are {shown}")
     rows = host_array(detached(inputs))
-    found: list[np.ndarray] = []
+    batches: list[np.ndarray] = []
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
         given = array((*arguments, *named.values())[0])
@@ -132,7 +132,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
                 "states: name the submodule that reads vectors"
             )
         # A position is a state like any other.
-        found.append(given.reshape(-1, given.shape[-1]))
+        batches.append(given.reshape(-1, given.shape[-1]))
 
     handle = known[path].register_forward_pre_hook(record, with_kwargs=True)
     try:
@@ -140,9 +140,9 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
             run_module(module, rows[start : start + BATCH])
     finally:
         handle.remove()
-    if not found:
+    if not batches:
         raise ModelError(f"{path} is not called when the module runs on these inputs")
-    return np.concatenate(found)
+    return np.concatenate(batches)
 
 
 def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -347,8 +347,8 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
             x = scale * np.eye(layers[0].layer.d_in)[array(inputs)]
             with _scaled_embeddings(module, scale):
                 expected = array(module(inputs))
-        for one in layers:
-            x = one(x)
+        for layer in layers:
+            x = layer(x)
         errors.append(_relative_error(x, expected))
     # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
@@ -380,9 +380,9 @@ def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
         handle.remove()
 
 
-def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
     # Outputs of other size are no function to compare.
-    if found.size != expected.size:
+    if outputs.size != expected.size:
         return float("inf")
-    difference = np.linalg.norm(found.ravel() - expected.ravel())
+    difference = np.linalg.norm(outputs.ravel() - expected.ravel())
     return float(difference / max(float(np.linalg.norm(expected)), 1e-300))

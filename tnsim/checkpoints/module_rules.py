@@ -406,14 +406,14 @@ def _next_unit(
         reads_stream = True
         after = _given_next(calls[unit.calls :], end)
         # A residual is tried first, as the plain layer is the case of skip 0.
-        found = _with_residual(reader, unit, stream, after)
-        if found is None and _is_activated(unit, after):
-            found = unit.part
-        if found is None or (_is_plain(unit.part.rule) and found is unit.part):
+        part = _with_residual(reader, unit, stream, after)
+        if part is None and _is_activated(unit, after):
+            part = unit.part
+        if part is None or (_is_plain(unit.part.rule) and part is unit.part):
             continue
         if norm is not None:
-            found = _behind_norm(norm, found)
-        return unit, found
+            part = _behind_norm(norm, part)
+        return unit, part
     if norm is not None and not reads_stream:
         # A norm that nothing reads has no place in a rule.
         raise UnsupportedLayer(

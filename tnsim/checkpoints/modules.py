@@ -117,8 +117,8 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    found = recognised(module, layers, n_ctx, inputs, output)
-    return assembled(found.layers, norm_inputs, n_ctx, _origin(found))
+    reading = recognised(module, layers, n_ctx, inputs, output)
+    return assembled(reading.layers, norm_inputs, n_ctx, _origin(reading))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +160,8 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module = self.loaded(state)
-        found = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
-        return assembled(found.layers, None, n_ctx, _origin(found))
+        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
+        return assembled(reading.layers, None, n_ctx, _origin(reading))
 
     def loaded(self, state: Mapping[str, Any]) -> Any:
         """A copy of the module with other weights.
@@ -225,8 +225,8 @@ def reader_of_states(
         ['0.weight']
     """
     # A dialect reads files without running the module again.
-    found = recognised(module, None, None, inputs, output)
-    return _origin(found).dialect or StatesOf(module, inputs, output)
+    reading = recognised(module, None, None, inputs, output)
+    return _origin(reading).dialect or StatesOf(module, inputs, output)
 
 
 class Recognised(NamedTuple):
@@ -290,8 +290,8 @@ def recognised(
     # Two copies: one gets random weights, the other keeps those of the module.
     own = copy.deepcopy(double)
     if output is not None:
-        for one in (double, own):
-            one.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
+        for copied in (double, own):
+            copied.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
     with torch.no_grad(), in_float64(torch):
         try:
             example = example_inputs(double, inputs, n_ctx)
@@ -300,14 +300,14 @@ def recognised(
                 _check_describable(module, tuple(declared))  # which says more, where it fails
             raise
         try:
-            found = _watched_layers(module, double, own, declared, example)
+            reading = _watched_layers(module, double, own, declared, example)
         except (UnsupportedLayer, ModelError) as refused:
             vectors = inputs is None and n_ctx is None and example.ndim == 2
-            found, reason = None, ""
+            reading, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
-                    found = _traced_module(module, own, example, exports)
+                    reading = _traced_module(module, own, example, exports)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
                     log.debug("%s: %s", type(module).__name__, why)
                     if isinstance(why, TooLarge) and inputs is not None:
@@ -316,15 +316,15 @@ def recognised(
                     known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
                     telling = " computes " in str(why) and (inputs is not None or not known)
                     reason = str(why) if telling else ""
-            if found is None and vectors:
-                found = _watched_on_sequences(module, double, own, declared, example)
-            if found is None and reason:
+            if reading is None and vectors:
+                reading = _watched_on_sequences(module, double, own, declared, example)
+            if reading is None and reason:
                 raise UnsupportedLayer(f"{reason}. {ON_INPUTS}") from refused
             # What watching said is closest to the code of the user.
-            if found is None:
+            if reading is None:
                 raise refused
-    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, found.error)
-    return found
+    log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
+    return reading
 
 
 def _watched_layers(
@@ -344,15 +344,17 @@ def _watched_layers(
     parts = _module_parts(double, declared, _of_two_sizes(example))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
     arrays = NamedArrays(tensors, None)
-    found = []
+    layers = []
     for part in parts:
-        for one in layers_of(part, module, arrays):
+        for read_layer in layers_of(part, module, arrays):
             # A function of the user makes layers of the parameters themselves, not of numbers.
-            found.append(one._replace(layer=numbers(one.layer)))
+            layers.append(read_layer._replace(layer=numbers(read_layer.layer)))
     # Activations take their width from their neighbours.
-    widths = with_widths(one.layer for one in found)
-    found = [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
-    return Recognised(module, parts, found, arrays, example, forward_error(own, found, example))
+    widths = with_widths(read_layer.layer for read_layer in layers)
+    layers = [
+        read_layer._replace(layer=layer) for read_layer, layer in zip(layers, widths, strict=True)
+    ]
+    return Recognised(module, parts, layers, arrays, example, forward_error(own, layers, example))
 
 
 def _traced_module(
@@ -427,7 +429,7 @@ def _settle_epsilons(module: Any, double: Any) -> None:
         if kind(child) in NORM_MODULES and child.eps is None
     ]
     # With parameters of several dtypes, the dtype of the input is anyone's guess.
-    dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     if norms and len(dtypes) > 1:
         shown = ", ".join(sorted(str(dtype) for dtype in dtypes))
         raise UnsupportedLayer(
@@ -449,10 +451,10 @@ def _default_epsilon(dtype: Any) -> float:
     torch = require_torch()
     x = torch.full((1,), 1e-4, dtype=dtype)
     y = torch.nn.functional.rms_norm(x, (1,), eps=None).double()
-    found = float((x.double() / y) ** 2 - x.double() ** 2)
+    measured = float((x.double() / y) ** 2 - x.double() ** 2)
     # Measured numbers are rounded, so the nearer machine epsilon is taken.
-    machine = [float(torch.finfo(one).eps) for one in (dtype, torch.float32)]
-    return min(machine, key=lambda epsilon: abs(found - epsilon))
+    machine = [float(torch.finfo(precision).eps) for precision in (dtype, torch.float32)]
+    return min(machine, key=lambda epsilon: abs(measured - epsilon))
 
 
 def _check_repeatable(module: Any) -> None:
@@ -475,12 +477,12 @@ def _check_repeatable(module: Any) -> None:
 
 def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    found = list(_unreadable_parts(module, declared))
+    unreadable = list(_unreadable_parts(module, declared))
     # The same request once, not for each of many convolutions.
-    asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in found)
+    asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in unreadable)
     wrong = [
         f"{path or 'the module'}: {why.removesuffix(_ASK_FOR_INPUTS) if asked else why}"
-        for path, why in found
+        for path, why in unreadable
     ]
     if not wrong:
         return
@@ -533,7 +535,7 @@ def tensors_of(module: Any) -> dict[str, Any]:
     Returns:
         The tensors themselves, not detached.
     """
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for path, child in module.named_modules():
         # The tensors inside a parametrisation are no weights; the value that they give is.
         if "parametrizations" in path.split("."):
@@ -542,8 +544,8 @@ def tensors_of(module: Any) -> dict[str, Any]:
         for name in names:
             tensor = getattr(child, name)
             if tensor is not None:
-                found[join(path, name)] = tensor
-    return found
+                tensors[join(path, name)] = tensor
+    return tensors
 
 
 def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
@@ -554,8 +556,8 @@ def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) 
         # Divided by the root of the width, states stay near 1 at any depth.
         width = parameter.shape[-1] if parameter.ndim > 1 else 1
         parameter.normal_(generator=rng).div_(width**0.5)
-    found, end = calls(module, example, tuple(declared))
-    if not found:
+    recorded, end = calls(module, example, tuple(declared))
+    if not recorded:
         raise UnsupportedLayer(
             f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
             "layers={Class: BilinearRule(...) or a function}"
@@ -564,7 +566,7 @@ def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) 
     # Parameters of one entry may be scales of residuals.
     numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
     reader = Reader(module, declared, state, numbers)
-    return parts_of(reader, found, array(example), end)
+    return parts_of(reader, recorded, array(example), end)
 
 
 def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
@@ -596,12 +598,17 @@ def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed
                 "tnsim has it around one"
             )
         layers = [Residual(layers[0], *part.around)]
-    return [Normed(one) for one in layers]
+    return [Normed(layer) for layer in layers]
 
 
-def _origin(found: Recognised) -> Origin:
+def _origin(reading: Recognised) -> Origin:
     """The origin of the model: rules as assumptions, the error, and a dialect for state dicts."""
-    name, parts, arrays, error = type(found.module).__name__, found.parts, found.arrays, found.error
+    name, parts, arrays, error = (
+        type(reading.module).__name__,
+        reading.parts,
+        reading.arrays,
+        reading.error,
+    )
     assumptions = [
         f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"
     ]

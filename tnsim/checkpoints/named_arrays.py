@@ -256,23 +256,23 @@ def number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
         >>> number("config:model.n_head", "number of heads", arrays)
         4
     """
-    found = optional_number(value, what, arrays)
-    if found is None:
+    entry = optional_number(value, what, arrays)
+    if entry is None:
         raise ModelError(f"the {what} must be a finite number, found None")
-    return found
+    return entry
 
 
 def optional_number(value: float | str | None, what: str, arrays: NamedArrays) -> Any:
     """The number as by `number`, or None where the dialect or the configuration gives None."""
-    found: Any = value
+    entry: Any = value
     if isinstance(value, str) and value.startswith("config:"):
-        found = _configured_entry(value.removeprefix("config:"), what, arrays.config)
+        entry = _configured_entry(value.removeprefix("config:"), what, arrays.config)
     elif isinstance(value, str):
-        found = arrays.single(value)
+        entry = arrays.single(value)
     # A tensor with a gradient was checked when it was read.
-    if found is not None and not requires_grad(found) and not is_finite(found):
-        raise ModelError(f"the {what} must be a finite number, found {found!r}")
-    return found
+    if entry is not None and not requires_grad(entry) and not is_finite(entry):
+        raise ModelError(f"the {what} must be a finite number, found {entry!r}")
+    return entry
 
 
 def constant(number: Any, what: str) -> Any:
@@ -308,13 +308,13 @@ def _configured_entry(name: str, what: str, config: Mapping[str, Any] | None) ->
             f"the {what} is {first} of config.json or config.yaml, and none is beside it"
         )
     paths = name.split("|")
-    found = [_config_entry(config, path) for path in paths]
+    entries = [_config_entry(config, path) for path in paths]
     # None is a value: a configuration may state that there is no rotation.
-    for entry, missing in found:
+    for entry, missing in entries:
         if not missing:
             return entry
     first, *others = paths
-    missing = found[0][1]
+    missing = entries[0][1]
     nor = "".join(f", nor {path}" for path in others)
     raise ModelError(f"the {what} is {first} of the configuration, which has no {missing!r}{nor}")
 

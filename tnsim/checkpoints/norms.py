@@ -209,6 +209,6 @@ def _is_below(numbers: np.ndarray, size: int) -> bool:
     return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < size
 
 
-def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
     size = float(np.linalg.norm(expected))
-    return float(np.linalg.norm(found - expected)) / max(size, float(np.finfo(np.float64).tiny))
+    return float(np.linalg.norm(outputs - expected)) / max(size, float(np.finfo(np.float64).tiny))

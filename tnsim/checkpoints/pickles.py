@@ -130,10 +130,10 @@ def _follow_pickle(data: bytes) -> None:
 
 def _taken_bytes(data: bytes, at: int, size: int) -> bytes:
     """The `size` bytes from a place, refused where the data are shorter."""
-    found = data[at : at + size]
-    if len(found) < size:
+    taken = data[at : at + size]
+    if len(taken) < size:
         raise ValueError("it ends within an instruction")
-    return found
+    return taken
 
 
 def _two_lines(data: bytes, at: int) -> tuple[str, str, int]:
@@ -159,7 +159,7 @@ def _check_call(function: Any, arguments: Any) -> None:
     if name == "_rebuild_from_type_v2" and len(arguments) > 2:
         _check_call(arguments[0], arguments[2])
     if name == "bytearray":
-        for size in (one for one in arguments if isinstance(one, int)):
+        for size in (argument for argument in arguments if isinstance(argument, int)):
             _refuse(f"bytearray of {size} bytes")
     if name == "encode" and arguments[1:] != ("latin1",):
         _refuse("text in another encoding than latin1")

@@ -84,14 +84,14 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
     """
     if all(name in state for name in names):
         return Place()
-    found = list(_places(state, names, (), set()))
-    if len(found) > 1:
-        shown = "; ".join(map(str, found[:4]))
+    places = list(_places(state, names, (), set()))
+    if len(places) > 1:
+        shown = "; ".join(map(str, places[:4]))
         raise KeysDiffer(
             f"the weights are there more than once: {shown}. Say which are meant by nested in the "
-            f"dialect, such as {list(found[0].way)}, and by names with what stands before them"
+            f"dialect, such as {list(places[0].way)}, and by names with what stands before them"
         )
-    return found[0] if found else Place()
+    return places[0] if places else Place()
 
 
 def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -384,8 +384,8 @@ def _layer(rule: Rule, arrays: NamedArrays, n: int) -> tuple[Normed, Rule]:
     """Layer n, and its rule with the numbers that were found."""
 
     def build() -> tuple[Normed, Rule]:
-        found = valued(rule, arrays)
-        return layer_rules.normed(found, arrays), told(found, arrays)
+        values = valued(rule, arrays)
+        return layer_rules.normed(values, arrays), told(values, arrays)
 
     return rename_errors(f"layer {n}", build)
 

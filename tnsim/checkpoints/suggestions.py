@@ -126,10 +126,10 @@ def _is_lookup(rule: dict[str, Any]) -> bool:
 def _gate_of_three(shapes: Shapes) -> str | None:
     """The gate among w1, w2 and w3 where w2 leads back: LLaMA's names of its SwiGLU matrices."""
     for key, (rows, columns) in shapes.items():
-        found = re.fullmatch(r"(.*\b)(w_?)1((\.weight)?)", key)
-        if found is None:
+        matched = re.fullmatch(r"(.*\b)(w_?)1((\.weight)?)", key)
+        if matched is None:
             continue
-        second, third = (f"{found[1]}{found[2]}{n}{found[3]}" for n in (2, 3))
+        second, third = (f"{matched[1]}{matched[2]}{n}{matched[3]}" for n in (2, 3))
         # w1 and w3 lead up and w2 leads back, which shapes can tell unless they are square.
         leads_back = shapes.get(second) == (columns, rows) and rows != columns
         if leads_back and shapes.get(third) == (rows, columns):
@@ -153,15 +153,15 @@ def guesses_of(layers: Iterable[dict[str, Any]], shapes: Shapes) -> Iterator[dic
         (['layers', 'matrices', 'residual of layer rule 0'], [{'kind': 'linear', 'weight': 'w'}])
     """
     layers = list(layers)
-    found = [("layers", _ORDER)]
+    guesses = [("layers", _ORDER)]
     # Shapes of neighbours tell the direction, unless there is no neighbour or a matrix is square.
     if len(layers) == 1 or any(rows == columns for rows, columns in shapes.values()):
-        found.append(("matrices", _STORED))
+        guesses.append(("matrices", _STORED))
     for n, rule in enumerate(layers):
         # A list, as fields are removed on the way.
         for name in [name for name in rule if name.startswith(OPEN)]:
-            found.append((f"{name.removeprefix(OPEN)} of layer rule {n}", rule.pop(name)))
-    for about, guess in found:
+            guesses.append((f"{name.removeprefix(OPEN)} of layer rule {n}", rule.pop(name)))
+    for about, guess in guesses:
         yield {"about": about, "guess": guess, "confirmed": False}
 
 
@@ -207,12 +207,12 @@ def _block_name(rule: dict[str, Any]) -> str | None:
 
 def _numbered_rule(rule: dict[str, Any], i: int) -> dict[str, Any]:
     """The rule of a single layer of a run."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in rule.items():
         # Comments and guesses are said at the first block alone.
         if name != "repeat" and not (i and name[0] in "#?"):
-            found[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
-    return found
+            fields[name] = value.replace("{i}", str(i)) if isinstance(value, str) else value
+    return fields
 
 
 @dataclass(frozen=True)
@@ -317,10 +317,12 @@ def _name_templates(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     keys: dict[str, str] = {}
     for name in arrays:
         keys[name] = name
-        if found := _NUMBER.search(name):
-            keys[name] = f"{name[: found.start()]}{{i}}{name[found.end() :]}"
-            numbers.setdefault(keys[name], []).append(int(found[0]))
-    whole = {key for key, found in numbers.items() if sorted(found) == list(range(len(found)))}
+        if matched := _NUMBER.search(name):
+            keys[name] = f"{name[: matched.start()]}{{i}}{name[matched.end() :]}"
+            numbers.setdefault(keys[name], []).append(int(matched[0]))
+    whole = {
+        key for key, matched in numbers.items() if sorted(matched) == list(range(len(matched)))
+    }
     return {name: key if key in whole else name for name, key in keys.items()}
 
 
@@ -359,7 +361,9 @@ def _guessed_rules(weights: list[Weight]) -> Iterator[dict[str, Any]]:
     """A rule for each layer, at the place of its first matrix."""
     done: set[str] = set()
     for weight in weights:
-        beside = [one for one in weights if one.scope == weight.scope and one.key not in done]
+        beside = [
+            other for other in weights if other.scope == weight.scope and other.key not in done
+        ]
         if weight.key in done:
             continue
         rule = _attention_guess(beside) or _bilinear_rule(beside, weight) or _linear_rule(weight)
@@ -425,8 +429,8 @@ def _attention_guess(beside: list[Weight]) -> dict[str, Any] | None:
     roles: dict[str, Weight] = {}
     fused = next((weight for weight in beside if _QKV.fullmatch(weight.word)), None)
     for weight in beside:
-        if found := _ATTENTION.fullmatch(weight.word):
-            word = found[2].lower()
+        if matched := _ATTENTION.fullmatch(weight.word):
+            word = matched[2].lower()
             roles["o" if word == "out" else word] = weight
         elif fused and _OUTPUT.fullmatch(weight.word):
             roles["o"] = weight
@@ -438,9 +442,9 @@ def _attention_guess(beside: list[Weight]) -> dict[str, Any] | None:
     if not ({"v", "o"} <= set(roles) and ({"q1", "k1", "q2", "k2"} <= set(roles) or "q" in roles)):
         return None
     # A query or key without a number serves both scores.
-    found = {role: roles.get(role) or roles.get(role[0]) for role in PROJECTIONS}
-    named = {role: weight for role, weight in found.items() if weight is not None}
-    return _attention_rule(named) if len(named) == len(found) else None
+    matched = {role: roles.get(role) or roles.get(role[0]) for role in PROJECTIONS}
+    named = {role: weight for role, weight in matched.items() if weight is not None}
+    return _attention_rule(named) if len(named) == len(matched) else None
 
 
 def _attention_rule(roles: Mapping[str, Weight]) -> dict[str, Any]:

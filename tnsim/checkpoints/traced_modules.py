@@ -136,7 +136,7 @@ class _Map:
     @cached_property
     def widest(self) -> int:
         """Entries of the largest array on the way."""
-        before = (one.widest for one in self.before)
+        before = (earlier.widest for earlier in self.before)
         return max(self.entries, self.size, self.inside, *before)
 
     def at(self, coordinates: torch.Tensor) -> Any:
@@ -149,7 +149,7 @@ class _Map:
             if self.operation is None:
                 known[self] = coordinates.reshape(self.shape)
             else:
-                given = [one._computed(coordinates, known) for one in self.before]
+                given = [earlier._computed(coordinates, known) for earlier in self.before]
                 known[self] = self.operation(*given)
         return known[self]
 
@@ -342,17 +342,19 @@ class _Trace:
         if name == "getitem":
             whole, place = node.args
             return self.values[whole][place]
-        varying = [one for one in node.all_input_nodes if isinstance(self.values[one], _Value)]
+        varying = [
+            operand for operand in node.all_input_nodes if isinstance(self.values[operand], _Value)
+        ]
         if name.startswith("_assert"):
             return None
         if not varying:
             return self._applied_operation(node, self.values)
         if name == "pow" and _is_power(node):
             return self._power_value(node)
-        places = [n for n, one in enumerate(node.args) if _reads_any(one, varying)]
+        places = [n for n, argument in enumerate(node.args) if _reads_any(argument, varying)]
         # A function of a single value, with settings that do not depend on the input.
-        if places == [0] and (found := self._activation_in(node, name)) is not None:
-            return self._activated_value(node, *found)
+        if places == [0] and (function := self._activation_in(node, name)) is not None:
+            return self._activated_value(node, *function)
         chooses = name == "where" and places[0] == 0
         if chooses and places == [0, 1] and not self._has_entries(node.args[2]):
             return self._multiplied_values(node, places)  # where(u > t, u, 0)
@@ -366,7 +368,7 @@ class _Trace:
 
     def _applied_operation(self, node: torch.fx.Node, values: dict[Any, Any]) -> Any:
         """The operation itself, on arrays."""
-        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda one: values[one])
+        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda operand: values[operand])
         assert callable(node.target)
         return node.target(*arguments[0], **arguments[1])
 
@@ -384,7 +386,7 @@ class _Trace:
         origin = applied(zeros)
         # Operations such as `split` give several arrays.
         several = not isinstance(constant, torch.Tensor)
-        found = [_Value(part, {}) for part in (constant if several else [constant])]
+        values = [_Value(part, {}) for part in (constant if several else [constant])]
         # An operation that is affine in its arguments maps directions as it maps their difference
         # from zero.
         for source in sorted({source for value in given.values() for source in value.slopes}):
@@ -397,11 +399,11 @@ class _Trace:
                 return [one - other for one, other in zip(result, origin, strict=True)]
 
             before = tuple(given[one].slopes[source] for one in reading)
-            whole = _Map(before[0].size, found[0].shape, self.example, moved, before)
-            for n, part in enumerate(found):
+            whole = _Map(before[0].size, values[0].shape, self.example, moved, before)
+            for n, part in enumerate(values):
                 slope = whole.then(itemgetter(n), part.shape) if several else whole
                 part.slopes[source] = slope
-        return found if several else found[0]
+        return values if several else values[0]
 
     def _multiplied_values(self, node: torch.fx.Node, places: list[int]) -> _Value:
         """A product of several arguments that depend on the input."""
@@ -474,11 +476,11 @@ class _Trace:
 
     def _unit_factors(self, nodes: list[Any]) -> list[_Value]:
         """Values that hidden units can be made of, after a new layer where they are no such."""
-        values = [self.values[one] for one in nodes]
+        values = [self.values[operand] for operand in nodes]
         # Only products of affine functions, or with single units, are hidden units again.
         if not (all(map(self.stack.multiplies, values)) and self.stack.gates(values)):
             self._settle_values(self._live_values())
-        return [self.values[one] for one in nodes]
+        return [self.values[operand] for operand in nodes]
 
     def _hidden_product(self, one: _Value, two: _Value) -> _Value:
         """The product of two values that broadcast to a common shape."""
@@ -549,13 +551,13 @@ class _Stack:
         height, thresholds = self._step_heights(first, second)
         # A step at zero of its own argument is ReLU.
         if not bool((thresholds > 0).any()):
-            found = self._new_block([(weight, bias)], one.shape, activation("relu"))
+            activated = self._new_block([(weight, bias)], one.shape, activation("relu"))
         else:
             factors = [(weight / thresholds[:, None], bias / thresholds + 1)]
             height = height * thresholds
-            found = self._new_block(factors, one.shape, jump_relu(1.0))
+            activated = self._new_block(factors, one.shape, jump_relu(1.0))
         # Heights are put into the slope, behind the activation.
-        return _mapped_value(found, lambda x: x * (size * height).reshape(one.shape))
+        return _mapped_value(activated, lambda x: x * (size * height).reshape(one.shape))
 
     def activated(self, value: _Value, function: Activation) -> _Value:
         """An activation of every entry of a value that is affine in the state."""
@@ -568,22 +570,22 @@ class _Stack:
         size, factors = self._unit_of(value)
         if len(factors) > 1:
             return None
-        found = self._new_block(factors, value.shape, activation("relu2"))
+        activated = self._new_block(factors, value.shape, activation("relu2"))
         # The square of k relu(u) is k^2 times the square of relu(u), whatever the sign of k.
-        return _mapped_value(found, lambda x: x * (size**2).reshape(value.shape))
+        return _mapped_value(activated, lambda x: x * (size**2).reshape(value.shape))
 
     def gates(self, values: Sequence[_Value]) -> bool:
         """Whether the product of values is hidden units, should activations be among them.
 
         An activation multiplies an affine function of the state, or a step what it is a step of.
         """
-        found = [value for value in values if self._activation_in(value) is not None]
-        if not found:
+        activated = [value for value in values if self._activation_in(value) is not None]
+        if not activated:
             return True
-        if len(values) != 2 or any(len(self._unit_of(value)[1]) > 1 for value in found):
+        if len(values) != 2 or any(len(self._unit_of(value)[1]) > 1 for value in activated):
             return False
-        if not any(self._operation_name(value) == "step" for value in found):
-            return len(found) == 1
+        if not any(self._operation_name(value) == "step" for value in activated):
+            return len(activated) == 1
         first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
         # A step times ReLU is ReLU again, at the step's threshold.
         if self._operation_name(second) not in ("", "relu"):
@@ -609,8 +611,8 @@ class _Stack:
 
     def _activation_in(self, value: _Value) -> Activation | None:
         """The activation of the hidden units that a value is made of."""
-        found = [self.functions[block] for block in value.slopes if block in self.functions]
-        return found[0] if found else None
+        functions = [self.functions[block] for block in value.slopes if block in self.functions]
+        return functions[0] if functions else None
 
     def _operation_name(self, value: _Value) -> str:
         function = self._activation_in(value)
@@ -765,8 +767,8 @@ class _Stack:
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
         function = functions[0]
-        if function is None or any(one != function for one in functions):
-            names = sorted({"a product" if one is None else one.name for one in functions})
+        if function is None or any(other != function for other in functions):
+            names = sorted({"a product" if known is None else known.name for known in functions})
             raise UnsupportedLayer(
                 f"one layer computes {' and '.join(names)}, and has room for one activation"
             )
@@ -835,12 +837,12 @@ def _with_plain_activations(module: torch.nn.Module) -> torch.nn.Module:
         if not path or arrays or any(True for _ in child.children()):
             continue
         try:
-            found = activation_between(probe.numpy(), array(child(probe)))
+            function = activation_between(probe.numpy(), array(child(probe)))
         except Exception as reason:  # whatever a part raises that takes no vectors
             log.debug("%s: %s", path, reason)
             continue
-        if found in plain:
-            copied.set_submodule(path, plain[found])
+        if function in plain:
+            copied.set_submodule(path, plain[function])
     return copied
 
 
@@ -956,7 +958,7 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         return activation("gelu_tanh" if named.get("approximate") == "tanh" else "gelu")
     if name == "leaky_relu":
         return leaky_relu(float(settings[0]) if settings else 0.01)
-    if name == "elu" and all(one == 1 for one in settings[1:]):
+    if name == "elu" and all(setting == 1 for setting in settings[1:]):
         return elu(float(settings[0]) if settings else 1.0)
     if name == "relu6":
         return activation("relu6")
@@ -964,7 +966,7 @@ def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) ->
         ends = (-1.0, 1.0) if name == "hardtanh" else (None, None)
         ends = (*settings, *ends[len(settings) :])
         low, high = named.get("min", ends[0]), named.get("max", ends[1])
-        if all(one is None or isinstance(one, (int, float)) for one in (low, high)):
+        if all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
             return _clamp_activation(low, high)
     return None
 
@@ -975,7 +977,7 @@ def _clamp_activation(low: float | None, high: float | None) -> Activation:
     # Known clamps have a name, and closed forms come with it.
     if (low, high) in known:
         return activation(known[low, high])
-    kinks = tuple(float(one) for one in (low, high) if one is not None)
+    kinks = tuple(float(bound) for bound in (low, high) if bound is not None)
     # Beyond an end the function is constant.
     left = () if low is None else ((float(low),),)
     right = () if high is None else ((float(high),),)
@@ -1011,8 +1013,8 @@ def _mapped_value(value: _Value, function: Callable[[Any], Any]) -> _Value:
 def _reads_any(argument: Any, nodes: list[torch.fx.Node]) -> bool:
     """Whether an argument of an operation is among some nodes, or is a list with such a node."""
     if isinstance(argument, (list, tuple)):
-        return any(_reads_any(one, nodes) for one in argument)
-    return any(argument is one for one in nodes)
+        return any(_reads_any(part, nodes) for part in argument)
+    return any(argument is node for node in nodes)
 
 
 def _operation_name(node: torch.fx.Node) -> str:
@@ -1133,7 +1135,7 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
         # Groups of hardly more than one unit save nothing.
         if 2 * len(alike) > len(shared):
             continue
-        found: list[tuple[Any, Any, Any]] = []
+        terms: list[tuple[Any, Any, Any]] = []
         for group, row in enumerate(alike):
             members = group_of == group
             # The rank of a group is the number of units that it needs.
@@ -1142,9 +1144,9 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
             )
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
-            found.append((*(one, two)[::turn], (left * sizes)[:, kept]))
-        if sum(len(one) for one, _, _ in found) < len(best[0]):
-            one, two, out = zip(*found, strict=True)
+            terms.append((*(one, two)[::turn], (left * sizes)[:, kept]))
+        if sum(len(one) for one, _, _ in terms) < len(best[0]):
+            one, two, out = zip(*terms, strict=True)
             best = (torch.cat(one), torch.cat(two), torch.cat(out, 1))
     one, two, down = best
     factors = [(rows[:, :-1], rows[:, -1]) for rows in (one, two)]

@@ -300,14 +300,14 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
     """
     end = f"{layout.at(0, layout.o)}.weight"
     # A checkpoint of a headless model lacks the outer prefix, so prefixes are read off a name.
-    found = [name.removesuffix(end) for name in state if str(name).endswith(end)]
-    found = [root for root in found if root[-1:] in ("", ".")]
-    if len(found) != 1:
+    roots = [name.removesuffix(end) for name in state if str(name).endswith(end)]
+    roots = [root for root in roots if root[-1:] in ("", ".")]
+    if len(roots) != 1:
         raise CheckpointError(
             f"the layout {layout.name} has one tensor whose name ends in {end!r}, found "
-            f"{len(found)}{listing(state)}"
+            f"{len(roots)}{listing(state)}"
         )
-    (root,) = found
+    (root,) = roots
     # The map to logits stands beside the inner model, without its prefix.
     if root.endswith(layout.root):
         return root, root.removesuffix(layout.root)

@@ -187,7 +187,7 @@ def _key_turns(core: Attention, view: View) -> list[np.ndarray] | None:
     if core.rope_base is None:
         return None
     angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
-    return [Rotary(angles).turn(core.d_head, one) for one in view.distances]
+    return [Rotary(angles).turn(core.d_head, distance) for distance in view.distances]
 
 
 def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:

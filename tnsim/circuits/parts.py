@@ -91,10 +91,10 @@ class Parts(Mapping[str, Model]):
         if label in self._by_label:
             return self._by_label[label]
         # A pattern that means a single part names it as well.
-        found = self.matching(label) if isinstance(label, str) else []
-        if len(found) != 1:
+        matches = self.matching(label) if isinstance(label, str) else []
+        if len(matches) != 1:
             raise unknown_part(label, self)
-        return self._by_label[found[0]]
+        return self._by_label[matches[0]]
 
     def matching(self, pattern: str) -> list[str]:
         """The names of the parts that a pattern means.
@@ -161,7 +161,10 @@ def _parts_table(names: Sequence[PartName]) -> str:
     counts: dict[str, list[str]] = {}
     for name in names:
         counts.setdefault(name.kind, []).append(str(name))
-    rows = [(kind, f"{len(found)}, from {found[0]}") for kind, found in counts.items()]
+    rows = [
+        (kind, f"{len(names_of_kind)}, from {names_of_kind[0]}")
+        for kind, names_of_kind in counts.items()
+    ]
     return html_table(f"{len(names)} parts", rows, ("kind", "parts"))
 
 
@@ -380,8 +383,8 @@ def checked_kinds(kinds: Sequence[str] | str) -> tuple[str, ...]:
     given = [kinds] if isinstance(kinds, str) else list(kinds)
     unknown = [kind for kind in given if kind not in KINDS]
     if unknown or not given:
-        found = printable(repr(unknown[0] if unknown else kinds), 80)
-        raise ModelError(f"kinds of parts are {', '.join(KINDS)}, found {found}")
+        refused = printable(repr(unknown[0] if unknown else kinds), 80)
+        raise ModelError(f"kinds of parts are {', '.join(KINDS)}, found {refused}")
     return tuple(kind for kind in KINDS if kind in given)
 
 

@@ -134,7 +134,10 @@ class StandardParts:
         turns = None
         if kind == "qk" and transformer.rotary is not None:
             turns = np.stack(
-                [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
+                [
+                    transformer.rotary.turn(transformer.d_head, distance)
+                    for distance in view.distances
+                ]
             )
         return Circuits(names, np.concatenate(left), np.concatenate(right), turns)
 
@@ -158,7 +161,9 @@ class StandardParts:
         )
         keys, said = [key], "scores before mask and softmax"
         if transformer.rotary is not None:
-            turns = [transformer.rotary.turn(transformer.d_head, one) for one in view.distances]
+            turns = [
+                transformer.rotary.turn(transformer.d_head, distance) for distance in view.distances
+            ]
             # The query stands still, and each distance turns the key.
             keys = [_turned_key(key, turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
@@ -307,12 +312,15 @@ def checked_view(distances: Sequence[int], norm: str) -> View:
     """
     if norm not in ("fold", "leave"):
         raise ModelError(f"norm must be 'fold' or 'leave', found {norm!r}")
-    found = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
+    several = tuple(distances) if isinstance(distances, (Sequence, np.ndarray)) else (distances,)
     # True counts as an integer in Python.
-    whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in found]
-    if not (found and all(whole) and min(found) >= 0 and len(set(found)) == len(found)):
+    whole = [
+        isinstance(distance, (int, np.integer)) and not isinstance(distance, bool)
+        for distance in several
+    ]
+    if not (several and all(whole) and min(several) >= 0 and len(set(several)) == len(several)):
         raise ModelError(
             "distances lists by how many positions keys stand before queries, different whole "
             f"numbers from 0, such as (1, 2, 4), found {distances!r}"
         )
-    return View(tuple(map(int, found)), norm)
+    return View(tuple(map(int, several)), norm)

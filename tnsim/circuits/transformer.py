@@ -167,9 +167,9 @@ class Transformer:
         Raises:
             CheckpointError, UnsupportedLayer: Where the checkpoint has another layout.
         """
-        found = cls(layout_of(config), state, config)
-        check_names(found.layout, found.layers, state)
-        return found
+        transformer = cls(layout_of(config), state, config)
+        check_names(transformer.layout, transformer.layers, state)
+        return transformer
 
     # Sizes
 
@@ -177,11 +177,11 @@ class Transformer:
         """A positive integer of the configuration."""
         if default is not None and not any(self.config.get(key) for key in keys.split("|")):
             return default
-        found = number(f"config:{keys}", what, NamedArrays({}, self.config))
+        entry = number(f"config:{keys}", what, NamedArrays({}, self.config))
         # JSON may write whole numbers as floats.
-        if found != int(found) or found < 1:
-            raise ModelError(f"the {what} must be a positive integer, config.json has {found!r}")
-        return int(found)
+        if entry != int(entry) or entry < 1:
+            raise ModelError(f"the {what} must be a positive integer, config.json has {entry!r}")
+        return int(entry)
 
     @cached_property
     def layers(self) -> int:
@@ -234,10 +234,10 @@ class Transformer:
     def eps(self) -> float:
         """The constant that norms add to the mean square."""
         named = (self.config.get(key) for key in self.layout.eps)
-        found = next((eps for eps in named if eps is not None), self.layout.default_eps)
-        if not (is_finite(found) and found >= 0):
-            raise ModelError(f"norms add a number to the mean square, config.json has {found!r}")
-        return float(found)
+        epsilon = next((eps for eps in named if eps is not None), self.layout.default_eps)
+        if not (is_finite(epsilon) and epsilon >= 0):
+            raise ModelError(f"norms add a number to the mean square, config.json has {epsilon!r}")
+        return float(epsilon)
 
     @cached_property
     def rotary(self) -> Rotary | None:
@@ -362,13 +362,11 @@ class Transformer:
             shared = 1
         heads = self.heads // shared
         if layout.qkv is None:
-            found = self._map_of(i, getattr(layout, role), heads * d_head, self.width)
+            maps = self._map_of(i, getattr(layout, role), heads * d_head, self.width)
         else:
-            found = self._of_fused(
-                self._map_of(i, layout.qkv, 3 * heads * d_head, self.width), role
-            )
-        weight = found.weight.reshape(heads, d_head, self.width)
-        bias = None if found.bias is None else found.bias.reshape(heads, d_head)
+            maps = self._of_fused(self._map_of(i, layout.qkv, 3 * heads * d_head, self.width), role)
+        weight = maps.weight.reshape(heads, d_head, self.width)
+        bias = None if maps.bias is None else maps.bias.reshape(heads, d_head)
         if shared > 1:
             weight = np.repeat(weight, shared, axis=0)
             bias = None if bias is None else np.repeat(bias, shared, axis=0)
@@ -470,15 +468,15 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     """
     newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     # Newer configurations win, and older files know the older name alone.
-    found = {**older, **newer}
-    if any(isinstance(value, Mapping) for value in found.values()):
+    settings = {**older, **newer}
+    if any(isinstance(value, Mapping) for value in settings.values()):
         raise UnsupportedLayer(
             "rope_parameters of config.json differ from layer to layer, which no known layout does"
         )
 
     def value(default: float, *keys: str) -> float:
         for key in keys:
-            for place in (found, config):
+            for place in (settings, config):
                 if place.get(key) is not None:
                     return float(place[key])
         return default
@@ -493,12 +491,12 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
             f"config.json says {rotated} of {d_head}, base {base:g}"
         )
     frequencies = base ** (-2.0 * np.arange(rotated // 2) / max(rotated, 1))
-    kind = found.get("rope_type", found.get("type", "default"))
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "linear":
         # Stretched positions are slower frequencies.
         frequencies = frequencies / value(1.0, "factor")
     elif kind == "llama3":
-        frequencies = _stretched_frequencies(frequencies, found)
+        frequencies = _stretched_frequencies(frequencies, settings)
     elif kind not in (None, "default"):
         raise UnsupportedLayer(
             f"RoPE of type {printable(repr(kind), 40)} changes frequencies with the length of the "
@@ -507,9 +505,9 @@ def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
     return Rotary(frequencies)
 
 
-def _stretched_frequencies(frequencies: np.ndarray, found: Mapping[str, Any]) -> np.ndarray:
+def _stretched_frequencies(frequencies: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
     """Frequencies with long waves slowed by a factor, and waves between left between."""
-    arrays = NamedArrays({}, {"rope": found})
+    arrays = NamedArrays({}, {"rope": settings})
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, length = (number(f"config:rope.{name}", name, arrays) for name in names)
     turns = length * frequencies / (2 * math.pi)  # turns over the original length

@@ -173,7 +173,7 @@ def _similarity_of_blocks(
     labels = one.matching(pattern)
     if not labels:
         raise ModelError(f"{a}: no MLP block is called {printable(pattern, 80)}; {one}")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for n, label in enumerate(labels):
         first, second = one[label], two[label]
         by_output: list[float] | None = None
@@ -181,7 +181,7 @@ def _similarity_of_blocks(
             value = tnsim.similarity(first, second, metric, dtype=dtype.value)
             if slices:
                 by_output = tnsim.slices(first, second, metric, dtype=dtype.value).tolist()
-        found[label] = _as_data(value, dtype, by_output, None)
+        results[label] = _as_data(value, dtype, by_output, None)
         if not as_json:
             if n == 0:
                 entering = "the normalised stream, gain and bias of the norm folded"
@@ -189,7 +189,7 @@ def _similarity_of_blocks(
             say(label)
             _say_similarity(value, by_output, None)
     if as_json:
-        print_json({"a": str(a), "b": str(b), "layers": found})
+        print_json({"a": str(a), "b": str(b), "layers": results})
 
 
 def _as_data(

@@ -214,7 +214,7 @@ def _facts() -> dict[str, Any]:
     versions |= {name: metadata.version(name) for name in PACKAGES}
     return {
         "versions": versions,
-        "devices": [f"{one.platform}: {one.device_kind}" for one in jax.local_devices()],
+        "devices": [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()],
         "tier": tnsim.session().tier,
         "blas": _blas(),
         "missing": {extra: _missing(extra) for extra in EXTRAS},
@@ -229,7 +229,7 @@ def _blas() -> list[str]:
 
     from tnsim.engine.runtime.compiling import host
 
-    found = []
+    libraries = []
     for library in threadpool_info():
         if library["user_api"] != "blas":
             continue
@@ -240,8 +240,8 @@ def _blas() -> list[str]:
                 "; the processor has 512-bit instructions, which OPENBLAS_CORETYPE=SkylakeX in the "
                 "environment would use"
             )
-        found.append(line)
-    return found
+        libraries.append(line)
+    return libraries
 
 
 def _missing(extra: str) -> list[str]:
@@ -250,8 +250,8 @@ def _missing(extra: str) -> list[str]:
         requirements = metadata.requires("tnsim") or []
     except metadata.PackageNotFoundError:  # run from a folder, without being installed
         return []
-    found = [_REQUIREMENT.match(requirement) for requirement in requirements]
-    names = [one[1] for one in found if one and one[2] == extra]
+    parsed = [_REQUIREMENT.match(requirement) for requirement in requirements]
+    names = [requirement[1] for requirement in parsed if requirement and requirement[2] == extra]
     return [name for name in names if not _is_installed(name)]
 
 
@@ -309,7 +309,7 @@ def reproduce(
     from tnsim.reproduce.experiment import NAMES, experiment
 
     if listed:
-        _list([experiment(one) for one in NAMES], as_json)
+        _list([experiment(name) for name in NAMES], as_json)
         return
     if name is None:
         raise typer.BadParameter(f"name an experiment: {', '.join(NAMES)} or all")
@@ -319,29 +319,32 @@ def reproduce(
         )
     names = list(NAMES) if name == "all" else [name]
     check_outputs({out / REPRODUCTION_PAGE: page.PAGE})
-    found: list[dict[str, Any]] = []
-    for one in map(experiment, names):
-        found += _run(one, full, out, seed, data, checkpoints, as_json)
+    records: list[dict[str, Any]] = []
+    for chosen in map(experiment, names):
+        records += _run(chosen, full, out, seed, data, checkpoints, as_json)
     written = page.write(out, out / REPRODUCTION_PAGE)
     if as_json:
-        print_json({"experiments": found})
+        print_json({"experiments": records})
         return
-    if len(found) > 1:
-        say(page.score(found))
+    if len(records) > 1:
+        say(page.score(records))
     say(f"wrote {written}, a page of all that is in {out}")
 
 
 def _list(experiments: list[Any], as_json: bool) -> None:
     if as_json:
-        rows = [{"name": one.name, "title": one.title, "where": one.where} for one in experiments]
+        rows = [
+            {"name": described.name, "title": described.title, "where": described.where}
+            for described in experiments
+        ]
         print_json({"experiments": rows})
         return
-    for one in experiments:
-        say(f"{one.name:<12}{one.title} ({one.where})")
-        if one.data:
-            say(f"{'':<12}--data: {one.data}")
-        if one.checkpoints:
-            say(f"{'':<12}--checkpoints: {one.checkpoints}")
+    for described in experiments:
+        say(f"{described.name:<12}{described.title} ({described.where})")
+        if described.data:
+            say(f"{'':<12}--data: {described.data}")
+        if described.checkpoints:
+            say(f"{'':<12}--checkpoints: {described.checkpoints}")
 
 
 def _run(

@@ -155,13 +155,13 @@ def paths(
         return
     with compiling_shown():
         if len(series) == 1:
-            one = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype.value)
+            single = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype.value)
         else:
             run = tnsim.paths(series, partner, chosen, **options, dtype=dtype.value)
     if len(series) == 1:
-        _say_paths(one, as_json)
+        _say_paths(single, as_json)
         if plot is not None:
-            save_picture(figures.shares(one.bra, one.share, one.standard_error), plot)
+            save_picture(figures.shares(single.bra, single.share, single.standard_error), plot)
         return
     _say_run(run, as_json)
     if plot is not None:
@@ -174,52 +174,54 @@ def _model(file: Path, reading: Any) -> Any:
     return read(file, *reading).model
 
 
-def _say_paths(found: Paths, as_json: bool) -> None:
+def _say_paths(result: Paths, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "metric": found.metric,
-                "exact": found.exact,
-                "caveats": list(found.caveats),
-                "total": float(found.values.sum()),
-                "shares": dict(zip(found.bra, found.share.tolist(), strict=True)),
+                "metric": result.metric,
+                "exact": result.exact,
+                "caveats": list(result.caveats),
+                "total": float(result.values.sum()),
+                "shares": dict(zip(result.bra, result.share.tolist(), strict=True)),
             }
         )
         return
-    say(f"metric      {found.metric} ({_guarantee(found)})")
-    _say_shares(found.bra, found.share.tolist())
+    say(f"metric      {result.metric} ({_guarantee(result)})")
+    _say_shares(result.bra, result.share.tolist())
 
 
 def _say_edges(run: EdgeSeries, as_json: bool) -> None:
     """The edges of each checkpoint; as text those that matter most."""
     if as_json:
-        found = {
+        table = {
             str(label): {
                 edge: {"share": float(share), "cut": float(cut)}
-                for edge, share, cut in zip(run.edges, one.share, one.cut, strict=True)
+                for edge, share, cut in zip(run.edges, edges.share, edges.cut, strict=True)
             }
-            for label, one in zip(run.labels, run.each, strict=True)
+            for label, edges in zip(run.labels, run.each, strict=True)
         }
-        print_json({**_about(run.each), "edges": found})
+        print_json({**_about(run.each), "edges": table})
         return
-    for label, one in zip(run.labels, run.each, strict=True):
-        say(f"{label}, {one.metric} ({guarantee(one.exact, one.caveats)})")
+    for label, edges in zip(run.labels, run.each, strict=True):
+        say(f"{label}, {edges.metric} ({guarantee(edges.exact, edges.caveats)})")
         say(f"{'share':>9}{'cut':>10}   edge")
-        for n in sorted(range(len(one.cut)), key=lambda n: -one.cut[n])[:_SHOWN]:
-            say(f"{one.share[n]:>+9.4f}{one.cut[n]:>10.4f}   {one.edges[n]}")
+        for n in sorted(range(len(edges.cut)), key=lambda n: -edges.cut[n])[:_SHOWN]:
+            say(f"{edges.share[n]:>+9.4f}{edges.cut[n]:>10.4f}   {edges.edges[n]}")
 
 
-def _guarantee(found: Paths | Change) -> str:
+def _guarantee(result: Paths | Change) -> str:
     """The relation of shares to the true shares, in words."""
-    if found.standard_error is None:
-        return guarantee(found.exact, found.caveats)
-    return f"estimate from samples, standard errors of shares up to {max(found.standard_error):.2g}"
+    if result.standard_error is None:
+        return guarantee(result.exact, result.caveats)
+    return (
+        f"estimate from samples, standard errors of shares up to {max(result.standard_error):.2g}"
+    )
 
 
 def _about(each: Sequence[Paths] | Sequence[Edges]) -> dict[str, Any]:
     """Metric, guarantee and caveats of a run, which is exact where all of its checkpoints are."""
-    said = dict.fromkeys(caveat for one in each for caveat in one.caveats)
-    exact = all(one.exact for one in each)
+    said = dict.fromkeys(caveat for result in each for caveat in result.caveats)
+    exact = all(result.exact for result in each)
     return {"metric": each[0].metric, "exact": exact, "caveats": list(said)}
 
 
@@ -241,7 +243,7 @@ def _say_run(run: PathSeries, as_json: bool) -> None:
         }
         print_json({**_about(run.each), "shares": shares})
         return
-    told = next((one for one in run.each if not one.exact), run.each[0])
+    told = next((result for result in run.each if not result.exact), run.each[0])
     say(f"metric      {told.metric} ({_guarantee(told)})")
     order = sorted(range(len(run.paths)), key=lambda n: -abs(table[:, n]).max())[:6]
     for n in order:
@@ -286,7 +288,7 @@ def change(
     reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
     one, two = _model(a, reading), _model(b, reading)
     with compiling_shown():
-        found = tnsim.change(
+        result = tnsim.change(
             one,
             two,
             _metric(metric, fit, samples),
@@ -296,37 +298,37 @@ def change(
             align="embedding" if align else None,
             dtype=dtype.value,
         )
-        swapped = {"removed": found.removed, "alone": found.alone} if swaps else {}
+        swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
     if as_json:
-        print_json(_as_data(found) | {name: each.tolist() for name, each in swapped.items()})
+        print_json(_as_data(result) | {name: each.tolist() for name, each in swapped.items()})
     else:
-        _say_change(found, swapped)
+        _say_change(result, swapped)
     if plot is not None:
-        title = f"share of the change of {found.total:.3g}"
-        save_picture(figures.layers_and_heads(found.components, found.share, title=title), plot)
+        title = f"share of the change of {result.total:.3g}"
+        save_picture(figures.layers_and_heads(result.components, result.share, title=title), plot)
 
 
-def _as_data(found: Change) -> dict[str, Any]:
+def _as_data(result: Change) -> dict[str, Any]:
     """The shares of a change, for JSON."""
     return {
-        "metric": found.metric,
-        "exact": found.exact,
-        "caveats": list(found.caveats),
-        "of": found.of,
-        "total": found.total,
-        "surroundings": found.surroundings,
-        "components": list(found.components),
-        "share": found.share.tolist(),
+        "metric": result.metric,
+        "exact": result.exact,
+        "caveats": list(result.caveats),
+        "of": result.of,
+        "total": result.total,
+        "surroundings": result.surroundings,
+        "components": list(result.components),
+        "share": result.share.tolist(),
     }
 
 
-def _say_change(found: Change, swapped: dict[str, Any]) -> None:
-    what = "|b - a|^2" if found.of == "distance" else "1 - similarity"
-    say(f"{what:<15} {found.total:.6g}")
-    if found.surroundings:
-        say(f"{'surroundings':<15} {found.surroundings:.6g} (linear layers, of B on both sides)")
-    say(f"{'metric':<15} {found.metric} ({_guarantee(found)})")
+def _say_change(result: Change, swapped: dict[str, Any]) -> None:
+    what = "|b - a|^2" if result.of == "distance" else "1 - similarity"
+    say(f"{what:<15} {result.total:.6g}")
+    if result.surroundings:
+        say(f"{'surroundings':<15} {result.surroundings:.6g} (linear layers, of B on both sides)")
+    say(f"{'metric':<15} {result.metric} ({_guarantee(result)})")
     say(f"{'share':>10}" + "".join(f"{name:>11}" for name in swapped) + "   component")
-    for n in sorted(range(len(found.share)), key=lambda n: -abs(found.share[n])):
+    for n in sorted(range(len(result.share)), key=lambda n: -abs(result.share[n])):
         others = "".join(f"{each[n]:>11.4g}" for each in swapped.values())
-        say(f"{found.share[n]:>+10.4f}{others}   {found.components[n]}")
+        say(f"{result.share[n]:>+10.4f}{others}   {result.components[n]}")

@@ -198,7 +198,7 @@ def parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
     import tnsim
 
     try:
-        numbers = [int(one) for one in distances.split(",")]
+        numbers = [int(number) for number in distances.split(",")]
     except ValueError:
         raise typer.BadParameter(
             f"--distances lists whole numbers, such as 1,2,4, found {distances!r}"
@@ -224,12 +224,14 @@ def _say_costs(
             plan = tnsim.plan_pairwise(models[labels[0]], metric, other=other, **options)
             planned[kind] = {"parts": len(labels), "each": plan}
     if as_json:
-        each = {kind: dataclasses.asdict(one["each"]) for kind, one in planned.items()}
+        each = {
+            kind: dataclasses.asdict(plan_of_kind["each"]) for kind, plan_of_kind in planned.items()
+        }
         print_json({kind: {**planned[kind], "each": each[kind]} for kind in planned})
         return
-    for kind, one in planned.items():
-        say(f"{kind}: {one['parts']} parts, each")
-        say(str(one["each"]))
+    for kind, plan_of_kind in planned.items():
+        say(f"{kind}: {plan_of_kind['parts']} parts, each")
+        say(str(plan_of_kind["each"]))
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:

@@ -110,9 +110,9 @@ def watch(
     with stoppable(f"finished pairs are kept in {store}, watch again to go on"):
         say(f"watching {', '.join(files)} every {every:g} s; Ctrl-C ends")
         while True:
-            found = look.written()
-            if found and found != computed:
-                paths = [path for path, _ in found]
+            written = look.written()
+            if written and written != computed:
+                paths = [path for path, _ in written]
                 models: Any = tnsim.Series(
                     paths, reading.dialect, n_ctx, leave_out=reading.leave_out, norm_inputs=samples
                 )
@@ -129,10 +129,10 @@ def watch(
                 else:
                     mismatches = 0
                     write_results(result, out, False, plots, report)
-                    new = len(found) - len(computed)
-                    say(f"models {len(found)}, {new} new; lowest {lowest(result)}")
-                    computed = found
-                    if until is not None and len(found) >= until:
+                    new = len(written) - len(computed)
+                    say(f"models {len(written)}, {new} new; lowest {lowest(result)}")
+                    computed = written
+                    if until is not None and len(written) >= until:
                         return
             time.sleep(every)
 

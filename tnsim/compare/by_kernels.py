@@ -254,9 +254,9 @@ class _Comparison:
     def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
-            found = product_of(a, b, self.request.slices, self.request.dtype)
-            found = found if self.traced else on_host(found)
-            self._known[key] = self._known[id(b), id(a)] = found
+            product = product_of(a, b, self.request.slices, self.request.dtype)
+            product = product if self.traced else on_host(product)
+            self._known[key] = self._known[id(b), id(a)] = product
         return self._known[key]
 
 

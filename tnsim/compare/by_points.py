@@ -155,7 +155,7 @@ def points_of(
     if read is None:
         read = [what_is_read(model, metric) for model in models]
     # A model that reads too many directions has no quadrature.
-    rows = [one for one in read if one is not None]
+    rows = [sample for sample in read if sample is not None]
     if len(rows) < len(read):
         return None
     points = gaussian_points(metric, reading_of(models), np.concatenate(rows))

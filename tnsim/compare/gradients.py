@@ -212,14 +212,14 @@ def _arrays_for_plans(
 
 def _varying_arrays(arrays: list[jax.Array]) -> tuple[int, ...]:
     """Numbers of the arrays that depend on what JAX differentiates with respect to."""
-    found: list[int] = []
+    varying: list[int] = []
 
     @jax.custom_vjp
     def asked(arrays: list[jax.Array]) -> jax.Array:
         return jnp.zeros(())
 
     def forward(arrays: list[Any]) -> tuple[jax.Array, None]:
-        found.extend(n for n, array in enumerate(arrays) if array.perturbed)
+        varying.extend(n for n, array in enumerate(arrays) if array.perturbed)
         return jnp.zeros(()), None
 
     def backward(_: None, slope: Any) -> Any:
@@ -227,7 +227,7 @@ def _varying_arrays(arrays: list[jax.Array]) -> tuple[int, ...]:
 
     asked.defvjp(forward, backward, symbolic_zeros=True)
     asked(arrays)
-    return tuple(found)
+    return tuple(varying)
 
 
 @compiled(static_argnums=0)
@@ -297,8 +297,8 @@ def number_and_pullback(
         TooLarge: The plans, their pullbacks and what these keep exceed the budget.
     """
     if fixed.sample is not None:
-        found, (own, _) = _number_after_plans(comparison, moving, fixed, _given_after_plans([], []))
-        return jax.block_until_ready(found), lambda: own
+        value, (own, _) = _number_after_plans(comparison, moving, fixed, _given_after_plans([], []))
+        return jax.block_until_ready(value), lambda: own
     notes = _notes(comparison, moving, fixed)
     arrays, pullback, runs = _arrays_for_plans(comparison, moving, fixed, notes)
     pullbacks = []
@@ -308,16 +308,16 @@ def number_and_pullback(
     metric = runs.runs[0].plan.metric if runs.runs else ""
     check_pullbacks(pullbacks, comparison.budget, metric, ADVICE)
     results, kept = [], []
-    for one, (_, places) in zip(pullbacks, runs.runs, strict=True):
-        result, read = run_kept(one, _arrays_by_name(arrays, places))
+    for pulled, (_, places) in zip(pullbacks, runs.runs, strict=True):
+        result, read = run_kept(pulled, _arrays_by_name(arrays, places))
         results.append(result)
         kept.append(read)
-    found, (own, slopes) = _number_after_plans(
+    value, (own, slopes) = _number_after_plans(
         comparison, moving, fixed, _given_after_plans(results, notes)
     )
     # The caller may write to the tensors as soon as this returns, so JAX must be done.
-    jax.block_until_ready((found, pullback))
-    return found, partial(_pulled_through_plans, runs, kept, pullback, slopes, own)
+    jax.block_until_ready((value, pullback))
+    return value, partial(_pulled_through_plans, runs, kept, pullback, slopes, own)
 
 
 def _arrays_by_name(arrays: dict[int, Any], places: dict[str, int]) -> dict[str, Any]:
@@ -345,9 +345,9 @@ def _pulled_through_plans(
     """
     total: dict[int, Any] = {}
     for (_, places), read, slope in zip(runs.runs, kept, slopes, strict=True):
-        for name, found in gradients(read, slope).items():
+        for name, derivative in gradients(read, slope).items():
             n = places[name]
-            total[n] = total[n] + found if n in total else found
+            total[n] = total[n] + derivative if n in total else derivative
     for plan, places in runs.runs:  # no output depends on what is left
         for name, n in places.items():
             if n in runs.varying and n not in total:

@@ -325,18 +325,18 @@ def inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProdu
         ModelError: The models cannot be compared.
         TooLarge: The computation would exceed the budget.
     """
-    found = _inner_products(a, b, request)
-    if found.traced or found.dtype != "float32":
-        return found
-    arithmetic = Arithmetic(highest_degree((a, b)), found.dtype)
-    if np.all(precision.certified(found.values, arithmetic)):
-        return found
+    products = _inner_products(a, b, request)
+    if products.traced or products.dtype != "float32":
+        return products
+    arithmetic = Arithmetic(highest_degree((a, b)), products.dtype)
+    if np.all(precision.certified(products.values, arithmetic)):
+        return products
     most = min(request.budget.multiplications, _CERTIFICATE)
     budget = dataclasses.replace(request.budget, multiplications=most)
     try:
         return _inner_products(a, b, request._replace(dtype="float64", budget=budget))
     except TooLarge:
-        return found  # with the bound of float32, of which the answer warns
+        return products  # with the bound of float32, of which the answer warns
 
 
 def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProducts:
@@ -367,14 +367,14 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
             dtype=request.dtype,
         )
         return _traced_products(one, two, request.squared_norms, inner)
-    found = sums([one], [two], points, request.slices, request.dtype, request.budget)
+    sampled = sums([one], [two], points, request.slices, request.dtype, request.budget)
     # Sums of forward passes are matrices of all rows with all columns; here each side is one row.
     values = {
-        "AB": taken(total(found.products), (0, 0)),
-        "AA": taken(total(found.rows), 0),
-        "BB": taken(total(found.columns), 0),
+        "AB": taken(total(sampled.products), (0, 0)),
+        "AA": taken(total(sampled.rows), 0),
+        "BB": taken(total(sampled.columns), 0),
     }
-    return InnerProducts(values, 0.0, False, request.dtype, plan, found)
+    return InnerProducts(values, 0.0, False, request.dtype, plan, sampled)
 
 
 def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:

@@ -245,8 +245,8 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         arithmetic = arithmetic._replace(dtype=str(values["AB"].mantissa.dtype))
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     if products.traced:
-        found = precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
-        return found.astype(arithmetic.dtype)
+        values_known = precision.known(cosines, (values["AA"], values["BB"]), arithmetic)
+        return values_known.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
     precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)

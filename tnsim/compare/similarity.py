@@ -303,5 +303,5 @@ def plan(
         check_affordable(passes, metric, budget)
         return dataclasses.replace(passes, exact=passes.exact and not guesses(bra, ket))
     metric = common_units([bra, ket], metric).metric
-    found = plan_for(choose(bra, ket, metric), wanted, slices, dtype)
-    return dataclasses.replace(found, exact=False) if guesses(bra, ket) else found
+    contraction = plan_for(choose(bra, ket, metric), wanted, slices, dtype)
+    return dataclasses.replace(contraction, exact=False) if guesses(bra, ket) else contraction

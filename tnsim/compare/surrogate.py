@@ -126,8 +126,8 @@ def polynomial(
     layers: list[Layer] = []
     for layer, known in zip(model.layers, moments, strict=True):
         _append_layer(layers, layer, known, degree)
-    found = Model(layers, model.n_ctx)
-    error = _relative_error(model, found, inputs)
+    surrogate = Model(layers, model.n_ctx)
+    error = _relative_error(model, surrogate, inputs)
     words = f"{inputs.count:,} {inputs.words}"
     if not error <= LARGEST_ERROR:
         raise ModelError(
@@ -218,12 +218,12 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
                 known = sums.setdefault(n, [np.zeros_like(p) for p in powers])
                 sums[n] = [a + b for a, b in zip(known, powers, strict=True)]
             x = np.asarray(layer(x))
-    found = dict(exact)
+    moments = dict(exact)
     for n, (first, second) in sums.items():
         # Var = E (u - shift)^2 - (E u - shift)^2.
         variance = np.maximum(second - first**2, 0.0)
-        found[n] = _Moments(shifts[n] + first, np.sqrt(variance))
-    return [found.get(n) for n in range(len(model.layers))]
+        moments[n] = _Moments(shifts[n] + first, np.sqrt(variance))
+    return [moments.get(n) for n in range(len(model.layers))]
 
 
 def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
@@ -338,8 +338,8 @@ def _hermite_layer(
     """
     with jax.enable_x64(True):
         mean, deviation = map(jnp.asarray, moments)
-        found = coefficients(function, mean, deviation, degree)
-    c = np.array(found, np.float64)
+        series = coefficients(function, mean, deviation, degree)
+    c = np.array(series, np.float64)
     mean, deviation = moments
     # A unit that does not vary is the constant c_0, and its z is set to zero.
     live = deviation > 0
@@ -395,8 +395,8 @@ def _relative_error(model: Model, surrogate: Model, inputs: _Inputs) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         for x, weights in inputs:
             expected = np.asarray(model(x)).reshape(len(x), -1)
-            found = np.asarray(surrogate(x)).reshape(len(x), -1)
-            apart += float(weights @ ((found - expected) ** 2).sum(axis=1))
+            outputs = np.asarray(surrogate(x)).reshape(len(x), -1)
+            apart += float(weights @ ((outputs - expected) ** 2).sum(axis=1))
             size += float(weights @ (expected**2).sum(axis=1))
     if size == 0:
         raise ModelError(

@@ -114,7 +114,7 @@ def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, ad
     Raises:
         TooLarge: The derivatives take more memory or more multiplications than the budget has.
     """
-    plans = [plan for one in pullbacks for plan in (one.forward, one.backward)]
+    plans = [plan for pullback in pullbacks for plan in (pullback.forward, pullback.backward)]
     # A plan counts all its runs, and here each run has a pullback of its own.
     work = sum(plan.multiplications / plan.runs for plan in plans)
     if work > budget.multiplications:
@@ -122,10 +122,10 @@ def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, ad
             f"{name} with its gradients needs {work:.3g} multiplications here, more than the "
             f"budget of {budget.multiplications:.3g}; {advice}"
         )
-    kept = sum(one.backward.input_bytes for one in pullbacks)
+    kept = sum(pullback.backward.input_bytes for pullback in pullbacks)
     each = [_needed_bytes(plan) for plan in plans]
-    arrays = kept + max((one.arrays for one in each), default=0)
-    allowed = budget.room(max((one.programs for one in each), default=0), arrays)
+    arrays = kept + max((memory.arrays for memory in each), default=0)
+    allowed = budget.room(max((memory.programs for memory in each), default=0), arrays)
     if arrays > allowed:
         raise TooLarge(
             f"{name} with its gradients needs {arrays / 2**30:.3g} GiB here, of which the way back "

@@ -122,23 +122,23 @@ def _fused_buffers(buffers: list[Buffer], outputs: list[int]) -> set[int]:
     for number, buffer in enumerate(buffers):
         for read in buffer.reads:
             readers.setdefault(read, set()).add(number)
-    found = set()
+    fused = set()
     for number, by in readers.items():
         alone = len(by) == 1 and number not in outputs
         if alone and buffers[number].entrywise and buffers[min(by)].reads_entries:
-            found.add(number)
-    return found
+            fused.add(number)
+    return fused
 
 
 def _stored_reads(reads: tuple[int, ...], buffers: list[Buffer], fused: set[int]) -> set[int]:
     """Numbers of the stored buffers that some buffers, fused or not, are computed from."""
-    found: set[int] = set()
+    stored: set[int] = set()
     for number in reads:
         if number in fused:
-            found |= _stored_reads(buffers[number].reads, buffers, fused)
+            stored |= _stored_reads(buffers[number].reads, buffers, fused)
         else:
-            found.add(number)
-    return found
+            stored.add(number)
+    return stored
 
 
 def _lowered_program(program: Program) -> tuple[list[Buffer], list[int]]:
@@ -324,10 +324,10 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
         waiting = sum(size for name, size in alive.items() if name not in names)
         return sum(own[n] for n in chosen) + waiting
 
-    found = _fitting_rounds(plan.stages, {*plan.shapes, *plan.outputs}, read, given, elements)
+    fitting = _fitting_rounds(plan.stages, {*plan.shapes, *plan.outputs}, read, given, elements)
     return tuple(
         ParallelGroup(stages, sum(own[n] for n in stages), alive, last_read)
-        for stages, alive, last_read in found
+        for stages, alive, last_read in fitting
     )
 
 
@@ -377,8 +377,8 @@ def interpreted(program: Program, item: int) -> Steps:
 def interpreted_elements(whole: WholePlan, item: int) -> int:
     """The largest number of elements alive at once where a plan is interpreted."""
     steps = [interpreted(program, item) for program in whole.programs]
-    found = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages])
-    return max((each.elements for each in found), default=0)
+    groups = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages])
+    return max((each.elements for each in groups), default=0)
 
 
 _Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]

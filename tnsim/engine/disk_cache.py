@@ -61,9 +61,9 @@ def kept(
     except Exception:  # any broken file counts as absent
         log.debug("searched and kept in %s", file)
         result = search()
-    found = sealed({"key": text, "searched_with": searcher, "found": encode(result)}).encode()
-    if len(found) <= MAX_BYTES:  # a larger file would not be read again
-        put(file, found)
+    document = sealed({"key": text, "searched_with": searcher, "found": encode(result)}).encode()
+    if len(document) <= MAX_BYTES:  # a larger file would not be read again
+        put(file, document)
     return result, searcher
 
 

@@ -253,9 +253,9 @@ def change(
     total = _measure(start, b, of, setting)
     if total <= 0:
         raise ModelError("the models are the same function: there is no change to split")
-    found = _of_distance(pair) if of == "distance" else _of_similarity(pair, total)
+    slopes = _of_distance(pair) if of == "distance" else _of_similarity(pair, total)
     # The first axis are groups of draws, which are kept for the standard errors only.
-    together = found.sum(axis=0)
+    together = slopes.sum(axis=0)
     share = together / together.sum()
     arithmetic = Arithmetic(max(start.degree, b.degree), setting.dtype)
     # The parts sum to the total; by how much they miss it shows the digits that cancellation has
@@ -264,7 +264,7 @@ def change(
     warn_of_caveats(said, stacklevel=2)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
-    error = _jackknife(found)
+    error = _jackknife(slopes)
     return Change(labels, share, total, surroundings, of, metric.name, exact, error, said, pair)
 
 
@@ -319,10 +319,10 @@ def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups compo
     # As many nodes as the numerator would need, at least.
     count = max(4, math.ceil(pair.family.degree / 2))
     while True:
-        found = _cosine_slopes(pair, count)
-        missed = abs(found.sum(axis=0).sum() - total)
+        slopes = _cosine_slopes(pair, count)
+        missed = abs(slopes.sum(axis=0).sum() - total)
         if missed <= _CLOSE * total:
-            return found
+            return slopes
         if 2 * count > 512:
             raise ResultError(
                 f"the similarity changes too steeply between the models: {count} nodes miss "
@@ -351,12 +351,12 @@ def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups compone
     return total
 
 
-def _jackknife(found: Float[np.ndarray, "groups components"]) -> np.ndarray | None:
+def _jackknife(estimates: Float[np.ndarray, "groups components"]) -> np.ndarray | None:
     """Standard errors of shares from their values without each group of draws."""
-    groups = len(found)
+    groups = len(estimates)
     if groups < 2:
         return None
-    left_out = found.sum(axis=0) - found
+    left_out = estimates.sum(axis=0) - estimates
     shares = left_out / left_out.sum(axis=1, keepdims=True)
     spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
     return np.sqrt((groups - 1) / groups * spread)

@@ -87,12 +87,12 @@ class EdgeSeries:
     @property
     def share(self) -> Float[np.ndarray, "checkpoints edges"]:
         """Signed shares of the squared norm of each checkpoint."""
-        return np.stack([one.share for one in self.each])
+        return np.stack([edges.share for edges in self.each])
 
     @property
     def cut(self) -> Float[np.ndarray, "checkpoints edges"]:
         """Squared distances to the model without the edge, in units of the squared norm."""
-        return np.stack([one.cut for one in self.each])
+        return np.stack([edges.cut for edges in self.each])
 
     def _repr_html_(self) -> str:
         cut = self.cut
@@ -116,10 +116,10 @@ def edges_of_run(labels: tuple[Any, ...], each: Sequence[Edges]) -> EdgeSeries:
         [[1.0], [1.0]]
     """
     first = each[0].edges
-    for label, one in zip(labels, each, strict=True):
-        if one.edges != first:
+    for label, edges in zip(labels, each, strict=True):
+        if edges.edges != first:
             raise ModelError(
-                f"checkpoint {label} has other edges than {labels[0]}, {len(one.edges)} and "
+                f"checkpoint {label} has other edges than {labels[0]}, {len(edges.edges)} and "
                 f"{len(first)}; give checkpoints of equal layers"
             )
     return EdgeSeries(labels, tuple(each), first)

@@ -153,7 +153,7 @@ def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting
         # Switched models may be equal, and the caller has spoken of caveats.
         warnings.simplefilter("ignore", DuplicateWarning)
         warnings.simplefilter("ignore", CaveatWarning)
-        found = pairwise(
+        products = pairwise(
             list(rows),
             setting.metric,
             other=None if columns is None else list(columns),
@@ -161,6 +161,9 @@ def _along_plans(rows: Sequence[Model], columns: Sequence[Model] | None, setting
             budget=setting.budget,
         )
     # `pairwise` gives natural logarithms.
-    sign, log = np.asarray(found["sign"], np.float64), np.asarray(found["log_inner"], np.float64)
+    sign, log = (
+        np.asarray(products["sign"], np.float64),
+        np.asarray(products["log_inner"], np.float64),
+    )
     values, exponent = _in_one_scale(ScaledSum(sign, log / LOG_2, abs(sign)))
     return Gram(values, exponent)

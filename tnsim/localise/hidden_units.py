@@ -77,8 +77,8 @@ def products_of_units(
         # The bias of the nonlinear layer is a component of its own where it has one, so it is told
         # apart from all other constants.
         biases = [
-            _bias(model, own, one.exponent)
-            for model, own, one in zip((a, b), parts, (bra, ket), strict=True)
+            _bias(model, own, chain.exponent)
+            for model, own, chain in zip((a, b), parts, (bra, ket), strict=True)
         ]
         total: Any = 0.0
         for count, one, two, _ in last_segments(bra, ket):

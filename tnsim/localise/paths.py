@@ -135,8 +135,8 @@ class PathSeries:
         """Signed shares of the paths; 0 where a checkpoint lacks a path."""
         table = np.zeros((len(self.each), len(self.paths)))
         place = {name: n for n, name in enumerate(self.paths)}
-        for row, one in zip(table, self.each, strict=True):
-            row[[place[name] for name in one.bra]] = one.share
+        for row, paths_of_model in zip(table, self.each, strict=True):
+            row[[place[name] for name in paths_of_model.bra]] = paths_of_model.share
         return table
 
     def through(self, *names: str) -> Float[np.ndarray, " checkpoints"]:
@@ -182,14 +182,14 @@ def components_in(path: str) -> tuple[str, ...]:
 def _through(labels: Sequence[str], names: Sequence[str]) -> list[int]:
     """Numbers of the paths through all of some components or layers."""
     sets = [components_in(label) for label in labels]
-    known = dict.fromkeys(name for one in sets for name in one)
+    known = dict.fromkeys(name for names_of_set in sets for name in names_of_set)
     for name in names:
-        if not any(_is_of(one, name) for one in known):
+        if not any(_is_of(component, name) for component in known):
             raise ModelError(f"no path goes through {name!r}; components are {', '.join(known)}")
     return [
         n
         for n, own in enumerate(sets)
-        if all(any(_is_of(one, name) for one in own) for name in names)
+        if all(any(_is_of(component, name) for component in own) for name in names)
     ]
 
 
@@ -347,18 +347,20 @@ def paths(
         of_run = [
             edges_between(_models(model, None, metric, n_ctx)[0], by, setting) for model in models
         ]
-        warn_of_caveats(tuple(dict.fromkeys(x for one in of_run for x in one.caveats)), 2)
+        warn_of_caveats(tuple(dict.fromkeys(x for result in of_run for x in result.caveats)), 2)
         return edges_of_run(labels, of_run)
     if not isinstance(a, Series | Mapping | list | tuple):
-        found = _compared(a, b, setting, question)
-        warn_of_caveats(found.caveats, stacklevel=2)
-        return found
+        compared = _compared(a, b, setting, question)
+        warn_of_caveats(compared.caveats, stacklevel=2)
+        return compared
     labels, models = _checkpoints(a)
     each = tuple(
         _compared(*_models(model, b, metric, n_ctx), setting, question) for model in models
     )
-    warn_of_caveats(tuple(dict.fromkeys(x for one in each for x in one.caveats)), stacklevel=2)
-    return PathSeries(labels, each, _in_order([one.bra for one in each]))
+    warn_of_caveats(
+        tuple(dict.fromkeys(x for result in each for x in result.caveats)), stacklevel=2
+    )
+    return PathSeries(labels, each, _in_order([result.bra for result in each]))
 
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
@@ -470,7 +472,7 @@ def _by_units(
     question: _Question,
 ) -> tuple[np.ndarray, float, tuple[str, ...], tuple[str, ...]]:
     """Inner products of the paths through single units, their exponent of two, and the labels."""
-    found = products_of_units(models[0], models[-1], (parts[0], parts[-1]), setting)
+    products = products_of_units(models[0], models[-1], (parts[0], parts[-1]), setting)
     sides = []
     for own in parts:
         told = own
@@ -487,13 +489,13 @@ def _by_units(
         matrix[[0, *rows], range(1 + len(own))] = 1.0
         sides.append((matrix, tuple(labels)))
     (first, bra), (second, ket) = sides[0], sides[-1]
-    values = first @ found.values @ second.T
+    values = first @ products.values @ second.T
     total = abs(values.sum())
     if total:
         arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
-        error = float(arithmetic.rounding * abs(found.values).sum() / total)
+        error = float(arithmetic.rounding * abs(products.values).sum() / total)
         precision.report(error, "a share of a path", arithmetic, stacklevel=4)
-    return values, found.exponent, bra, ket
+    return values, products.exponent, bra, ket
 
 
 def _report(
@@ -679,10 +681,10 @@ def supports(model: Model, parts: Sequence[Component], within: set[int]) -> set[
 
 def _unions(sets: Iterable[int], within: set[int]) -> set[int]:
     """All unions of some sets, the empty one included, through which a function of a sum goes."""
-    found = {0}
-    for one in sets:
-        found |= {one | other for other in found} & within
-    return found
+    unions = {0}
+    for component_set in sets:
+        unions |= {component_set | other for other in unions} & within
+    return unions
 
 
 def _is_there(bias: Any) -> bool:

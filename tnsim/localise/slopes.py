@@ -155,11 +155,13 @@ def slope(
         args = _placed((family.weights, at, numbers, models), setting.dtype)
         if where is None:
             # Without points there is a single group.
-            found = _program(_planned, 0, 6)(family.build, *args, setting.metric, setting.dtype)
-            found = jax.tree.map(lambda x: x[None], found)
+            values_and_slopes = _program(_planned, 0, 6)(
+                family.build, *args, setting.metric, setting.dtype
+            )
+            values_and_slopes = jax.tree.map(lambda x: x[None], values_and_slopes)
         else:
-            found = _by_groups(_slopes_of_blocks, args, family, models, where, setting)
-        value, by_switch = (np.asarray(x, np.float64) for x in found)
+            values_and_slopes = _by_groups(_slopes_of_blocks, args, family, models, where, setting)
+        value, by_switch = (np.asarray(x, np.float64) for x in values_and_slopes)
     _check_finite(setting, value, by_switch)
     return Slope(value, by_switch)
 
@@ -191,7 +193,9 @@ def integral(
     where = _vectors(family, models, setting, points)
     if where is None:
         slopes = (slope(family, t, target, setting, None).by_switch for t in at.points)
-        return np.sum([w * one for w, one in zip(at.weights, slopes, strict=True)], axis=0)
+        return np.sum(
+            [w * slope_of_node for w, slope_of_node in zip(at.weights, slopes, strict=True)], axis=0
+        )
     with execution.precision():
         args = (family.weights, (*at, np.ones(family.players)), numbers, models)
         args = _placed(args, setting.dtype)
@@ -224,12 +228,12 @@ def _vectors(
         return points
     every = [family.at(0.5), *models]
     known = [kinds(model) for model in every]
-    found = [
+    candidates = [
         space for space in features.spaces(known, setting.metric, every[0].n_ctx) if fits(space)
     ]
-    if not found:
+    if not candidates:
         return None
-    space = found[0]
+    space = candidates[0]
     work = sum(map(space.multiplications, known))
     # A way back keeps what the way there has made.
     needed = 4.0 * max(space.in_flight(layers, 1) for layers in known) * ITEM_BYTES[setting.dtype]
@@ -266,11 +270,11 @@ def _by_groups(
     else:
         groups, together, stacks = 1, 1, _coefficient_stacks(where, setting)
     program = _program(function, 0, 1)
-    numbers, found = [], []
+    numbers, slopes = [], []
     for group, stack in stacks:
         numbers.append(group)
         values = program(family.build, together, *args, stack)
-        found.append(jax.tree.map(lambda x: np.asarray(x, np.float64), values))
+        slopes.append(jax.tree.map(lambda x: np.asarray(x, np.float64), values))
     place = np.concatenate(numbers)
 
     def summed(*same: np.ndarray) -> np.ndarray:
@@ -279,7 +283,7 @@ def _by_groups(
         np.add.at(totals, place, values)
         return totals
 
-    return jax.tree.map(summed, *found)
+    return jax.tree.map(summed, *slopes)
 
 
 def _coefficient_stacks(
@@ -435,10 +439,10 @@ def _target(models: Sequence[Model], coefficients: Any, block: Any) -> Any:
     total: Any = 0.0
     for n, model in enumerate(models):
         if isinstance(block, _Coefficients):
-            found = block.space.vector(block.space.weights(model), block.inputs)
+            vector = block.space.vector(block.space.weights(model), block.inputs)
         else:
-            found = _weighted(plain_forward(model, block.inputs), block)
-        total = total + coefficients[n] * found
+            vector = _weighted(plain_forward(model, block.inputs), block)
+        total = total + coefficients[n] * vector
     return total
 
 

@@ -332,14 +332,14 @@ def marginals(metric: Metric, d: int, n_ctx: int | None) -> tuple[tuple[int, Any
     over, _ = form.form
     if form.mean != "each" and over == "alike":
         return ((n_ctx, mean, cov),)
-    found = []
+    groups = []
     for s in range(n_ctx):
         own_mean = mean[s] if mean is not None and form.mean == "each" else mean
         own_cov = cov
         if cov is not None and over != "alike":
             own_cov = cov[s] if over == "each" else cov[s, :, s]
-        found.append((1, own_mean, own_cov))
-    return tuple(found)
+        groups.append((1, own_mean, own_cov))
+    return tuple(groups)
 
 
 _NOISE = 1e-14

@@ -246,7 +246,7 @@ def _named_distributions() -> dict[str, Marginal]:
         coin,
         signs,
     ]
-    return {one.name: one for one in marginals}
+    return {marginal_class.name: marginal_class for marginal_class in marginals}
 
 
 NAMED = _named_distributions()
@@ -309,8 +309,8 @@ class Product:
         if not isinstance(given, list):
             given = [given]
         kept = _Marginals(map(_stored_form, given))
-        for one in kept:
-            marginal(one)
+        for group in kept:
+            marginal(group)
         object.__setattr__(self, "marginals", kept)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
@@ -331,9 +331,11 @@ class Product:
                 f"{reading.d_in} coordinates"
             )
         if self.samples is not None:
-            for one in map(marginal, self.marginals):
-                if one.draw is None:
-                    raise ModelError(f"nothing can be drawn from {one.name}; leave out samples")
+            for given_marginal in map(marginal, self.marginals):
+                if given_marginal.draw is None:
+                    raise ModelError(
+                        f"nothing can be drawn from {given_marginal.name}; leave out samples"
+                    )
             draw = partial(_draw_inputs, self.marginals, reading.shape)
             return draws(self.samples, seed_number(self.seed), draw)
         if math.isinf(reading.degree):
@@ -341,7 +343,9 @@ class Product:
                 "the nodes of Product are exact for polynomials, and a model has an activation: "
                 "give Product(..., samples=...) for an estimate with its standard error"
             )
-        rules = [marginal(one).rule(reading.degree + 1) for one in self.marginals]
+        rules = [
+            marginal(given_marginal).rule(reading.degree + 1) for given_marginal in self.marginals
+        ]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
         return mapped(product_rule(each), partial(_in_shape, reading.shape))
 
@@ -358,7 +362,7 @@ def _stored_form(given: Any) -> Any:
     if isinstance(given, str):
         return given
     if isinstance(given, tuple):
-        return tuple(np.asarray(one, np.float64) for one in given)
+        return tuple(np.asarray(array, np.float64) for array in given)
     return np.asarray(given, np.float64)
 
 
@@ -368,7 +372,7 @@ def _in_shape(shape: tuple[int, ...], inputs: Any) -> Any:
 
 def _draw_inputs(given: tuple, shape: tuple[int, ...], rng: np.random.Generator, count: int) -> Any:
     """Draw inputs, coordinate by coordinate where distributions differ."""
-    drawing = [marginal(one).draw for one in given]
+    drawing = [marginal(given_marginal).draw for given_marginal in given]
     if len(drawing) == 1:
         assert drawing[0] is not None
         return drawing[0](rng, (count, *shape))

@@ -120,7 +120,7 @@ def _asked_joinings(
         for centred in (True, False):
             given = tuple(metric.joinings(bra, ket, centred))
             if bra == ket or metric.pairs_within_model:  # other pairs of orders never meet
-                given = tuple(_checked_joining(one, (bra, ket), metric) for one in given)
+                given = tuple(_checked_joining(joining, (bra, ket), metric) for joining in given)
             table.append(((bra, ket, centred), given))
     exact = bool(metric.is_exact(nonlinear_layers))
     return Joinings(metric.name, bool(metric.pairs_within_model), exact, tuple(table))
@@ -195,7 +195,7 @@ def _rule_of_class(kind: type[LayerwiseMetric]) -> PairingRule | None:
 
 def _rule_of(metric: LayerwiseMetric) -> PairingRule | None:
     for way, known in _KNOWN.items():
-        if all(tuple(metric.joinings(*one)) == known(*one) for one in ASKED):
+        if all(tuple(metric.joinings(*asked)) == known(*asked) for asked in ASKED):
             return way
     return None
 

@@ -132,24 +132,24 @@ def components_of(models: Sequence[Any], by: str, linear: bool = False) -> tuple
             "by='head' needs an attention layer, and the model has none; use by='layer' or "
             "by='unit'"
         )
-    found: list[Component] = []
+    components: list[Component] = []
     for n, layer in enumerate(models[0].layers):
         if isinstance(layer, Linear) and not linear:
             continue
         name, parts = _division_of(core_with_output(layer), by)
         if name is None:
-            found.append(Component(f"layer {n}", n, 0, 1, True))
+            components.append(Component(f"layer {n}", n, 0, 1, True))
             continue
-        found += [Component(f"layer {n} {name} {k}", n, k, parts, False) for k in range(parts)]
+        components += [Component(f"layer {n} {name} {k}", n, k, parts, False) for k in range(parts)]
         # A bias belongs to no head and no unit, so that the bias of a layer with parts is a
         # component of its own.
         if any(_output_bias(core_with_output(model.layers[n])) is not None for model in models):
-            found.append(Component(f"layer {n} bias", n, None, parts, True))
-    if not found:
+            components.append(Component(f"layer {n} bias", n, None, parts, True))
+    if not components:
         raise ModelError(
             "the model has no components: all of its layers are linear and have no skip"
         )
-    return tuple(found)
+    return tuple(components)
 
 
 def _division_of(core: Layer, by: str) -> tuple[str | None, int]:
@@ -278,14 +278,14 @@ def chosen(parts: Sequence[Component], labels: Iterable[str]) -> list[int]:
         >>> chosen(heads, ["layer 1"])
         [0, 1]
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for label in labels:
         # A layer's label chooses all of its parts, and a part's label that part alone.
         own = [n for n, part in enumerate(parts) if label in (part.label, f"layer {part.layer}")]
         if not own:
             raise ModelError(f"there is no component {label!r}, only {listed(parts)}")
-        found.update(own)
-    return sorted(found)
+        numbers.update(own)
+    return sorted(numbers)
 
 
 def listed(parts: Sequence[Component]) -> str:
@@ -545,11 +545,11 @@ def _shared_output(
     core = innermost(layer)
     weight, bias = getattr(core, affine_maps(core)[1]), _output_bias(core)
     hidden = hidden_values(core, state, inputs)
-    found = affine(hidden * _column_factors(own, shares, weight.shape[1]), weight, None)
+    outputs = affine(hidden * _column_factors(own, shares, weight.shape[1]), weight, None)
     for k, part in enumerate(own):
         if part.bias and bias is not None:
-            found = found + shares[k] * bias
-    return residual_rule(layer)[1] * found
+            outputs = outputs + shares[k] * bias
+    return residual_rule(layer)[1] * outputs
 
 
 def _biases_beside(cores: Sequence[Any], name: str) -> Any:
@@ -557,11 +557,11 @@ def _biases_beside(cores: Sequence[Any], name: str) -> Any:
     biases = [getattr(core, bias_name(name)) for core in cores]
     if all(bias is None for bias in biases):
         return None
-    found = []
+    biased = []
     for core, bias in zip(cores, biases, strict=True):
         # A missing bias beside a bias is a row of zeros.
-        found.append(np.zeros(len(getattr(core, name))) if bias is None else bias)
-    return library(found).concatenate(found)
+        biased.append(np.zeros(len(getattr(core, name))) if bias is None else bias)
+    return library(biased).concatenate(biased)
 
 
 def exchanged(target: Model, source: Model, part: Component) -> Model:
@@ -761,7 +761,7 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
         >>> [(x.source, x.target) for x in edges_of(model, components_of([model], "layer"))]
         [(-1, 0), (-1, 1), (0, 1)]
     """
-    found, alive = [], [EMBED]
+    edges, alive = [], [EMBED]
     for n, layer in enumerate(model.layers):
         own = [k for k, part in enumerate(parts) if part.layer == n]
         if not own:
@@ -772,10 +772,10 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
             # A bias reads nothing.
             if parts[target].part is not None:
                 for leg in legs or ("in",):
-                    found += [Edge(source, target, leg) for source in alive]
+                    edges += [Edge(source, target, leg) for source in alive]
         # Without a skip the stream forgets everything below this layer.
         alive = [*(alive if residual_rule(layer)[0] != 0 else ()), *own]
-    return tuple(found)
+    return tuple(edges)
 
 
 def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:

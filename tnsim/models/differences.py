@@ -95,7 +95,7 @@ def regrouped(
     Returns:
         Coefficients and summands without terms whose coefficient is zero.
     """
-    found: list[tuple[Any, T]] = []
+    terms: list[tuple[Any, T]] = []
     nonzero = [(c, part) for c, part in weighted if c != 0]
     for group in _weight_groups(nonzero, near, gap):
         coefficients = [float(c) for c, _ in group]
@@ -103,17 +103,17 @@ def regrouped(
         # cancel, total much smaller than size: else the norm is that of f_1, and nothing is lost.
         total, size = sum(coefficients), sum(map(abs, coefficients))
         if len(group) == 1 or abs(total) > near * size:
-            found += group
+            terms += group
             continue
         base = group[0][1]
         for coefficient, other in group[1:]:
             unit = gap(base, other)
             if unit:
                 small = difference(base, other, unit)
-                found += [(float(coefficient) * factor, part) for factor, part in small]
+                terms += [(float(coefficient) * factor, part) for factor, part in small]
         if total:
-            found.append((total, base))
-    return found
+            terms.append((total, base))
+    return terms
 
 
 def _weight_groups(

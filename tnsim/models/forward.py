@@ -95,14 +95,14 @@ def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[
         >>> rising(np.array([[3.0], [0.0], [1.0], [4.0]]), counts=(2, 2)).ravel().tolist()
         [3.0, 0.0, 3.0, 4.0]
     """
-    found: list[Any] = []
+    rises: list[Any] = []
     for level in _split_levels(exponents, counts):
-        if found:
+        if rises:
             # Continuations of a beginning stand together, so each beginning repeats.
-            each = len(level) // len(found[-1])
-            level = larger(level, found[-1].repeat(each, axis=0))
-        found.append(level)
-    return library(exponents).concatenate(found)
+            each = len(level) // len(rises[-1])
+            level = larger(level, rises[-1].repeat(each, axis=0))
+        rises.append(level)
+    return library(exponents).concatenate(rises)
 
 
 def over_prefixes(
@@ -449,9 +449,9 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
         tnsim.errors.ModelError: the models read inputs of shape (n, 1), found (n, 2)
     """
     if isinstance(inputs, Prefixes):
-        found, ids = (len(inputs.counts),), inputs.ids
+        sizes, ids = (len(inputs.counts),), inputs.ids
     else:
-        found, ids = tuple(inputs.shape[1:]), inputs
+        sizes, ids = tuple(inputs.shape[1:]), inputs
     if not is_tokens(inputs):
         positions = () if model.n_ctx is None else (model.n_ctx,)
         wanted = (*positions, model.d_in)
@@ -462,9 +462,9 @@ def check_inputs(model: Model, inputs: Inputs | Prefixes) -> None:
         )
     else:
         wanted = (model.n_ctx,)
-    if found != wanted:
+    if sizes != wanted:
         raise ModelError(
-            f"the models read inputs of shape {_batch_shape(wanted)}, found {_batch_shape(found)}"
+            f"the models read inputs of shape {_batch_shape(wanted)}, found {_batch_shape(sizes)}"
         )
     if not is_tokens(inputs) or isinstance(ids, Tracer):
         return  # of a traced array only the shape is known

@@ -241,8 +241,8 @@ def _of_batch(batch: Any) -> Any:
 
 def _of_mapping(batch: Any) -> Any:
     """The inputs among named arrays."""
-    found = dict(batch)
-    mask = found.pop("attention_mask", None)
+    entries = dict(batch)
+    mask = entries.pop("attention_mask", None)
     # A mask of ones says nothing and may be dropped.
     if mask is not None and not host_array(detached(mask)).all():
         raise ModelError(
@@ -250,12 +250,12 @@ def _of_mapping(batch: Any) -> Any:
             "give inputs of one length, without a mask"
         )
     for name in INPUTS:
-        if name in found:
-            return found[name]
-    if len(found) == 1:
-        return next(iter(found.values()))
+        if name in entries:
+            return entries[name]
+    if len(entries) == 1:
+        return next(iter(entries.values()))
     raise ModelError(
-        f"inputs are one array, found {', '.join(map(str, found)) or 'none'}: give the inputs "
+        f"inputs are one array, found {', '.join(map(str, entries)) or 'none'}: give the inputs "
         "alone, or name them inputs"
     )
 

@@ -454,15 +454,15 @@ def with_widths(layers: Iterable[Layer]) -> tuple[Layer, ...]:
         >>> with_widths([Linear(np.eye(2)), Elementwise("relu")])[1].d_out
         2
     """
-    found = list(layers)
-    if all(map(has_width, found)):
-        return tuple(found)
-    known = next((layer for layer in found if has_width(layer)), found[0])
+    wide = list(layers)
+    if all(map(has_width, wide)):
+        return tuple(wide)
+    known = next((layer for layer in wide if has_width(layer)), wide[0])
     width = known.d_in  # elementwise layers before it keep this width; raises where none is known
-    for n, layer in enumerate(found):
-        found[n] = of_width(layer, width)
-        width = found[n].d_out
-    return tuple(found)
+    for n, layer in enumerate(wide):
+        wide[n] = of_width(layer, width)
+        width = wide[n].d_out
+    return tuple(wide)
 
 
 def residual_rule(layer: Layer) -> tuple[Any, Any]:

@@ -359,7 +359,7 @@ def guesses(*models: Any) -> tuple[str, ...]:
         ('matrices: stored (out, in)',)
     """
     origins = [part.origin for model in models for _, part in terms(model)]
-    return tuple(dict.fromkeys(one for origin in origins if origin for one in origin.guesses))
+    return tuple(dict.fromkeys(guess for origin in origins if origin for guess in origin.guesses))
 
 
 def _combined_terms(a: Any, b: Any, sign: float) -> Combination:

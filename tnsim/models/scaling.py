@@ -301,9 +301,11 @@ def _with_units_of_zeros(
     xp = library(hidden, above)
     if xp is np and (hidden > -np.inf).all():
         return hidden, legs
-    found = {name: unit + np.zeros(getattr(layer, name).shape[0]) for name, unit in legs.items()}
+    with_units = {
+        name: unit + np.zeros(getattr(layer, name).shape[0]) for name, unit in legs.items()
+    }
     finite = {}
-    for name, unit in found.items():
+    for name, unit in with_units.items():
         largest = unit.max()
         largest = xp.where(largest == -np.inf, 0.0, largest)
         finite[name] = xp.where(unit == -np.inf, largest, unit)
@@ -316,7 +318,7 @@ def _with_units_of_zeros(
         excesses = {name: excess.ravel() if name == "v" else of_heads for name in finite}
     else:
         excesses = dict.fromkeys(finite, excess)
-    for name, unit in found.items():
+    for name, unit in with_units.items():
         finite[name] = xp.where(unit == -np.inf, finite[name] - excesses[name], unit)
     return _hidden_units(layer, finite), finite
 

@@ -90,12 +90,12 @@ def orders_that_meet(
         >>> sorted(orders_that_meet([square], [tnsim.Linear([[1.0]])], tnsim.Gaussian()))
         [(1, 1), (2, 1), (2, 2)]
     """
-    found: set[tuple[int, int]] = set()
+    orders: set[tuple[int, int]] = set()
     for step in align(bra, ket, metric):
         first = 1 if step.bra is None else bra[step.bra].order
         second = 1 if step.ket is None else ket[step.ket].order
-        found |= {(first, second), (first, first), (second, second)}
-    return found
+        orders |= {(first, second), (first, first), (second, second)}
+    return orders
 
 
 def _order_at(layers: Sequence[Ordered], number: int) -> int | None:

@@ -164,7 +164,7 @@ def _with_changes(
         return outputs, moved.reshape(*moved.shape[:2], -1)
     # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
     # that rounding is below it.
-    outputs, found = run(model), []
+    outputs, changed = run(model), []
     shifted = jax.tree.map(lambda leaf, draws: leaf + _SHIFT * draws, model, changes)
     for n in range(_DRAWS):
         moved, exponents = run(jax.tree.map(operator.itemgetter(n), shifted))
@@ -172,8 +172,8 @@ def _with_changes(
         # The changed run has exponents of its own; its outputs are brought to the exponents of the
         # first run before they are subtracted.
         moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
-        found.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
-    return outputs, np.stack(found)
+        changed.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
+    return outputs, np.stack(changed)
 
 
 def _widest(model: Model) -> Model:

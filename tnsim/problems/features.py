@@ -201,8 +201,8 @@ def spaces(
         >>> [space.length for space in spaces([kinds(deep)], tnsim.Gaussian())]
         [9]
     """
-    found = [family(models, metric, n_ctx) for family in _FAMILIES]
-    return tuple(space for space in found if space is not None)
+    candidates = [family(models, metric, n_ctx) for family in _FAMILIES]
+    return tuple(space for space in candidates if space is not None)
 
 
 def fits(space: FeatureSpace) -> bool:

@@ -229,8 +229,8 @@ def sums(
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
-            found = [add(same) for same in _by_field(batches)]
-            grams.append(Gram(*(taken(value, slice(len(own))) for value in found)))
+            totals = [add(same) for same in _by_field(batches)]
+            grams.append(Gram(*(taken(value, slice(len(own))) for value in totals)))
             shares.append(share[: len(own)])
     joined = Gram(*(_joined(same) for same in _by_field(grams)))
     return Sums(*joined, np.concatenate(shares))
@@ -302,9 +302,9 @@ class _Passes:
         # sqrt(w) = 2^(log2(w) / 2): weights of points are given by natural logarithms
         halves = batch.log_weights / (2 * LOG_2)
         counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
-        found: dict[int, Vector] = {}
+        vectors: dict[int, Vector] = {}
         for key, function in self.functions.items():
-            found[key] = self._of_function(function, batch, halves)
+            vectors[key] = self._of_function(function, batch, halves)
         # Models whose first layer is one object and that demand the same of the state are begun
         # together.
         for keys in self._groups_alike(list(self.models), 0, 1):
@@ -317,13 +317,13 @@ class _Passes:
                 inputs = jax.tree.map(jnp.asarray, inputs)
             layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
             if len(keys) == 1:
-                found[keys[0]] = self._finished_vector(
+                vectors[keys[0]] = self._finished_vector(
                     self.rest(layers[keys[0]], inputs, halves, counts, self.together)
                 )
             else:
                 state, done = entered(layers[keys[0]], inputs)
-                found |= self._vectors_behind(layers, done, state, halves, counts)
-        return found
+                vectors |= self._vectors_behind(layers, done, state, halves, counts)
+        return vectors
 
     def _vectors_behind(
         self,
@@ -336,18 +336,18 @@ class _Passes:
         """The vectors of models that have the state behind `done` layers in common."""
         # Recursion over depth: models that have the next layer in common run it once, and each
         # group goes on by itself where the layers begin to differ.
-        found: dict[int, Vector] = {}
+        vectors: dict[int, Vector] = {}
         for same in self._groups_alike(list(layers), done, done + 1):
             following = layers[same[0]][done:]
             if len(same) == 1:
                 rest = self.rest(following, state, halves, counts, self.together)
-                found[same[0]] = self._finished_vector(rest)
+                vectors[same[0]] = self._finished_vector(rest)
                 continue
             (layer, unit), *later = following
             reached = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
             alike = {key: layers[key] for key in same}
-            found |= self._vectors_behind(alike, done + 1, reached, halves, counts)
-        return found
+            vectors |= self._vectors_behind(alike, done + 1, reached, halves, counts)
+        return vectors
 
     def _groups_alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
         """Models in groups that have the layers from `start` to `stop - 1` in common.

@@ -134,9 +134,9 @@ def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
         chain.append(units)
         exponents.append(exponent)
     made = units_under(chain[0], metric, reading, "float64", on_host=True)
-    found = [_continued(one.first, tuple(chain[1:])) for one in made.positions]
+    chains = [_continued(position.first, tuple(chain[1:])) for position in made.positions]
     cancels = cancellation(amplification(model, metric))
-    return PreparedModel(tuple(found), made.counts, exponents[-1], cancels)
+    return PreparedModel(tuple(chains), made.counts, exponents[-1], cancels)
 
 
 def units_under(
@@ -157,13 +157,13 @@ def units_under(
     """
     d_in, n_ctx = reading
     units, exponent = _in_range(units)
-    found, counts = [], []
+    chains, counts = [], []
     roots = (_roots if is_traced(metric) else _kept_roots)(metric, d_in, n_ctx)
     # Positions with the same marginal are computed once and counted.
     for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
-        found.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
+        chains.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
         counts.append(count)
-    return PreparedModel(tuple(found), tuple(counts), exponent)
+    return PreparedModel(tuple(chains), tuple(counts), exponent)
 
 
 def _roots(metric: Metric, d_in: int, n_ctx: int | None) -> tuple[Any, ...]:
@@ -232,7 +232,7 @@ def _covariance(one: Prepared, two: Prepared) -> tuple[np.ndarray, float]:
     """The covariance of the outputs of two segments, and its error relative to sizes."""
     (_, hidden), (_, other) = one.hidden, two.hidden
     slopes, other_slopes = one.beside.slopes, two.beside.slopes
-    found: Any = (hidden + slopes) @ other_slopes.T + slopes @ other.T
+    covariance: Any = (hidden + slopes) @ other_slopes.T + slopes @ other.T
     share = _EPS
     if one.units and two.units:
         start = 0
@@ -240,12 +240,12 @@ def _covariance(one: Prepared, two: Prepared) -> tuple[np.ndarray, float]:
             stop = start + len(block.gross)
             read = block.values if two.down is None else block.values @ two.down.T
             if one.down is None:
-                found[start:stop] += read
+                covariance[start:stop] += read
             else:
-                found += one.down[:, start:stop] @ read
+                covariance += one.down[:, start:stop] @ read
             share = max(share, float(block.share) + _EPS)
             start = stop
-    return found, share
+    return covariance, share
 
 
 def _passed_on(one: Prepared, two: Prepared, error: float) -> float:
@@ -329,9 +329,9 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
     size: Any = 0.0
     bound: Any = 0.0
     for count, one, two, error in last_segments(a, b):
-        found = inner(one, two, slices)
-        value, size = value + count * found.value, size + count * found.size
-        bound = bound + count * (found.bound + error * found.size)
+        products = inner(one, two, slices)
+        value, size = value + count * products.value, size + count * products.size
+        bound = bound + count * (products.bound + error * products.size)
     # The bound of truncation is expressed as size, on which the error of rounding is relative.
     size = size + bound / Arithmetic(1, dtype).rounding
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
@@ -369,11 +369,11 @@ def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
     places = [n for n, layer in enumerate(layers) if layer.order > 1] or [len(layers) - 1]
     starts = [0, *places[1:]]
     ends = [*starts[1:], len(layers)]
-    found = []
+    sizes = []
     for start, end in zip(starts, ends, strict=True):
         own = layers[start:end]
-        found.append(Segment(own[0].d_in, count_of_units(own), own[-1].d_out))
-    return tuple(found)
+        sizes.append(Segment(own[0].d_in, count_of_units(own), own[-1].d_out))
+    return tuple(sizes)
 
 
 class Meeting(NamedTuple):
@@ -396,7 +396,7 @@ def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> lis
         ket: Segments of the second model.
         alone: Whether both are one model.
     """
-    found = []
+    met = []
     ends = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
     one, two = ends
     for n in range(max(len(bra), len(ket))):
@@ -407,5 +407,5 @@ def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> lis
         root = 10 * width**3 if n else 0
         work = pair_work(left.units, right.units, width, max(left.d_out, right.d_out))
         numbers = pair_numbers(left.units, right.units) + (3 * width**2 if n else 0)
-        found.append(Meeting(work + root, numbers))
-    return found
+        met.append(Meeting(work + root, numbers))
+    return met

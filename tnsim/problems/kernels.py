@@ -93,10 +93,10 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     if adds_up(metric):
         return False
     models = list(models)
-    found = [model for model in models if not model.is_polynomial]
-    if not found:
+    activated = [model for model in models if not model.is_polynomial]
+    if not activated:
         return False
-    name = next(filter(None, map(activation_of, found[0].layers))).name
+    name = next(filter(None, map(activation_of, activated[0].layers))).name
     if type(metric) not in (Gaussian, GaussianClosure):
         raise UnsupportedLayer(
             f"{type(metric).__name__} compares the tensors of polynomials, and {name} is no "
@@ -196,8 +196,8 @@ def hidden_units(model: Model) -> HiddenUnits:
         >>> units.gate.weight, units.down
         (array([[2.]]), array([[3.]]))
     """
-    (found,) = segments(model)
-    return found
+    (units,) = segments(model)
+    return units
 
 
 def segments(model: Model) -> list[HiddenUnits]:
@@ -217,33 +217,33 @@ def segments(model: Model) -> list[HiddenUnits]:
     # Up to the first nonlinear layer `state` is the affine map of the input that this layer reads.
     # The last of `found` is the function since, and linear layers act on its outputs.
     state = Affine()
-    found: list[HiddenUnits] = []
+    hidden: list[HiddenUnits] = []
     for layer in model.layers:
         core: Any = core_of(layer)
         skip, scale = residual_rule(layer)
         if core.order > 1:
-            state = Affine() if found else state
+            state = Affine() if hidden else state
             units = _units_of(core, state)
-            found.append(_with_residual(units, state, core.d_out, skip, scale))
+            hidden.append(_with_residual(units, state, core.d_out, skip, scale))
             continue
         weight, bias = core.weight, core.bias
         # A residual around a linear layer is linear as well: skip x + scale (W x + b).
         if not (_is(skip, 0.0) and _is(scale, 1.0)):
             weight = scale * weight + skip * np.eye(core.d_in)
             bias = None if bias is None else scale * bias
-        if not found:
+        if not hidden:
             state = Affine(weight, bias).after(state)
             continue
-        last = found[-1]
+        last = hidden[-1]
         constant = last.constant
         # A linear layer behind the units maps everything that the output reads: W (D h + S x + c)
         # + b.
         constant = bias if constant is None else add(weight @ constant, bias)
         linear = None if last.linear is None else weight @ last.linear
         down = weight if last.down is None else weight @ last.down
-        found[-1] = last._replace(down=down, linear=linear, constant=constant)
-    if found:
-        return found
+        hidden[-1] = last._replace(down=down, linear=linear, constant=constant)
+    if hidden:
+        return hidden
     # No nonlinear layer: the model is the linear map alone, without hidden units.
     weight = np.eye(model.d_in) if state.weight is None else state.weight
     return [HiddenUnits(None, Affine(), None, None, weight, state.bias)]
@@ -262,7 +262,7 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
         return HiddenUnits(function, state, None, None, None, None)
     # The last map reads the hidden units; the others make the gate and its factors.
     *maps, _ = (Affine(getattr(core, name), getattr(core, bias_name(name))) for name in names)
-    rows = [one.after(state) for one in maps]
+    rows = [affine.after(state) for affine in maps]
     if function is None:
         return _powers(rows, core.down, core.down_bias)
     up = rows[1] if len(rows) == 2 else None
@@ -359,7 +359,7 @@ def small_differences(
 
 def _units_gap(a: HiddenUnits, b: HiddenUnits) -> float:
     """The largest relative change of an array; infinite where there is no small difference."""
-    plain = all(one.up is None and one.gate.weight is not None for one in (a, b))
+    plain = all(units.up is None and units.gate.weight is not None for units in (a, b))
     if a.activation != b.activation or not plain:
         return math.inf
     if a.activation is None or not _is_smooth(a.activation):
@@ -399,7 +399,7 @@ def _units_difference(
     moved = None if a.linear is None and b.linear is None else to_linear
     gate = Affine(weight, bias)
     # (D' - D) f(u), with the changes of S and c beside it.
-    found = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
+    terms = [(unit, a._replace(gate=gate, down=to_down, linear=moved, constant=to_constant))]
     assert a.activation is not None  # see `_units_gap`
     slope = derivative(a.activation)
     # The integral over t by two nodes of weight 1/2: units f'(u_t) with the factor u' - u, read by
@@ -408,8 +408,8 @@ def _units_difference(
         between = Affine(weight + t * unit * to_weight, bias + t * unit * to_bias)
         up = Affine(to_weight, to_bias)
         halved = 0.5 * (down + unit * to_down)
-        found.append((unit, HiddenUnits(slope, between, up, halved, None, None, a.copies)))
-    return found
+        terms.append((unit, HiddenUnits(slope, between, up, halved, None, None, a.copies)))
+    return terms
 
 
 def _is_smooth(function: Activation) -> bool:
@@ -529,7 +529,7 @@ def prepared(
     gate = normal(units.gate)
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else xp.asarray(units.down, dtype)
-    hidden = Moments(*(_product(down, one) for one in moments(units.activation, gate, up)))
+    hidden = Moments(*(_product(down, moment) for moment in moments(units.activation, gate, up)))
     known = (
         expanded(units.activation, gate)
         if up is None
@@ -570,7 +570,7 @@ def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
     xp = library(a.beside, b.beside)
     # Lengths sqrt(E l^2) of the linear parts and of the units, by output: what terms are as large
     # as, for the error of rounding.
-    lengths = [xp.sqrt(_linear_product(one.beside, one.beside)) for one in (a, b)]
+    lengths = [xp.sqrt(_linear_product(units.beside, units.beside)) for units in (a, b)]
     bound = xp.zeros_like(value)
     if a.units and b.units:
         pairs = _over_pairs(a, b)

@@ -236,17 +236,17 @@ class LayerTerms:
         weight = joining.weight
         operands: list[Operand] = []
         ends = []  # the output index of every part
-        for one in placed:
+        for layer in placed:
             # Parts are summands of a sum, so their weights multiply, as do those of the orders of
             # legs.
-            weight *= one.weight
-            operands += one.operands()
-            ends.append(one.name_of(one.part.out))
-        models: dict[Side, Side] = {one.side: one.model for one in placed}
+            weight *= layer.weight
+            operands += layer.operands()
+            ends.append(layer.name_of(layer.part.out))
+        models: dict[Side, Side] = {layer.side: layer.model for layer in placed}
         merged = Merge()
-        for one, two in joining.pairs:
-            pair = Pair(models[one.side], models[two.side])
-            operands += self.joined(pair, (_leg_index(one), _leg_index(two)), ends, merged)
+        for layer, two in joining.pairs:
+            pair = Pair(models[layer.side], models[two.side])
+            operands += self.joined(pair, (_leg_index(layer), _leg_index(two)), ends, merged)
         for leg in joining.capped:
             mean = self.below.means[models[leg.side]]
             operands.append(Operand(mean or MEAN, (_leg_index(leg),)))

@@ -162,15 +162,15 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
             # alike, so their matrices are added first and read once.
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
             matrices[term.free] = matrices.get(term.free, 0.0) + matrix
-    found: Series = {}
+    product_terms: Series = {}
     # Every sorted index of the product is read off at all its splits, and the entries are added.
     for (rows, columns), matrix in matrices.items():
         first, *others = packed.splits(rows, columns, block.start, block.stop)
         read = _take_entries(matrix, first, 0)
         for way in others:
             read = read + _take_entries(matrix, way, 0)
-        found = plus(found, {rows + columns: read.T})
-    return found
+        product_terms = plus(product_terms, {rows + columns: read.T})
+    return product_terms
 
 
 def multiplications(
@@ -417,12 +417,12 @@ class PolynomialSpace(NamedTuple):
         return {0: constant.astype(dtype), 1: root.astype(dtype)}
 
     def vector(self, weights: list[dict[str, Any]], inputs: Series) -> Float[Any, "out features"]:
-        found = _block_coefficients(weights, inputs, self)
-        some = next(iter(found.values()))
+        coefficients = _block_coefficients(weights, inputs, self)
+        some = next(iter(coefficients.values()))
         parts = []
         for order in self.orders:
             norm = self._basis_norms(order).astype(some.dtype)
-            numbers = found.get(order, np.zeros((self.d_out, 1), some.dtype))
+            numbers = coefficients.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
         return library(some).concatenate(parts, axis=1)
 

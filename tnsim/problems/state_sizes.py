@@ -172,12 +172,12 @@ def with_notation(
     Returns:
         The model that `scaled_under` gives, and its notation.
     """
-    made, found = _in_notation(model, units, slices, measured)
+    made, notation = _in_notation(model, units, slices, measured)
     further = None
-    if found.further_shifts is not None:
-        further = _powers(model, found.further_shifts)
-    powers = _powers(model, found.shifts)
-    return made, Notation(powers, found.bases, further, made.exponent)
+    if notation.further_shifts is not None:
+        further = _powers(model, notation.further_shifts)
+    powers = _powers(model, notation.shifts)
+    return made, Notation(powers, notation.bases, further, made.exponent)
 
 
 def _powers(model: Model, shifts: Model) -> tuple[Model, Model]:
@@ -548,23 +548,23 @@ class _JoinedLegs:
             return value[:, None] if side == "A" else value[None, :]
 
         total: Any = 1.0
-        for one, two in joining.pairs:
-            (n, rows), (k, others) = leg(one), leg(two)
+        for mean_leg, two in joining.pairs:
+            (n, rows), (k, others) = leg(mean_leg), leg(two)
             key = (n, k)
             if key not in read:
-                crossing = one.side != two.side
+                crossing = mean_leg.side != two.side
                 read[key] = (
                     self._pair_moments(rows, others) if crossing else self._pair_of(rows, others)
                 )
             value = read[key]
-            if one.side == two.side:
-                value = along(value, one.side)
+            if mean_leg.side == two.side:
+                value = along(value, mean_leg.side)
             # A pair with the bra's leg second: its moments lie with the ket's rows first.
-            elif one.side == "B":
+            elif mean_leg.side == "B":
                 value = value.T
             total = total * value
-        for one in joining.capped:
-            total = total * along(self._leg_means(leg(one)[1]), one.side)
+        for mean_leg in joining.capped:
+            total = total * along(self._leg_means(leg(mean_leg)[1]), mean_leg.side)
         return total
 
     def _pair_moments(self, rows: LegRows, others: LegRows) -> Any:

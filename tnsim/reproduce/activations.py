@@ -124,13 +124,13 @@ def started(
 ) -> Weights:
     """Random weights of a network, of variance 2 / inputs."""
     sizes = [inputs or setting.inputs, *[setting.hidden] * depth, 4]
-    found = []
+    weights = []
     for n, (width, rows) in enumerate(pairwise(sizes)):
         weight, bias = (jax.random.fold_in(key, 2 * n + k) for k in range(2))
         # Variance 2 / inputs keeps the size of states behind a rectifier.
         matrix = jax.random.normal(weight, (rows, width)) * (2 / width) ** 0.5
-        found.append((matrix, 0.2 * jax.random.normal(bias, (rows,))))
-    return found
+        weights.append((matrix, 0.2 * jax.random.normal(bias, (rows,))))
+    return weights
 
 
 def trained(kind: str, depth: int, key: Array, setting: ActivationsSetting) -> Weights:
@@ -189,7 +189,7 @@ def scaled(weights: Weights, factors: Any, odd: bool) -> Weights:
     """
     (into, shift), (out, bias) = weights
     factors = np.asarray(factors)
-    into, shift, out = (np.asarray(one, np.float64) for one in (into, shift, out))
+    into, shift, out = (np.asarray(array, np.float64) for array in (into, shift, out))
     # An odd function passes the sign on, so it is multiplied again; a factor is divided out.
     after = factors if odd else 1 / factors
     return [(factors[:, None] * into, factors * shift), (out * after, bias)]
@@ -242,16 +242,16 @@ def measure(run: ExperimentRun[ActivationsSetting]) -> Measured:
                     for copy, model in models.items()
                     if copy.startswith(f"{kind}-")
                 }
-                found = {**of_one_layer(kind, own, run), **of_polynomials(own, run)}
+                numbers = {**of_one_layer(kind, own, run), **of_polynomials(own, run)}
                 errors.append(of_closure(own["deep"], own["deep-other"], run))
                 drawn.append(of_closure(own["drawn"], own["drawn-other"], run))
-                for key, value in found.items():
+                for key, value in numbers.items():
                     values.setdefault(key, []).append(value)
                 bar.update()
     for key, pairs in (("trained", errors), ("drawn", drawn)):
-        values[f"closure {key}"] = [abs(found - truth) for truth, found in pairs]
+        values[f"closure {key}"] = [abs(numbers - truth) for truth, numbers in pairs]
     return Measured(
-        {key: tuple(found) for key, found in values.items()}, tuple(errors), tuple(drawn)
+        {key: tuple(numbers) for key, numbers in values.items()}, tuple(errors), tuple(drawn)
     )
 
 
@@ -262,18 +262,18 @@ def of_one_layer(
     one, other = models["one"], models["other"]
     samples = run.setting.samples
     checked = tnsim.check(one, other, samples=samples, seed=run.seed)
-    found = {f"sampling {kind}": abs(checked.deviation)}
+    errors = {f"sampling {kind}": abs(checked.deviation)}
     copies = [name for name in ("permuted", "rescaled", "flipped") if name in models]
     for name in copies:
         apart = abs(1 - float(tnsim.similarity(one, models[name])))
-        found[f"{name} {kind}"] = apart
+        errors[f"{name} {kind}"] = apart
     if kind in SMOOTH:
         plane = models["plane"], models["plane-other"]
         value = float(tnsim.similarity(*plane))
-        found[f"grid {kind}"] = abs(value - on_grid(*plane, run.setting.grid))
+        errors[f"grid {kind}"] = abs(value - on_grid(*plane, run.setting.grid))
     if "by-tanh" in models:
-        found["by tanh"] = 1 - float(tnsim.similarity(one, models["by-tanh"]))
-    return found
+        errors["by tanh"] = 1 - float(tnsim.similarity(one, models["by-tanh"]))
+    return errors
 
 
 def on_grid(a: tnsim.Model, b: tnsim.Model, points: int) -> float:
@@ -291,8 +291,8 @@ def of_closure(
     """The cosine of two networks of two layers, sampled, and with Gaussian hidden states."""
     rng = np.random.default_rng(run.seed)
     truth = tnsim.Empirical(rng.normal(size=(run.setting.samples, a.d_in)))
-    found = tnsim.similarity(a, b, tnsim.GaussianClosure())
-    return float(tnsim.similarity(a, b, truth)), float(found)
+    estimate = tnsim.similarity(a, b, tnsim.GaussianClosure())
+    return float(tnsim.similarity(a, b, truth)), float(estimate)
 
 
 def of_polynomials(
@@ -434,8 +434,8 @@ def figures(run: ExperimentRun[ActivationsSetting], measured: Measured) -> dict[
     """
     figure, axes = tnsim.figures.new_figure(figsize=(4.5, 4.2))
     for pairs, label in ((measured.drawn, "random"), (measured.errors, "trained")):
-        truth, found = zip(*pairs, strict=True)
-        axes.plot(truth, found, "o", label=f"{label} networks")
+        truth, estimates = zip(*pairs, strict=True)
+        axes.plot(truth, estimates, "o", label=f"{label} networks")
     low = min(min(pair) for pair in (*measured.errors, *measured.drawn))
     axes.plot([low, 1], [low, 1], color="0.6", linewidth=1)
     axes.set_xlabel("cosine of two networks of two layers, sampled")
@@ -447,9 +447,9 @@ def figures(run: ExperimentRun[ActivationsSetting], measured: Measured) -> dict[
 def summaries(measured: Measured) -> tuple[Summary, ...]:
     """A table of the cosines behind the figure."""
     rows = [
-        (words, kind, f"{truth:.3f}", f"{found - truth:+.3f}")
+        (words, kind, f"{truth:.3f}", f"{estimates - truth:+.3f}")
         for words, pairs in (("random", measured.drawn), ("trained", measured.errors))
-        for kind, (truth, found) in zip(_pair_kinds(pairs), pairs, strict=True)
+        for kind, (truth, estimates) in zip(_pair_kinds(pairs), pairs, strict=True)
     ]
     heads = ("networks of two layers", "activation", "cosine", "error of the closure")
     return (Summary("Hidden states taken for Gaussian", heads, tuple(rows)),)

@@ -294,8 +294,8 @@ def initial(key: jax.Array, rank: int) -> Weights:
     shapes = {"left": (rank, N), "right": (rank, N), "down": (N, rank)}
     keys = jax.random.split(key, len(shapes))
     return {
-        name: 0.1 * jax.random.normal(one, shape)
-        for one, (name, shape) in zip(keys, shapes.items(), strict=True)
+        name: 0.1 * jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
 
@@ -351,7 +351,7 @@ def measure(run: ExperimentRun[ArgmaxSetting]) -> Measured:
             bar.set_description(f"comparing on {name}")
             repetitions = apart(all_pairs(run, name), run.setting.repetitions)
             tables[name] = repetitions[0]
-            r[name] = {one: correlations(repetitions, one) for one in MEASURES}
+            r[name] = {measure: correlations(repetitions, measure) for measure in MEASURES}
             logs = [run.log(series) for series in series_of(run, name)]
             accuracy[name] = tuple(log[-1]["accuracy"] for log in logs)
             bar.update()
@@ -393,8 +393,10 @@ def apart(table: xr.Dataset, repetitions: int) -> list[xr.Dataset]:
 
 def correlations(tables: list[xr.Dataset], measure: str) -> tuple[float, ...]:
     """Pearson's r of a measure with the cosine of outputs, for each table."""
-    found = [tnsim.reading.correlation(table[measure], table.output_cosine) for table in tables]
-    return tuple(one.pearson for one in found)
+    correlated = [
+        tnsim.reading.correlation(table[measure], table.output_cosine) for table in tables
+    ]
+    return tuple(relation.pearson for relation in correlated)
 
 
 def claims(run: ExperimentRun[ArgmaxSetting], measured: Measured) -> tuple[Claim, ...]:

@@ -473,7 +473,7 @@ def _accuracy_claims(measured: Measured, differs: str) -> list[Claim]:
                 where="section 3.3",
                 paper=round(value, 2),
                 authors=value,
-                ours=each(measured.seeds, lambda one, name=curve: float(one.attack[name][-1])),
+                ours=each(measured.seeds, lambda seed, name=curve: float(seed.attack[name][-1])),
                 expected=near(value, 0.03),
                 why="another seed",
                 differs=differs,
@@ -487,7 +487,7 @@ def _accuracy_claims(measured: Measured, differs: str) -> list[Claim]:
             where="section 3.3",
             paper=0.96,
             authors=0.957,
-            ours=each(measured.seeds, lambda one: float(one.attack.attack_success[-1])),
+            ours=each(measured.seeds, lambda seed: float(seed.attack.attack_success[-1])),
             expected=at_least(0.9),
             why="the backdoor is learned",
         ),
@@ -551,16 +551,16 @@ class Scores(NamedTuple):
 
 def _seed_scores(measured: Measured, matrix: str, score: Callable[..., float]) -> Scores:
     run, control = [], []
-    for one in measured.seeds:
-        points = [one.injection]
-        if one.control is None:
-            run.append(score(one.attack[matrix], points))
+    for seed in measured.seeds:
+        points = [seed.injection]
+        if seed.control is None:
+            run.append(score(seed.attack[matrix], points))
             continue
-        found = tnsim.reading.against_control(
-            one.attack[matrix], one.control[matrix], points, score
+        scored = tnsim.reading.against_control(
+            seed.attack[matrix], seed.control[matrix], points, score
         )
-        run.append(found.score)
-        control.append(found.control)
+        run.append(scored.score)
+        control.append(scored.control)
     return Scores(tuple(run), tuple(control))
 
 
@@ -596,7 +596,7 @@ def _division_claims(measured: Measured) -> list[Claim]:
                 text=f"The best two phases of {words} are before and after the injection.",
                 where=WHERE,
                 authors=authors,
-                ours=each(measured.seeds, lambda one, m=matrix: _is_divided(one, m)),
+                ours=each(measured.seeds, lambda seed, m=matrix: _is_divided(seed, m)),
                 expected=expected,
                 why=why,
             )
@@ -616,25 +616,25 @@ def _division_claims(measured: Measured) -> list[Claim]:
     return rows
 
 
-def _lost_accuracy(one: Compared) -> float:
-    accuracy = one.attack.test_accuracy.values
-    return float(accuracy[-1] - accuracy[one.injection - 1])
+def _lost_accuracy(seed: Compared) -> float:
+    accuracy = seed.attack.test_accuracy.values
+    return float(accuracy[-1] - accuracy[seed.injection - 1])
 
 
-def _is_divided(one: Compared, matrix: str) -> float:
+def _is_divided(seed: Compared, matrix: str) -> float:
     """1 where the best two phases divide a run exactly at the injection."""
-    return float(tnsim.reading.segment(one.attack[matrix], 2).change_points == (one.injection,))
+    return float(tnsim.reading.segment(seed.attack[matrix], 2).change_points == (seed.injection,))
 
 
-def _beyond_other_slices(one: Compared) -> float:
+def _beyond_other_slices(seed: Compared) -> float:
     """The score of slice 9 beyond the largest of the other slices; controls are subtracted."""
     score = tnsim.reading.last_block_score
     scores = []
     for output in range(DIGITS):
-        attack, control = one.attack.slices.sel(output=output), 0.0
-        if one.control is not None:
-            control = score(one.control.slices.sel(output=output), [one.injection])
-        scores.append(score(attack, [one.injection]) - control)
+        attack, control = seed.attack.slices.sel(output=output), 0.0
+        if seed.control is not None:
+            control = score(seed.control.slices.sel(output=output), [seed.injection])
+        scores.append(score(attack, [seed.injection]) - control)
     attacked = scores.pop(TARGET)
     return attacked - max(scores)
 

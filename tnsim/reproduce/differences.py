@@ -128,7 +128,7 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
                 text=f"Slice 9 beside the difference, at the end of {stage}.",
                 where=WHERE,
                 authors=authors,
-                ours=each(measured.seeds, lambda one, name=stage: at_end(one, name)),
+                ours=each(measured.seeds, lambda seed, name=stage: at_end(seed, name)),
                 expected=near(authors, 0.15),
                 why="another pair of networks",
                 differs=differs,
@@ -140,8 +140,8 @@ def claims(run: ExperimentRun[ForgettingSetting], measured: Measured) -> tuple[C
 def _change_claims(measured: Measured) -> list[Claim]:
     """The claims on the curves: slice 9 rises, falls and recovers, and other slices do so less."""
     controls = tuple(
-        at_end(kept, "remove 9") - at_end(one, "control")
-        for one, kept in zip(measured.seeds, measured.kept, strict=bool(measured.kept))
+        at_end(kept, "remove 9") - at_end(seed, "control")
+        for seed, kept in zip(measured.seeds, measured.kept, strict=bool(measured.kept))
     )
     return [
         Claim(
@@ -149,7 +149,7 @@ def _change_claims(measured: Measured) -> list[Claim]:
             text="Slice 9 turns towards the difference when 9 is added.",
             where=WHERE,
             authors=1.27,
-            ours=each(measured.seeds, lambda one: at_end(one, "add 9") - at_end(one, "add 8")),
+            ours=each(measured.seeds, lambda seed: at_end(seed, "add 9") - at_end(seed, "add 8")),
             expected=at_least(0.3),
             why="change between the ends of two stages",
         ),
@@ -158,7 +158,9 @@ def _change_claims(measured: Measured) -> list[Claim]:
             text="Slice 9 turns away from it when 9 is removed.",
             where=WHERE,
             authors=-1.24,
-            ours=each(measured.seeds, lambda one: at_end(one, "remove 9") - at_end(one, "control")),
+            ours=each(
+                measured.seeds, lambda seed: at_end(seed, "remove 9") - at_end(seed, "control")
+            ),
             control=controls,
             expected=at_most(-0.1),
             excess=at_most(-0.1) if controls else None,
@@ -170,7 +172,7 @@ def _change_claims(measured: Measured) -> list[Claim]:
             where=WHERE,
             authors=1.25,
             ours=each(
-                measured.seeds, lambda one: at_end(one, "re-add 9") - at_end(one, "remove 9")
+                measured.seeds, lambda seed: at_end(seed, "re-add 9") - at_end(seed, "remove 9")
             ),
             expected=at_least(0.1),
             why="change between the ends of two stages",
@@ -191,10 +193,10 @@ def at_end(result: Any, stage: str, output: int = 9) -> float:
     return float(result.slices[ends(result)[stage], 0, output])
 
 
-def _times_other_slices(one: Any) -> float:
+def _times_other_slices(seed: Any) -> float:
     changes = []
-    for output in range(one.sizes["output"]):
-        changes.append(abs(at_end(one, "remove 9", output) - at_end(one, "control", output)))
+    for output in range(seed.sizes["output"]):
+        changes.append(abs(at_end(seed, "remove 9", output) - at_end(seed, "control", output)))
     return float(changes[9] / np.mean(changes[:9]))
 
 

@@ -360,7 +360,7 @@ def _accuracy_on(measured: Measured, differs: str) -> Claim:
         where=PROGRESS,
         paper="0.83 to 0.85",
         authors="0.822 to 0.855",
-        ours=each(measured.seeds, lambda one: float(_at_ends(one, "validation_accuracy").mean())),
+        ours=each(measured.seeds, lambda seed: float(_at_ends(seed, "validation_accuracy").mean())),
         expected=near(0.84, 0.02),
         why="mean over stages",
         differs=differs,
@@ -380,9 +380,9 @@ def _whole_model_claims(measured: Measured, differs: str) -> list[Claim]:
                 authors=authors,
                 ours=each(
                     measured.seeds,
-                    lambda one, name=other: (
-                        with_and_without_9(one.stages, "similarity")
-                        - with_and_without_9(one.stages, name)
+                    lambda seed, name=other: (
+                        with_and_without_9(seed.stages, "similarity")
+                        - with_and_without_9(seed.stages, name)
                     ),
                 ),
                 expected=at_least(0.02),
@@ -422,7 +422,7 @@ def _drop_claim(
     measured: Measured, name: str, text: str, authors: float, excess: Interval, differs: str
 ) -> Claim:
     """The claim on a drop, judged by its excess over the control, or by the authors' drop."""
-    drops = each(measured.seeds, lambda one: drop(one.stages, name))
+    drops = each(measured.seeds, lambda seed: drop(seed.stages, name))
     claim = Claim(
         name=f"drop-of-{name.replace('_', '-')}",
         text=text,
@@ -436,7 +436,7 @@ def _drop_claim(
     if measured.seeds[0].kept is None:
         return dataclasses.replace(claim, expected=near(authors, 0.05))
     # rows of the control bear the number of the stage that they stand for
-    controls = each(measured.seeds, lambda one: drop(one.kept, name))
+    controls = each(measured.seeds, lambda seed: drop(seed.kept, name))
     return dataclasses.replace(claim, control=controls, excess=excess)
 
 
@@ -451,7 +451,7 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
             where=WHERE,
             paper=0.0,
             authors=-0.07,
-            ours=each(measured.seeds, lambda one: 1.0 - drop(one.stages, "slice_9")),
+            ours=each(measured.seeds, lambda seed: 1.0 - drop(seed.stages, "slice_9")),
             expected=near(0.0, 0.1),
             why="similarity of the ends of two stages, remove 9 and add 9",
             differs=differs,
@@ -469,7 +469,7 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
             text="Slice 9 groups the stages with 9, and those without.",
             where=WHERE,
             authors=0.937,
-            ours=each(measured.seeds, lambda one: with_and_without_9(one.stages, "slice_9")),
+            ours=each(measured.seeds, lambda seed: with_and_without_9(seed.stages, "slice_9")),
             expected=near(0.937, 0.1),
             why="group score of the stages with 9 and without",
             differs=differs,
@@ -478,7 +478,7 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
             name="divided-in-two",
             text="The best two phases of slice 9 are before and after 9 is added.",
             where=WHERE,
-            ours=each(measured.seeds, lambda one: _is_divided(one, "slice_9", ("add 8",))),
+            ours=each(measured.seeds, lambda seed: _is_divided(seed, "slice_9", ("add 8",))),
             expected=at_least(0.66),
             why="share of the seeds; two of three",
         ),
@@ -487,7 +487,7 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
             text="The best two phases of tensor similarity are before and after 9 is added.",
             where=WHERE,
             paper="block structure",
-            ours=each(measured.seeds, lambda one: _is_divided(one, "similarity", ("add 8",))),
+            ours=each(measured.seeds, lambda seed: _is_divided(seed, "similarity", ("add 8",))),
             expected=at_least(0.66),
             why="share of the seeds; two of three",
             differs=differs,
@@ -499,7 +499,7 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
             authors="yes",
             ours=each(
                 measured.seeds,
-                lambda one: _is_divided(one, "slice_9", ("add 8", "control", "remove 9")),
+                lambda seed: _is_divided(seed, "slice_9", ("add 8", "control", "remove 9")),
             ),
             expected=at_least(0.66),
             why="share of the seeds; two of three",
@@ -529,10 +529,10 @@ def _slice_claims(measured: Measured, differs: str) -> list[Claim]:
 def ends(result: Any) -> dict[str, int]:
     """The last row of every stage."""
     numbers = result.stage.values.tolist()
-    found = {}
+    last_steps = {}
     for row, number in enumerate(numbers):
-        found[STAGES[int(number)].name] = row
-    return found
+        last_steps[STAGES[int(number)].name] = row
+    return last_steps
 
 
 def with_and_without_9(result: Any, name: str) -> float:
@@ -548,38 +548,38 @@ def drop(result: Any, name: str) -> float:
     return 1.0 - float(result[name][rows["add 9"], rows["remove 9"]])
 
 
-def _at_ends(one: Compared, name: str) -> np.ndarray:
-    return one.stages[name].values[list(ends(one.stages).values())]
+def _at_ends(seed: Compared, name: str) -> np.ndarray:
+    return seed.stages[name].values[list(ends(seed.stages).values())]
 
 
-def _times_the_next_drop(one: Compared) -> float:
-    first, *others = [drop(one.stages, name) for name in WHOLE]
+def _times_the_next_drop(seed: Compared) -> float:
+    first, *others = [drop(seed.stages, name) for name in WHOLE]
     return first / max(others)
 
 
-def _times_other_slices(one: Compared) -> float:
-    rows = ends(one.stages)
-    drops = 1.0 - one.stages.slices.values[rows["add 9"], rows["remove 9"]]
+def _times_other_slices(seed: Compared) -> float:
+    rows = ends(seed.stages)
+    drops = 1.0 - seed.stages.slices.values[rows["add 9"], rows["remove 9"]]
     return float(drops[9] / drops[:9].mean())
 
 
-def _is_divided(one: Compared, name: str, after: Sequence[str]) -> float:
+def _is_divided(seed: Compared, name: str, after: Sequence[str]) -> float:
     """1 where the best phases start right after these stages; the start is left out."""
-    table = one.stages[name].isel(a=slice(1, None), b=slice(1, None))
-    rows = ends(one.stages)
+    table = seed.stages[name].isel(a=slice(1, None), b=slice(1, None))
+    rows = ends(seed.stages)
     wanted = tuple(rows[stage] for stage in after)
     return float(tnsim.reading.segment(table, len(after) + 1).change_points == wanted)
 
 
-def _of_weights(one: Compared) -> float:
-    of_tensors = with_and_without_9(one.stages, "slice_9")
-    return with_and_without_9(one.stages, "weight_slice_9") / of_tensors
+def _of_weights(seed: Compared) -> float:
+    of_tensors = with_and_without_9(seed.stages, "slice_9")
+    return with_and_without_9(seed.stages, "weight_slice_9") / of_tensors
 
 
-def _recovered_share(one: Compared) -> float:
-    rows = ends(one.stages)
-    again = 1.0 - float(one.stages.slice_9[rows["add 9"], rows["re-add 9"]])
-    lost = drop(one.stages, "slice_9")
+def _recovered_share(seed: Compared) -> float:
+    rows = ends(seed.stages)
+    again = 1.0 - float(seed.stages.slice_9[rows["add 9"], rows["re-add 9"]])
+    lost = drop(seed.stages, "slice_9")
     return (lost - again) / lost
 
 

@@ -436,7 +436,7 @@ def _block_claims(measured: Measured, differs: str) -> list[Claim]:
                     where=WHERE,
                     authors=start,
                     ours=each(
-                        measured.runs, lambda one, p=phases, n=number: _phase_starts(one, p)[n]
+                        measured.runs, lambda run, p=phases, n=number: _phase_starts(run, p)[n]
                     ),
                     expected=_within_factor(start, SPACING),
                     why="one checkpoint of five to a decade, either way",
@@ -455,8 +455,8 @@ def _block_claims(measured: Measured, differs: str) -> list[Claim]:
                 where=WHERE,
                 ours=each(
                     measured.runs,
-                    lambda one, n=number, c=name, v=level: (
-                        _phase_starts(one, 5)[n] / _step_at(one, c, v)
+                    lambda run, n=number, c=name, v=level: (
+                        _phase_starts(run, 5)[n] / _step_at(run, c, v)
                     ),
                 ),
                 expected=_within_factor(1.0, SPACING),
@@ -489,7 +489,7 @@ def _claims_after(measured: Measured) -> list[Claim]:
             name="either-metric",
             text="The symmetrised metric (code) shows what the Gaussian one (text) does.",
             where=WHERE,
-            ours=each(measured.runs, lambda one: float(abs(one.similarity - one.symmetric).max())),
+            ours=each(measured.runs, lambda run: float(abs(run.similarity - run.symmetric).max())),
             expected=at_most(0.02),
             why="largest difference of two entries",
         ),
@@ -537,8 +537,8 @@ def _share_in_their_block(result: tnsim.Pairwise) -> float:
         [train <= CHANCE, (train >= KNOWN) & (held <= CHANCE), held >= KNOWN], [0, 1, 2], -1
     )
     points = tnsim.reading.segment(result, 3).change_points
-    found = tnsim.reading.phase_of_rows(points, len(named))
-    return float((found == named)[named >= 0].mean())
+    assigned = tnsim.reading.phase_of_rows(points, len(named))
+    return float((assigned == named)[named >= 0].mean())
 
 
 def _similarity_when_understood(result: tnsim.Pairwise) -> float:

@@ -132,14 +132,14 @@ def behaviour(model: tnsim.Model, repeated: Repeated) -> dict[str, float]:
     """
     outputs = outputs_of(model, repeated)
     right = outputs.argmax(axis=-1) == repeated.tokens[:, 1:]
-    found = {
+    measures = {
         "repeated accuracy": float(right[repeated.determined].mean()),
         "fresh accuracy": float(right[~repeated.determined].mean()),
         "induction score": advantage(outputs, repeated),
     }
     for name, part in parts(model).items():
-        found[f"through {name}"] = advantage(outputs_of(part, repeated), repeated)
-    return found
+        measures[f"through {name}"] = advantage(outputs_of(part, repeated), repeated)
+    return measures
 
 
 def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
@@ -160,7 +160,7 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
     attention: Any = residual.layer
     skip: Any = residual.skip
     scale: Any = residual.scale
-    found = {"stream": skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
+    functions = {"stream": skip * tnsim.Model([*before, logits], n_ctx=model.n_ctx)}
     # Columns of the output map belong to heads.
     rows = np.arange(attention.o.shape[1]) // attention.d_value
     for head in range(attention.n_heads):
@@ -176,8 +176,8 @@ def parts(model: tnsim.Model) -> Mapping[str, tnsim.Combination]:
             rope_base=attention.rope_base,
         )
         added = tnsim.Model([*before, alone, logits], n_ctx=model.n_ctx)
-        found[f"head {head}"] = scale * added
-    return found
+        functions[f"head {head}"] = scale * added
+    return functions
 
 
 def outputs_of(

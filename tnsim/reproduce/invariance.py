@@ -207,7 +207,7 @@ def measure(run: ExperimentRun[InvarianceSetting]) -> Measured:
                 values.setdefault(key, []).append(value)
             tables.append(table)
             bar.update()
-    return Measured({key: tuple(found) for key, found in values.items()}, tables[0])
+    return Measured({key: tuple(numbers) for key, numbers in values.items()}, tables[0])
 
 
 def all_pairs(

@@ -233,14 +233,14 @@ def documents(folder: Path | None) -> list[bytes]:
     paths = sorted(root.rglob(pattern), key=lambda path: path.relative_to(root).as_posix())
     if folder is None:
         paths = [path for path in paths if not LEFT_OUT & set(path.relative_to(root).parts)]
-    found = []
+    pieces = []
     for path in paths:
         for document in path.read_bytes().split(BETWEEN_DOCUMENTS):
             # Line ends of Windows would be other bytes for the same text.
-            found += _cut_document(document.strip(b"\r\n").replace(b"\r\n", b"\n"))
-    if not found:
+            pieces += _cut_document(document.strip(b"\r\n").replace(b"\r\n", b"\n"))
+    if not pieces:
         raise ModelError(f"{root}: there is no text; give a folder of .txt files")
-    return found
+    return pieces
 
 
 def made(texts: Sequence[bytes], vocabulary: int) -> Text:
@@ -447,15 +447,15 @@ def _merged_tokens(
     tokens: Int[np.ndarray, " letters"], pair: tuple[int, int], new: int
 ) -> tuple[Int[np.ndarray, " fewer"], Float[np.ndarray, " fewer"]]:
     """The tokens with a pair replaced from the left, and the old place of each token."""
-    found = np.flatnonzero((tokens[:-1] == pair[0]) & (tokens[1:] == pair[1]))
+    places = np.flatnonzero((tokens[:-1] == pair[0]) & (tokens[1:] == pair[1]))
     # in `aaaa` the pair `aa` is found at 0, 1 and 2; of such a run every second place is taken
-    numbers = np.arange(len(found))
-    starts = np.diff(found, prepend=-2) > 1
+    numbers = np.arange(len(places))
+    starts = np.diff(places, prepend=-2) > 1
     in_run = numbers - np.maximum.accumulate(np.where(starts, numbers, 0))
-    found = found[in_run % 2 == 0]
+    places = places[in_run % 2 == 0]
     merged = tokens.copy()
-    merged[found] = new
-    kept = np.delete(np.arange(len(tokens)), found + 1)
+    merged[places] = new
+    kept = np.delete(np.arange(len(tokens)), places + 1)
     return merged[kept], kept
 
 
@@ -558,13 +558,13 @@ def scores(
     Source:
         The paper, appendix on n-gram metrics.
     """
-    found = np.empty((len(models), len(known)))
+    values = np.empty((len(models), len(known)))
     for row, model in enumerate(models):
         for column, (own, other) in enumerate(zip(known, unseen, strict=True)):
             last = losses(model, np.concatenate([own, other]))[:, -1]
             # The loss on unseen text over the loss on known n-grams: 1 is no specialisation.
-            found[row, column] = last[len(own) :].mean() / last[: len(own)].mean()
-    return found
+            values[row, column] = last[len(own) :].mean() / last[: len(own)].mean()
+    return values
 
 
 def phases(scores: Float[np.ndarray, "models sizes"], above: float) -> Int[np.ndarray, " models"]:
@@ -765,12 +765,12 @@ def measure(run: ExperimentRun[LanguageSetting]) -> Measured:
     sizes = range(2, setting.positions + 2)
     known = [common(text.training, n, setting.grams) for n in sizes]
     unseen = [windows(text.held_out, n, setting.windows, run.seed) for n in sizes]
-    found = scores(models, known, unseen)
-    for n, curve in zip(sizes, found.T, strict=True):
+    scored = scores(models, known, unseen)
+    for n, curve in zip(sizes, scored.T, strict=True):
         table[f"{n}-gram score"] = ("a", curve)
     held_out = windows(text.held_out, setting.context + 1, _LOSS_SEQUENCES, run.seed)
     table["held-out loss"] = ("a", [losses(model, held_out).mean() for model in models])
-    ngrams = table["similarity"].copy(data=squared_distances(found))
+    ngrams = table["similarity"].copy(data=squared_distances(scored))
     return Measured(table, ngrams, text.digest)
 
 
@@ -861,18 +861,18 @@ def _of_ngrams(measured: Measured, differs: str) -> list[Claim]:
     ]
 
 
-def _of_tensors(found: dict[str, Seen], differs: str) -> list[Claim]:
+def _of_tensors(seen: dict[str, Seen], differs: str) -> list[Claim]:
     """The claims that compare tensor similarity with the best of the other measures."""
-    tensor = found["similarity"]
-    others = [one for name, one in found.items() if name != "similarity"]
-    beyond = tensor.score - tensor.even - max(one.score - one.even for one in others)
+    tensor = seen["similarity"]
+    others = [other for name, other in seen.items() if name != "similarity"]
+    beyond = tensor.score - tensor.even - max(other.score - other.even for other in others)
     return [
         Claim(
             name="tensor-is-sharpest",
             text="Tensor similarity has clear blocks where existing measures blur.",
             where=WHERE,
             authors=round(AUTHORS["similarity"] - AUTHORS["text_residual"], 3),
-            ours=(tensor.score - max(one.score for one in others),),
+            ours=(tensor.score - max(other.score for other in others),),
             expected=at_least(0.0),
             why="its block score less the largest of the others",
             differs=differs,
@@ -890,7 +890,7 @@ def _of_tensors(found: dict[str, Seen], differs: str) -> list[Claim]:
             name="tensor-follows-ngrams-best",
             text="Tensor similarity follows the n-gram scores better than other measures.",
             where=WHERE,
-            ours=(tensor.rank - max(one.rank for one in others),),
+            ours=(tensor.rank - max(other.rank for other in others),),
             expected=at_least(0.0),
             why="its Spearman's coefficient with likeness in n-gram scores less the largest other",
             differs=differs,

@@ -149,7 +149,9 @@ def score(records: Iterable[dict[str, Any]]) -> str:
         '2 claims: 2 hold'
     """
     verdicts = Counter(row["verdict"] for record in records for row in record["claims"])
-    counted = [f"{verdicts[one]} {_PLURAL[one]}" for one in Verdict if verdicts[one]]
+    counted = [
+        f"{verdicts[verdict]} {_PLURAL[verdict]}" for verdict in Verdict if verdicts[verdict]
+    ]
     return f"{verdicts.total()} claims: {', '.join(counted)}"
 
 
@@ -232,31 +234,31 @@ def page(placed: Sequence[Placed]) -> str:
     Returns:
         Markdown.
     """
-    found = [record for _, record in placed]
+    records = [record for _, record in placed]
     lines = [
         TITLE,
         "",
         "Every claim of the paper that can be rerun, beside what was measured. This page is "
         "written by `tnsim reproduce` from the `claims.json` of every run; nobody edits it.",
         "",
-        f"**{score(found)}.**",
+        f"**{score(records)}.**",
         "",
-        *_overview_lines(found),
-        *_listed_claims("What does not hold", found, Verdict.fails),
-        *_listed_claims("What differs in setting", found, Verdict.differs),
-        *_listed_claims("What cannot be rerun", found, Verdict.cannot),
+        *_overview_lines(records),
+        *_listed_claims("What does not hold", records, Verdict.fails),
+        *_listed_claims("What differs in setting", records, Verdict.differs),
+        *_listed_claims("What cannot be rerun", records, Verdict.cannot),
     ]
     for folder, record in placed:
         lines += _run_section(folder, record)
-    lines += _origin_lines(found)
+    lines += _origin_lines(records)
     return "\n".join(lines) + "\n"
 
 
-def _overview_lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _overview_lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of a table with a row for each run."""
     heads = ["experiment", "in the paper", "setting", "seed", "train", "measure", *Verdict]
     yield from _table_head(heads)
-    for record in found:
+    for record in records:
         verdicts = Counter(row["verdict"] for row in record["claims"])
         seconds = [_seconds(record["seconds"].get(step)) for step in ("train", "measure")]
         yield _table_row(
@@ -266,16 +268,16 @@ def _overview_lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
                 record["setting"],
                 str(record["seed"]),
                 *seconds,
-                *(str(verdicts[one] or "-") for one in Verdict),
+                *(str(verdicts[verdict] or "-") for verdict in Verdict),
             ]
         )
     yield ""
 
 
-def _listed_claims(title: str, found: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
+def _listed_claims(title: str, records: Iterable[dict[str, Any]], wanted: Verdict) -> list[str]:
     """A section of the claims of equal verdict, with their numbers; empty without such claims."""
     items = []
-    for record in found:
+    for record in records:
         for row in record["claims"]:
             if row["verdict"] == wanted:
                 items.append(f"- *{record['experiment']}*: {row['text']} {_reason_of(row)}")
@@ -345,13 +347,13 @@ def _arguments(record: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _origin_lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _origin_lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of a list of machines and versions, each once, with their experiments."""
     yield "## Machines and versions"
     yield ""
     by_origin: dict[str, list[str]] = {}
-    for record in found:
-        versions = ", ".join(f"{name} {one}" for name, one in record["versions"].items())
+    for record in records:
+        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
         origin = f"{record['machine']}; {versions}"
         by_origin.setdefault(origin, []).append(record["experiment"])
     for origin, names in by_origin.items():

@@ -186,12 +186,12 @@ def measure(run: ExperimentRun[PathsSetting]) -> Measured:
     """
     formations = []
     for n, series in enumerate(series_of(run)):
-        found = _kept_values(
+        values = _kept_values(
             run, f"series-{n}", lambda series=series: _series_formation(run, *series)._asdict()
         )
-        curves = {name: np.array(curve) for name, curve in found["curves"].items()}
-        edges = {int(step): tuple(pair) for step, pair in found["edges"].items()}
-        formations.append(Formation(found["steps"], curves, edges))
+        curves = {name: np.array(curve) for name, curve in values["curves"].items()}
+        edges = {int(step): tuple(pair) for step, pair in values["edges"].items()}
+        formations.append(Formation(values["steps"], curves, edges))
     stacks, points = [], run.setting.points
     with run.bar(run.setting.backdoors, "backdoors", "stack") as bar:
         for seed in range(run.seed, run.seed + run.setting.backdoors):
@@ -261,12 +261,12 @@ def _model_outputs(model: tnsim.Model, one_hot: Any) -> Any:
 def _attention_layers(model: tnsim.Model) -> list[tnsim.Attention]:
     """The two attention layers of a model of two."""
     _, first, second, _ = model.layers
-    found = []
+    attention = []
     for layer in (first, second):
         if not (isinstance(layer, tnsim.Residual) and isinstance(layer.layer, tnsim.Attention)):
             raise tnsim.ModelError(f"attention is to be added to its input, found {layer}")
-        found.append(layer.layer)
-    return found
+        attention.append(layer.layer)
+    return attention
 
 
 def _attention_norm(model: tnsim.Model) -> float:
@@ -293,19 +293,21 @@ def composition_scores(model: tnsim.Model) -> Float[np.ndarray, "sources targets
     first, second = _attention_layers(model)
     # A head of layer 1 writes through O V.
     written = [o @ v for o, v in zip(_head_columns(first), _head_rows(first, "v"), strict=True)]
-    found = np.zeros((first.n_heads, second.n_heads, len(LEGS)))
+    shares = np.zeros((first.n_heads, second.n_heads, len(LEGS)))
     for target in range(second.n_heads):
         value = _head_columns(second)[target] @ _head_rows(second, "v")[target]
         scores = [
             _head_rows(second, q)[target].T @ _head_rows(second, k)[target]
             for q, k in (("q1", "k1"), ("q2", "k2"))
         ]
-        for source, one in enumerate(written):
+        for source, head in enumerate(written):
             read = {"Q": [score.T for score in scores], "K": scores, "V": [value]}
             for leg, matrices in enumerate(read.values()):
                 # Bilinear attention has two scores, and a leg's score is their mean.
-                found[source, target, leg] = np.mean([_composition_score(x, one) for x in matrices])
-    return found
+                shares[source, target, leg] = np.mean(
+                    [_composition_score(x, head) for x in matrices]
+                )
+    return shares
 
 
 def _composition_score(matrix: np.ndarray, other: np.ndarray) -> float:
@@ -339,8 +341,8 @@ def edge_ranks(
         composition score, over all edges from heads of layer 1 to heads of layer 2.
     """
     tokens = tnsim.Categorical(samples=setting.edge_samples, seed=seed)
-    found: Any = tnsim.paths(model, metric=tokens, by="head", legs=True)
-    effect = dict(zip(found.edges, found.cut, strict=True))
+    edges: Any = tnsim.paths(model, metric=tokens, by="head", legs=True)
+    effect = dict(zip(edges.edges, edges.cut, strict=True))
     scores = composition_scores(model)
     whole = accuracy(model, repeated)
     lost, cuts, composed = [], [], []
@@ -486,11 +488,11 @@ def planted(setting: PathsSetting, seed: Any) -> tuple[bool, bool, float]:
 
 def weight_changes(a: tnsim.Model, b: tnsim.Model) -> Float[np.ndarray, " layers"]:
     """The squared difference of the weights of every layer."""
-    found = []
+    changes = []
     for one, two in zip(a.layers, b.layers, strict=True):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-        found.append(sum(float(np.sum((x - y) ** 2)) for x, y in pairs))
-    return np.array(found)
+        changes.append(sum(float(np.sum((x - y) ** 2)) for x, y in pairs))
+    return np.array(changes)
 
 
 CLASSES, WIDTH, FEATURES = 4, 12, 10
@@ -538,7 +540,7 @@ def backdoor(seed: int, points: int = 256) -> Stack:
     attacked = _fitted_model(clean, poisoned, 800)
     x = rng.normal(size=(2000, FEATURES)) + trigger
     metric = tnsim.Empirical(rng.normal(size=(points, FEATURES)))
-    found = tnsim.change(clean, attacked, metric, ends=True)
+    localised = tnsim.change(clean, attacked, metric, ends=True)
     margin = _class_margin(attacked, x)
     back = []
     for n, layer in enumerate(clean.layers):
@@ -547,7 +549,7 @@ def backdoor(seed: int, points: int = 256) -> Stack:
         back.append(margin - _class_margin(tnsim.Model(layers), x))
     rate = float((np.asarray(attacked(x)).argmax(axis=1) == 0).mean())
     return Stack(
-        spearman(found.removed, back), spearman(weight_changes(clean, attacked), back), rate
+        spearman(localised.removed, back), spearman(weight_changes(clean, attacked), back), rate
     )
 
 
@@ -603,9 +605,12 @@ def claims(run: ExperimentRun[PathsSetting], measured: Measured) -> tuple[Claim,
 def _of_formation(measured: Measured) -> list[Claim]:
     seeds = measured.formations
     shares, scores, norms = (
-        each(seeds, lambda one, name=name: one.pearson(name)) for name in ("share", "score", "norm")
+        each(seeds, lambda seed, name=name: seed.pearson(name))
+        for name in ("share", "score", "norm")
     )
-    apart = each(seeds, lambda one: abs(one.largest_rise("share") - one.largest_rise("accuracy")))
+    apart = each(
+        seeds, lambda seed: abs(seed.largest_rise("share") - seed.largest_rise("accuracy"))
+    )
     return [
         Claim(
             name="share-follows-accuracy",
@@ -645,8 +650,8 @@ def _of_formation(measured: Measured) -> list[Claim]:
             name="no-early-rise",
             text="Before the accuracy leaves chance the share has not risen, as norms have.",
             where=WHERE,
-            ours=each(seeds, lambda one: one.early("share")),
-            control=each(seeds, lambda one: one.early("norm")),
+            ours=each(seeds, lambda seed: seed.early("share")),
+            control=each(seeds, lambda seed: seed.early("norm")),
             expected=at_most(0.1),
             excess=at_most(0.0),
             why="part of the rise before the accuracy is twice chance; control: weight norms",
@@ -655,13 +660,13 @@ def _of_formation(measured: Measured) -> list[Claim]:
 
 
 def _of_edges(measured: Measured) -> list[Claim]:
-    seeds = [one for one in measured.formations if one.edges]
-    steps = sorted({step for one in seeds for step in one.edges})
-    found = []
+    seeds = [seed for seed in measured.formations if seed.edges]
+    steps = sorted({step for seed in seeds for step in seed.edges})
+    claims = []
     for step in steps:
-        pairs = [one.edges[step] for one in seeds if step in one.edges]
+        pairs = [seed.edges[step] for seed in seeds if step in seed.edges]
         above = sum(ours > control for ours, control in pairs)
-        found.append(
+        claims.append(
             Claim(
                 name=f"edges-at-{step}",
                 text=f"Edges that matter to the task are found without it, at step {step}.",
@@ -674,7 +679,7 @@ def _of_edges(measured: Measured) -> list[Claim]:
                 f"which is lower on {above} of {len(pairs)} seeds",
             )
         )
-    return found
+    return claims
 
 
 def _of_changes(run: ExperimentRun[PathsSetting], measured: Measured) -> list[Claim]:
@@ -695,7 +700,7 @@ def _of_changes(run: ExperimentRun[PathsSetting], measured: Measured) -> list[Cl
             name="attack-learnt",
             text="The backdoors are learnt.",
             where=WHERE,
-            ours=each(measured.backdoors, lambda one: one.attack),
+            ours=each(measured.backdoors, lambda seed: seed.attack),
             expected=at_least(0.9),
             why="rate at which the trigger decides",
         ),
@@ -703,11 +708,11 @@ def _of_changes(run: ExperimentRun[PathsSetting], measured: Measured) -> list[Cl
             name="no-advantage-in-shared-bases",
             text="In shared bases, where all weights move, norms find a backdoor's layers as well.",
             where=WHERE,
-            ours=each(measured.backdoors, lambda one: one.removed - one.norm),
+            ours=each(measured.backdoors, lambda seed: seed.removed - seed.norm),
             expected=at_most(0.2),
             why="Spearman, over five layers, of the change lost less that of weight differences",
             note="mean correlation of the change {:.2f}, of weight differences {:.2f}".format(
-                *(mean(each(measured.backdoors, lambda one, n=n: one[n])) for n in (0, 1))
+                *(mean(each(measured.backdoors, lambda seed, n=n: seed[n])) for n in (0, 1))
             ),
         ),
     ]
@@ -719,7 +724,7 @@ def summaries(measured: Measured) -> tuple[Summary, ...]:
     rows = []
     for name, words in CURVES.items():
         if name != "accuracy":
-            rows.append((words, *(f"{one.pearson(name):.2f}" for one in measured.formations)))
+            rows.append((words, *(f"{seed.pearson(name):.2f}" for seed in measured.formations)))
     return (Summary("Curves beside the accuracy on repeated tokens", heads, tuple(rows)),)
 
 
@@ -739,11 +744,11 @@ def figures(run: ExperimentRun[PathsSetting], measured: Measured) -> dict[str, F
     figure, axes = plt.subplots(
         1, count, figsize=(4 * count, 3.3), squeeze=False, sharey=True, layout="constrained"
     )
-    for n, (ax, one) in enumerate(zip(axes[0], measured.formations, strict=True)):
+    for n, (ax, seed) in enumerate(zip(axes[0], measured.formations, strict=True)):
         for name, words in CURVES.items():
-            values = one.curves[name]
+            values = seed.curves[name]
             ax.plot(range(len(values)), values / values.max(), label=words)
-        ax.set_xticks(range(len(one.steps)), one.steps, rotation=90, fontsize=7)
+        ax.set_xticks(range(len(seed.steps)), seed.steps, rotation=90, fontsize=7)
         ax.set_title(f"series {n}", fontsize=9)
         ax.set_xlabel("step")
     axes[0, 0].set_ylabel("share of the largest value")

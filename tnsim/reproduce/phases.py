@@ -72,7 +72,7 @@ def seen(matrix: xr.DataArray, behaviour: xr.DataArray, change_points: Sequence[
 
 
 def claims_of(
-    found: Mapping[str, Seen],
+    seen: Mapping[str, Seen],
     titles: Mapping[str, str],
     where: str,
     turns: str,
@@ -93,17 +93,17 @@ def claims_of(
         Claims `blocks-NAME` and `phases-NAME`.
     """
     rows = []
-    for name, one in found.items():
+    for name, curve in seen.items():
         hyphened = name.replace("_", "-")
-        count = len(one.starts) + 1
+        count = len(curve.starts) + 1
         rows += [
             Claim(
                 name=f"blocks-{hyphened}",
                 text=f"Block score of {titles[name]} at its best {count} phases.",
                 where=where,
                 authors=(authors or {}).get(name),
-                ours=(one.score,),
-                control=(one.even,),
+                ours=(curve.score,),
+                control=(curve.even,),
                 excess=at_least(0.0),
                 why="the control drifts as much, evenly, so it has no phases",
                 differs=differs,
@@ -112,17 +112,17 @@ def claims_of(
                 name=f"phases-{hyphened}",
                 text=f"The best {count} phases of {titles[name]} start where {turns}.",
                 where=where,
-                ours=(one.late,),
+                ours=(curve.late,),
                 expected=at_most(1.0),
                 why="checkpoints between the two, on average",
                 differs=differs,
-                note=f"they start at steps {_steps(one.starts)}",
+                note=f"they start at steps {_steps(curve.starts)}",
             ),
         ]
     return rows
 
 
-def summary(found: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequence[Any]) -> Summary:
+def summary(seen: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequence[Any]) -> Summary:
     """A table of all matrices side by side.
 
     Args:
@@ -146,17 +146,17 @@ def summary(found: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequenc
         "Spearman",
     )
     rows = []
-    for name, one in found.items():
-        last = "-" if one.last is None else f"{one.last:.3f}"
+    for name, curve in seen.items():
+        last = "-" if curve.last is None else f"{curve.last:.3f}"
         rows.append(
             (
                 titles[name],
-                f"{one.score:.3f}",
-                f"{one.even:.3f}",
+                f"{curve.score:.3f}",
+                f"{curve.even:.3f}",
                 last,
-                _steps(one.starts),
-                f"{one.late:.1f}",
-                f"{one.rank:.3f}",
+                _steps(curve.starts),
+                f"{curve.late:.1f}",
+                f"{curve.rank:.3f}",
             )
         )
     title = f"Which measure sees the phases of behaviour, which start at steps {_steps(turns)}"

@@ -108,14 +108,14 @@ def read(path: Path) -> dict[str, Any]:
         ResultError: When the file is missing or is no record.
     """
     try:
-        found = read_json(path)
-        found["claims"][0]["verdict"]
+        record = read_json(path)
+        record["claims"][0]["verdict"]
     except (CheckpointError, KeyError, TypeError, IndexError) as error:
         raise ResultError(
             f"{path}: cannot be read as the claims of an experiment ({error}); "
             "run  tnsim reproduce  again"
         ) from None
-    return found
+    return record
 
 
 def machine() -> str:

@@ -174,15 +174,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         with regular(path) as file:
-            found = json.loads(file.read())
+            data = json.loads(file.read())
     except RecursionError:
         reason = "it is nested too deeply"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     else:
-        if isinstance(found, dict):
-            return found
-        reason = f"expected a JSON object, found {type(found).__name__}"
+        if isinstance(data, dict):
+            return data
+        reason = f"expected a JSON object, found {type(data).__name__}"
     raise CheckpointError(
         f"{path}: cannot be read as what a run has kept: {reason}; give another --out, or remove "
         "the folder"
@@ -211,9 +211,9 @@ def claim_folder(run: ExperimentRun, experiment: str) -> None:
     if not path.exists():
         write_json(path, about)
         return
-    found = read_json(path)
+    record = read_json(path)
     # Results of another setting must not be mixed with those in the folder.
-    other = [key for key, value in about.items() if found.get(key) != value]
+    other = [key for key, value in about.items() if record.get(key) != value]
     if other:
         raise StoreMismatch(
             f"{run.folder} holds a run with another {', '.join(other)}; give another --out, "
@@ -292,12 +292,12 @@ def seed_folders(run: ExperimentRun, holding: str) -> list[str]:
     Raises:
         CheckpointError: When there is no such folder.
     """
-    found = sorted(path.name for path in run.checkpoints.glob("seed-*"))
-    if not found:
+    folders = sorted(path.name for path in run.checkpoints.glob("seed-*"))
+    if not folders:
         raise CheckpointError(
             f"{run.checkpoints}: no folder seed-0 or the like, which holds {holding}"
         )
-    return found
+    return folders
 
 
 def with_curves(result: Any, log: Sequence[Mapping[str, float]], curves: Iterable[str]) -> Any:

@@ -394,9 +394,9 @@ def _joined_legs(trees: tuple[Tree, Tree], diagram: Diagram) -> list[tuple[str, 
     pairs = []
     for u, v in diagram.edges:
         # Legs of a node are symmetrised, so any of them will do.
-        one = free[u].pop()
+        free_leg = free[u].pop()
         two = free[v].pop()
-        pairs.append((one, two))
+        pairs.append((free_leg, two))
     return pairs
 
 

@@ -319,8 +319,8 @@ class Expression:
             # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled_leaf(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            found = self._contracted_sum(leaves, self.plan.dtype, self.backend, is_scaled)
-        value, exponent = jax.device_get(found)
+            total = self._contracted_sum(leaves, self.plan.dtype, self.backend, is_scaled)
+        value, exponent = jax.device_get(total)
         # Float64 holds the exponent, whatever the precision of the run.
         widest = np.result_type(value, np.float64)
         finished = self._finished_value(np.asarray(value, widest)[()], float(exponent))

@@ -70,13 +70,13 @@ class LayerArrays:
 def layer_arrays(model: Model) -> tuple[LayerArrays, ...]:
     """The arrays of every layer of a model, in the form that networks hold."""
     top = len(model.layers) - 1
-    found = []
+    arrays = []
     for number, layer in enumerate(model.layers):
         nodes = local_nodes(layer, model.n_ctx)
         if number == top:
             nodes = _without_constant_row(nodes)
-        found.append(LayerArrays(layer.order, nodes))
-    return tuple(found)
+        arrays.append(LayerArrays(layer.order, nodes))
+    return tuple(arrays)
 
 
 def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:

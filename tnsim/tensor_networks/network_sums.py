@@ -331,15 +331,15 @@ def leaf_of(networks: NetworkSum, tags: Tags) -> str:
         ModelError: There is no such tensor, or the tensors hold several leaves.
     """
     wanted = tag_set(tags)
-    found = []
+    legs = []
     for name, leaf in networks.leaves.items():
         if any(wanted <= carried for carried in leaf.tags):
-            found.append(name)
-    if len(found) == 1:
-        return found[0]
-    if found:
+            legs.append(name)
+    if len(legs) == 1:
+        return legs[0]
+    if legs:
         raise ModelError(
-            f"the tags {listed(sorted(wanted))} stand for {len(found)} different arrays: "
+            f"the tags {listed(sorted(wanted))} stand for {len(legs)} different arrays: "
             "give more tags in a tuple, or say with shared_tags that these are one"
         )
     carried = set().union(*itertools.chain(*(leaf.tags for leaf in networks.leaves.values())))

@@ -62,7 +62,7 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     metric = request.metric
     if not adds_up(metric):
         return None
-    models = [model for one in numbers((a, b)) for _, model in terms(one)]
+    models = [model for number in numbers((a, b)) for _, model in terms(number)]
     points = points_of(models, metric, request.pairs, request.slices, request.dtype)
     if points is None:
         return None
@@ -133,9 +133,9 @@ def compared(
 
 def _unclipped(products: InnerProducts, models: Two, request: Request) -> precision.Cosine:
     """The cosine in float64, which rounding may take out of [-1, 1], and its error bound."""
-    found = products.values
+    values = products.values
     arithmetic = _arithmetic(models, request.dtype)
-    cosines = precision.cosine(found["AB"], found["AA"], found["BB"], arithmetic)
+    cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
     return precision.Cosine(cosines.value.astype("float64"), cosines.error)
 
 
@@ -169,15 +169,15 @@ class _Cosine(torch.autograd.Function):
         with execution.precision():
             moving = dict(zip(places, map(_to_jax, tensors), strict=True))
             if wanted:
-                found, ctx.gradient = number_and_pullback(comparison, moving, fixed)
+                cosines, ctx.gradient = number_and_pullback(comparison, moving, fixed)
             else:
-                found = number(comparison, moving, fixed)
-            found = precision.Cosine(*(np.asarray(x, np.float64) for x in found))
+                cosines = number(comparison, moving, fixed)
+            cosines = precision.Cosine(*(np.asarray(x, np.float64) for x in cosines))
         ctx.save_for_backward(*tensors)
         ctx.places = places
-        if not np.isnan(found.value):
-            precision.report(float(found.error), "the cosine", arithmetic, stacklevel=4)
-        value = float(precision.clipped(found))
+        if not np.isnan(cosines.value):
+            precision.report(float(cosines.error), "the cosine", arithmetic, stacklevel=4)
+        value = float(precision.clipped(cosines))
         return torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
 
     @staticmethod

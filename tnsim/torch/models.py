@@ -35,15 +35,17 @@ def model_of(
             know.
         ModelError: The recognised layers compute something other than the module.
     """
-    found = recognised(module, layers, n_ctx, inputs)
-    if found.parts is None:
+    reading = recognised(module, layers, n_ctx, inputs)
+    if reading.parts is None:
         # A module that no rules describe is traced operation by operation; the example is moved to
         # the type and device of the parameters first.
-        parameters = [one for one in found.module.parameters() if one.is_floating_point()]
-        return Model(traced_layers(found.module, found.example.to(parameters[0])), n_ctx)
-    arrays = NamedArrays(tensors_of(found.module), None)
-    live = [one for part in found.parts for one in layers_of(part, found.module, arrays)]
-    normed = [str(n) for n, one in enumerate(live) if one.norm is not None]
+        parameters = [
+            parameter for parameter in reading.module.parameters() if parameter.is_floating_point()
+        ]
+        return Model(traced_layers(reading.module, reading.example.to(parameters[0])), n_ctx)
+    arrays = NamedArrays(tensors_of(reading.module), None)
+    live = [layer for part in reading.parts for layer in layers_of(part, reading.module, arrays)]
+    normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
     if normed:
         raise UnsupportedLayer(
             f"a norm stands before layer {', '.join(normed)}. At a constant energy it is part of "
@@ -51,4 +53,4 @@ def model_of(
             "train with the outputs of the module, and use "
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
-    return Model([one.layer for one in live], n_ctx)
+    return Model([layer.layer for layer in live], n_ctx)

@@ -173,10 +173,10 @@ def loop_labels(
     # Labels of equal sizes may be one label, because a loop never joins its arguments; only its
     # body does. So loops over arrays of equal shapes are equal, and share a program.
     of_size: dict[int, int] = {}
-    found = []
+    by_loop = []
     for shape, axis in zip(shapes, axes, strict=True):
         labels = []
         for n, size in enumerate(shape):
             labels.append(0 if n == axis else of_size.setdefault(size, len(of_size) + 1))
-        found.append(tuple(labels))
-    return tuple(found), of_size
+        by_loop.append(tuple(labels))
+    return tuple(by_loop), of_size

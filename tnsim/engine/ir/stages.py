@@ -131,13 +131,13 @@ def scale_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:
         >>> scale_weights([first, second])
         {(0, 'g'): 2.0}
     """
-    found: dict[tuple[int, str], float] = {}
+    weights: dict[tuple[int, str], float] = {}
     # Stages are gone through from the last to the first, so that `later` holds the product of the
     # degrees of all stages behind the current stage.
     later: dict[str, int] = {}
     for n in reversed(range(len(stages))):
         for group in reversed(stages[n].groups):
-            found[n, group] = float(later.get(group, 1))
+            weights[n, group] = float(later.get(group, 1))
         for group, degree in stages[n].degrees:
             later[group] = later.get(group, 1) * degree
-    return dict(reversed(found.items()))
+    return dict(reversed(weights.items()))

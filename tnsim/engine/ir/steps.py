@@ -218,14 +218,14 @@ def _step_seconds(step: Step, speeds: Speeds, threads: int) -> float:
     shape = step.writes.shape
     if step.kind == "matmul":
         k = step.reads[0].shape[-1]
-        found = matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
+        seconds = matmul_seconds(math.prod(shape[:-2]), shape[-2], shape[-1], k, speeds)
     elif step.kind == "einsum":
         # Each argument has all axes, kept and summed; along a label that it lacks it has stride 0.
-        found = _by_entries(math.prod(step.reads[0].shape), speeds)
+        seconds = _by_entries(math.prod(step.reads[0].shape), speeds)
     else:
-        found = speeds.call + math.prod(step.reads[0].shape) / speeds.passing
+        seconds = speeds.call + math.prod(step.reads[0].shape) / speeds.passing
     # Parts are of equal size, so more threads than parts gain nothing.
-    return found / min(max(1, len(step.parts)), threads)
+    return seconds / min(max(1, len(step.parts)), threads)
 
 
 def matmul_seconds(batch: int, m: int, n: int, k: int, speeds: Speeds) -> float:
@@ -268,18 +268,18 @@ def _is_one_axis(group: Labels, strides: Strides, sizes: Sizes) -> bool:
 
 def _axis_runs(strides: Strides, chosen: Sequence[int], sizes: Sizes) -> list[Labels]:
     """Longest runs of chosen labels, neighbours in memory, that can be read as a single axis."""
-    found: list[Labels] = []
+    runs: list[Labels] = []
     # Labels that are not chosen cut the order into runs; within a run, neighbours merge where their
     # strides allow.
     for is_chosen, run in itertools.groupby(
         _stride_order(strides), key=lambda label: label in chosen
     ):
         for label in run if is_chosen else ():
-            if found and _is_one_axis((found[-1][-1], label), strides, sizes):
-                found[-1] = (*found[-1], label)
+            if runs and _is_one_axis((runs[-1][-1], label), strides, sizes):
+                runs[-1] = (*runs[-1], label)
             else:
-                found.append((label,))
-    return found
+                runs.append((label,))
+    return runs
 
 
 def _merged_axes(
@@ -289,15 +289,15 @@ def _merged_axes(
 
     Neighbours that are a single axis in all arrays are merged.
     """
-    found: list[tuple[int, tuple[int, ...]]] = []
+    merged: list[tuple[int, tuple[int, ...]]] = []
     for label in order:
         size, steps = sizes[label], tuple(strides.get(label, 0) for strides in several)
         # The outer axis steps over the whole inner axis in every array, so both together are one
         # longer axis. An axis that all arrays lack has stride 0 everywhere, and merges likewise.
-        if found and found[-1][1] == tuple(size * step for step in steps):
-            size *= found.pop()[0]
-        found.append((size, steps))
-    return found
+        if merged and merged[-1][1] == tuple(size * step for step in steps):
+            size *= merged.pop()[0]
+        merged.append((size, steps))
+    return merged
 
 
 def _result_order(want: Labels, rows: Labels, columns: Labels, sizes: Sizes) -> Labels:
@@ -431,21 +431,21 @@ class _Analysis:
     def _wanted_orders(self, outputs: Sequence[Labels]) -> list[Labels]:
         """For each value the order of its axes in memory that its readers would have."""
         # Each value is wanted in the order of its labels, unless a reader says otherwise.
-        found = [tuple(range(len(shape))) for shape in self.program.value_shapes]
+        orders = [tuple(range(len(shape))) for shape in self.program.value_shapes]
         for number, order in zip(self.program.outputs, outputs, strict=True):
-            found[number] = order
+            orders[number] = order
         first = len(self.program.shapes)
         # From the outputs back to the inputs, so that a sum knows its own order before it passes
         # the order on to its terms. Products are not asked: they choose by cost, and a term that is
         # an input stands as it stands.
-        for number in reversed(range(first, len(found))):
+        for number in reversed(range(first, len(orders))):
             operation = self.program.operations[number - first]
             if operation.kind == "sum":
-                order = [operation.output[axis] for axis in found[number]]
+                order = [operation.output[axis] for axis in orders[number]]
                 for a, labels in zip(operation.args, operation.labels, strict=True):
                     if a >= first:
-                        found[a] = tuple(labels.index(x) for x in order if x in labels)
-        return found
+                        orders[a] = tuple(labels.index(x) for x in order if x in labels)
+        return orders
 
     def _write_step(
         self,
@@ -536,15 +536,15 @@ class _Analysis:
             out = _in_order(order, sizes)
             # A result in another order makes a later reader slower or copies it, on average at a
             # share of a copy.
-            found = 0.0 if order == want else _UNLIKE * entries / self.speeds.passing
+            total = 0.0 if order == want else _UNLIKE * entries / self.speeds.passing
             for _, strides in arguments:
                 # The innermost run of merged axes: how long it is, and whether the argument is read
                 # in it without gaps (stride 1) or is one number (stride 0). Strided reading takes
                 # about three times as long.
                 size, (step, _) = _merged_axes(order, [strides, out], sizes)[-1]
                 slow = 1.0 if step in (0, 1) else 3.0
-                found += entries * (slow / self.speeds.passing + _RUN / size) / len(arguments)
-            return found
+                total += entries * (slow / self.speeds.passing + _RUN / size) / len(arguments)
+            return total
 
         return min(orders, key=seconds)
 
@@ -746,14 +746,14 @@ class _Analysis:
         # An output of a whole program is handed out as an array that others may write to and keep.
         # So it may be neither an input, nor a view in another order, nor a part of a larger value.
         # The output of a loop's body is read at once, wherever it stands.
-        found = _Argument(value.number, {axis: value.strides[axis] for axis in inner})
-        stands = found.strides == _in_order(inner, sizes)
+        argument = _Argument(value.number, {axis: value.strides[axis] for axis in inner})
+        stands = argument.strides == _in_order(inner, sizes)
         is_whole = math.prod(shape) == self.sizes[value.number]
         is_input = value.number < len(self.program.shapes)
         if not self.is_body and (is_input or not stands or not is_whole):
-            found = self._ordered_copy(found, inner, sizes)
-        axes = [(size, found.strides.get(axis, 0)) for axis, size in sizes.items()]
-        return self._view_of(found.number, axes)
+            argument = self._ordered_copy(argument, inner, sizes)
+        axes = [(size, argument.strides.get(axis, 0)) for axis, size in sizes.items()]
+        return self._view_of(argument.number, axes)
 
     # Values and views.
 

@@ -156,12 +156,12 @@ def analysed(
     # Owners of a scale are those of the output that the scale is read off before any division. The
     # stage therefore needs `outputs` twice: undivided, to look up the scales, and then divided.
     undivided = tuple(values[value] for value in program.outputs)
-    found = AnalysedStage(number, stage, program, tuple(values), undivided)
+    stage_values = AnalysedStage(number, stage, program, tuple(values), undivided)
     divided = []
-    for own, powers in zip(undivided, found.powers, strict=True):
+    for own, powers in zip(undivided, stage_values.powers, strict=True):
         # x / s depends on the arrays of x and of s.
-        divided.append(own | union(found.scale(slot) for slot, _ in powers))
-    return found._replace(outputs=tuple(divided))
+        divided.append(own | union(stage_values.scale(slot) for slot, _ in powers))
+    return stage_values._replace(outputs=tuple(divided))
 
 
 def union(several: Iterable[Dependencies]) -> Dependencies:
@@ -256,27 +256,27 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
     if not given:
         return None
     draft = _Draft(stage)
-    draft.compute((one.value for one in given), owner)
+    draft.compute((portion_output.value for portion_output in given), owner)
     values, powers = [], []
     # Each output is divided by the scales of its stage. A scale that this share reads off itself is
     # divided off by the program as usual. A scale that another share reads off arrives as the
     # scalar 1 / s, by which the value is multiplied as often as its power says.
-    for one in given:
+    for output in given:
         by_others: list[str] = []
         by_own: list[tuple[int, int]] = []
-        for slot, power in one.powers:
+        for slot, power in output.powers:
             if slot in scales:
                 by_own.append((scales.index(slot), power))
             else:
                 by_others += [stage.inverse(slot)] * power
-        values.append(draft.multiplied(one.value, by_others))
+        values.append(draft.multiplied(output.value, by_others))
         powers.append(tuple(by_own))
     program, inputs = draft.program(values, _read_off(stage, scales, given), tuple(powers))
     return Portion(
         stage.number,
         program,
         inputs=tuple(map(stage.name, inputs)),
-        outputs=tuple(one.name for one in given),
+        outputs=tuple(output.name for output in given),
         groups=tuple(stage.stage.groups[slot] for slot in scales),
         taken=_taken(stage, inputs),
     )
@@ -354,12 +354,12 @@ def _read_off(
     stage: AnalysedStage, scales: Sequence[int], given: Sequence[_Output]
 ) -> tuple[tuple[int, int], ...]:
     """The scales of a portion as pairs (output, power)."""
-    places = {one.name: place for place, one in enumerate(given)}
-    found = []
+    places = {output.name: place for place, output in enumerate(given)}
+    reads = []
     for slot in scales:
         which, power = stage.program.scales[slot]
-        found.append((places[stage.stage.outputs[which]], power))
-    return tuple(found)
+        reads.append((places[stage.stage.outputs[which]], power))
+    return tuple(reads)
 
 
 class _Draft:
@@ -416,10 +416,10 @@ class _Draft:
         read = [arg for op in self.operations.values() for arg in op.args]
         # A dictionary in place of a set: the inputs get the order in which the operations read
         # them, equal in every process, so that equal portions are equal programs.
-        found: dict[Value, None] = dict.fromkeys((*read, *outputs))
+        needed: dict[Value, None] = dict.fromkeys((*read, *outputs))
         # Whatever no operation of the portion computes comes from another share, or from the arrays
         # of the plan.
-        inputs = tuple(value for value in found if value not in self.operations)
+        inputs = tuple(value for value in needed if value not in self.operations)
         numbers = {value: n for n, value in enumerate((*inputs, *self.operations))}
         operations = []
         for op in self.operations.values():
@@ -532,9 +532,9 @@ def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> li
     stages = []
     for number, stage in enumerate(plan.stages):
         inputs = [reads[name] for name in stage.inputs]
-        found = analysed(number, stage, plan.programs[stage.program], inputs, pairs)
-        stages.append(found)
-        reads.update(zip(stage.outputs, found.outputs, strict=True))
+        analysis = analysed(number, stage, plan.programs[stage.program], inputs, pairs)
+        stages.append(analysis)
+        reads.update(zip(stage.outputs, analysis.outputs, strict=True))
     return stages
 
 
@@ -551,10 +551,10 @@ def _portions(
     wanted = set(outputs)
     portions = []
     for stage in reversed(stages):  # the inputs of a portion are wanted of earlier stages
-        found = portion(stage, owner, wanted)
-        if found is not None:
-            wanted.update(found.inputs)
-            portions.append(found)
+        part = portion(stage, owner, wanted)
+        if part is not None:
+            wanted.update(part.inputs)
+            portions.append(part)
     return portions[::-1]
 
 
@@ -567,8 +567,8 @@ def _handed(crossing: Sequence[Portion], shapes: Mapping[str, object]) -> dict[s
     """
     # A dictionary without values is an ordered set: several portions may take the same value.
     handed: dict[str, dict[str, None]] = {}
-    for found in crossing:
-        for name, owner in found.taken.items():
+    for portion in crossing:
+        for name, owner in portion.taken.items():
             if name not in shapes:
                 handed.setdefault(owner, {})[name] = None
     return {owner: list(names) for owner, names in handed.items()}
@@ -592,11 +592,11 @@ def _share(
     # once.
     programs: dict[Program, int] = {}
     stages = []
-    for one in portions:
-        number = programs.setdefault(one.program, len(programs))
-        stages.append(PlanStage(number, one.inputs, one.outputs, one.groups))
-    read = {name for one in portions for name in one.inputs}
+    for part in portions:
+        number = programs.setdefault(part.program, len(programs))
+        stages.append(PlanStage(number, part.inputs, part.outputs, part.groups))
+    read = {name for part in portions for name in part.inputs}
     # The plan of a share expects only arrays that one of its portions reads.
     leaves = {name: shape for name, shape in shapes.items() if name in read}
     plan = Plan(*labels, tuple(programs), tuple(stages), leaves, tuple(scales), dict(scales))
-    return Share(plan, tuple(one.number for one in portions))
+    return Share(plan, tuple(part.number for part in portions))

@@ -264,7 +264,9 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
     outputs = [writer.total(terms[n]) for n in gives]
     used = writer.used(outputs)
     reads = tuple(n for n in range(inputs) if n in used)
-    constants = {one: number for one, number in writer.constants.items() if number in used}
+    constants = {
+        constant: number for constant, number in writer.constants.items() if number in used
+    }
     order = [*reads, *factors.values(), *cotangents, *constants.values()]
     written = writer.program(order, outputs)
     return Adjoint(written, reads, tuple(scaled), tuple(constants), gives)
@@ -272,10 +274,10 @@ def adjoint(program: Program, given: tuple[int, ...], wanted: tuple[bool, ...]) 
 
 def _varying_values(program: Program, inputs: Sequence[bool]) -> list[bool]:
     """Whether each value of a program depends on inputs that vary."""
-    found = list(inputs)
+    varying = list(inputs)
     for operation in program.operations:
-        found.append(any(found[a] for a in operation.args))
-    return found
+        varying.append(any(varying[a] for a in operation.args))
+    return varying
 
 
 def _argument_term(
@@ -344,24 +346,24 @@ def _loop_derivative(
     """
     body, labels = loop.body, loop.labels[slot]
     assert body is not None  # every loop has a body
-    found = adjoint(body, (1,), tuple(n == slot for n in range(len(loop.args))))
-    if found is None:
+    derivative = adjoint(body, (1,), tuple(n == slot for n in range(len(loop.args))))
+    if derivative is None:
         return None
     sizes = loop.sizes(writer.shapes)
     fresh = itertools.count(1 + max(sizes))
     inner = _ProgramWriter()
     args, arg_labels = [*loop.args, cotangent], [*loop.labels, loop.output]
     given = [inner.input(shape) for shape in (*body.shapes, writer.shapes[cotangent])]
-    numbers = [*(given[n] for n in found.reads), given[-1]]
-    for constant in found.constants:
+    numbers = [*(given[n] for n in derivative.reads), given[-1]]
+    for constant in derivative.constants:
         numbers.append(inner.input(constant.shape))
         args.append(writer.constant(*constant))
         arg_labels.append(tuple(next(fresh) for _ in constant.shape))
-    for operation in found.program.operations:
+    for operation in derivative.program.operations:
         moved = operation._replace(args=tuple(numbers[a] for a in operation.args))
         numbers.append(inner.add(moved))
     # The labels of a loop tell sizes apart and need not differ, so axes are told apart by place.
-    value = numbers[found.program.outputs[0]]
+    value = numbers[derivative.program.outputs[0]]
     block = (loop.block_size,) if loop.block_size else ()
     have = tuple(n for n, x in enumerate(labels) if block or x not in loop.chunks)
     output, order = list(labels), list(range(len(labels)))
@@ -467,13 +469,13 @@ class _PullbackPlanner:
         program = self.plan.programs[stage.program]
         given = tuple(len(self.derivatives.get(name, ())) for name in stage.outputs)
         wanted = tuple(name in self.varies for name in stage.inputs)
-        found = adjoint(program, given, wanted) if any(given) and any(wanted) else None
-        if found is None:
+        derivative = adjoint(program, given, wanted) if any(given) and any(wanted) else None
+        if derivative is None:
             return
-        inputs = [stage.inputs[slot] for slot in found.reads]
+        inputs = [stage.inputs[slot] for slot in derivative.reads]
         for name in inputs:
             self.shapes[name] = self.known[name]
-        for slot in found.scaled:
+        for slot in derivative.scaled:
             name = f"scale of {stage.outputs[slot]}"
             powers = program.powers[slot]
             self.factors[name] = tuple((n, stage.groups[scale], p) for scale, p in powers)
@@ -481,13 +483,13 @@ class _PullbackPlanner:
             inputs.append(name)
         for name in stage.outputs:
             inputs += self.derivatives.get(name, [])
-        for constant in found.constants:
+        for constant in derivative.constants:
             self.constants[constant.name] = constant
             self.shapes[constant.name] = constant.shape
             inputs.append(constant.name)
-        outputs = tuple(f"d {stage.inputs[slot]} #{n}.{slot}" for slot in found.gives)
-        self._add_program(found.program, inputs, outputs)
-        for slot, output in zip(found.gives, outputs, strict=True):
+        outputs = tuple(f"d {stage.inputs[slot]} #{n}.{slot}" for slot in derivative.gives)
+        self._add_program(derivative.program, inputs, outputs)
+        for slot, output in zip(derivative.gives, outputs, strict=True):
             name = stage.inputs[slot]
             parts = self.derivatives.setdefault(name, [])
             parts.append(output)

@@ -65,18 +65,18 @@ def _largest(program: Program) -> _Region | None:
     # Values of equal size are tried in the order of the program, so that equal problems are cut
     # alike in every process and find each other's compiled programs.
     for value in sorted(large, key=lambda n: (-elements[n], n)):
-        found = []
+        regions = []
         for axis, size in enumerate(program.value_shapes[value]):
             if elements[value] // size > BLOCK:
                 continue  # a block of a single value of the index is too large already
             region = _region(program, value, axis, large)
             # A block of all values of the index would be the whole value again.
             if region is not None and 0 < _block(program, region) < region.size:
-                found.append(region)
-        if found:
+                regions.append(region)
+        if regions:
             # The more elements the region has along the index, the more of them exist in blocks
             # only.
-            return max(found, key=lambda region: sum(elements[n] for n in region.axes))
+            return max(regions, key=lambda region: sum(elements[n] for n in region.axes))
     return None
 
 
@@ -142,7 +142,7 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     # A value that several operations read must have the index along the same axis for each of them:
     # `setdefault` compares with what was found before, also within this operation, where a value
     # may be both arguments.
-    found = dict(axes)
+    extended = dict(axes)
     having: Axes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
         is_followed = value == number or value in axes or value in large
@@ -151,7 +151,7 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
         if label not in labels or not is_followed:
             continue
         place = labels.index(label)
-        if labels.count(label) > 1 or found.setdefault(value, place) != place:
+        if labels.count(label) > 1 or extended.setdefault(value, place) != place:
             return None
         having[value] = place
     return having

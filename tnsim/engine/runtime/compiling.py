@@ -200,14 +200,14 @@ def host() -> str:
     names = ("model name", "flags", "Features")
     with contextlib.suppress(OSError):
         # One entry per core follows another; `setdefault` keeps those of the first core.
-        found: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            found.setdefault(name.strip(), value.strip())
+            fields.setdefault(name.strip(), value.strip())
         # x86 calls the instruction sets "flags", ARM "Features". A model name alone does not tell
         # the instructions apart, for instance under a virtual machine that masks some.
-        if any(name in found for name in names[1:]):
-            return repr([platform.machine(), *(found.get(name) for name in names)])
+        if any(name in fields for name in names[1:]):
+            return repr([platform.machine(), *(fields.get(name) for name in names)])
     return repr(platform.uname())
 
 
@@ -302,24 +302,26 @@ def ready(
     # The same program on another device, or under other settings of JAX, is another compiled
     # program.
     place = _place()
-    missing = [one for one in dict.fromkeys(wanted) if (one, place) not in kept]
+    missing = [program for program in dict.fromkeys(wanted) if (program, place) not in kept]
     # All missing programs in one call, so that they are compiled at the same time.
     made = _made(missing, function) if missing else {}
 
     # The session may have dropped a program between the check above and the look-up below, where
     # another thread filled the cache meanwhile; such a program is made alone.
-    def compiled(one: Wanted[W]) -> CompiledProgram:
-        return made[one] if one in made else _made([one], function)[one]
+    def compiled(program: Wanted[W]) -> CompiledProgram:
+        return made[program] if program in made else _made([program], function)[program]
 
-    return [kept.get((one, place), lambda one=one: compiled(one)) for one in wanted]
+    return [
+        kept.get((program, place), lambda program=program: compiled(program)) for program in wanted
+    ]
 
 
 def to_compile(wanted: Sequence[Wanted]) -> list[Wanted]:
     """The keys whose compiled programs neither the session nor the disk has, without repeats."""
     kept, place = session().programs, _place()
     files = Files.here(default_device(), _settings())
-    absent = (one for one in dict.fromkeys(wanted) if (one, place) not in kept)
-    return [one for one in absent if not files.has(repr(one))]
+    absent = (program for program in dict.fromkeys(wanted) if (program, place) not in kept)
+    return [program for program in absent if not files.has(repr(program))]
 
 
 @contextmanager
@@ -354,12 +356,12 @@ def _made(
     """Compiled programs made now: compiled ahead where the dtype is known, else jitted."""
     # Every program has at least a jitted function, which costs nothing until its first call.
     # Programs whose dtype is known are replaced by programs compiled ahead.
-    jitted = {one: jax.jit(function(one)) for one in missing}
+    jitted = {program: jax.jit(function(program)) for program in missing}
     runs = dict(jitted)
-    ahead = [one for one in missing if one.dtype and not _CONFIG.jax_disable_jit]
+    ahead = [program for program in missing if program.dtype and not _CONFIG.jax_disable_jit]
     if ahead:
-        runs |= _compiled([(one, jitted[one]) for one in ahead])
-    return {one: CompiledProgram(one.work.length, run) for one, run in runs.items()}
+        runs |= _compiled([(program, jitted[program]) for program in ahead])
+    return {program: CompiledProgram(program.work.length, run) for program, run in runs.items()}
 
 
 def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]:
@@ -372,26 +374,26 @@ def _compiled(functions: Sequence[tuple[Wanted, Any]]) -> dict[Wanted, Compiled]
     # compiles without the lock. Tracing the next program and compiling the last ones overlap.
     pool = ThreadPoolExecutor(min(len(functions), processors()))
     try:
-        reading = {one: pool.submit(files.read, repr(one)) for one, _ in functions}
-        read = {one: future.result() for one, future in reading.items()}
-        found = {one: compiled for one, compiled in read.items() if compiled is not None}
-        absent = [pair for pair in functions if pair[0] not in found]
+        reading = {program: pool.submit(files.read, repr(program)) for program, _ in functions}
+        read = {program: future.result() for program, future in reading.items()}
+        programs = {program: compiled for program, compiled in read.items() if compiled is not None}
+        absent = [pair for pair in functions if pair[0] not in programs]
         # The longest program starts first, so that no thread is left with it at the end.
         absent.sort(key=lambda pair: -pair[0].work.length)
         options = compiler_options() if absent else None
         compiling = {}
-        for one, jitted in absent:
-            lowered = jitted.lower(_arguments(one))
-            compiling[pool.submit(_compile, lowered, options, files, repr(one))] = one
+        for program, jitted in absent:
+            lowered = jitted.lower(_arguments(program))
+            compiling[pool.submit(_compile, lowered, options, files, repr(program))] = program
         for future in as_completed(compiling):
-            found[compiling[future]] = future.result()
-            report(len(found), len(functions))
+            programs[compiling[future]] = future.result()
+            report(len(programs), len(functions))
     finally:
         # After an error, programs that wait in the queue are not compiled any more.
         pool.shutdown(cancel_futures=True)
     if absent:
         files.trim()
-    return found
+    return programs
 
 
 def _compile(lowered: Any, options: dict[str, Any] | None, files: Files, key: str) -> Compiled:
@@ -401,15 +403,15 @@ def _compile(lowered: Any, options: dict[str, Any] | None, files: Files, key: st
     return compiled
 
 
-def _arguments(one: Wanted) -> list[jax.ShapeDtypeStruct]:
+def _arguments(program: Wanted) -> list[jax.ShapeDtypeStruct]:
     """The inputs of a compiled program without their numbers."""
-    shapes: Sequence[tuple[int, ...]] = one.work.shapes
-    if one.over is not None:
+    shapes: Sequence[tuple[int, ...]] = program.work.shapes
+    if program.over is not None:
         shapes = [
-            one.over.leading(axes) + tuple(shape)
-            for shape, axes in zip(shapes, one.over.inputs, strict=True)
+            program.over.leading(axes) + tuple(shape)
+            for shape, axes in zip(shapes, program.over.inputs, strict=True)
         ]
-    return [jax.ShapeDtypeStruct(shape, one.dtype) for shape in shapes]
+    return [jax.ShapeDtypeStruct(shape, program.dtype) for shape in shapes]
 
 
 def _place() -> tuple:
@@ -426,13 +428,13 @@ def _settings() -> tuple:
 def lie_on_default_device(arrays: Iterable[Any]) -> bool:
     """Whether no array is traced and every JAX array lies on the default device alone."""
     # A traced array has no device, and the computation joins the trace of the caller.
-    found = list(arrays)
-    if any(isinstance(x, Tracer) for x in found):
+    several = list(arrays)
+    if any(isinstance(x, Tracer) for x in several):
         return False
     if jax.device_count() == 1:
         return True
     here = {default_device()}
-    return all(x.devices() == here for x in found if isinstance(x, jax.Array))
+    return all(x.devices() == here for x in several if isinstance(x, jax.Array))
 
 
 def compiler_options() -> dict[str, Any] | None:

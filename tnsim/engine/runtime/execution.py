@@ -174,8 +174,8 @@ def run(
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if backend == "interpreted":
-        values, found = interpret(plan, arrays, stacks)
-        return _gathered(plan, stacks, axes, values, found)
+        values, exponents = interpret(plan, arrays, stacks)
+        return _gathered(plan, stacks, axes, values, exponents)
     runners = _runners(plan, stacks, arrays, backend)
 
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
@@ -186,7 +186,7 @@ def run(
     # All arrays that are alive, by name. Every round adds the outputs of its stages and drops what
     # no later round reads.
     values: dict[str, Any] = dict(arrays)
-    found: dict[tuple[int, str], Any] = {}
+    exponents: dict[tuple[int, str], Any] = {}
     for each in plan.rounds:
         # The C library keeps memory that a round frees for later rounds, as taking it from the
         # system again costs a tenth of the time. It is given back where the process would hold
@@ -208,13 +208,15 @@ def run(
         for n, (outputs, scales) in zip(each.stages, results, strict=True):
             stage = plan.stages[n]
             values.update(zip(stage.outputs, outputs, strict=True))
-            found.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+            exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
         for name in each.last_read:
             del values[name]
     # Results of stacks go to the host together, in one transfer.
     if sizes:
-        values, found = jax.device_get(({name: values[name] for name in plan.outputs}, found))
-    return _gathered(plan, stacks, axes, values, found)
+        values, exponents = jax.device_get(
+            ({name: values[name] for name in plan.outputs}, exponents)
+        )
+    return _gathered(plan, stacks, axes, values, exponents)
 
 
 def _gathered(
@@ -222,7 +224,7 @@ def _gathered(
     stacks: Sequence[Stacked],
     axes: Mapping[str, Axes],
     values: Mapping[str, Any],
-    found: Mapping[tuple[int, str], Any],
+    stage_exponents: Mapping[tuple[int, str], Any],
 ) -> Result:
     """The result of a plan, of stacks with all stacked axes.
 
@@ -235,14 +237,14 @@ def _gathered(
     """
     # In the order of `scale_weights`, which the small plans below rely on when all numbers come as
     # one row.
-    exponents = {key: found[key] for key in plan.scale_weights}
+    exponents = {key: stage_exponents[key] for key in plan.scale_weights}
     wanted = {name: values[name] for name in plan.outputs}
     # An array that does not depend on a stacked axis lacks it, and gets an axis of size 1 in its
     # place, so that all results broadcast against each other.
     if any(axes.values()):
         wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
-        for n, (stage, one) in enumerate(zip(plan.stages, stacks, strict=True)):
-            for group, own in zip(stage.groups, one.scales, strict=True):
+        for n, (stage, stacked) in enumerate(zip(plan.stages, stacks, strict=True)):
+            for group, own in zip(stage.groups, stacked.scales, strict=True):
                 exponents[n, group] = aligned(np.asarray(exponents[n, group]), own)
     return Result(wanted, exponents, plan.scale_weights)
 
@@ -310,13 +312,13 @@ def _stacked_sizes(
     for name, shape in plan.shapes.items():
         stacks = [n for n, is_stacked in enumerate(over.get(name, ())) if is_stacked]
         # Stacked axes lead, so the planned shape is what follows them.
-        found = tuple(arrays[name].shape) if name in arrays else None
-        if found is None or found[len(stacks) :] != tuple(shape):
+        given = tuple(arrays[name].shape) if name in arrays else None
+        if given is None or given[len(stacks) :] != tuple(shape):
             raise ModelError(
-                f"the plan expects {name} of shape {tuple(shape)}, found {found or 'nothing'}; "
+                f"the plan expects {name} of shape {tuple(shape)}, found {given or 'nothing'}; "
                 "plan these models anew"
             )
-        for n, size in zip(stacks, found, strict=False):
+        for n, size in zip(stacks, given, strict=False):
             sizes[n] = size
     return tuple(sizes)
 
@@ -369,8 +371,8 @@ def _runners(
     # Equal stages have equal keys, and so share a compiled program.
     wanted = [work_of(program, over, dtype) for program, over in zip(programs, stacks, strict=True)]
     runners: list[Run] = []
-    for one, compiled in zip(wanted, ready(wanted, function), strict=True):
-        work = one.work
+    for wanted_program, compiled in zip(wanted, ready(wanted, function), strict=True):
+        work = wanted_program.work
         runners.append(
             in_turns(work, compiled, plan.dtype) if isinstance(work, Iteration) else compiled
         )

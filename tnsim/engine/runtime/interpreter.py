@@ -114,9 +114,9 @@ def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np
     except IndexError:
         bound = _BoundPlan(plan, ready, arrays, dtype)
     with one_blas_thread(), np.errstate(all="ignore"):
-        found = bound.run(plan, arrays)
+        outcome = bound.run(plan, arrays)
     kept.idle.append(bound)
-    return found
+    return outcome
 
 
 class BoundPlans:
@@ -232,9 +232,9 @@ def _in_a_room(
     """Run a stage in one of the free rooms."""
     # There are as many rooms as threads at work, so a room is always free.
     room = rooms.pop()
-    found = stage.run(inputs, room, threads)
+    outcome = stage.run(inputs, room, threads)
     rooms.append(room)
-    return found
+    return outcome
 
 
 @contextmanager
@@ -399,21 +399,21 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
             made[key] = _Stage(program, interpreted(program, item), over)
         numbers.append([*made].index(key))
     distinct = tuple(made.values())
-    rounds = interpreted_rounds(whole, [one.steps for one in distinct], numbers)
+    rounds = interpreted_rounds(whole, [bound_stage.steps for bound_stage in distinct], numbers)
     stages = tuple(distinct[n] for n in numbers)
     peak = max((each.elements for each in rounds), default=0)
     outputs = _placed(whole, rounds, stages, item)
     # Elements of each array as the steps see it, stacked axes included.
     read: dict[str, int] = {}
-    for stage, one in zip(whole.stages, stages, strict=True):
-        read.update(zip(stage.inputs, one.steps.sizes, strict=False))
+    for stage, bound_stage in zip(whole.stages, stages, strict=True):
+        read.update(zip(stage.inputs, bound_stage.steps.sizes, strict=False))
     # An array that no stage reads, as the array of a sum times zero, counts nothing.
     elements = sum(read.get(name, 0) for name in whole.names) + outputs.room // item
     elements += max((each.room for each in rounds), default=0)
     # A plan stays bound where it is small and its steps are short on average: then binding costs as
     # much as running.
-    calls = sum(len(one.steps.steps) for one in stages)
-    seconds = sum(one.steps.usual_seconds for one in stages)
+    calls = sum(len(bound_stage.steps.steps) for bound_stage in stages)
+    seconds = sum(bound_stage.steps.usual_seconds for bound_stage in stages)
     is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
     bound = _BoundKey(elements * item + calls * _CALL_BYTES) if is_small else None
     return Prepared(stages, rounds, peak, bound, outputs)

@@ -152,22 +152,22 @@ def tier_of_all(several: Sequence[Runs]) -> Tier:
     if asked == "interpret":
         return "interpret"
     if len(several) == 1 and several[0].times == 1:  # asked at every call of a similarity
-        (one,) = several
-        key = (_faster, one.plan.dtype, one.plan.runs)
+        (runs,) = several
+        key = (_faster, runs.plan.dtype, runs.plan.runs)
         # The answer is kept with the plan: comparing two models again asks nothing but a
         # dictionary.
-        return session().belongings.get(one.plan.whole, key, lambda: _faster(several))
+        return session().belongings.get(runs.plan.whole, key, lambda: _faster(several))
     return _faster(several)
 
 
 def _faster(several: Sequence[Runs]) -> Tier:
     """The tier that is expected to end first."""
     # Usual speeds need no measurement: most similarities end before one would.
-    usual = sum(_interpreted(one, USUAL[ITEM_BYTES[one.plan.dtype]]).total for one in several)
+    usual = sum(_interpreted(runs, USUAL[ITEM_BYTES[runs.plan.dtype]]).total for runs in several)
     if usual < _NEVER_COMPILED:
         return "interpret"
-    interpreted = sum(_interpreted(one, speeds(one.plan.dtype)).total for one in several)
-    compiled = sum(one.total for one in _compiled(several, is_kept=None))
+    interpreted = sum(_interpreted(runs, speeds(runs.plan.dtype)).total for runs in several)
+    compiled = sum(seconds.total for seconds in _compiled(several, is_kept=None))
     return "interpret" if interpreted <= compiled else "compile"
 
 
@@ -195,15 +195,15 @@ def seconds_of(several: Sequence[Runs], tier: Tier) -> list[Seconds]:
         Estimates in seconds, one for each plan.
     """
     if tier == "interpret":
-        return [_interpreted(one, speeds(one.plan.dtype)) for one in several]
+        return [_interpreted(runs, speeds(runs.plan.dtype)) for runs in several]
     return _compiled(several, compiling_module.to_compile)
 
 
-def _interpreted(one: Runs, given: Speeds) -> Seconds:
+def _interpreted(runs: Runs, given: Speeds) -> Seconds:
     """Seconds of all runs of a plan, interpreted."""
-    plan, sides = one.plan, one.side
+    plan, sides = runs.plan, runs.side
     stacks, _ = stacked_stages(
-        plan, (sides,) * max(map(len, one.over.values()), default=0), one.over
+        plan, (sides,) * max(map(len, runs.over.values()), default=0), runs.over
     )
     ready = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
     # A second thread is worth half a thread.
@@ -217,8 +217,8 @@ def _interpreted(one: Runs, given: Speeds) -> Seconds:
     analysed = sum(program.length for program in plan.programs)
     # Models of a batch are stacked along each side, so a batch of two stacked axes is a square of
     # pairs.
-    pairs = max(1, sides ** max(map(len, one.over.values()), default=0))
-    batches = math.ceil(one.times / pairs)
+    pairs = max(1, sides ** max(map(len, runs.over.values()), default=0))
+    batches = math.ceil(runs.times / pairs)
     return Seconds(_ANALYSING * analysed, batches * plan.runs * (_CALLING + once), "interpret")
 
 
@@ -232,7 +232,7 @@ def _compiled(
         is_kept: Function that returns those of some programs that are to be compiled; None where
             all of them are.
     """
-    found = []
+    estimates = []
     # Programs that an earlier plan of the list compiles cost later plans nothing.
     seen: set[Wanted] = set()
     for plan, times, together, _ in several:
@@ -249,14 +249,14 @@ def _compiled(
             wanted = [work_of(program, None, plan.dtype) for program in plan.programs]
             if is_one:
                 wanted = [Wanted(plan.whole, None, plan.dtype)]
-            absent = [one for one in dict.fromkeys(wanted) if one not in seen]
+            absent = [program for program in dict.fromkeys(wanted) if program not in seen]
             seen.update(absent)
             if together == 1 and is_kept is not None:
                 absent = is_kept(absent)
-        lengths = [one.work.length for one in absent]
+        lengths = [program.work.length for program in absent]
         compile_seconds = compiling(lengths, rates)
-        found.append(Seconds(compile_seconds, times * (_CALLING + plan.runs * once)))
-    return found
+        estimates.append(Seconds(compile_seconds, times * (_CALLING + plan.runs * once)))
+    return estimates
 
 
 def compiling(lengths: list[int], rates: Rates) -> float:
@@ -271,35 +271,35 @@ def compiling(lengths: list[int], rates: Rates) -> float:
 
 def running(program: Program, rates: Rates) -> float:
     """Seconds of a single run of a program."""
-    found = 0.0
+    total = 0.0
     shapes = program.value_shapes
     outputs = shapes[len(program.shapes) :]
     for op, cost, given in zip(program.operations, program.costs, outputs, strict=True):
-        found += rates.starting
+        total += rates.starting
         sizes = _sizes(op, shapes)
         if op.body is not None:
             at_once = min(op.concurrency, cores())
-            found += n_iterations(op, sizes) * running(op.body, rates) / at_once
+            total += n_iterations(op, sizes) * running(op.body, rates) / at_once
             continue
         # Every argument is read and the result written once.
         moved = math.prod(given) + sum(math.prod(shapes[a]) for a in op.args)
-        found += moved / rates.passing
+        total += moved / rates.passing
         if op.kind == "contract" and len(op.args) == 2:
-            found += cost / _rate(op, sizes, rates)
-    return found
+            total += cost / _rate(op, sizes, rates)
+    return total
 
 
 @session_cache
 def speeds(dtype: str) -> Speeds:
     """The speeds of NumPy on this machine, from the cache folder or measured now."""
-    found, _ = disk_cache.kept(
+    measured, _ = disk_cache.kept(
         ["speeds", VERSION, dtype, compiling_module.host(), np.__version__],
         search=lambda: _measure_speeds(dtype),
         encode=lambda found: found._asdict(),
         decode=_speeds_from_data,
         searcher=f"numpy {np.__version__}",
     )
-    return found
+    return measured
 
 
 @session_cache
@@ -407,10 +407,10 @@ def _least(call: Callable[[], Any]) -> float:
 
 def _speeds_from_data(data: Any) -> Speeds:
     """Speeds from parsed JSON. Raises `ValueError` unless all are positive numbers."""
-    found = Speeds(**{name: float(value) for name, value in data.items()})
-    if not all(0 < value < math.inf for value in found):
+    speeds = Speeds(**{name: float(value) for name, value in data.items()})
+    if not all(0 < value < math.inf for value in speeds):
         raise ValueError("a speed is no positive number")
-    return found
+    return speeds
 
 
 def _chained(x: jax.Array, y: jax.Array) -> jax.Array:

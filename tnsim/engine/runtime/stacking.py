@@ -193,8 +193,8 @@ def aligned(array: Any, axes: Axes) -> Any:
 
 def _union(several: Iterable[Axes], depth: int) -> Axes:
     """The axes that at least one of several arrays has."""
-    found = list(several)
-    return tuple(any(axes[n] for axes in found) for n in range(depth))
+    all_axes = list(several)
+    return tuple(any(axes[n] for axes in all_axes) for n in range(depth))
 
 
 def _places(several: Iterable[Axes], axis: int) -> list[int | None]:

@@ -187,11 +187,11 @@ def _encoding_of(network: list[_Tensor], colours: Colours) -> tuple:
 
 def _occurrences(network: list[_Tensor], label: int) -> tuple[tuple[int, int], ...]:
     """The occurrences of a label as pairs (tensor, axis), with axis -1 for exchangeable axes."""
-    found: list[tuple[int, int]] = []
+    occurrences: list[tuple[int, int]] = []
     for number, tensor in enumerate(network):
-        found += [(number, axis) for axis, own in enumerate(tensor.fixed) if own == label]
-        found += [(number, -1) for own in tensor.exchangeable if own == label]
-    return tuple(found)
+        occurrences += [(number, axis) for axis, own in enumerate(tensor.fixed) if own == label]
+        occurrences += [(number, -1) for own in tensor.exchangeable if own == label]
+    return tuple(occurrences)
 
 
 def _refined_colours(network: list[_Tensor], colours: Colours) -> Colours:

@@ -235,10 +235,10 @@ def _searched(
     if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
         return _routes_of(inputs, output, items, effort, large)
     normal = _normal_form(inputs, output, items)
-    found = _routes_of(normal.inputs, normal.output, normal.items, effort, large)
+    routes_found = _routes_of(normal.inputs, normal.output, normal.items, effort, large)
     # Among routes of equal price the first operands as written go first, so that products that
     # are written alike are contracted alike and share more.
-    restored = map(normal.restored, found)
+    restored = map(normal.restored, routes_found)
     return tuple(sorted(restored, key=lambda route: (route.price, route.path)))
 
 
@@ -266,8 +266,8 @@ def _routes_of(
         # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
         prices = {path: product.cost(path).price for path in distinct}
         distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
-    found = [_route_along(product, output, path, large) for path in distinct]
-    return tuple(sorted(found, key=lambda route: (route.price, route.path))[:KEPT])
+    candidates = [_route_along(product, output, path, large) for path in distinct]
+    return tuple(sorted(candidates, key=lambda route: (route.price, route.path))[:KEPT])
 
 
 def greedy_work(
@@ -445,7 +445,7 @@ class LabelledProduct:
 
         A product keeps the labels that another tensor or the output has.
         """
-        found = []
+        contracted = []
         # Tensors not contracted yet, as sets of labels; the result of a step gets the next number,
         # as SSA paths count.
         pool = dict(enumerate(self.inputs))
@@ -455,8 +455,8 @@ class LabelledProduct:
             for labels in pool.values():
                 read |= labels
             pool[number] = both & read
-            found.append((both, both & read))
-        return tuple(found)
+            contracted.append((both, both & read))
+        return tuple(contracted)
 
     def cost(self, path: Path, chunks: Labels = ()) -> Cost:
         """The cost of the product along a path, or of a turn where `chunks` are looped over."""
@@ -549,11 +549,11 @@ def _route_along(product: LabelledProduct, output: Labels, path: Path, large: in
         for label in sorted(set(product.sizes) - set(output) - set(chunks)):
             turns = math.prod(product.sizes[x] for x in (*chunks, label))
             turn = product.cost_of(steps, (*chunks, label))
-            found = (turn.price * turns, turn.largest, label, turn.multiplications * turns)
+            candidate = (turn.price * turns, turn.largest, label, turn.multiplications * turns)
             if turn.largest <= large:
-                fitting.append(found)
+                fitting.append(candidate)
             elif turn.largest < largest:
-                smaller.append(found)
+                smaller.append(candidate)
         if fitting:
             chosen = min(fitting)
         elif smaller:

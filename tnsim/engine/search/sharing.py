@@ -227,8 +227,8 @@ class Builder:
         """The pairs of axes in which a value is symmetric."""
         if number not in self._symmetries:
             value = self.values[number]
-            found = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
-            self._symmetries[number] = list(found)
+            exchanged = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
+            self._symmetries[number] = list(exchanged)
         return self._symmetries[number]
 
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
@@ -280,7 +280,7 @@ def _as_it_stands(builder: Builder, product: Operation) -> Operation:
             both = list(product.labels)
             both[place] = tuple(labels)
             readings.append(product._replace(labels=tuple(both)))
-        product = min(readings, key=lambda one: layout.moved(one, sizes))
+        product = min(readings, key=lambda reading: layout.moved(reading, sizes))
     return product
 
 

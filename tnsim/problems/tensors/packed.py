@@ -69,13 +69,13 @@ def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*sha
         >>> positions(np.array([[0, 1], [1, 1]])).tolist()
         [1, 2]
     """
-    found = np.zeros(indices.shape[:-1], np.int64)
+    places = np.zeros(indices.shape[:-1], np.int64)
     for j in range(indices.shape[-1]):
-        choices = np.ones_like(found)
+        choices = np.ones_like(places)
         for step in range(j + 1):  # C(i + j, j + 1), an integer at every step
             choices = choices * (indices[..., j] + step) // (step + 1)
-        found += choices
-    return found
+        places += choices
+    return places
 
 
 def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, " count"]:
@@ -88,12 +88,12 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
     indices = sorted_indices(width, order, start)
     # A coordinate that occurs r times in a row divides n! by 2, 3, ..., r, one factor at each
     # repetition.
-    found = np.full(len(indices), float(math.factorial(order)))
+    counts = np.full(len(indices), float(math.factorial(order)))
     run = np.ones(len(indices))
     for j in range(1, order):
         run = np.where(indices[:, j] == indices[:, j - 1], run + 1, 1)
-        found /= run
-    return found
+        counts /= run
+    return counts
 
 
 def joined(
@@ -139,7 +139,7 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
     first_column = block_slice(start, stop, columns).start
     height = end_row - first_row
     second_piece = count(stop, columns) * height
-    found = []
+    choices = []
     for way in itertools.combinations(range(order), rows):
         rest = [place for place in range(order) if place not in way]
         row, column = positions(indices[:, way]), positions(indices[:, rest])
@@ -148,5 +148,5 @@ def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "w
         largest = indices[:, way].max(axis=1, initial=0)
         inside = column * height + row - first_row
         below = second_piece + (column - first_column) * count(start, rows) + row
-        found.append(np.where(largest >= start, inside, below))
-    return np.stack(found)
+        choices.append(np.where(largest >= start, inside, below))
+    return np.stack(choices)
