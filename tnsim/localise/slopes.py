@@ -383,7 +383,7 @@ def _slopes_of_blocks(
     models: Any,
     blocks: Any,
 ) -> Any:
-    """The value and the derivatives over every block"""
+    """The value and the derivatives by switches over every block of points."""
 
     def over_block(block: Any) -> Any:
         # The target does not depend on switches and runs outside of the gradient.
