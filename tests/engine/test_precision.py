@@ -281,7 +281,7 @@ def skewed(rng, condition):
     return a, tnsim.Model([there, tnsim.Bilinear(second[0] @ back, second[1] @ back, second[2])])
 
 
-@pytest.mark.parametrize("condition", [1, 100, 10_000])
+@pytest.mark.parametrize("condition", [pytest.param(1, marks=pytest.mark.slow), 100, 10_000])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), CLOSURE, tnsim.TreeSymmetric()])
 def test_a_function_in_a_skewed_hidden_basis_is_itself(metric, dtype, condition, cosines, rng):
