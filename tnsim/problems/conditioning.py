@@ -144,13 +144,17 @@ def _with_changes(
 ) -> tuple[State, Float[np.ndarray, "draws points numbers"]]:
     """The outputs, and their changes in proportion to random changes of the weights."""
     rng = np.random.default_rng(0)
+    is_host = library(model, inputs) is np
 
     def change(leaf: Any) -> Any:
         """Random relative changes of a weight, with the root mean square one; none of numbers."""
         # Changes of many sizes: signs alone change matrices of two rows by little more than units.
         shape = (_DRAWS, *np.shape(leaf))
-        sizes = rng.integers(-_LEVELS, _LEVELS + 1, shape, np.int8) * (np.ndim(leaf) > 0)
-        return leaf * np.asarray(np.sqrt(3.0) / _LEVELS * sizes, leaf.dtype)
+        levels = rng.integers(-_LEVELS, _LEVELS + 1, shape, np.int8)
+        unit = np.sqrt(3.0) / _LEVELS if np.ndim(leaf) else 0.0
+        relative = np.multiply(levels, unit, dtype=np.float64).astype(leaf.dtype, copy=False)
+        # In place where that is possible: all weights of a model pass here, three times.
+        return np.multiply(relative, leaf, out=relative) if is_host else leaf * relative
 
     def run(model: Model) -> State:
         return forward(_of_unit_scale(model.layers), inputs)
@@ -158,14 +162,14 @@ def _with_changes(
     # Each leaf has its changes along a new first axis, one entry for each draw.
     changes = jax.tree.map(change, model)
     # The linear map of the derivative is made once and applied to all draws.
-    if library(model, inputs) is jnp:
+    if not is_host:
         outputs, derivative = jax.linearize(run, model)
         moved = jax.vmap(derivative)(changes).value
         return outputs, moved.reshape(*moved.shape[:2], -1)
     # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
     # that rounding is below it.
     outputs, changed = run(model), []
-    shifted = jax.tree.map(lambda leaf, draws: leaf + _SHIFT * draws, model, changes)
+    shifted = jax.tree.map(_shifted_by, model, changes)
     for n in range(_DRAWS):
         moved, exponents = run(jax.tree.map(operator.itemgetter(n), shifted))
         shape = -1, *(1,) * (np.ndim(moved) - 1)
@@ -174,6 +178,13 @@ def _with_changes(
         moved = moved * np.exp2(exponents - outputs.exponent).reshape(shape)
         changed.append((moved - outputs.value).reshape(len(moved), -1) / _SHIFT)
     return outputs, np.stack(changed)
+
+
+def _shifted_by(leaf: np.ndarray, changes: np.ndarray) -> np.ndarray:
+    """A weight after small multiples of its changes, which are written over."""
+    changes *= _SHIFT
+    changes += leaf
+    return changes
 
 
 def _widest(model: Model) -> Model:

@@ -195,7 +195,9 @@ def seconds_of(several: Sequence[Runs], tier: Tier) -> list[Seconds]:
         Estimates in seconds, one for each plan.
     """
     if tier == "interpret":
-        return [_interpreted(runs, speeds(runs.plan.dtype)) for runs in several]
+        # The estimate itself analyses the steps, which the session keeps: calls find them there.
+        estimates = (_interpreted(runs, speeds(runs.plan.dtype)) for runs in several)
+        return [estimate._replace(compiling=0.0) for estimate in estimates]
     return _compiled(several, compiling_module.to_compile)
 
 
