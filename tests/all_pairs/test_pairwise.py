@@ -112,7 +112,7 @@ def test_features(case, metric, rng, route):
 @pytest.mark.parametrize(
     "case, metric, slices",
     [
-        ("embedded biases", "mean and covariance", True),
+        pytest.param("embedded biases", "mean and covariance", True, marks=pytest.mark.slow),
         pytest.param("lerp residual", "tree", True, marks=pytest.mark.slow),
         ("linear", "standard", False),
         pytest.param("two bilinear", "standard", False, marks=pytest.mark.slow),

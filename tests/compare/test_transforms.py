@@ -208,12 +208,13 @@ def in_basis(matrices, basis, inverse):
     return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), tnsim.Bilinear(*second)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, condition, rtol",
     [
         ("float32", 1e4, 2e-5),  # the worst of 20 seeds is 3.6e-7, three roundings
-        pytest.param("float64", 1e4, 1e-12, marks=pytest.mark.slow),
-        pytest.param("float64", 1e6, 1e-12, marks=pytest.mark.slow),
+        ("float64", 1e4, 1e-12),
+        ("float64", 1e6, 1e-12),
     ],
 )
 def test_a_skewed_hidden_basis_costs_no_digits_inside_a_trace(dtype, condition, rtol, rng):

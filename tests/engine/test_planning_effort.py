@@ -80,7 +80,12 @@ def test_work_beyond_the_budget_is_refused_before_the_search(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "depth, width", [(1, 40), (2, 12), pytest.param(2, 20, marks=pytest.mark.slow)]
+    "depth, width",
+    [
+        (1, 40),
+        pytest.param(2, 12, marks=pytest.mark.slow),
+        pytest.param(2, 20, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("pairs", [CROSS, ALL])
 def test_no_plan_takes_less_than_the_least_work(depth, width, pairs, monkeypatch, rng):

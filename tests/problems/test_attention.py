@@ -84,7 +84,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     assert not found.exact
 
 
-@pytest.mark.parametrize("symmetrised", [True, False])
+@pytest.mark.parametrize("symmetrised", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
 def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
     if layers == "against a linear model":
