@@ -105,3 +105,16 @@ INPUTS = {
 
 def pair(make, rng):
     return tuple(tnsim.Model(layers) for layers in make(rng))
+
+
+def cancelling_copies(rng):
+    """A bilinear model, and copies in float32 with two more units of a size, which nearly undo each other."""
+    left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
+
+    def copy(size):
+        big = size * np.ones((2, 1))
+        units = np.concatenate([down + big * np.eye(4)[:1], -big], axis=1)
+        arrays = np.r_[left, left[:1]], np.r_[right, right[:1]], units
+        return tnsim.Model([tnsim.Bilinear(*(x.astype(np.float32) for x in arrays))])
+
+    return tnsim.Model([tnsim.Bilinear(left, right, down)]), copy

@@ -1,5 +1,6 @@
 """Snippets of README and of all pages run as they stand; links lead somewhere; nothing is missing."""
 
+import ast
 import inspect
 import re
 import sys
@@ -183,6 +184,20 @@ def test_architecture_names_files_that_exist():
         if inside:
             written = rf"^(?:(?:class|def) )?{inside}\b"
             assert re.search(written, path.read_text(), re.MULTILINE), f"{name}: {inside}"
+
+
+def test_argument_entries_name_arguments():
+    """An entry of a docstring goes with its argument when that is renamed."""
+    for path in (ROOT / "tnsim").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                text = re.search(
+                    r"^Args:\n((?: {4}.*\n?|\n)+)", ast.get_docstring(node) or "", re.M
+                )
+                entries = re.findall(r"^ {4}(\w[\w, *]*):", text[1] if text else "", re.M)
+                entered = {name.strip(" *") for entry in entries for name in entry.split(",")}
+                arguments = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+                assert entered <= arguments, f"{path}: {node.name}"
 
 
 def test_architecture_has_every_folder():

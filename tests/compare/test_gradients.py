@@ -228,15 +228,7 @@ def test_rows_of_zeros_have_gradients(zeros, huge, rng):
 )
 def test_a_number_without_digits_is_nan(verb, never_traced, rng):
     """As in a compiled trace: two hidden units that nearly undo each other, in float32."""
-    left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
-    goal = tnsim.Model([tnsim.Bilinear(left, right, down)])
-
-    def cancelling(size):
-        big = size * np.ones((2, 1))
-        units = np.concatenate([down + big * np.eye(4)[:1], -big], axis=1)
-        layer = tnsim.Bilinear(np.r_[left, left[:1]], np.r_[right, right[:1]], units)
-        return jax.tree.map(lambda x: x.astype(np.float32), tnsim.Model([layer]))
-
+    goal, cancelling = cases.cancelling_copies(rng)
     for size, is_known in ((1.0, True), (1e6, False)):
         value, gradient = jax.value_and_grad(lambda a: VERBS[verb](a, goal))(cancelling(size))
         assert value.dtype == np.float32 and np.isfinite(value) == is_known

@@ -255,15 +255,7 @@ def test_derivatives_do_not_depend_on_the_hidden_basis(rng):
 
 def test_a_trace_tells_units_that_cancel(rng):
     """Two hidden units that nearly undo each other, which no basis mends: float32 gave a number."""
-    left, right, down = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(2, 4))
-    c = tnsim.Model([tnsim.Bilinear(left, right, down)])
-
-    def cancelling(size):
-        big = size * np.ones((2, 1))
-        units = np.concatenate([down + big * np.eye(4)[:1], -big], axis=1)
-        layer = tnsim.Bilinear(np.r_[left, left[:1]], np.r_[right, right[:1]], units)
-        return jax.tree.map(lambda x: x.astype(np.float32), tnsim.Model([layer]))
-
+    c, cancelling = cases.cancelling_copies(rng)
     for verb in (tnsim.similarity, tnsim.inner, lambda a, b: tnsim.log_inner(a, b).log):
         number = jax.jit(jax.value_and_grad(lambda a, verb=verb: verb(a, c)))
         for size, is_known in ((1.0, True), (1e6, False)):

@@ -412,7 +412,7 @@ def computed(
     """Compute what the store lacks, piece by piece.
 
     Args:
-        found: The models of the store, which are those of the run.
+        whole: The models of the store, which are those of the run.
         pieces: Every piece with its store.
         run: Run over all models.
         bar: A progress bar, advanced by the number of pairs of every finished tile.

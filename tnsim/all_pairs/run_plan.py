@@ -519,7 +519,7 @@ def with_seconds(
     """The plan with an estimated time for every route, from rates measured on this machine.
 
     Args:
-        found: The plan of a run.
+        planned: The plan of a run.
         contracted: Numbers of pairs and the plans along which they are contracted.
         setting: Settings of the run.
     """

@@ -411,7 +411,7 @@ class Disk:
             ValueError: A chunk is longer or shorter than its numbers.
         """
         spec = self.specs[name]
-        # Chunks are read as a whole into `found`; the region wanted is cut out of it afterwards.
+        # Chunks are read as a whole into `values`; the region wanted is cut out of it afterwards.
         held = _held(at, spec)
         sizes = [len(numbers) * size for numbers, size in zip(held, spec.chunks, strict=True)]
         values = np.empty(sizes, spec.dtype)
@@ -422,7 +422,7 @@ class Disk:
                 place.append(slice(start, start + size))
             values[tuple(place)] = self._chunk(name, chunk)
         inside: list[int | slice] = []
-        # Places within `found`, relative to the first chunk read; an integer index drops its axis,
+        # Places within `values`, relative to the first chunk read; an integer index drops its axis,
         # as in NumPy.
         for axis, (length, size) in enumerate(zip(spec.shape, spec.chunks, strict=True)):
             start, stop = _bounds(at, axis, length)

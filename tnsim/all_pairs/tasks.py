@@ -168,7 +168,7 @@ def _refined(
     """Numbers of float32 with the unsure numbers taken from a second computation in float64.
 
     Args:
-        found: Numbers of all models, or of all pairs.
+        products: Numbers of all models, or of all pairs.
         unsure: Models or pairs to replace, one axis for each axis of models.
         again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
     """

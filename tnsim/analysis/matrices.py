@@ -107,7 +107,7 @@ def over_layers(matrix: xr.DataArray, count: int, names: Sequence[Sequence[str]]
     """The rectangle between the parts of two networks in a matrix over all their parts.
 
     Args:
-        found: Square matrix over the parts of the first network and then of the second.
+        matrix: Square matrix over the parts of the first network and then of the second.
         count: Number of parts of the first network.
         names: Names of the parts of each network.
 

@@ -261,7 +261,7 @@ def number(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, 
 
     Args:
         comparison: Structure of the models and the metric.
-        moving: Weights that are tensors of PyTorch.
+        moving: Weights with respect to which derivatives could be taken.
         fixed: Numbers without derivatives.
 
     Returns:
@@ -340,8 +340,8 @@ def _pulled_through_plans(
         runs: Runs of plans.
         kept: What their pullbacks read.
         pullback: Pullback of the arrays of plans.
-        slopes: Derivatives of the cosine in the mantissas of each run.
-        own: Derivatives of the cosine in moving weights at fixed mantissas.
+        slopes: Derivatives of the number in the mantissas of each run.
+        own: Derivatives of the number in moving weights at fixed mantissas.
     """
     total: dict[int, Any] = {}
     for (_, places), read, slope in zip(runs.runs, kept, slopes, strict=True):

@@ -215,7 +215,7 @@ def segments(model: Model) -> list[HiddenUnits]:
         2
     """
     # Up to the first nonlinear layer `state` is the affine map of the input that this layer reads.
-    # The last of `found` is the function since, and linear layers act on its outputs.
+    # The last of `hidden` is the function since, and linear layers act on its outputs.
     state = Affine()
     hidden: list[HiddenUnits] = []
     for layer in model.layers:

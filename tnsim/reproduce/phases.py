@@ -82,7 +82,7 @@ def claims_of(
     """Two claims for each matrix: that it has phases, and that its phases are behaviour's.
 
     Args:
-        found: Phases of the matrices, by name.
+        seen: Phases of the matrices, by name.
         titles: Titles of the matrices, by name.
         where: Place of the claims in the paper.
         turns: Words for the starts of behaviour's phases, such as "the accuracy turns".
@@ -126,7 +126,7 @@ def summary(seen: Mapping[str, Seen], titles: Mapping[str, str], turns: Sequence
     """A table of all matrices side by side.
 
     Args:
-        found: Phases of the matrices, by name.
+        seen: Phases of the matrices, by name.
         titles: Titles of the matrices, by name.
         turns: Steps at which behaviour changes.
 

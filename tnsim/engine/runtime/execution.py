@@ -233,7 +233,7 @@ def _gathered(
         stacks: Stacked axes of every stage.
         axes: Stacked axes of every value.
         values: Outputs of the plan, among others.
-        found: Exponent of every scale.
+        stage_exponents: Exponent of every scale.
     """
     # In the order of `scale_weights`, which the small plans below rely on when all numbers come as
     # one row.
