@@ -2,6 +2,7 @@
 
 import os
 
+import activated_cases
 import cases
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,37 @@ def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
     assert value.dtype == np.float32
     assert gradient.layers[0].weight.dtype == np.float32
     assert_close(value, tnsim.similarity(a, b), scale=1, rtol=1e-5, limited_by="float32")
+
+
+@pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case, metric",
+    [
+        ("lerp residual", "empirical"),
+        pytest.param("gelu", "gaussian", marks=pytest.mark.slow),
+        pytest.param("lerp residual", "gaussian", marks=pytest.mark.slow),
+        pytest.param("two bilinear", "closure", marks=pytest.mark.slow),
+    ],
+)
+def test_traces_in_both_precisions_share_no_array(case, metric, first, rng):
+    """JAX gave arrays of a kept trace in float32 to a trace in float64: 2e-9, or a TypeError."""
+    made = {"gelu": lambda g: [activated_cases.mlp(g, "gelu", inputs=3).layers for _ in range(2)]}
+    a, b = cases.pair((cases.SHALLOW | cases.DEEP | made)[case], rng)
+    mean, cov = cases.INPUTS["mean and covariance"](rng)
+    metric = {
+        "gaussian": tnsim.Gaussian(mean, cov),
+        "closure": tnsim.GaussianClosure(mean, cov),
+        "empirical": tnsim.Empirical(rng.normal(size=(9, 3))),
+    }[metric]
+    kept, values = [], {}
+    for wide in (first, not first):
+        cosine = jax.jit(lambda model: tnsim.similarity(model, b, metric))
+        with jax.enable_x64(wide):
+            kept.append(cosine.trace(a))
+            values[wide] = kept[-1].lower().compile()(a)
+    true = tnsim.similarity(a, b, metric)
+    assert_close(values[True], true, scale=1.0, rtol=1e-12)
+    assert_close(values[False], true, scale=1.0, rtol=1e-4, limited_by="float32")
 
 
 def test_gradient_through_a_difference(rng):

@@ -34,7 +34,12 @@ from tnsim.compare.request import (
     highest_degree,
     parts,
 )
-from tnsim.compare.resident import conditioning, is_known_constant, placed_weights
+from tnsim.compare.resident import (
+    apart_by_precision,
+    conditioning,
+    is_known_constant,
+    placed_weights,
+)
 from tnsim.engine import precision
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
@@ -343,6 +348,11 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
     """The products in the precision of the request, see `inner_products`."""
     check_comparison(a, b, request.metric)
     traced = any(map(_is_traced, (a, b, request.metric)))
+    if traced:
+        same = b is a
+        a, b, metric = apart_by_precision((a, b, request.metric))
+        request = request._replace(metric=metric)
+        b = a if same else b
     first = _as_differences(a, request.dtype)
     second = first if b is a else _as_differences(b, request.dtype)
     one, two = parts(first), parts(second)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,8 @@ from tnsim.problems.conditioning import amplification
 from tnsim.problems.state_sizes import Notation, Units, scaled_under, with_notation
 from tnsim.scaled import Scaled
 from tnsim.sessions import per_object_cache, session
+
+V = TypeVar("V")
 
 
 @per_object_cache
@@ -51,6 +53,49 @@ def is_known_constant(value: Any) -> bool:
         (True, False)
     """
     return isinstance(value, Model) and is_constant(value)
+
+
+def apart_by_precision(value: V) -> V:
+    """The same models and metric, with arrays of their own for traces in float32.
+
+    JAX remembers an array of NumPy that a trace has captured with the dtype that it had there, as
+    long as the trace is kept. A later trace in float64 would be given the same array in float32: it
+    fails, or loses half of the digits without a word. So no array is in traces of both kinds.
+
+    Args:
+        value: Pytree of models, arrays and anything else; leaves that are no arrays are kept.
+
+    Returns:
+        The value itself where JAX computes in float64; else equal views of its arrays. A model that
+        occurs several times remains a single object, also in later calls.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
+        >>> with jax.enable_x64(False):
+        ...     first, second = apart_by_precision((model, model))
+        >>> first is model, first is second
+        (False, True)
+        >>> np.shares_memory(first.layers[0].weight, model.layers[0].weight)
+        True
+    """
+    if jax.config.jax_enable_x64:
+        return value
+    return jax.tree.map(
+        lambda leaf: _with_views(leaf) if isinstance(leaf, Model) else _view(leaf),
+        value,
+        is_leaf=lambda leaf: isinstance(leaf, Model),
+    )
+
+
+@per_object_cache
+def _with_views(model: Model) -> Model:
+    """A model with views of its arrays of NumPy, which JAX tells from these arrays."""
+    return jax.tree.map(_view, model)
+
+
+def _view(leaf: Any) -> Any:
+    return leaf.view() if isinstance(leaf, np.ndarray) else leaf
 
 
 def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:

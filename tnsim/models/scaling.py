@@ -55,7 +55,9 @@ from tnsim.scaled import Scaled, exponents_of, larger, library, shifted
 
 _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
-_ONE = np.zeros(())  # the exponent of the unit 1
+# The exponent of the unit 1: a scalar, as JAX remembers an array of NumPy with the dtype of the
+# first trace that captured the array, and would give float32 to a later trace in float64.
+_ONE = np.float64(0)
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
@@ -152,7 +154,7 @@ def _scaled_model(
     layers: list[Layer] = []
     shifts: list[Layer] = []
     unit = _one_if_equal(below)
-    beyond: Unit = np.zeros(())
+    beyond: Unit = _ONE
     for n, layer in enumerate(model.layers):
         # A stream is added to the output of the layer inside its residual, and its skip is a single
         # number: the bonds at both ends of a residual therefore have one unit for all coordinates.
@@ -269,7 +271,7 @@ def _layer_shifts(
     else:
         legs = {name: _leg_units(layer, name, below, states) for name in rows}
         if isinstance(layer, Gated):
-            legs["gate"] = np.zeros(())  # an activation reads numbers in the unit 1
+            legs["gate"] = _ONE  # an activation reads numbers in the unit 1
         hidden = below  # the output matrix of a linear layer reads the state itself
         if rows:
             hidden = _one_if_equal(_total_unit(legs.values()))
