@@ -29,7 +29,6 @@ from tnsim.activations.kernels import (
     Expanded,
     Kernel,
     Side,
-    Together,
     Units,
     between,
     correlations,
@@ -90,7 +89,8 @@ def gated_kernel(
             "units of both layers have rows in the coordinates of one input, found "
             f"{sorted(ranks)} coordinates"
         )
-    return gated_kernel_of(gated_expanded(f, units), gated_expanded(g, other_units))
+    first, second = gated_expanded(f, units), gated_expanded(g, other_units)
+    return between(GatedPairing(f, g), first, second, in_turn)
 
 
 def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
@@ -101,14 +101,7 @@ def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
     """
     f = _continuous(f)
     parameters, unit, e = _split(units)
-    return with_side(_GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
-
-
-def gated_kernel_of(
-    first: Expanded, second: Expanded, together: Together = in_turn, centred: bool = False
-) -> Kernel:
-    """The kernel of two layers of gated units, as `kernel_of` makes it of plain ones."""
-    return between(_GatedPairing(first.f, second.f, centred), first, second, together)
+    return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
 
 
 def gated_moments(
@@ -171,7 +164,7 @@ def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
 
 
 @dataclass(frozen=True)
-class _GatedPairing:
+class GatedPairing:
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
     f: Activation

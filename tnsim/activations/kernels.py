@@ -125,7 +125,8 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
             "units of both layers have rows in the coordinates of one input, found "
             f"{units.rows.shape[1]} and {other_units.rows.shape[1]} coordinates"
         )
-    return kernel_of(expanded(f, units), expanded(g, other_units))
+    first, second = expanded(f, units), expanded(g, other_units)
+    return between(Plain(first.f, second.f), first, second, in_turn)
 
 
 def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray, Real | np.ndarray]:
@@ -263,7 +264,14 @@ class Expanded(NamedTuple):
 
 @dataclass(frozen=True)
 class Plain:
-    """E f(u) g(v): one field, the coefficients of f."""
+    """E f(u) g(v): one field, the coefficients of f.
+
+    Args:
+        f: Activation of the first layer.
+        g: Activation of the second layer.
+        centred: Whether products of means are left out, for numbers on the host: covariances, and
+            no digit lost where means are large beside deviations.
+    """
 
     f: Activation
     g: Activation
@@ -308,21 +316,6 @@ def with_side(pairing: Any, units: Expanded) -> Expanded:
         return units._replace(side=pairing.side(units.f, units.parameters, False))
 
 
-def kernel_of(
-    first: Expanded, second: Expanded, together: Together = in_turn, centred: bool = False
-) -> Kernel:
-    """The kernel of two layers of plain units.
-
-    Args:
-        first: Units of the rows.
-        second: Units of the columns.
-        together: Function that runs independent tasks, in threads or in turn.
-        centred: Whether products of means are left out, for numbers on the host: covariances, and
-            no digit lost where means are large beside deviations.
-    """
-    return between(Plain(first.f, second.f, centred), first, second, together)
-
-
 def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
     """The kernel of all pairs of units, in NumPy for numbers and in JAX for traces."""
     cross = pairing.cross(first, second)
@@ -330,6 +323,71 @@ def between(pairing: Any, first: Expanded, second: Expanded, together: Together)
         sides = first.parameters, second.parameters
         return matrix(pairing, *sides, cross, first.unit, second.unit)
     return numbers_of(pairing, first, second, cross, together)
+
+
+class KernelNumbers(NamedTuple):
+    """A kernel and its slopes as numbers, from which a trace goes on without computing them.
+
+    Args:
+        values: The matrix, and behind it its slopes by the parameters of both sides and by the
+            cross matrices, all of shape (units of f, units of g); the matrix alone where nothing
+            is differentiated.
+        bounds: Sizes, share and gross sizes, as in `Kernel`.
+    """
+
+    values: tuple[Real, ...]
+    bounds: tuple[Real, ...]
+
+    @classmethod
+    def of(cls, pairing: Any, first: Expanded, second: Expanded, slopes: bool) -> KernelNumbers:
+        """The kernel of units that are numbers.
+
+        Slopes take a compiled program of their own, kept by the activations and the numbers of
+        units: the kernels of a comparison and its norms share it.
+
+        Args:
+            pairing: The activations, and what stands beside them.
+            first, second: Units of the rows and of the columns, in NumPy.
+            slopes: Whether the kernel is differentiated.
+        """
+        cross = pairing.cross(first, second)
+        if not slopes:
+            kernel = numbers_of(pairing, first, second, cross, in_turn)
+            values, *bounds = vars(kernel).values()
+            return cls((values,), tuple(bounds))
+        sides = first.parameters, second.parameters
+        values, *bounds = _blocks(pairing, True, *sides, cross, first.unit, second.unit)
+        return cls(tuple(values), tuple(bounds))
+
+    def kernel(self, pairing: Any, first: Expanded, second: Expanded) -> Kernel:
+        """The kernel inside a trace, differentiable in the parameters of units."""
+        sides = first.parameters, second.parameters
+        values, bounds = jax.tree.map(lambda x: x.astype(sides[0][0].dtype), tuple(self))
+        return Kernel(_given_values(values, *sides, pairing.cross(first, second)), *bounds)
+
+
+@jax.custom_jvp
+def _given_values(values: tuple[Real, ...], left: Any, right: Any, cross: Any) -> Real:
+    """The values of a kernel that were computed before, with their slopes."""
+    return values[0]
+
+
+@_given_values.defjvp
+def _given_values_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Real, Real]:
+    value, *slopes = primals[0]
+    return value, _change_along(slopes, *tangents[1:])
+
+
+def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> Real:
+    """The change of a kernel along changes of the parameters of both sides and of cross matrices.
+
+    Slopes by parameters of the left units broadcast along rows, those of the right units along
+    columns; slopes by cross matrices have an entry for each pair already.
+    """
+    changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
+    if not slopes:
+        return 0 * changes[-1]
+    return sum(x * y for x, y in zip(slopes, changes, strict=True))
 
 
 def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
@@ -692,11 +750,7 @@ def _values(pairing, left, right, cross, unit, other_unit):
 @_values.defjvp
 def _values_jvp(pairing, primals, tangents):
     (value, *slopes), *rest = _blocks(pairing, True, *primals)
-    left, right, cross, *_ = tangents
-    # Slopes by parameters of the left units broadcast along rows, those of the right units along
-    # columns; slopes by cross matrices have an entry for each pair already.
-    changes = [*(x[:, None] for x in left), *(x[None, :] for x in right), *cross]
-    change = sum(x * y for x, y in zip(slopes, changes, strict=True))
+    change = _change_along(slopes, *tangents[:3])
     return (value, *rest), (change, *map(jnp.zeros_like, rest))
 
 
@@ -768,10 +822,15 @@ def _block(pairing, slopes, other_unit, second, argument):
     # there are decides whether another turn repays itself.
     def orders(state: tuple[Any, Real, Real, Real, Any]) -> tuple[Any, Real, Real, Real, Any]:
         turn, before, total, _, _ = state
-        for i in range(_LOOK):
+
+        def next_order(i: Any, sums: tuple[Real, Real]) -> tuple[Real, Real]:
+            before, total = sums
             power = before * rho
-            total = total + term(_LOOK * turn + i + 1, power, before)
-            before = power
+            return power, total + term(_LOOK * turn + i + 1, power, before)
+
+        # Slopes have many terms an order, and a program as long as eight of them takes eight times
+        # as long to compile; values alone are faster in a row.
+        before, total = jax.lax.fori_loop(0, _LOOK, next_order, (before, total), unroll=not slopes)
         place = (turn + 1) * (_LOOK // _TURN) - 1
         left, right = (
             jax.lax.dynamic_index_in_dim(x.rest, place, 1, keepdims=False) for x in (first, second)
@@ -784,9 +843,9 @@ def _block(pairing, slopes, other_unit, second, argument):
         turn, _, _, _, count = state
         return (turn < ORDER // _LOOK) & (count * dear > _LOOK * rho.size)
 
-    # Order 0 before the loop; `before` is rho^0.
+    # Order 0 before the loop; `before` is rho^0, and all pairs are left over.
     one = jnp.ones_like(rho)
-    start = orders((jnp.asarray(0), one, term(0, one, one), one, jnp.asarray(0)))
+    start = jnp.asarray(0), one, term(0, one, one), one, jnp.asarray(rho.size)
     _, _, total, tail, count = jax.lax.while_loop(repays, orders, start)
     marked = tail > tolerance * scale
     share = tail / jnp.where(scale > 0, scale, 1.0)

@@ -221,12 +221,15 @@ class _Comparison:
     def __init__(self, request: Request, traced: bool) -> None:
         self.request, self.traced = request, traced
         self._known: dict[tuple[int, int], ScaledSum] = {}
+        self._traced_models: dict[int, Model] = {}  # by prepared model
 
     def scaled(self, summands: Sequence[tuple[Any, Model]]) -> _Terms:
         """A sum of prepared models with the powers of two of coefficients and models taken out."""
         metric, dtype = self.request.metric, KERNEL_DTYPE
         if self.traced:
             made = [(c, under(model, metric, self.request.dtype)) for c, model in summands]
+            for (_, prepared), (_, model) in zip(made, summands, strict=True):
+                self._traced_models[id(prepared)] = model
             return scaled_terms((c, model.exponent, model) for c, model in made)
         if nonlinear(*(kinds(model) for _, model in summands)) > 1:
             made = [(c, prepared_under(model, metric, dtype)) for c, model in summands]
@@ -254,8 +257,13 @@ class _Comparison:
     def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
         key = id(a), id(b)  # the sums hold both
         if key not in self._known:
-            product = product_of(a, b, self.request.slices, self.request.dtype)
-            product = product if self.traced else on_host(product)
+            slices, dtype = self.request.slices, self.request.dtype
+            if self.traced:
+                models = [self._traced_models[id(x)] for x in (a, b)]
+                kernel = self.request.tracing.kernel((models, self.request.metric))
+                product = product_of(a, b, slices, dtype, kernel)
+            else:
+                product = on_host(product_of(a, b, slices, dtype))
             self._known[key] = self._known[id(b), id(a)] = product
         return self._known[key]
 

@@ -24,7 +24,7 @@ instead, as it is inside `jax.jit` and `jax.vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -35,6 +35,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
+from tnsim.activations.kernels import Expanded, Kernel, KernelNumbers
 from tnsim.compare.comparison import (
     Comparison,
     Fixed,
@@ -57,6 +58,7 @@ from tnsim.engine.runtime.rates import backend_of
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
+from tnsim.problems.kernels import KernelMaker
 from tnsim.problems.state_sizes import Units, written
 from tnsim.scaled import Scaled
 
@@ -104,14 +106,27 @@ class _GivenResults(NamedTuple):
 
 
 class _Noting(Tracing):
-    """The way of a comparison on numbers, without its plans; notes what has no derivative.
+    """The way of a comparison on numbers, without its plans; notes what is found by numbers.
 
     Attributes:
-        notes: Values noted, and the notations of models, in the order of the way.
+        notes: Values noted, notations of models, and kernels, in the order of the way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moving: Collection[Any] = ()) -> None:
+        """Args:
+        moving: Arrays with respect to which derivatives are taken.
+        """
         self.notes: list[Any] = []
+        self._moving = set(map(id, moving))
+
+    def kernel(self, arguments: Any) -> KernelMaker:
+        slopes = any(id(leaf) in self._moving for leaf in jax.tree.leaves(arguments))
+
+        def noted_kernel(pairing: Any, first: Expanded, second: Expanded, _: Any) -> Kernel:
+            self.notes.append(KernelNumbers.of(pairing, first, second, slopes))
+            return self.notes[-1].kernel(pairing, first, second)
+
+        return noted_kernel
 
     def noted(self, make: Callable[[], V]) -> V:
         self.notes.append(make())
@@ -143,6 +158,9 @@ class _RecordedTrace(Tracing):
         self._notes = iter(notes)
         self._numbers: dict[int, int] = {}  # by identity; `arrays` keeps the objects alive
 
+    def kernel(self, arguments: Any) -> KernelMaker:
+        return partial(_given_kernel, self._notes)
+
     def noted(self, make: Callable[[], V]) -> V:
         return next(self._notes)
 
@@ -169,6 +187,9 @@ class _ResumedTrace(Tracing):
         self._notes = iter(given.notes)
         self._results = iter(zip(given.mantissas, given.exponents, strict=True))
 
+    def kernel(self, arguments: Any) -> KernelMaker:
+        return partial(_given_kernel, self._notes)
+
     def noted(self, make: Callable[[], V]) -> V:
         return next(self._notes)
 
@@ -179,14 +200,30 @@ class _ResumedTrace(Tracing):
         return [Result(*next(self._results), plan.scale_weights) for _ in runs]
 
 
-def _notes(comparison: Comparison, moving: Weights, fixed: Fixed) -> list[Any]:
-    """Everything that a comparison finds by numbers before its plans; no derivatives pass here."""
+def _given_kernel(
+    notes: Iterator[KernelNumbers], pairing: Any, first: Expanded, second: Expanded, _: Any
+) -> Kernel:
+    """The next kernel that was noted, as a function of the units of a trace."""
+    return next(notes).kernel(pairing, first, second)
+
+
+def _notes(
+    comparison: Comparison, moving: Weights, fixed: Fixed, differentiated: bool
+) -> list[Any]:
+    """Everything that a comparison finds by numbers before its plans.
+
+    Args:
+        comparison: Structure of the comparison.
+        moving: Weights with respect to which derivatives could be taken.
+        fixed: Numbers without derivatives.
+        differentiated: Whether derivatives are taken, for which kernels note their slopes.
+    """
     arrays = {}
     for n, array in (moving | fixed.weights).items():
         # A copy that nobody writes to: measurements of it may be kept.
         arrays[n] = np.array(array, comparison.dtype)
         arrays[n].flags.writeable = False
-    noting = _Noting()
+    noting = _Noting([arrays[n] for n in moving] if differentiated else ())
     with np.errstate(all="ignore"):
         comparison.products(arrays, None, noting)
     return noting.notes
@@ -269,7 +306,7 @@ def number(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, 
     """
     if fixed.sample is not None:
         return _value_after_plans(comparison, moving, fixed, _given_after_plans([], []))
-    notes = _notes(comparison, moving, fixed)
+    notes = _notes(comparison, moving, fixed, differentiated=False)
     arrays, _, runs = _arrays_for_plans(comparison, moving, fixed, notes)
     results = []
     for plan, places in runs.runs:
@@ -299,7 +336,7 @@ def number_and_pullback(
     if fixed.sample is not None:
         value, (own, _) = _number_after_plans(comparison, moving, fixed, _given_after_plans([], []))
         return jax.block_until_ready(value), lambda: own
-    notes = _notes(comparison, moving, fixed)
+    notes = _notes(comparison, moving, fixed, differentiated=True)
     arrays, pullback, runs = _arrays_for_plans(comparison, moving, fixed, notes)
     pullbacks = []
     for plan, places in runs.runs:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 from jax.core import Tracer
 
+from tnsim.activations.kernels import between
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import in_units, is_known_constant
@@ -26,7 +27,7 @@ from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
-from tnsim.problems.kernels import answers
+from tnsim.problems.kernels import KernelMaker, answers
 from tnsim.problems.state_sizes import Units
 from tnsim.scaled import Scaled, ScaledSum
 
@@ -59,6 +60,14 @@ class Tracing:
     def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
         """A model in scientific notation, see `resident.in_units`."""
         return in_units(model, units, slices)
+
+    def kernel(self, arguments: Any) -> KernelMaker:
+        """The function that makes kernels of hidden units.
+
+        Args:
+            arguments: Models and metric that the kernels depend on.
+        """
+        return between
 
     def noted(self, make: Callable[[], V]) -> V:
         """A value that has no derivative and that depends on no plan.

@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, Gate
+from tnsim.activations.kernels import between
 from tnsim.engine.precision import Arithmetic, cancellation
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
@@ -41,6 +42,7 @@ from tnsim.problems.conditioning import amplification
 from tnsim.problems.kernels import (
     Affine,
     HiddenUnits,
+    KernelMaker,
     Prepared,
     count_of_units,
     inner,
@@ -290,9 +292,9 @@ def _last(one: Chain, two: Chain) -> tuple[Prepared, Prepared, float]:
             root, error = root_of(law.cov, noise=0.0), law.error
             left = right = _at(one.later[n], law.mean, root)
             continue
-        between, share = _covariance(left, right)
+        both, share = _covariance(left, right)
         error = max(law.error, other.error, _passed_on(left, right, error) + share)
-        joint = np.block([[law.cov, between], [between.T, other.cov]])
+        joint = np.block([[law.cov, both], [both.T, other.cov]])
         root, width = root_of(joint, noise=0.0), len(law.mean)
         left = _at(one.later[n], law.mean, root[:width])
         right = _at(two.later[n], other.mean, root[width:])
@@ -313,13 +315,20 @@ def _lengthened(chain: Chain, depth: int) -> Chain:
     return Chain(chain.first, chain.later + (kept,) * lacking, chain.laws + (law,) * lacking)
 
 
-def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> ScaledSum:
+def product_of(
+    a: PreparedModel,
+    b: PreparedModel,
+    slices: bool,
+    dtype: str,
+    kernel: KernelMaker = between,
+) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
     Args:
         a, b: Models under the same metric.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
+        kernel: Function that makes the kernel of hidden units.
 
     Returns:
         The product. Its size counts the certified bound of the rest of each series, so that the
@@ -329,7 +338,7 @@ def product_of(a: PreparedModel, b: PreparedModel, slices: bool, dtype: str) -> 
     size: Any = 0.0
     bound: Any = 0.0
     for count, one, two, error in last_segments(a, b):
-        products = inner(one, two, slices)
+        products = inner(one, two, slices, kernel)
         value, size = value + count * products.value, size + count * products.size
         bound = bound + count * (products.bound + error * products.size)
     # The bound of truncation is expressed as size, on which the error of rounding is relative.

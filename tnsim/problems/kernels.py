@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,17 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, derivative
 from tnsim.activations.activation import power as power_of
-from tnsim.activations.gated import GatedUnits, gated_expanded, gated_kernel_of, gated_moments
-from tnsim.activations.kernels import Expanded, Kernel, Units, expanded, first_moments, kernel_of
+from tnsim.activations.gated import GatedPairing, GatedUnits, gated_expanded, gated_moments
+from tnsim.activations.kernels import (
+    Expanded,
+    Kernel,
+    Plain,
+    Together,
+    Units,
+    between,
+    expanded,
+    first_moments,
+)
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import UnsupportedLayer
@@ -63,6 +72,9 @@ _ORDERS = 24
 KERNEL_DTYPE = "float64"
 """Precision of kernels outside of a trace, also where float32 is asked for: their thresholds near
 correlation 1 are below the range of float32."""
+
+KernelMaker: TypeAlias = Callable[[Any, Expanded, Expanded, Together], Kernel]
+"""A function like `activations.kernels.between`."""
 
 ROADS = (
     "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
@@ -556,12 +568,13 @@ def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
     return Moments(*gated_moments(function, GatedUnits(gate, up)))
 
 
-def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
+def inner(a: Prepared, b: Prepared, slices: bool, kernel: KernelMaker = between) -> Inner:
     """The inner product of two models at a position, in total or for each output.
 
     Args:
         a, b: Models under the same input.
         slices: Whether outputs are told apart.
+        kernel: Function that makes the kernel of hidden units.
     """
     value: Any = 0.0
     # Against a linear function only mean and slopes count; units against units are added below.
@@ -573,7 +586,7 @@ def inner(a: Prepared, b: Prepared, slices: bool) -> Inner:
     lengths = [xp.sqrt(_linear_product(units.beside, units.beside)) for units in (a, b)]
     bound = xp.zeros_like(value)
     if a.units and b.units:
-        pairs = _over_pairs(a, b)
+        pairs = _over_pairs(a, b, kernel)
         value, bound = value + pairs.value, pairs.bound
         lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
     if slices:
@@ -605,14 +618,14 @@ class _Pairs(NamedTuple):
     lengths: tuple[Any, Any]
 
 
-def _over_pairs(a: Prepared, b: Prepared) -> _Pairs:
+def _over_pairs(a: Prepared, b: Prepared, kernel: KernelMaker) -> _Pairs:
     rows, columns = down_of(a), down_of(b)
     value: Any = 0.0
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    alone = a is b and not isinstance(a.beside.mean, jax.Array)
-    for block in kernel_blocks(a, b, triangle=alone):
+    alone = a is b and kernel is between and not isinstance(a.beside.mean, jax.Array)
+    for block in kernel_blocks(a, b, triangle=alone, kernel=kernel):
         # Blocks come in the order of their rows; the rows so far are counted by the lengths of
         # their sizes.
         start = sum(map(len, gross))
@@ -690,7 +703,11 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
 
 
 def kernel_blocks(
-    a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
+    a: Prepared,
+    b: Prepared,
+    centred: bool = False,
+    triangle: bool = False,
+    kernel: KernelMaker = between,
 ) -> Iterator[Kernel]:
     """The kernel of all hidden units of two models in blocks of rows, with certified bounds.
 
@@ -699,15 +716,16 @@ def kernel_blocks(
         centred: Whether products of means are left out, which makes covariances; on the host.
         triangle: Whether columns before a block's rows are left out, as a kernel of one model with
             itself is symmetric.
+        kernel: Function that makes the kernel of a block.
     """
-    first, second, between = a.expanded, b.expanded, kernel_of
+    first, second, pairing = a.expanded, b.expanded, Plain
     # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
     # side is gated.
     if a.up is not None or b.up is not None:
-        first, second, between = _as_gated(a), _as_gated(b), gated_kernel_of
+        first, second, pairing = _as_gated(a), _as_gated(b), GatedPairing
     for start, stop in blocks_of(a.units, b.units):
         others = second.part(start, b.units) if triangle else second
-        yield between(first.part(start, stop), others, _at_once, centred)
+        yield kernel(pairing(first.f, second.f, centred), first.part(start, stop), others, _at_once)
 
 
 def _at_once(tasks: Sequence[Any]) -> list[Any]:
