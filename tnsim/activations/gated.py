@@ -23,26 +23,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, Tail, activation
+from tnsim.activations.activation import Activation, Gate, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
     Expanded,
     Kernel,
     Side,
     Units,
+    Weights,
     between,
     correlations,
     directions,
     gross_size,
     highest_order,
     in_turn,
+    jumps,
     left_over,
     product_of_rows,
     times_z,
     with_side,
 )
 from tnsim.activations.normal import Real
-from tnsim.activations.pairs import pair_derivatives
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
@@ -140,9 +141,8 @@ def gated_moments(
 def _continuous(f: str | Activation) -> Activation:
     f = activation(f)
     # The series of the slope of a step does not converge in the mean square, so no rest of it has a
-    # bound. The tail of ELU jumps as well, at its end.
-    jumps = [x for x in f.parts if isinstance(x, Gate) and x.width == 0 and x.weights[0]]
-    if jumps or any(isinstance(x, Tail) for x in f.parts):
+    # bound.
+    if jumps(f):
         raise ModelError(
             "gated units take activations without steps (relu, gelu, silu, tanh, sigmoid), found "
             f"{f!r}: nothing bounds the series of its derivative; compare on inputs by "
@@ -189,7 +189,11 @@ class GatedPairing:
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return _side(f, parameters, slopes)
 
-    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
+    def smooth_enough(self, f: Activation) -> bool:
+        # Slopes take derivatives of fourth order, which kinks do not have.
+        return not any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
+
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
 
         w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and
@@ -199,18 +203,20 @@ class GatedPairing:
                          (a cov(w', x) + a' cov(w, x)) E d/dx (f g)
                          + sum over x, y in (u, v) of cov(w, x) cov(w', y) E d/dx d/dy (f g).
         """
-        (m, s, a, b, _), (n, t, a1, b1, _) = left, right
+        (_, s, a, b, _), (_, t, a1, b1, _) = left, right
         g12, g21, eps = cross
-        orders = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
-        law = m, s, n, t, rho, gap
-        plain, by_u, by_v, mixed, twice_u, twice_v = pair_derivatives(self.f, self.g, law, orders)
         # Covariances of w with u and v, of w' with u and v, and of w with w'.
         wu, wv = b * s, t * (b * rho + g12)
         xu, xv = s * (b1 * rho + g21), b1 * t
         joint = eps + b * b1 * rho + b * g21 + b1 * g12
-        total = (a * a1 + joint) * plain + (a * xu + a1 * wu) * by_u + (a * xv + a1 * wv) * by_v
-        total = total + (wu * xv + wv * xu) * mixed
-        return total + wu * xu * twice_u + wv * xv * twice_v
+        return {
+            (0, 0): a * a1 + joint,
+            (1, 0): a * xu + a1 * wu,
+            (0, 1): a * xv + a1 * wv,
+            (1, 1): wu * xv + wv * xu,
+            (2, 0): wu * xu,
+            (0, 2): wv * xv,
+        }
 
 
 def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:

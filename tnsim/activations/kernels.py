@@ -12,7 +12,7 @@ arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tnsim.activations.activation import Activation, Gate, Remainder, activation
+from tnsim.activations.activation import Activation, Gate, Remainder, Tail, activation
 from tnsim.activations.coefficients import average, coefficients, energies
 from tnsim.activations.normal import Real, held
-from tnsim.activations.pairs import pair_values
+from tnsim.activations.pairs import PRICE, pair_derivatives, price
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
@@ -42,8 +42,11 @@ _BLOCK = 2**18  # pairs of a block of a compiled program
 _CHUNK = 1024  # pairs alone at once
 _GROUP = 64
 _TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
+_STEP = 2.0**-100  # an imaginary step, far below the rounding of what it is added to
 _SAMPLE = 2**15  # pairs that choose the order of the series of a block
 
+Weights = dict[tuple[int, int], Any]
+"""Weights by how often f and g are differentiated."""
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -232,8 +235,21 @@ class Pairing(Protocol):
         """Coefficients and norms of the units of one layer."""
         ...
 
-    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
-        """The kernel of single pairs without a series."""
+    def smooth_enough(self, f: Activation) -> bool:
+        """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
+        ...
+
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
+        """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
+
+        Args:
+            left, right: Parameters of the units, mean and deviation first.
+            rho: Correlations.
+            cross: What the pairing has besides, an array over pairs each.
+
+        Returns:
+            Weights, polynomials in all arguments, by how often f and g are differentiated.
+        """
         ...
 
 
@@ -285,13 +301,25 @@ class Plain:
     def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
         return (correlations(left.unit, right.unit),)
 
+    def smooth_enough(self, f: Activation) -> bool:
+        # The second derivative of a kink is a density; that of a jump has no value.
+        return not jumps(f)
+
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         mean, deviation = parameters
         return _side(f, mean, deviation, slopes)
 
-    def alone(self, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]) -> Real:
-        (m, s), (n, t) = left, right
-        return pair_values(self.f, self.g, m, s, n, t, rho, gap)
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
+        return {(0, 0): 1.0}
+
+
+def jumps(f: Activation) -> bool:
+    """Whether an activation or its slope jumps in more than a kink of its pieces."""
+    # The tail of ELU jumps at its end.
+    return any(
+        (isinstance(x, Gate) and x.width == 0 and x.weights[0]) or isinstance(x, Tail)
+        for x in f.parts
+    )
 
 
 def expanded(f: str | Activation, units: Units) -> Expanded:
@@ -339,31 +367,47 @@ class KernelNumbers(NamedTuple):
     bounds: tuple[Real, ...]
 
     @classmethod
-    def of(cls, pairing: Any, first: Expanded, second: Expanded, slopes: bool) -> KernelNumbers:
+    def of(
+        cls, pairing: Any, first: Expanded, second: Expanded, slopes: bool, together: Together
+    ) -> KernelNumbers:
         """The kernel of units that are numbers.
-
-        Slopes take a compiled program of their own, kept by the activations and the numbers of
-        units: the kernels of a comparison and its norms share it.
 
         Args:
             pairing: The activations, and what stands beside them.
             first, second: Units of the rows and of the columns, in NumPy.
             slopes: Whether the kernel is differentiated.
+            together: Function that runs independent tasks.
         """
         cross = pairing.cross(first, second)
         if not slopes:
-            kernel = numbers_of(pairing, first, second, cross, in_turn)
+            kernel = numbers_of(pairing, first, second, cross, together)
             values, *bounds = vars(kernel).values()
             return cls((values,), tuple(bounds))
         sides = first.parameters, second.parameters
-        values, *bounds = _blocks(pairing, True, *sides, cross, first.unit, second.unit)
-        return cls(tuple(values), tuple(bounds))
+        if not all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g)):
+            # A compiled program, kept by the activations and the numbers of units: the kernels of
+            # a comparison and its norms share it.
+            values, *bounds = _blocks(pairing, True, *sides, cross, first.unit, second.unit)
+            return cls(tuple(values), tuple(bounds))
+        first, second = (
+            units._replace(side=jax.tree.map(np.asarray, _side_with_slopes(pairing, f, side)))
+            for units, f, side in zip((first, second), (pairing.f, pairing.g), sides, strict=True)
+        )
+        count = 1 + sum(map(len, sides)) + len(cross)
+        values, bounds = _with_slopes(pairing, first, second, cross, together, count)
+        return cls(tuple(values), bounds)
 
     def kernel(self, pairing: Any, first: Expanded, second: Expanded) -> Kernel:
         """The kernel inside a trace, differentiable in the parameters of units."""
         sides = first.parameters, second.parameters
         values, bounds = jax.tree.map(lambda x: x.astype(sides[0][0].dtype), tuple(self))
         return Kernel(_given_values(values, *sides, pairing.cross(first, second)), *bounds)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _side_with_slopes(pairing: Any, f: Activation, parameters: tuple[Real, ...]) -> Side:
+    """Units with coefficients and their slopes, as one compiled program."""
+    return pairing.side(f, parameters, True)
 
 
 @jax.custom_jvp
@@ -504,9 +548,28 @@ def numbers_of(
         cross: Matrices over pairs.
         together: Function that runs independent tasks.
     """
+    (values,), bounds = _with_slopes(pairing, first, second, cross, together, 1)
+    return Kernel(values, *bounds)
+
+
+def _with_slopes(
+    pairing: Any,
+    first: Expanded,
+    second: Expanded,
+    cross: tuple[np.ndarray, ...],
+    together: Together,
+    count: int,
+) -> tuple[Float[np.ndarray, "count m n"], tuple[np.ndarray, ...]]:
+    """The kernel, or the kernel and its slopes, in NumPy, and what `Kernel` has besides.
+
+    Args:
+        pairing, first, second, cross, together: Arguments of `numbers_of`. Where slopes are wanted,
+            the units have tables of slopes.
+        count: 1 for values alone, else 1 more than there are parameters and cross matrices.
+    """
     left, right = (_with_relative_rests(x) for x in (first.side, second.side))
     rows, columns = cross[0].shape
-    values = np.empty((rows, columns))
+    values = np.empty((count, rows, columns))
     # One order for all pairs: the series then runs over whole tiles, with no branch for single
     # pairs.
     order = _order_of(pairing, left, right, cross)
@@ -535,10 +598,10 @@ def numbers_of(
     share = [share]
     # Pairs that are left over try the longest series first, where coefficients of so many orders
     # exist.
-    if min(x.tables.shape[2] for x in (left, right)) > _LONG:
+    if count == 1 and min(x.tables.shape[2] for x in (left, right)) > _LONG:
         places = np.arange(0, len(at[0]), _CHUNK)
         parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
-        told = partial(_by_long_series, pairing, left, right, cross, values)
+        told = partial(_by_long_series, pairing, left, right, cross, values[0])
         tiles_done = together([partial(told, *x) for x in parts])
         at = tuple(np.concatenate([x[n] for x in tiles_done] or [at[n]]) for n in (0, 1))
         share += [x[2] for x in tiles_done]
@@ -548,15 +611,65 @@ def numbers_of(
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
         sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        parts_done = pairing.alone(*sides, rho, gap, tuple(x[i, j] for x in cross[1:]))
+        arguments = pairing, *sides, rho, gap, tuple(x[i, j] for x in cross[1:])
+        if count > 1:
+            values[:, i, j] = _alone_with_slopes(*arguments)
+            return
+        parts_done = _alone(*arguments)
         if pairing.centred:
             a, b = pairing.means
             parts_done = parts_done - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
-        values[i, j] = parts_done
+        values[0, i, j] = parts_done
 
     together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
-    sizes = (left.size, right.size), (left.gross, right.gross)
-    return Kernel(values, *sizes[0], np.asarray(max(share)), *sizes[1])
+    return values, (left.size, right.size, np.asarray(max(share)), left.gross, right.gross)
+
+
+def _alone(
+    pairing: Any, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]
+) -> Real:
+    """The kernel of single pairs without a series."""
+    weights = pairing.alone(left, right, rho, cross)
+    law = *left[:2], *right[:2], rho, gap
+    every = pair_derivatives(pairing.f, pairing.g, law, tuple(weights))
+    terms = zip(weights.values(), every, strict=True)
+    return sum((weight * expected for weight, expected in terms), 0.0)
+
+
+def _alone_with_slopes(
+    pairing: Any,
+    left: tuple[np.ndarray, ...],
+    right: tuple[np.ndarray, ...],
+    rho: np.ndarray,
+    gap: np.ndarray,
+    cross: tuple[np.ndarray, ...],
+) -> list[np.ndarray]:
+    """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
+    weights = pairing.alone(left, right, rho, cross)
+    law = *left[:2], *right[:2], rho, gap
+    every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
+    expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
+    arguments = *left, *right, rho, *cross
+    # The places of m, s, n, t and rho among the arguments.
+    of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
+    slopes = []
+    for place, argument in enumerate(arguments):
+        # Weights are polynomials in all arguments, so that the imaginary part after a small
+        # imaginary step is their slope, to the last digit.
+        moved = [*arguments]
+        moved[place] = argument + 1j * _STEP
+        groups = moved[: len(left)], moved[len(left) : len(left) + len(right)]
+        rho_moved, *cross_moved = moved[len(left) + len(right) :]
+        changed = pairing.alone(*groups, rho_moved, tuple(cross_moved))
+        terms = (
+            (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
+        )
+        slope = sum((w * x for w, x in terms), 0 * rho)
+        if place in of_law:
+            for order, weight in weights.items():
+                slope = slope + weight * price(expected, order, law)[of_law[place]]
+        slopes.append(slope)
+    return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
 
 
 def _by_long_series(
@@ -664,6 +777,74 @@ def _powers(x: np.ndarray, exponent: int) -> np.ndarray:
     return half * x if exponent % 2 else half
 
 
+def _series_of(
+    pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], order: int, count: int
+) -> Iterator[np.ndarray]:
+    """The series of a tile up to an order, and behind it the series of all slopes.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        left, right: Units of the tile.
+        cross: Matrices over the pairs of the tile.
+        order: Highest order.
+        count: 1 for values alone, else 1 more than there are parameters and cross matrices.
+    """
+    rho, *others = cross
+    product = np.empty(rho.shape)
+
+    def of_fields(kinds: tuple[int, int], derivatives: int = 0) -> list[np.ndarray]:
+        """The series of every pair of fields, or its derivatives by rho."""
+        series = []
+        for a, b in pairing.terms:
+            c, d = left.tables[kinds[0], a, : order + 1], right.tables[kinds[1], b, : order + 1]
+            lowest = _lowest(pairing, (a, b))
+            if derivatives:  # d/drho rho^k = k rho^(k-1)
+                c, d, lowest = np.arange(1, order + 1)[:, None] * c[1:], d[1:], 0
+            series.append(_horner(c, d, rho, lowest, product))
+        return series
+
+    def weighted(series: list[np.ndarray]) -> np.ndarray:
+        total: Any = 0.0
+        for weight, one in zip(weights, series, strict=True):
+            # A weight that is a plain float is 1, and belongs to the first term of every pairing.
+            total = one if isinstance(weight, float) else total + weight * one
+        return total
+
+    weights = pairing.weights(cross)
+    values = of_fields((0, 0))
+    yield weighted(values)
+    if count == 1:
+        return
+    parameters = left.tables.shape[0] - 1
+    for kind in range(1, parameters + 1):
+        yield weighted(of_fields((kind, 0)))
+    for kind in range(1, parameters + 1):
+        yield weighted(of_fields((0, kind)))
+    yield weighted(of_fields((0, 0), 1))
+    for n in range(len(others)):
+        moved = [x + 1j * _STEP if n == m else x for m, x in enumerate(others)]
+        changed = zip(pairing.weights((rho, *moved)), values, strict=True)
+        yield sum((np.imag(w) / _STEP * x for w, x in changed if np.iscomplexobj(w)), 0 * rho)
+
+
+def _horner(
+    c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int, product: np.ndarray
+) -> np.ndarray:
+    """sum_k c_k d_k rho^k from a lowest order up, over all pairs of columns of two tables."""
+    # Units of mean zero have coefficients of one parity, beside the linear one.
+    present = c.any(-1) & d.any(-1)
+    present[:lowest] = False
+    series, above = np.zeros(rho.shape), len(c) - 1
+    for k in np.flatnonzero(present)[::-1]:
+        if above > k:
+            series *= _powers(rho, above - k)
+        series += np.multiply(c[k][:, None], d[k], out=product)
+        above = k
+    if above:
+        series *= _powers(rho, above)
+    return series
+
+
 def _tile(
     pairing: Any,
     left: Side,
@@ -682,23 +863,9 @@ def _tile(
     if not finite:
         turns, bound = _turns_of(pairing, left, right, cross, turns)
     order = _TURN * turns
-    rho, total, product = cross[0], 0.0, np.empty(cross[0].shape)
-    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
-        c, d = left.tables[0, a, : order + 1], right.tables[0, b, : order + 1]
-        # Units of mean zero have coefficients of one parity, beside the linear one.
-        present = c.any(-1) & d.any(-1)
-        present[: _lowest(pairing, (a, b))] = False
-        series, above = np.zeros(rho.shape), order
-        for k in np.flatnonzero(present)[::-1]:  # Horner's rule
-            if above > k:
-                series *= _powers(rho, above - k)
-            series += np.multiply(c[k][:, None], d[k], out=product)
-            above = k
-        if above:
-            series *= _powers(rho, above)
-        # A weight that is a plain float is 1, and belongs to the first term of every pairing.
-        total = series if isinstance(weight, float) else total + weight * series
-    values[i, j] = total
+    for place, total in enumerate(_series_of(pairing, left, right, cross, order, len(values))):
+        values[place, i, j] = total
+    rho = cross[0]
     none = np.zeros(0, int)
     if finite or bound <= _TOLERANCE:
         return none, none, bound
@@ -941,7 +1108,7 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
 
 def _direct(pairing, left, right, rho, gap, others, slopes):
     """Values of pairs alone, and their slopes by left, right and cross parameters."""
-    values = pairing.alone(left, right, rho, gap, others)
+    values = _alone(pairing, left, right, rho, gap, others)
     if not slopes:
         return values[None]
     # a step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
@@ -954,7 +1121,8 @@ def _direct(pairing, left, right, rho, gap, others, slopes):
     # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
     def values_at(*moved: Real) -> Real:
         moved_gap = floor - sign * (moved[2 * count] - rho)
-        return pairing.alone(
+        return _alone(
+            pairing,
             moved[:count],
             moved[count : 2 * count],
             moved[2 * count],

@@ -33,29 +33,6 @@ Orders: TypeAlias = tuple[tuple[int, int], ...]
 """How often f and g are differentiated, for each of several values at a pair."""
 
 
-def pair_values(
-    f: Activation, g: Activation, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real
-) -> Real:
-    """E f(u) g(v), pair by pair.
-
-    Args:
-        f: Activation of u.
-        g: Activation of v.
-        m: Means of u.
-        s: Standard deviations of u.
-        n: Means of v.
-        t: Standard deviations of v.
-        rho: Correlations.
-        gap: 1 - |rho|, with its own digits.
-
-    Returns:
-        Values in the shape of rho, one axis, which all arguments share. Slopes by m, s, n, t and
-        rho are exact up to |rho| = 1; gap follows rho.
-    """
-    (values,) = pair_derivatives(f, g, (m, s, n, t, rho, gap), ((0, 0),))
-    return values
-
-
 def pair_derivatives(
     f: Activation, g: Activation, law: tuple[Real, ...], orders: Orders
 ) -> list[Real]:
@@ -66,8 +43,13 @@ def pair_derivatives(
     Args:
         f: Activation of u.
         g: Activation of v.
-        law: Means and deviations of u and of v, correlations, and gaps, as for `pair_values`.
+        law: Means m and deviations s of u, n and t of v, correlations rho, and gaps 1 - |rho| with
+            their own digits, arrays of one axis.
         orders: How often f and g are differentiated.
+
+    Returns:
+        Arrays in the shape of rho. Slopes of E f(u) g(v) itself by m, s, n, t and rho are exact up
+        to |rho| = 1; gap follows rho.
     """
     m, s, n, t, rho, gap = law
     flipped = n, t, m, s, rho, gap
@@ -175,8 +157,16 @@ def _differentiated_gates(
     # Shapes (knots, 1, pairs) and (1, other knots, pairs): every knot of u meets every knot of v.
     m, n = m - knots[:, None, None], n - others[:, None]
     width = left[0].width, right[0].width
-    powers, other_powers = (max(len(x.weights) for x in gates) - 1 for gates in (left, right))
-    tables = gate_tables((m, n), (s, t), rho, gap, width, (powers, other_powers))
+    terms = [tuple(map(_terms, (left, right), derivatives)) for derivatives, _ in wanted]
+    # Tables of densities have one power more than those of gates; at a kink u is 0.
+    powers = [
+        max(
+            [p - kind for each in terms for kind, p in each[n]]
+            + [len(x.weights) - 1 for x in gates]
+        )
+        for n, gates in enumerate((left, right))
+    ]
+    tables = gate_tables((m, n), (s, t), rho, gap, width, (powers[0], powers[1]))
     gates, at_u, at_v, at_both = tables
     kinds = ((gates, at_v), (at_u, at_both))
 
@@ -204,11 +194,10 @@ def _differentiated_gates(
     # Weights per knot stand along the axes of knots, which are summed over; what remains has an
     # entry per pair.
     results = []
-    for derivatives, times_z in wanted:
+    for (of_u, of_v), (_, times_z) in zip(terms, wanted, strict=True):
         result = 0 * rho
-        terms, other_terms = map(_terms, (left, right), derivatives)
-        for (kind, p), weights in terms.items():
-            for (other, q), other_weights in other_terms.items():
+        for (kind, p), weights in of_u.items():
+            for (other, q), other_weights in of_v.items():
                 weight = weights[:, None, None] * other_weights[:, None]
                 result = result + xp.sum(weight * value(times_z, kind, other, p, q), (0, 1))
         results.append(result)
@@ -381,18 +370,34 @@ _traced_integrals = jax.custom_jvp(_two_integrals, nondiff_argnums=(0, 1, 2))
 
 @_traced_integrals.defjvp
 def _two_integrals_jvp(a, b, orders, primals, tangents):
-    """Price's theorem: dK/dm = E f' g, dK/drho = s t E f' g', dK/ds = s E f'' g + rho t E f' g'."""
-    _, s, _, t, rho, _ = primals
-    m1, s1, n1, t1, rho1, _ = tangents
     # All orders that the values and their slopes take, in one sum.
-    steps = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
-    every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in steps}))
+    every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in PRICE}))
     integrals = dict(zip(every, _traced_integrals(a, b, every, *primals), strict=True))
 
-    def slope(i: int, j: int) -> Real:
-        mixed = integrals[i + 1, j + 1]
-        total = m1 * integrals[i + 1, j] + n1 * integrals[i, j + 1] + rho1 * s * t * mixed
-        total = total + s1 * (s * integrals[i + 2, j] + rho * t * mixed)
-        return total + t1 * (t * integrals[i, j + 2] + rho * s * mixed)
+    def slope(order: tuple[int, int]) -> Real:
+        slopes = price(integrals, order, primals)
+        return sum((x * y for x, y in zip(tangents, slopes, strict=False)), 0.0)
 
-    return [integrals[order] for order in orders], [slope(*order) for order in orders]
+    return [integrals[order] for order in orders], [slope(order) for order in orders]
+
+
+PRICE = (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2)
+"""Further derivatives of f and g that slopes of an expectation take, see `price`."""
+
+
+def price(expected: dict[tuple[int, int], Any], order: tuple[int, int], law: Any) -> list[Any]:
+    """Slopes of an expected derivative by m, s, n, t and rho, by Price's theorem.
+
+    dK/dm = E f' g, dK/ds = s E f'' g + rho t E f' g', dK/drho = s t E f' g'.
+
+    Args:
+        expected: E of derivatives of f(u) and g(v), by how often these are differentiated.
+        order: How often f and g are differentiated in the expectation itself.
+        law: Means and deviations of u and of v, correlations, and gaps.
+    """
+    _, s, _, t, rho, *_ = law
+    i, j = order
+    mixed = expected[i + 1, j + 1]
+    by_s = s * expected[i + 2, j] + rho * t * mixed
+    by_t = t * expected[i, j + 2] + rho * s * mixed
+    return [expected[i + 1, j], by_s, expected[i, j + 1], by_t, s * t * mixed]

@@ -35,7 +35,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from tnsim.activations.kernels import Expanded, Kernel, KernelNumbers
+from tnsim.activations.kernels import Expanded, Kernel, KernelNumbers, Together
 from tnsim.compare.comparison import (
     Comparison,
     Fixed,
@@ -122,8 +122,10 @@ class _Noting(Tracing):
     def kernel(self, arguments: Any) -> KernelMaker:
         slopes = any(id(leaf) in self._moving for leaf in jax.tree.leaves(arguments))
 
-        def noted_kernel(pairing: Any, first: Expanded, second: Expanded, _: Any) -> Kernel:
-            self.notes.append(KernelNumbers.of(pairing, first, second, slopes))
+        def noted_kernel(
+            pairing: Any, first: Expanded, second: Expanded, together: Together
+        ) -> Kernel:
+            self.notes.append(KernelNumbers.of(pairing, first, second, slopes, together))
             return self.notes[-1].kernel(pairing, first, second)
 
         return noted_kernel

@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate
-from tnsim.activations.kernels import between
+from tnsim.activations.kernels import between, jumps
 from tnsim.engine.precision import Arithmetic, cancellation
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
@@ -252,13 +251,8 @@ def _covariance(one: Prepared, two: Prepared) -> tuple[np.ndarray, float]:
 
 def _passed_on(one: Prepared, two: Prepared, error: float) -> float:
     """The error of a kernel whose correlations have an error."""
-    return error**0.5 if any(_jumps(x.activation) for x in (one, two)) else error
-
-
-def _jumps(function: Activation | None) -> bool:
-    """Whether an activation has steps."""
-    parts = () if function is None else function.parts
-    return any(isinstance(x, Gate) and x.width == 0 and x.weights[0] != 0 for x in parts)
+    functions = (x.activation for x in (one, two) if x.activation is not None)
+    return error**0.5 if any(map(jumps, functions)) else error
 
 
 def last_segments(
