@@ -1,5 +1,6 @@
 """Models with an activation under Gaussian metrics, against quadrature, laws and other routes."""
 
+import dataclasses
 import itertools
 import warnings
 
@@ -8,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from activated_cases import by_quadrature, gated, gaussian, mlp, points
-from closeness import assert_close
+from closeness import LARGEST, assert_close
 
 import tnsim
 from tnsim.engine import precision
@@ -223,24 +224,68 @@ def test_weights_of_any_size(rng):
     assert_close(log, np.log(tnsim.inner(a, a, metric)) + 400 * np.log(10), rtol=1e-14)
 
 
-@pytest.mark.slow
-def test_gradients_against_differences(rng):
+def beside_equal_units(make, rng):
+    """Two models, of which the second has a unit of the first and the negative of another."""
+    a, b = make(rng), make(rng)
+    first, *rest = b.layers
+    of_a = a.layers[0]
+    names = ("gate", "gate_bias") if isinstance(first, tnsim.Gated) else ("weight", "bias")
+    changed = {}
+    for name in names:
+        changed[name] = np.array(getattr(first, name))
+        changed[name][:2] = getattr(of_a, name)[:2] * np.array([1.0, -2.0]).reshape(
+            2, *[1] * (changed[name].ndim - 1)
+        )
+    return a, tnsim.Model([dataclasses.replace(first, **changed), *rest])
+
+
+DIFFERENTIATED = {
+    "gelu": lambda g: mlp(g, "gelu"),
+    "relu": lambda g: mlp(g, "relu"),
+    "tanh": lambda g: mlp(g, "tanh"),
+    "sin": lambda g: mlp(g, "sin"),
+    "gated silu": lambda g: gated(g, "silu"),
+    "gated gelu": lambda g: gated(g, "gelu"),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["gelu", *(pytest.param(x, marks=pytest.mark.slow) for x in DIFFERENTIATED if x != "gelu")],
+)
+def test_gradients_against_differences(case, rng):
+    """Pairs in series and pairs of equal and of opposite units, which are computed alone."""
     metric = gaussian(rng)
-    a, b = mlp(rng, "relu"), mlp(rng, "relu")
+    a, b = beside_equal_units(DIFFERENTIATED[case], rng)
     change = jax.tree.map(lambda x: rng.normal(size=x.shape), a)
-    step = 1e-6
-
-    def moved(t):
-        return jax.tree.map(lambda x, y: x + t * y, a, change)
-
     with jax.enable_x64(True):
         slopes = jax.grad(lambda model: tnsim.similarity(model, b, metric))(a)
-        slope = sum(
-            np.sum(x * y)
-            for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(change), strict=True)
+    slope = sum(
+        np.vdot(x, y) for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(change), strict=True)
+    )
+
+    def at(t):
+        return tnsim.similarity(jax.tree.map(lambda x, y: x + t * y, a, change), b, metric)
+
+    h = 1e-4
+    numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+    assert_close(slope, numeric, scale=1.0, rtol=1e-6, limited_by="finite differences")
+
+
+@pytest.mark.slow
+def test_gradients_outside_of_a_trace_are_those_inside(rng):
+    """Slopes of kernels by NumPy and by a compiled program, of the model with itself as well."""
+    metric = gaussian(rng)
+    a, b = beside_equal_units(DIFFERENTIATED["gelu"], rng)
+    with jax.enable_x64(True):
+        gradient = jax.grad(
+            lambda first, second: tnsim.log_inner(first, second, metric).log, (0, 1)
         )
-    ahead, behind = (tnsim.similarity(moved(t), b, metric) for t in (step, -step))
-    assert_close(slope, (ahead - behind) / (2 * step), rtol=1e-06, limited_by="finite differences")
+        compiled = jax.jit(gradient)
+        for pair in ((a, b), (a, a)):
+            outside, inside = map(jax.tree.leaves, (gradient(*pair), compiled(*pair)))
+            for first, second in zip(outside, inside, strict=True):
+                assert_close(first, second, scale=LARGEST, rtol=1e-11)
 
 
 def test_pairwise(rng):
