@@ -288,6 +288,19 @@ def test_gradients_outside_of_a_trace_are_those_inside(rng):
                 assert_close(first, second, scale=LARGEST, rtol=1e-11)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit])
+def test_a_partner_in_float64_leaves_the_floats_of_a_trace(wrapped, rng):
+    """A gradient by weights in float32 was a TypeError where JAX computes in float64."""
+    a, b = (mlp(rng, "tanh") for _ in range(2))
+    narrow = jax.tree.map(lambda x: x.astype(np.float32), a)
+    with jax.enable_x64(True):
+        value, gradient = wrapped(jax.value_and_grad(lambda m: tnsim.similarity(m, b)))(narrow)
+    assert value.dtype == np.float32
+    assert {x.dtype for x in jax.tree.leaves(gradient)} == {np.dtype("float32")}
+    assert_close(value, tnsim.similarity(a, b), scale=1.0, rtol=1e-5, limited_by="float32")
+
+
 def test_pairwise(rng):
     metric = gaussian(rng)
     models = [mlp(rng, "relu") for _ in range(3)]

@@ -277,6 +277,13 @@ class Expanded(NamedTuple):
         side = None if self.side is None else self.side.part(slice(start, stop))
         return Expanded(self.f, parameters, self.unit[start:stop], across, side)
 
+    def in_trace(self, dtype: Any) -> Expanded:
+        """The same units as a trace reads them, in its floats."""
+        parameters, unit, across = jax.tree.map(
+            lambda x: x.astype(dtype), (self.parameters, self.unit, self.across)
+        )
+        return Expanded(self.f, parameters, unit, across, None)
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -346,11 +353,13 @@ def with_side(pairing: Any, units: Expanded) -> Expanded:
 
 def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
     """The kernel of all pairs of units, in NumPy for numbers and in JAX for traces."""
-    cross = pairing.cross(first, second)
-    if first.side is None or second.side is None:
-        sides = first.parameters, second.parameters
-        return matrix(pairing, *sides, cross, first.unit, second.unit)
-    return numbers_of(pairing, first, second, cross, together)
+    if first.side is not None and second.side is not None:
+        return numbers_of(pairing, first, second, pairing.cross(first, second), together)
+    # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
+    dtype = (first if first.side is None else second).unit.dtype
+    first, second = (units.in_trace(dtype) for units in (first, second))
+    sides = first.parameters, second.parameters
+    return matrix(pairing, *sides, pairing.cross(first, second), first.unit, second.unit)
 
 
 class KernelNumbers(NamedTuple):
@@ -368,25 +377,32 @@ class KernelNumbers(NamedTuple):
 
     @classmethod
     def of(
-        cls, pairing: Any, first: Expanded, second: Expanded, slopes: bool, together: Together
+        cls,
+        pairing: Any,
+        first: Expanded,
+        second: Expanded,
+        together: Together,
+        slopes: bool,
+        compiled: bool,
     ) -> KernelNumbers:
         """The kernel of units that are numbers.
 
         Args:
             pairing: The activations, and what stands beside them.
-            first, second: Units of the rows and of the columns, in NumPy.
-            slopes: Whether the kernel is differentiated.
+            first, second: Units of the rows and of the columns.
             together: Function that runs independent tasks.
+            slopes: Whether the kernel is differentiated.
+            compiled: Whether slopes take a compiled program, which is faster after a minute.
         """
-        cross = pairing.cross(first, second)
         if not slopes:
-            kernel = numbers_of(pairing, first, second, cross, together)
-            values, *bounds = vars(kernel).values()
+            values, *bounds = vars(between(pairing, first, second, together)).values()
             return cls((values,), tuple(bounds))
-        sides = first.parameters, second.parameters
-        if not all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g)):
-            # A compiled program, kept by the activations and the numbers of units: the kernels of
-            # a comparison and its norms share it.
+        cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
+        on_host = first.side is not None and second.side is not None
+        smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
+        if compiled or not on_host or not smooth:
+            # The program is kept by the activations and the numbers of units: the kernels of a
+            # comparison and its norms share it.
             values, *bounds = _blocks(pairing, True, *sides, cross, first.unit, second.unit)
             return cls(tuple(values), tuple(bounds))
         first, second = (

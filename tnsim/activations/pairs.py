@@ -153,7 +153,7 @@ def _differentiated_gates(
     """
     m, s, n, t, rho, gap = law
     xp = library(rho)
-    knots, others = (np.array([x.knot for x in gates]) for gates in (left, right))
+    knots, others = (np.array([x.knot for x in gates], rho.dtype) for gates in (left, right))
     # Shapes (knots, 1, pairs) and (1, other knots, pairs): every knot of u meets every knot of v.
     m, n = m - knots[:, None, None], n - others[:, None]
     width = left[0].width, right[0].width
@@ -198,7 +198,7 @@ def _differentiated_gates(
         result = 0 * rho
         for (kind, p), weights in of_u.items():
             for (other, q), other_weights in of_v.items():
-                weight = weights[:, None, None] * other_weights[:, None]
+                weight = (weights[:, None, None] * other_weights[:, None]).astype(rho.dtype)
                 result = result + xp.sum(weight * value(times_z, kind, other, p, q), (0, 1))
         results.append(result)
     return results

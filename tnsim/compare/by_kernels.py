@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from tnsim.compare.request import CROSS, InnerProducts, Request
 from tnsim.compare.resident import content, is_constant
@@ -212,7 +213,12 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
         ):  # norms show how much of a product cancels
             sides |= {"AA": (bra, bra), "BB": (ket, ket)}
         values = {name: compare.sums(*both) for name, both in sides.items()}
-    return InnerProducts(values, bra.exponent + ket.exponent, traced, request.dtype)
+        exponent = bra.exponent + ket.exponent
+        if traced:  # constants in float64 beside the trace give it no further digits
+            values, exponent = jax.tree.map(
+                lambda array: jnp.asarray(array, request.dtype), (values, exponent)
+            )
+    return InnerProducts(values, exponent, traced, request.dtype)
 
 
 class _Comparison:

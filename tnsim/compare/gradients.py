@@ -13,7 +13,9 @@ Nothing of this is traced as a whole:
 4. `_number_after_plans` is given their results.
 
 The second and the fourth are small compiled programs, kept under the structure of the comparison.
-Comparisons that run no plan, over points or kernels, are `_number_after_plans` alone.
+Comparisons that run no plan, over points, are `_number_after_plans` alone. Kernels of hidden units
+and their slopes are computed among the notes (`KernelNumbers`), in NumPy, and traces are given
+them: a trace of their formulas would compile for ten seconds, of gated units for a minute.
 
 *In JAX* (`differentiated`). A function that is differentiated and not compiled is called with
 numbers at hand. Its value and its gradient at these numbers are those above, and its derivative
@@ -61,6 +63,7 @@ from tnsim.models.model import Model, terms
 from tnsim.problems.kernels import KernelMaker
 from tnsim.problems.state_sizes import Units, written
 from tnsim.scaled import Scaled
+from tnsim.sessions import session
 
 V = TypeVar("V")
 
@@ -125,8 +128,10 @@ class _Noting(Tracing):
         def noted_kernel(
             pairing: Any, first: Expanded, second: Expanded, together: Together
         ) -> Kernel:
-            self.notes.append(KernelNumbers.of(pairing, first, second, slopes, together))
-            return self.notes[-1].kernel(pairing, first, second)
+            compiled = session().tier == "compile"
+            made = KernelNumbers.of(pairing, first, second, together, slopes, compiled)
+            self.notes.append(made)
+            return made.kernel(pairing, first, second)
 
         return noted_kernel
 
