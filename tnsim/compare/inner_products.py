@@ -37,6 +37,7 @@ from tnsim.compare.request import (
 from tnsim.compare.resident import (
     apart_by_precision,
     conditioning,
+    conditioning_at,
     is_known_constant,
     placed_weights,
 )
@@ -384,7 +385,17 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
         "AA": taken(total(sampled.rows), 0),
         "BB": taken(total(sampled.columns), 0),
     }
+    # An error of one side's outputs enters its own norm twice and the product once.
+    bra, ket = (_passes_cancel(each, request.metric, points) for each in (one, two))
+    factors = {"AB": (bra + ket) / 2, "AA": bra, "BB": ket}
+    values = {name: magnified(value, factors[name]) for name, value in values.items()}
     return InnerProducts(values, 0.0, False, request.dtype, plan, sampled)
+
+
+def _passes_cancel(sum_of_parts: Terms, metric: Any, points: Any) -> float:
+    """The largest factor by which forward passes of the models in a sum enlarge rounding."""
+    models = [part for _, part in sum_of_parts if isinstance(part, Model)]
+    return max((conditioning_at(model, metric, points) for model in models), default=1.0)
 
 
 def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:
