@@ -37,7 +37,6 @@ from tnsim.compare.request import (
 from tnsim.compare.resident import (
     apart_by_precision,
     conditioning,
-    conditioning_at,
     is_known_constant,
     placed_weights,
 )
@@ -57,7 +56,7 @@ from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
-from tnsim.problems.forward import Terms, sums, total
+from tnsim.problems.forward import Terms, sums, total, with_cancellation
 from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import in_units_of_inputs, units_of_inputs
@@ -379,23 +378,14 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
         )
         return _traced_products(one, two, request.squared_norms, inner)
     sampled = sums([one], [two], points, request.slices, request.dtype, request.budget)
+    sampled = with_cancellation(sampled, [one], [two], points)
     # Sums of forward passes are matrices of all rows with all columns; here each side is one row.
     values = {
         "AB": taken(total(sampled.products), (0, 0)),
         "AA": taken(total(sampled.rows), 0),
         "BB": taken(total(sampled.columns), 0),
     }
-    # An error of one side's outputs enters its own norm twice and the product once.
-    bra, ket = (_passes_cancel(each, request.metric, points) for each in (one, two))
-    factors = {"AB": (bra + ket) / 2, "AA": bra, "BB": ket}
-    values = {name: magnified(value, factors[name]) for name, value in values.items()}
     return InnerProducts(values, 0.0, False, request.dtype, plan, sampled)
-
-
-def _passes_cancel(sum_of_parts: Terms, metric: Any, points: Any) -> float:
-    """The largest factor by which forward passes of the models in a sum enlarge rounding."""
-    models = [part for _, part in sum_of_parts if isinstance(part, Model)]
-    return max((conditioning_at(model, metric, points) for model in models), default=1.0)
 
 
 def at_traced_points(a: AnyModel, b: AnyModel, sample: WeightedPoints, dtype: str) -> InnerProducts:

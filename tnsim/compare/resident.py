@@ -18,13 +18,12 @@ import numpy as np
 
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Backend
-from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
-from tnsim.problems.conditioning import amplification, cancellation_at
+from tnsim.problems.conditioning import amplification
 from tnsim.problems.state_sizes import Notation, Units, scaled_under, with_notation
 from tnsim.scaled import Scaled
 from tnsim.sessions import per_object_cache, session
@@ -157,20 +156,6 @@ def conditioning(model: Model, metric: Metric) -> Any:
         return amplification(model, metric)
     key = conditioning, content(metric)
     return session().belongings.get(model, key, lambda: amplification(model, metric))
-
-
-def conditioning_at(model: Model, metric: Metric, points: Points) -> float:
-    """The factor by which forward passes enlarge rounding, measured once for a model and a metric.
-
-    Args:
-        model: Model whose weights are not traced.
-        metric: Metric of the comparison.
-        points: Points of the metric for the models of the comparison.
-    """
-    if not is_constant(model):
-        return cancellation_at(model, points)
-    key = conditioning_at, content(metric), points.count
-    return session().belongings.get(model, key, lambda: cancellation_at(model, points))
 
 
 def content(metric: Metric) -> Hashable:
