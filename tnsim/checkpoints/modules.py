@@ -41,7 +41,14 @@ from tnsim.checkpoints.module_rules import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, TooLarge, UnsupportedLayer
+from tnsim.errors import (
+    ON_INPUTS,
+    OWN_ACTIVATION,
+    CheckpointError,
+    ModelError,
+    TooLarge,
+    UnsupportedLayer,
+)
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
@@ -314,7 +321,9 @@ def recognised(
                         raise  # with inputs that the user gave, the layers themselves are known
                     # Calls of layers say more than operations, where there are any.
                     known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
-                    telling = " computes " in str(why) and (inputs is not None or not known)
+                    says = OWN_ACTIVATION in str(why) and OWN_ACTIVATION not in str(refused)
+                    known = known and inputs is None and not says
+                    telling = " computes " in str(why) and not known
                     reason = str(why) if telling else ""
             if reading is None and vectors:
                 reading = _watched_on_sequences(module, double, own, declared, example)
