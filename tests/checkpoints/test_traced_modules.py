@@ -394,6 +394,7 @@ def test_constants_count_to_their_last_digit():
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
 
 
+@pytest.mark.slow
 def test_constants_that_were_rounded_to_float32():
     module = Ways([lambda u: 0.5 * u * (1 + torch.erf(u * root))], gated=False).double()
     root = torch.tensor(0.5, dtype=torch.float32).sqrt()
