@@ -453,21 +453,92 @@ def test_files_of_such_modules(tmp_path):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
 
 
-def test_files_of_images_are_exported_once(rng, tmp_path, monkeypatch):
+def test_files_of_images_are_exported_once(rng, tmp_path, exports):
     """Operations are those of the module, weights and running statistics those of each file."""
     torch.manual_seed(0)
     nets = [Convolutional().double().eval() for _ in range(3)]
     for n, net in enumerate(nets):
         torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
     example = torch.zeros(1, 1, 4, 4)
-    exports, export = [], torch.export.export
-    monkeypatch.setattr(torch.export, "export", lambda *given: exports.append(0) or export(*given))
     series = tnsim.load(tmp_path, nets[0], inputs=example)
     x = rng.normal(size=(6, 1, 4, 4))
     for model, net in zip(series, nets, strict=True):
         wanted = net(torch.as_tensor(x)).detach().numpy()
         assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
-    assert len(exports) <= 2  # to find the reader, and to read
+    assert len(exports) == 1
+
+
+@pytest.fixture
+def exports(monkeypatch):
+    """Operations forgotten, and a list that grows with every export."""
+    made, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *given: made.append(0) or export(*given))
+    with tnsim.using(tnsim.Session()):
+        yield made
+
+
+POWER = 2
+
+
+def changed_by_hand(m, x):
+    """Two factors, of a scale in an attribute, in a buffer and behind a name of this file."""
+    scale = m.scale if m.training else m.scale + m.shift
+    return ((x @ m.a) ** POWER * SETTINGS["scale"] * scale) @ m.c
+
+
+SETTINGS = {"scale": 1.0}
+
+
+def changeable():
+    module = Module(changed_by_hand, a=(4, 6), c=(6, 3)).double()
+    module.scale = 0.5
+    module.register_buffer("shift", torch.tensor(0.25, dtype=torch.float64))
+    return module.eval()
+
+
+CHANGES = {
+    "nothing": lambda m, _: None,
+    "weights": lambda m, _: m.a.data.add_(1),
+    "a buffer": lambda m, _: m.shift.add_(torch.rand(6, 1)[0, 0]),
+    "an attribute": lambda m, _: setattr(m, "scale", -0.25 + 1e-7),
+    "a name": lambda m, patch: patch.setitem(globals(), "POWER", 3),
+    "what no structure shows": lambda m, patch: patch.setitem(SETTINGS, "scale", 1 + 1e-9),
+    "code": lambda m, _: setattr(m, "_forward", lambda m, x: (x @ m.a) ** 2 @ m.c),
+    "a method": lambda m, patch: patch.setattr(Module, "forward", lambda m, x: (x @ m.a) @ m.c),
+    "shapes": lambda m, _: setattr(m, "a", nn.Parameter(torch.ones(5, 6).double())),
+    "the mode": lambda m, _: m.train(),
+}
+QUICK = ("what no structure shows",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES],
+)
+def test_no_operation_outlives_what_it_was_read_from(name, exports, monkeypatch):
+    torch.manual_seed(0)
+    module = changeable()
+    tnsim.from_module(module)
+    CHANGES[name](module, monkeypatch)
+    model, count = tnsim.from_module(module), len(exports)
+    x = np.random.default_rng(0).normal(size=(5, model.d_in))
+    evaluated = module.eval()(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x), evaluated, scale=LARGEST)
+    assert count == 1 + (name not in ("nothing", "weights", "a buffer"))
+
+
+@pytest.mark.slow
+def test_a_training_loop_exports_no_module_again(exports):
+    torch.manual_seed(0)
+    module, goal = changeable(), changeable().requires_grad_(False)
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    for _ in range(3):
+        value = tnsim.torch.similarity(module, goal)
+        assert_close(value.item(), float(tnsim.similarity(module, goal)), scale=1)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+    assert len(exports) == 2  # for the comparison in float64, and as the module computes
 
 
 @pytest.mark.slow

@@ -30,8 +30,11 @@ values (`_Value`); `_Stack` holds the state, the hidden units on top of it and t
 from __future__ import annotations
 
 import copy
+import hashlib
+import inspect
 import logging
 import math
+import types
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -52,6 +55,7 @@ from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+from tnsim.sessions import session
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -226,16 +230,101 @@ class _Draft:
     function: Activation | None = None
 
 
+def exports_of(module: torch.nn.Module, output: str | int | None) -> dict[Hashable, _Export]:
+    """The operations of modules of one structure that are known so far.
+
+    An export takes most of the time of reading and is the same for all weights. The structure is
+    classes with the code of their methods, modes, attributes that are no weights, and the shapes of
+    all tensors. Code may read more than that, such as the attributes of foreign objects, so a
+    caller compares layers with the module and clears the mapping where they differ.
+
+    Args:
+        module: A module.
+        output: Output that the module is asked for.
+
+    Returns:
+        A mapping that `traced_layers` reads and adds to, shared by modules of equal structure.
+    """
+    return session().exports.get((output, _structure(module, set())), dict)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_INTERNAL = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+
+
+def _structure(value: Any, above: set[int]) -> Hashable:
+    """A key of what an export may depend on, besides the weights.
+
+    Args:
+        value: A module, or any value that is reachable from it.
+        above: Identities of the objects around the value, against circles.
+    """
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, torch.Tensor):
+        # A tensor that is no parameter and no buffer is a constant of the export.
+        content = value.detach().cpu().flatten().contiguous().view(torch.uint8)
+        digest = hashlib.blake2b(content.numpy().tobytes()).hexdigest()
+        return tuple(value.shape), value.dtype, digest
+    if id(value) in above:
+        return type(value)
+    inside = partial(_structure, above=above | {id(value)})
+    if isinstance(value, torch.nn.Module):
+        weights = {**value._parameters, **value._buffers}
+        shapes = [
+            (name, tensor is not None and (tuple(tensor.shape), tensor.dtype))
+            for name, tensor in weights.items()
+        ]
+        own = {name: one for name, one in vars(value).items() if name not in _INTERNAL}
+        children = [(name, inside(child)) for name, child in value._modules.items()]
+        return (type(value), value.training, *shapes, inside(own), *children, _methods(type(value)))
+    if isinstance(value, types.FunctionType):
+        return _code(value, inside)
+    if isinstance(value, types.MethodType):
+        return inside(value.__func__), inside(value.__self__)
+    if isinstance(value, partial):
+        return inside(value.func), inside(value.args), inside(value.keywords)
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(inside, value)
+    if isinstance(value, dict):
+        return type(value), *((repr(key), inside(one)) for key, one in value.items())
+    if isinstance(value, (types.BuiltinFunctionType, type)):
+        return repr(value)
+    own = getattr(value, "__dict__", {})  # of a foreign object, such as a configuration
+    return type(value), *((name, repr(one)) for name, one in own.items() if isinstance(one, _PLAIN))
+
+
+def _code(function: types.FunctionType, inside: Callable[[Any], Hashable]) -> Hashable:
+    """The code of a function with the values around it that are no modules of Python."""
+    named = inspect.getclosurevars(function)
+    around = [function.__globals__.get(name) for name in function.__code__.co_names]
+    plain = [repr(one) if isinstance(one, _PLAIN) else type(one).__name__ for one in around]
+    cells = [inside(value) for value in named.nonlocals.values()]
+    return function.__code__, inside(function.__defaults__), *cells, *plain
+
+
+def _methods(cls: type) -> Hashable:
+    """The code of the methods of a class that is no class of PyTorch."""
+    methods = []
+    for one in cls.__mro__:
+        if one.__module__.partition(".")[0] not in ("torch", "builtins"):
+            for name, value in vars(one).items():
+                if isinstance(value, types.FunctionType):
+                    methods.append((name, _code(value, repr)))
+                elif isinstance(value, _PLAIN):
+                    methods.append((name, repr(value)))
+    return tuple(methods)
+
+
 def traced_layers(
-    module: torch.nn.Module, example: torch.Tensor, exports: dict[Any, _Export] | None = None
+    module: torch.nn.Module, example: torch.Tensor, exports: dict[Hashable, _Export]
 ) -> list[Any]:
     """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
-        module: A module in evaluation mode, whose parameters may require grad.
+        module: A module, read as it is in evaluation mode; parameters may require grad.
         example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
-        exports: Operations by the shape of the input, of the same module with other weights; what
-            is missing is added.
+        exports: Operations of modules of the same structure, to which missing ones are added.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -254,7 +343,7 @@ def traced_layers(
         ...     def forward(self, x):
         ...         return torch.einsum("hi,bi,bh->b", self.rows, x, x @ self.rows.T)[:, None]
         >>> with torch.no_grad():
-        ...     (layer,) = traced_layers(Product(), torch.zeros(1, 3))
+        ...     (layer,) = traced_layers(Product(), torch.zeros(1, 3), {})
         >>> layer.left.shape, layer.down.shape
         ((1, 3), (1, 1))
 
@@ -264,10 +353,11 @@ def traced_layers(
     """
     # A single input is traced, as layers act on each input alone.
     first = example[:1].detach()
-    exports = {} if exports is None else exports
-    if first.shape not in exports:
-        exports[first.shape] = _exported(module, first)
-    trace = _Trace(module, first, exports[first.shape])
+    # Copies in another precision have operations of their own.
+    key = first.shape, first.dtype, torch.get_default_dtype()
+    if key not in exports:
+        exports[key] = _exported(module, first)
+    trace = _Trace(module, first, exports[key])
     for node in trace.graph.nodes:
         try:
             if node.op == "output":
@@ -923,7 +1013,8 @@ class _Export(NamedTuple):
 
 def _exported(module: torch.nn.Module, example: torch.Tensor) -> _Export:
     """The operations of the forward pass of a module on an argument."""
-    module = _SingleOutput(_with_plain_activations(module))
+    # As everywhere, a module means what it computes in evaluation mode.
+    module = _SingleOutput(_with_plain_activations(module)).eval()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
