@@ -338,7 +338,7 @@ WAYS = {  # to write an activation, by the layers that come of it
         lambda u: functional.celu(u, 0.5),
     ],
     "elu(1.6732632423543772)": [functional.selu],
-    "jump_relu(0.5)": [lambda u: u * (u > 0.5)],
+    "jump_relu(1.0)": [lambda u: u * (u > 0.5), lambda u: torch.where(u > 2, u, 0.0)],
     "piecewise": [functional.softshrink],
     "piecewise, of powers": [
         lambda u: torch.where(u > 1, u**2, torch.where(u > -1, u, -torch.ones_like(u))),
@@ -623,12 +623,13 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
     "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
+    "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "jump at zero": (lambda m, u: (u > 0).float() * u, "relu"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
 }
 
 
-QUICK = ("relu", "jump of relu", "glu")
+QUICK = ("relu", "jump of relu", "equal thresholds", "glu")
 
 
 @pytest.mark.parametrize(

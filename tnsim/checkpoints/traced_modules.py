@@ -50,7 +50,7 @@ import torch.fx
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.checkpoints.module_calls import array
 from tnsim.checkpoints.module_rules import activation_between
-from tnsim.checkpoints.written_activations import Written, WrittenActivations
+from tnsim.checkpoints.written_activations import FILLS, Written, WrittenActivations
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
@@ -77,9 +77,6 @@ AFFINE = frozenset(f"{AXES} {SUMS} {PRODUCTS}".split())
 
 FIRST_ALONE = ("convolution", "div", "gather", "index")
 """Operations that are affine in their first argument alone."""
-
-FILLS = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
-"""Operations that fill an array of another's shape with a number."""
 
 WHOLE = ("elu", "hardswish", "leaky_relu", "logaddexp", "relu6", "silu", "softplus")
 """Operations that an export would write as several."""

@@ -46,6 +46,9 @@ from tnsim.errors import OWN_ACTIVATION
 MOST_TERMS = 64
 """Most terms of a polynomial: longer ones are no activation that anybody knows."""
 
+FILLS = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+"""Operations that fill an array of another's shape with a number."""
+
 ROUNDING = 2.0**-46
 """Relative error of coefficients after some operations in float64."""
 
@@ -503,6 +506,10 @@ def _leaky(f: _Formulas, x: Any, slope: float = 0.01) -> _Formula:
     return f.where(f.compared(operator.gt, x, 0), x, f.mul(slope, x))
 
 
+def _jump(f: _Formulas, x: Any) -> _Formula:
+    return f.where(f.compared(operator.gt, x, 1), x, 0)
+
+
 def _as_it_is(f: _Formulas, x: Any, **_: Any) -> _Formula:
     return f.add(x, 0)
 
@@ -623,6 +630,9 @@ def _candidates(f: _Formulas, formula: _Formula) -> list[tuple[Any, Activation, 
     if further:
         return found
     left, _, right = formula.cells
+    if kink > 0:
+        # u 1(u > t) = t j(u / t) with j of threshold 1, so that all thresholds are one activation.
+        found.append((_jump, jump_relu(1.0), 1 / kink, 0.0))
     for sign in (1.0, -1.0):
         line, other = (right, left) if sign > 0 else (left, right)
         if not line.is_polynomial or len(line.coefficients) != 2:
@@ -937,15 +947,25 @@ class WrittenActivations:
         return {**several[0], first: operation(f, *arguments, **settings)}
 
     def _number_at(self, argument: Any) -> Any:
-        """The number that an argument is in every entry; None for arrays of several numbers."""
+        """The number that an argument is by its code; None for arrays of several numbers."""
         array = self.constants.get(argument) if isinstance(argument, torch.fx.Node) else argument
         if not isinstance(array, torch.Tensor):
             return array if isinstance(array, int | float) else None
-        # A parameter that is trained stays a tensor.
-        if array.requires_grad or not array.numel():
+        # A parameter that is trained stays a tensor, and entries that are equal may differ in
+        # another checkpoint.
+        if array.requires_grad or not self._is_filled(argument):
             return None
-        first = array.flatten()[0]
-        return first.item() if bool((array == first).all()) else None
+        return array.flatten()[0].item()
+
+    def _is_filled(self, node: torch.fx.Node) -> bool:
+        """Whether an array has a single number, or is filled with numbers that the code says."""
+        array = self.constants.get(node)
+        if not isinstance(array, torch.Tensor) or not array.numel():
+            return False
+        if array.numel() == 1 or _name_of(node) in (*FILLS, "full", "ones", "zeros"):
+            return True
+        reads = node.all_input_nodes
+        return _name_of(node) in _OPERATIONS and bool(reads) and all(map(self._is_filled, reads))
 
 
 def _keeps_numbers(node: torch.fx.Node) -> bool:
