@@ -20,7 +20,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "engine": "errors files scaled sessions tables",
     "activations": "errors scaled",
     "models": "activations errors scaled tables",
-    "checkpoints": "activations errors files models tables",
+    "checkpoints": "activations errors files models sessions tables",
     "analysis": "checkpoints errors files models names tables",
     "metrics": "errors models names scaled sessions",
     "problems": "activations engine errors metrics models names scaled sessions",
@@ -33,7 +33,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "reproduce": "errors files tnsim",
     "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tensor_networks tnsim",
     "__main__": "cli",
-    "__init__": "all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",
+    "__init__": "activations all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",
 }
 PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("ir",),
@@ -76,6 +76,7 @@ CONFINED = {  # foreign package: the files that import it
         "checkpoints/formats",
         "checkpoints/module_calls",
         "checkpoints/traced_modules",
+        "checkpoints/written_activations",
         "models/functions",
         "torch/__init__",
         "torch/autograd",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     # torch is no part of __all__: a star would put it in the place of PyTorch
     from tnsim import torch as torch
+    from tnsim.activations.activation import Activation
     from tnsim.all_pairs.heads import heads
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
@@ -96,6 +97,7 @@ _HOME = {
     "OwnLayer": "models.protocol",
     "Elementwise": "models.activated",
     "Gated": "models.activated",
+    "Activation": "activations.activation",
     "Attention": "models.attention",
     "Residual": "models.layers",
     "Layer": "models.protocol",
@@ -201,6 +203,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Activation",
     "AnyPlan",
     "Attention",
     "AttentionRule",

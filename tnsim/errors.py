@@ -14,6 +14,13 @@ ON_INPUTS = (
 )
 """Advice for networks that no layers describe; its code runs as it stands."""
 
+OWN_ACTIVATION = (
+    "An activation of your own is declared with the class of its module: "
+    "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))}, "
+    "or with the class around it, which becomes a list of layers"
+)
+"""Advice for functions of single numbers that have no name here."""
+
 
 def printable(text: str, longest: int = 1000) -> str:
     r"""Text from a file, in a form that is safe to show.

@@ -398,6 +398,36 @@ def test_gradients_of_gated_units_are_finite_differences():
         assert abs(along - numeric) <= 1e-7 * abs(numeric)
 
 
+@pytest.mark.parametrize(
+    "name, gated", [("square", False), pytest.param("gelu", True, marks=pytest.mark.slow)]
+)
+def test_rows_of_zeros_have_gradients(name, gated):
+    """They were 0, as such a row has no direction: E f(m + r z) g(v) has the slope f'(m) E z g(v)."""
+    g = np.random.default_rng(6)
+    law = (
+        random_units if not gated else lambda *one: GatedUnits(*(random_units(*one) for _ in "uw"))
+    )
+    left, right = law(g, 3), law(g, 2)
+    for rows in jax.tree.leaves((left, right)):
+        if rows.ndim == 2:
+            rows[1:] = 0.0  # of the left units two, which meet one of the right
+    moves = jax.tree.map(lambda x: g.normal(size=x.shape), (left, right))
+    weights, made = g.normal(size=(3, 2)), gated_kernel if gated else kernel
+
+    def total(units, others):
+        return (weights * made(name, name, units, others).values).sum()
+
+    with jax.enable_x64(True):
+        found = jax.jvp(total, jax.tree.map(jnp.asarray, (left, right)), moves)
+    values = [
+        total(*jax.tree.map(lambda x, y, h=h: x + h * y, (left, right), moves))
+        for h in (1e-3, -1e-3, 2e-3, -2e-3, 3e-3, -3e-3)
+    ]
+    one, two, three = (values[n] - values[n + 1] for n in (0, 2, 4))
+    assert_close(found[0], total(left, right), scale=LARGEST, rtol=1e-13)
+    assert_close(found[1], (45 * one - 9 * two + three) / 60e-3, scale=LARGEST, rtol=1e-9)
+
+
 def test_derivatives_of_pairs_are_slopes_of_pairs():
     """All orders that share one sum, traced and by NumPy, against slopes of lower orders."""
     g = np.random.default_rng(4)

@@ -1,6 +1,7 @@
 """Polynomial modules of any form, read off the operations of their forward pass."""
 
 import copy
+import math
 import re
 from collections import namedtuple
 
@@ -277,6 +278,141 @@ def test_activations_that_are_written_out(rng):
     assert_close(model(x), module(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-11)
 
 
+WAYS = {  # to write an activation, by the layers that come of it
+    "gelu_tanh": [
+        lambda u: 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))),
+        lambda u: 0.5 * u * (1 + torch.tanh(0.7978845608 * u * (1 + 0.044715 * u * u))),
+        lambda u: u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * torch.pow(u, 3.0))),
+        lambda u: functional.gelu(u, approximate="tanh"),
+    ],
+    "gelu": [
+        lambda u: 0.5 * u * (1 + torch.erf(u / math.sqrt(2))),
+        lambda u: u * (torch.erf(u * math.sqrt(0.5)) / 2 + 0.5),
+        lambda u: 3 * functional.gelu(u) / 3,
+    ],
+    "silu": [
+        lambda u: u * torch.sigmoid(u),
+        lambda u: u * torch.sigmoid(1.702 * u),
+        lambda u: u / (1 + torch.exp(-u)),
+        lambda u: 0.5 * u * (1 + torch.tanh(0.5 * u)),
+    ],
+    "sigmoid": [lambda u: 1 / (1 + torch.exp(-u)), lambda u: u.exp() / (u.exp() + 1)],
+    "tanh": [
+        lambda u: 2 * torch.sigmoid(2 * u) - 1,
+        lambda u: (torch.exp(u) - torch.exp(-u)) / (torch.exp(u) + torch.exp(-u)),
+    ],
+    "softplus": [
+        lambda u: torch.log(1 + torch.exp(u)),
+        lambda u: torch.log1p(torch.exp(2 * u)),
+        lambda u: -functional.logsigmoid(-u),
+        lambda u: torch.logaddexp(u, torch.zeros_like(u)),
+        lambda u: torch.clamp(u, min=0) + torch.log1p(torch.exp(-u.abs())),
+    ],
+    "sin": [torch.sin, torch.cos],
+    "relu": [
+        lambda u: torch.clamp(u, min=0),
+        lambda u: torch.maximum(u, torch.tensor(0.0)),
+        lambda u: torch.max(u, torch.zeros_like(u)),
+        lambda u: torch.where(u <= 0, 0.0, u),
+        lambda u: torch.where(u >= 0, u, torch.zeros_like(u)),
+        lambda u: (u + u.abs()) / 2,
+        lambda u: u * (u > 0).float(),
+        lambda u: functional.relu(2 * functional.relu(u - 0.5)),
+    ],
+    "relu2": [
+        lambda u: torch.relu(u) ** 2,
+        lambda u: functional.relu(u).square(),
+        lambda u: functional.relu(u) * functional.relu(3 * u),
+    ],
+    "relu6": [lambda u: u.clamp(0, 6), functional.hardsigmoid],
+    "hardtanh": [lambda u: u.clamp(-2, 2)],
+    "hardswish": [lambda u: u * functional.relu6(u + 3) / 6],
+    "abs": [torch.abs, lambda u: functional.relu(u) + functional.relu(-u)],
+    "leaky_relu": [
+        lambda u: torch.where(u > 0, u, 0.01 * u),
+        lambda u: torch.max(u, 0.01 * u),
+        lambda u: functional.relu(u) - 0.01 * functional.relu(-u),
+    ],
+    "elu": [
+        lambda u: torch.where(u > 0, u, torch.exp(u) - 1),
+        lambda u: functional.celu(u, 0.5),
+    ],
+    "elu(1.6732632423543772)": [functional.selu],
+    "jump_relu(1.0)": [lambda u: u * (u > 0.5), lambda u: torch.where(u > 2, u, 0.0)],
+    "piecewise": [functional.softshrink],
+    "piecewise, of powers": [
+        lambda u: torch.where(u > 1, u**2, torch.where(u > -1, u, -torch.ones_like(u))),
+    ],
+}
+
+
+class Ways(nn.Module):
+    """Blocks of one input beside each other, a block for each function."""
+
+    def __init__(self, functions, gated):
+        super().__init__()
+        self.functions, self.gated = functions, gated
+        for name in ("rows", "up"):
+            setattr(self, name, nn.Parameter(2 * torch.randn(len(functions), 6, 4)))
+
+    def forward(self, x):
+        results = []
+        for function, rows, up in zip(self.functions, self.rows, self.up, strict=True):
+            hidden = function(x @ rows.T)
+            results.append(hidden * (x @ up.T) if self.gated else hidden)
+        return torch.cat(results, -1)
+
+
+QUICK = ("silu", "relu", "leaky_relu")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
+)
+def test_every_way_to_write_an_activation_is_the_activation(name):
+    """Forms are recognised by algebra, so that the model is the module to rounding."""
+    torch.manual_seed(0)
+    module = Ways(WAYS[name], gated=False).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    assert [layer.activation.name for layer in model.layers] == [name.partition(",")[0]]
+    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST, rtol=1e-10)
+
+
+def test_constants_count_to_their_last_digit():
+    """0.0447 in the place of 0.044715 is another function, though no plot would show it."""
+
+    def nearly(u):
+        return 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.0447 * u**3)))
+
+    module = Ways([nearly], gated=False).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    assert "gelu_tanh" not in repr(model)  # a cubic layer, and a gate by tanh
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
+@pytest.mark.slow
+def test_constants_that_were_rounded_to_float32():
+    module = Ways([lambda u: 0.5 * u * (1 + torch.erf(u * root))], gated=False).double()
+    root = torch.tensor(0.5, dtype=torch.float32).sqrt()
+    (layer,) = tnsim.from_module(module, inputs=torch.zeros(3, 4)).layers
+    assert layer.activation.name == "gelu"
+
+
+def test_gates_that_are_written_out():
+    torch.manual_seed(0)
+    module = Ways([*WAYS["silu"], functional.silu], gated=True).double()
+    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
+    (layer,) = model.layers
+    assert (layer.activation.name, layer.rank) == ("silu", 30)
+    x = 3 * np.random.default_rng(0).normal(size=(50, 4))
+    with torch.no_grad():
+        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+
+
 FIELDS = namedtuple("FIELDS", "hidden logits")
 OUTPUTS = {
     "tuple": lambda y, x: (y, x),
@@ -317,21 +453,92 @@ def test_files_of_such_modules(tmp_path):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
 
 
-def test_files_of_images_are_exported_once(rng, tmp_path, monkeypatch):
+def test_files_of_images_are_exported_once(rng, tmp_path, exports):
     """Operations are those of the module, weights and running statistics those of each file."""
     torch.manual_seed(0)
     nets = [Convolutional().double().eval() for _ in range(3)]
     for n, net in enumerate(nets):
         torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
     example = torch.zeros(1, 1, 4, 4)
-    exports, export = [], torch.export.export
-    monkeypatch.setattr(torch.export, "export", lambda *given: exports.append(0) or export(*given))
     series = tnsim.load(tmp_path, nets[0], inputs=example)
     x = rng.normal(size=(6, 1, 4, 4))
     for model, net in zip(series, nets, strict=True):
         wanted = net(torch.as_tensor(x)).detach().numpy()
         assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
-    assert len(exports) <= 2  # to find the reader, and to read
+    assert len(exports) == 1
+
+
+@pytest.fixture
+def exports(monkeypatch):
+    """Operations forgotten, and a list that grows with every export."""
+    made, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *given: made.append(0) or export(*given))
+    with tnsim.using(tnsim.Session()):
+        yield made
+
+
+POWER = 2
+
+
+def changed_by_hand(m, x):
+    """Two factors, of a scale in an attribute, in a buffer and behind a name of this file."""
+    scale = m.scale if m.training else m.scale + m.shift
+    return ((x @ m.a) ** POWER * SETTINGS["scale"] * scale) @ m.c
+
+
+SETTINGS = {"scale": 1.0}
+
+
+def changeable():
+    module = Module(changed_by_hand, a=(4, 6), c=(6, 3)).double()
+    module.scale = 0.5
+    module.register_buffer("shift", torch.tensor(0.25, dtype=torch.float64))
+    return module.eval()
+
+
+CHANGES = {
+    "nothing": lambda m, _: None,
+    "weights": lambda m, _: m.a.data.add_(1),
+    "a buffer": lambda m, _: m.shift.add_(torch.rand(6, 1)[0, 0]),
+    "an attribute": lambda m, _: setattr(m, "scale", -0.25 + 1e-7),
+    "a name": lambda m, patch: patch.setitem(globals(), "POWER", 3),
+    "what no structure shows": lambda m, patch: patch.setitem(SETTINGS, "scale", 1 + 1e-9),
+    "code": lambda m, _: setattr(m, "_forward", lambda m, x: (x @ m.a) ** 2 @ m.c),
+    "a method": lambda m, patch: patch.setattr(Module, "forward", lambda m, x: (x @ m.a) @ m.c),
+    "shapes": lambda m, _: setattr(m, "a", nn.Parameter(torch.ones(5, 6).double())),
+    "the mode": lambda m, _: m.train(),
+}
+QUICK = ("what no structure shows",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES],
+)
+def test_no_operation_outlives_what_it_was_read_from(name, exports, monkeypatch):
+    torch.manual_seed(0)
+    module = changeable()
+    tnsim.from_module(module)
+    CHANGES[name](module, monkeypatch)
+    model, count = tnsim.from_module(module), len(exports)
+    x = np.random.default_rng(0).normal(size=(5, model.d_in))
+    evaluated = module.eval()(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x), evaluated, scale=LARGEST)
+    assert count == 1 + (name not in ("nothing", "weights", "a buffer"))
+
+
+@pytest.mark.slow
+def test_a_training_loop_exports_no_module_again(exports):
+    torch.manual_seed(0)
+    module, goal = changeable(), changeable().requires_grad_(False)
+    optimiser = torch.optim.SGD(module.parameters(), 0.1)
+    for _ in range(3):
+        value = tnsim.torch.similarity(module, goal)
+        assert_close(value.item(), float(tnsim.similarity(module, goal)), scale=1)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+    assert len(exports) == 2  # for the comparison in float64, and as the module computes
 
 
 @pytest.mark.slow
@@ -416,12 +623,13 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
     "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
+    "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "jump at zero": (lambda m, u: (u > 0).float() * u, "relu"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
 }
 
 
-QUICK = ("relu", "jump of relu", "glu")
+QUICK = ("relu", "jump of relu", "equal thresholds", "glu")
 
 
 @pytest.mark.parametrize(
@@ -472,13 +680,21 @@ def top(u):
     return torch.zeros_like(u).scatter(-1, places, values)
 
 
+OWN = r"{} of a value make no activation.*tnsim\.Elementwise\(tnsim\.Activation\(.*Empirical"
+
+
 @pytest.mark.parametrize(
     ("hidden", "words"),
     [
         (top, r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
         (lambda u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
         (lambda u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
-        (lambda u: u * (u > -1), "computes step, and keeps other values"),
+        (lambda u: u * torch.tanh(functional.softplus(u)), OWN.format("softplus and tanh")),
+        pytest.param(
+            lambda u: torch.exp(-(u**2)), OWN.format("pow, neg and exp"), marks=pytest.mark.slow
+        ),
+        pytest.param(torch.atan, OWN.format("atan"), marks=pytest.mark.slow),
+        pytest.param(lambda u: u * (u >= 1), "tnsim.Activation", marks=pytest.mark.slow),
     ],
 )
 def test_hidden_units_that_know_one_another_are_refused_by_name(hidden, words):

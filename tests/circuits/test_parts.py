@@ -341,8 +341,10 @@ def test_unknown_parts_and_things_without_parts(tmp_path, rng):
     model = attention_model(rng, None)
     with pytest.raises(KeyError, match="no part 'layer 1 head 9 qk' among 6 parts: layer 1 head 0"):
         tnsim.parts(model)["layer 1 head 9 qk"]
-    with pytest.raises(tnsim.ModelError, match=r"tnsim.from_module first"):
+    with pytest.raises(tnsim.ModelError, match=r"an nn.Module, or several .*, found object"):
         tnsim.parts(object())
+    with pytest.raises(tnsim.ModelError, match="at least one model, found none"):
+        tnsim.parts([])
     with pytest.raises(tnsim.ModelError, match="the model has no part of kind qk"):
         tnsim.parts(tnsim.Model([tnsim.Linear(np.eye(2))]), "qk")
     with pytest.raises(tnsim.CheckpointError, match=r"nowhere.safetensors"):
@@ -370,6 +372,63 @@ def test_a_series_leads_from_parts_to_checkpoints(tmp_path, rng):
     with pytest.raises(KeyError, match="among 8 parts"):
         parts["direct"]
     assert "8 parts" in parts._repr_html_() and "qk" in tnsim.parts(part_file(parts))._repr_html_()
+
+
+def test_several_models_are_taken_apart_as_a_series_is(tmp_path, rng):
+    """Modules, models and files in a list or by label, with the numbers of their parts alone."""
+    config = cases.CONFIGS["gpt_neox"]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    written(tmp_path / "first", states[0], config)
+    named = {"first": tmp_path / "first", "second": module(states[1], config)}
+    parts = tnsim.parts(named, ["ov", "qk"])
+    assert repr(parts).startswith("SeriesParts(2 checkpoints, 8 parts: layer 0 head 0 qk, ")
+    single = [tnsim.parts(module(state, config))["layer 1 head 1 ov"] for state in states]
+    ov = parts["layer 1 head 1 ov"]
+    assert (ov.labels, repr(ov)) == (
+        ("first", "second"),
+        "PartSeries(layer 1 head 1 ov of 2 checkpoints)",
+    )
+    x = rng.normal(size=cases.WIDTH)
+    for model, alone in zip(ov, single, strict=True):
+        assert np.array_equal(model(x), alone(x))
+    result = tnsim.pairwise(parts)
+    assert list(result.a.values) == ["first", "second"]
+    value = result.similarity.sel(part="layer 1 head 1 ov", a="first", b="second").item()
+    assert_close(value, tnsim.similarity(*single), scale=1)
+    # A list of files is a series, a list of anything else is counted.
+    assert tnsim.parts([str(tmp_path / "first")], "ov")["layer 1 head 1 ov"].labels == ("first",)
+    counted = tnsim.pairwise(tnsim.parts([module(state, config) for state in states], "ov"))
+    assert counted.b.values.tolist() == [0, 1]
+    other = tnsim.pairwise(tnsim.parts(named, "ov"), other=tnsim.parts(named, "ov"))
+    assert_close(other.similarity.values, counted.similarity.values, scale=1)
+    smaller = {"whole": attention_model(rng, None), "none": tnsim.Model([tnsim.Linear(np.eye(6))])}
+    with pytest.raises(KeyError, match="none: there is no part 'layer 1 head 0 ov' among 0 parts"):
+        tnsim.parts(smaller, "ov")["layer 1 head 0 ov"]
+    with pytest.raises(tnsim.ModelError, match=r"b: parts are those of a file.*, found float"):
+        tnsim.parts({"a": named["second"], "b": 1.0})
+
+
+@pytest.mark.slow
+def test_modules_of_bilinear_attention_are_read_as_models(rng):
+    torch = pytest.importorskip("torch")
+    import torch.nn as nn
+
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ("q1", "k1", "q2", "k2", "v", "o"):
+                setattr(self, name, nn.Linear(4, 4, bias=False))
+
+        def forward(self, x):
+            first, second = (q(x) @ k(x).mT for q, k in ((self.q1, self.k1), (self.q2, self.k2)))
+            return x + self.o(torch.tril(first * second) @ self.v(x))
+
+    nets = [Scores().double() for _ in range(2)]
+    parts = tnsim.parts(nets, ["ov"])
+    (label,) = parts
+    for net, part in zip(nets, parts[label], strict=True):
+        expected = (net.o.weight @ net.v.weight).detach().numpy()
+        assert_close(part(np.eye(4)), expected.T, scale=LARGEST)
 
 
 def part_file(parts):

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import warnings
 
+import cases
 import jax
 import numpy as np
 import pytest
@@ -395,6 +396,38 @@ def test_float64_answers_where_float32_leaves_few_digits(size, rng):
     assert_close(tnsim.inner(a, b, dtype="float32") / norms, ab / norms, **close)
     sign, log = tnsim.log_inner(a, b, dtype="float32")
     assert_close(sign * np.exp(log) / norms, ab / norms, **close)
+
+
+@pytest.mark.filterwarnings("error::tnsim.PrecisionWarning")
+def test_what_cancels_within_a_model_counts_in_forward_passes(rng):
+    """Cosines of a difference were off by 0.05 to 0.35 in float32, without a warning."""
+    goal, copy = cases.cancelling_copies(rng)
+    other, _ = cases.cancelling_copies(rng)
+    inputs = rng.normal(size=(9, 3))
+    metric, base = tnsim.Empirical(inputs), copy(1e6)
+
+    def outputs(model):  # in integers, units of 2^-60
+        layer = model.layers[0]
+        x, left, right, down = (
+            (np.asarray(y, float) * 2.0**60).astype(object)
+            for y in (inputs, layer.left, layer.right, layer.down)
+        )
+        exactly = np.vectorize(int, otypes=[object])
+        x, left, right, down = map(exactly, (x, left, right, down))
+        hidden = x.dot(left.T) * x.dot(right.T)
+        return np.array(hidden.dot(down.T) // 2**200, float) * 2.0**-100
+
+    difference = outputs(base) - outputs(goal)
+    vectors = {"base": outputs(base), "other": outputs(other), "difference": difference}
+    flat = np.array([x.ravel() / np.linalg.norm(x) for x in vectors.values()])
+    models = dict(zip(vectors, (base, other, base - goal), strict=True))
+    close = {"scale": 1.0, "rtol": 3e-6, "limited_by": "float32"}
+    found = tnsim.pairwise(models, metric, dtype="float32")
+    wide = tnsim.pairwise(models, metric)
+    assert_close(found.standard_error.values, wide.standard_error.values, **close)
+    assert_close(found.similarity.values, flat @ flat.T, **close)
+    again = tnsim.similarity(base - goal, other, metric, dtype="float32")
+    assert_close(again, flat[2] @ flat[1], **close)
 
 
 def test_a_result_in_float32_that_has_its_digits_stays(rng):

@@ -31,6 +31,7 @@ from tnsim.activations.kernels import (
     Side,
     Units,
     Weights,
+    at_rest,
     between,
     correlations,
     directions,
@@ -227,8 +228,12 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     # the parameters further ones.
     order = highest + 4
 
-    def fields(mean: Real, deviation: Real, shift: Real, slope: Real, _: Real) -> Real:
+    def fields(
+        mean: Real, deviation: Real, shift: Real, slope: Real, _: Real, moving: bool = slopes
+    ) -> Real:
         c = coefficients(f, mean, deviation, order)
+        if moving:
+            c = at_rest(c, deviation, average(f, mean, deviation, 1))
         p = shift * c + slope * times_z(c)
         # integration by parts: coefficient k of the derivative is sqrt(k + 1) times the next
         xp = library(c)
@@ -248,10 +253,11 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return [value**2, (value * factor) ** 2, (by_z * factor + slope * value) ** 2, by_z**2]
 
     xp = library(mean)
+    known = fields(*parameters, moving=False) if slopes else kinds[0]
     squared_norms = norms(f, mean, deviation, squares)
     rest = [
         left_over(f, c, energy, int(i == 1))
-        for i, (c, energy) in enumerate(zip(kinds[0], squared_norms, strict=True))
+        for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
     ]
     # E (f w)^2 = E phi^2 + E e^2 E f^2.
     plain, whole, *_ = squared_norms

@@ -455,10 +455,12 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
         # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) = z f'(m + s
         # z), which raises the order by one: hence the one order more, which is cut off again.
         c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-        kinds = [c[:-1], c_slope[:-1], times_z(c_slope)[:-1]]
+        kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
+        c = c[:-1]
     else:
-        kinds = [coefficients(f, mean, deviation, highest_order(f, mean))]
-    (c, *_), xp = kinds, library(mean)
+        c = coefficients(f, mean, deviation, highest_order(f, mean))
+        kinds = [c]
+    xp = library(mean)
 
     energy = energies(f, mean, deviation)
     size = xp.sqrt(energy)
@@ -510,6 +512,24 @@ def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Rea
     """Coefficients of f and of f', the latter not divided by the deviation, which may vanish."""
     at = partial(coefficients, f, deviation=deviation, order=order)
     return jax.jvp(at, (mean,), (jnp.ones_like(mean),))
+
+
+def at_rest(c: Real, deviation: Real, slope: Real) -> Real:
+    """Coefficients of which kernels have their slopes by the rows of units, rows of zeros included.
+
+    The coefficient of order 1 is s E f'(u) and stands beside rho = e . e'. A row of zeros has s = 0
+    and no direction, but with a row r in its place the kernel would change by E f'(u) r . e'. In
+    its units of length 1 (`directions`) rho changes by r . e', so its coefficient of order 1 is
+    E f'(u), as if s were 1. Nothing else changes: correlations with such a unit are 0.
+
+    Args:
+        c: Coefficients by order.
+        deviation: Standard deviations s of the units' inputs.
+        slope: E f'(u) of every unit; infinite or undefined at the jump of a step, which stays 0.
+    """
+    known = (deviation == 0) & jnp.isfinite(slope)
+    # A change of E f'(u) itself is of second order beside a row of zeros.
+    return jnp.asarray(c).at[1].set(jnp.where(known, held(slope), c[1]))
 
 
 def times_z(c: Real) -> Real:

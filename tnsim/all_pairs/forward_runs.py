@@ -121,7 +121,8 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     second = None
     if columns is not None:
         second = [_terms(entry, known, setting.dtype) for entry in columns]
-    return forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
+    found = forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
+    return forward.with_cancellation(found, first, second, points)
 
 
 def tile(sums: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:

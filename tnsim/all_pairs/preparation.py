@@ -248,10 +248,8 @@ def _planned(
         key=key,
         points=route.points,
         kernels=plan.route == KERNELS,
-        # Arrays of float64 take twice the memory. Forward passes add up no terms that cancel.
-        certifies=setting.dtype == "float32"
-        and route.points is None
-        and 2 * plan.peak_bytes <= costs.memory(setting),
+        # Arrays of float64 take twice the memory.
+        certifies=setting.dtype == "float32" and 2 * plan.peak_bytes <= costs.memory(setting),
         differences=setting.dtype,
     )
     spaces, contracted = route.spaces, route.contracted

@@ -235,7 +235,7 @@ def _labelled(models: Any) -> list[tuple[Any, Any]]:
         paths = [path.absolute() for path in models.paths]  # links of a hub cache stay links
         return list(zip(models.labels, paths, strict=True))
     if isinstance(models, PartSeries):
-        return list(zip(models.labels, models.files, strict=True))
+        return list(zip(models.labels, models.sources, strict=True))
     if isinstance(models, SeriesParts):
         label = next(iter(models))
         raise ModelError(f"this plans or compares one part, such as parts[{label!r}]")

@@ -129,17 +129,29 @@ def tile(
     Returns:
         (rows, columns), or (rows, columns, out) where the job wants slices.
     """
-    products = _tile(job, rows, columns)
-    if not job.certifies or isinstance(products, Estimated):
-        return products
+    found = _tile(job, rows, columns)
+    if not job.certifies:
+        return found
+    products = found.products if isinstance(found, Estimated) else found
     unsure = uncertified(products, *norms, arithmetic)
     unsure &= digests(rows)[:, None] != digests(columns)
+    again = [unsure.any(axis=axis) for axis in (1, 0)]
+    errors = []
 
-    def again() -> ScaledSum | Estimated:
-        first, second = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
-        return _tile(job.in_float64, first, second)
+    def in_float64() -> ScaledSum:
+        finer = _tile(job.in_float64, _chosen(rows, again[0]), _chosen(columns, again[1]))
+        if not isinstance(finer, Estimated):
+            return finer
+        errors.append(finer.standard_error)
+        return finer.products
 
-    return _refined(products, unsure, again)
+    products = _refined(products, unsure, in_float64)
+    if not isinstance(found, Estimated):
+        return products
+    standard_error, place = found.standard_error.copy(), np.ix_(*again)
+    for finer in errors:
+        standard_error[place] = np.where(unsure[place], finer, standard_error[place])
+    return Estimated(products, standard_error)
 
 
 def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:

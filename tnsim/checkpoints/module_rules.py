@@ -39,7 +39,7 @@ from tnsim.checkpoints.rules import (
     LinearRule,
     Rule,
 )
-from tnsim.errors import ON_INPUTS, UnsupportedLayer
+from tnsim.errors import ON_INPUTS, OWN_ACTIVATION, UnsupportedLayer
 
 ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu",
@@ -660,7 +660,12 @@ def _unexplained_step(
     # A function that is known by name says more than the place alone.
     if name := unknown_function(calls, end):
         advice = f". {ON_INPUTS}"
-        said += f": it is {name} of it, which has no exact similarity"
+        said += f": it is {name} of it, "
+        if name.removeprefix("a gate by ") in ENTRYWISE:
+            said += "which is no activation known by name"
+            advice = f". {OWN_ACTIVATION}{advice}"
+        else:
+            said += "which has no exact similarity"
     elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
         advice = f". {ON_INPUTS}"
         said += f"; {_call_name(norm)} is there, which is known before a layer only, "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
@@ -41,7 +41,14 @@ from tnsim.checkpoints.module_rules import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
-from tnsim.errors import ON_INPUTS, CheckpointError, ModelError, TooLarge, UnsupportedLayer
+from tnsim.errors import (
+    ON_INPUTS,
+    OWN_ACTIVATION,
+    CheckpointError,
+    ModelError,
+    TooLarge,
+    UnsupportedLayer,
+)
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
@@ -134,11 +141,6 @@ class StatesOf:
     module: Any
     inputs: Any = None
     output: str | int | None = None
-    # An export takes most of the time of reading, and is the same for all states.
-    exports: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.module, self.inputs, self.output)
 
     @property
     def name(self) -> str:
@@ -160,7 +162,7 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module = self.loaded(state)
-        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.exports)
+        reading = recognised(module, None, n_ctx, self.inputs, self.output)
         return assembled(reading.layers, None, n_ctx, _origin(reading))
 
     def loaded(self, state: Mapping[str, Any]) -> Any:
@@ -255,7 +257,6 @@ def recognised(
     n_ctx: int | None,
     inputs: Any,
     output: str | int | None = None,
-    exports: dict[Any, Any] | None = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -265,7 +266,6 @@ def recognised(
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
-        exports: Operations of the same module with other weights, as for `traced_layers`.
 
     Returns:
         The layers of the module, with the parts from which they were made.
@@ -307,14 +307,16 @@ def recognised(
             # Operations have no place for declarations, and a sequence would be read as one vector.
             if not declared and example.is_floating_point() and (vectors or inputs is not None):
                 try:
-                    reading = _traced_module(module, own, example, exports)
+                    reading = _traced_module(module, own, example, output)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
                     log.debug("%s: %s", type(module).__name__, why)
                     if isinstance(why, TooLarge) and inputs is not None:
                         raise  # with inputs that the user gave, the layers themselves are known
                     # Calls of layers say more than operations, where there are any.
                     known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
-                    telling = " computes " in str(why) and (inputs is not None or not known)
+                    says = OWN_ACTIVATION in str(why) and OWN_ACTIVATION not in str(refused)
+                    known = known and inputs is None and not says
+                    telling = " computes " in str(why) and not known
                     reason = str(why) if telling else ""
             if reading is None and vectors:
                 reading = _watched_on_sequences(module, double, own, declared, example)
@@ -357,16 +359,17 @@ def _watched_layers(
     return Recognised(module, parts, layers, arrays, example, forward_error(own, layers, example))
 
 
-def _traced_module(
-    module: Any, own: Any, example: Any, exports: dict[Any, Any] | None
-) -> Recognised:
+KEPT = 1e-11  # relative; operations that are kept give the outputs of the module to rounding
+
+
+def _traced_module(module: Any, own: Any, example: Any, output: str | int | None) -> Recognised:
     """The layers of a module that watching cannot tell, read off the operations.
 
     Args:
         module: The module.
         own: A copy in float64.
         example: Inputs that the module takes.
-        exports: Operations of the same module with other weights, as for `traced_layers`.
+        output: Name of the output that counts, or its place in a tuple.
 
     Returns:
         The layers.
@@ -375,11 +378,26 @@ def _traced_module(
         UnsupportedLayer, ModelError: Operations tell no more.
     """
     # Tracing loads the compiler of PyTorch, which takes seconds.
-    from tnsim.checkpoints.traced_modules import traced_layers
+    from tnsim.checkpoints.traced_modules import exports_of, traced_layers
 
-    layers = [Normed(numbers(layer)) for layer in traced_layers(own, example, exports)]
-    error = forward_error(own, layers, example)
-    return Recognised(module, None, layers, NamedArrays({}, None), example, error)
+    exports = exports_of(module, output)
+
+    def read() -> Recognised:
+        layers = [Normed(numbers(layer)) for layer in traced_layers(own, example, exports)]
+        error = forward_error(own, layers, example)
+        return Recognised(module, None, layers, NamedArrays({}, None), example, error)
+
+    if exports:
+        try:
+            reading = read()
+        except Exception as reason:  # also of operations that no longer fit the tensors
+            log.debug("%s is exported anew: %s", type(module).__name__, reason)
+        else:
+            if reading.error <= KEPT:
+                return reading
+        # The code computes something else now, for a reason that its structure does not show.
+        exports.clear()
+    return read()
 
 
 def _watched_on_sequences(

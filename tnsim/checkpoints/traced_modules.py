@@ -30,8 +30,11 @@ values (`_Value`); `_Stack` holds the state, the hidden units on top of it and t
 from __future__ import annotations
 
 import copy
+import hashlib
+import inspect
 import logging
 import math
+import types
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -44,19 +47,15 @@ import numpy as np
 import torch
 import torch.fx
 
-from tnsim.activations.activation import (
-    Activation,
-    activation,
-    elu,
-    jump_relu,
-    leaky_relu,
-)
+from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.checkpoints.module_calls import array
 from tnsim.checkpoints.module_rules import activation_between
+from tnsim.checkpoints.written_activations import FILLS, Written, WrittenActivations
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+from tnsim.sessions import session
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -79,11 +78,8 @@ AFFINE = frozenset(f"{AXES} {SUMS} {PRODUCTS}".split())
 FIRST_ALONE = ("convolution", "div", "gather", "index")
 """Operations that are affine in their first argument alone."""
 
-PLAIN = ("abs", "erf", "hardswish", "relu", "sigmoid", "silu", "sin", "softplus", "tanh")
-"""Operations that are activations of the same name, without settings."""
-
-WHOLE = ("elu", "hardswish", "leaky_relu", "relu6", "silu", "softplus")
-"""Activations that an export would write as several operations."""
+WHOLE = ("elu", "hardswish", "leaky_relu", "logaddexp", "relu6", "silu", "softplus")
+"""Operations that an export would write as several."""
 
 LARGEST = 2**27
 """Most entries of a matrix that is written out, 1 GiB in float64."""
@@ -231,16 +227,101 @@ class _Draft:
     function: Activation | None = None
 
 
+def exports_of(module: torch.nn.Module, output: str | int | None) -> dict[Hashable, _Export]:
+    """The operations of modules of one structure that are known so far.
+
+    An export takes most of the time of reading and is the same for all weights. The structure is
+    classes with the code of their methods, modes, attributes that are no weights, and the shapes of
+    all tensors. Code may read more than that, such as the attributes of foreign objects, so a
+    caller compares layers with the module and clears the mapping where they differ.
+
+    Args:
+        module: A module.
+        output: Output that the module is asked for.
+
+    Returns:
+        A mapping that `traced_layers` reads and adds to, shared by modules of equal structure.
+    """
+    return session().exports.get((output, _structure(module, set())), dict)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_INTERNAL = frozenset(vars(torch.nn.Module()))  # attributes that every module has
+
+
+def _structure(value: Any, above: set[int]) -> Hashable:
+    """A key of what an export may depend on, besides the weights.
+
+    Args:
+        value: A module, or any value that is reachable from it.
+        above: Identities of the objects around the value, against circles.
+    """
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, torch.Tensor):
+        # A tensor that is no parameter and no buffer is a constant of the export.
+        content = value.detach().cpu().flatten().contiguous().view(torch.uint8)
+        digest = hashlib.blake2b(content.numpy().tobytes()).hexdigest()
+        return tuple(value.shape), value.dtype, digest
+    if id(value) in above:
+        return type(value)
+    inside = partial(_structure, above=above | {id(value)})
+    if isinstance(value, torch.nn.Module):
+        weights = {**value._parameters, **value._buffers}
+        shapes = [
+            (name, tensor is not None and (tuple(tensor.shape), tensor.dtype))
+            for name, tensor in weights.items()
+        ]
+        own = {name: one for name, one in vars(value).items() if name not in _INTERNAL}
+        children = [(name, inside(child)) for name, child in value._modules.items()]
+        return (type(value), value.training, *shapes, inside(own), *children, _methods(type(value)))
+    if isinstance(value, types.FunctionType):
+        return _code(value, inside)
+    if isinstance(value, types.MethodType):
+        return inside(value.__func__), inside(value.__self__)
+    if isinstance(value, partial):
+        return inside(value.func), inside(value.args), inside(value.keywords)
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(inside, value)
+    if isinstance(value, dict):
+        return type(value), *((repr(key), inside(one)) for key, one in value.items())
+    if isinstance(value, (types.BuiltinFunctionType, type)):
+        return repr(value)
+    own = getattr(value, "__dict__", {})  # of a foreign object, such as a configuration
+    return type(value), *((name, repr(one)) for name, one in own.items() if isinstance(one, _PLAIN))
+
+
+def _code(function: types.FunctionType, inside: Callable[[Any], Hashable]) -> Hashable:
+    """The code of a function with the values around it that are no modules of Python."""
+    named = inspect.getclosurevars(function)
+    around = [function.__globals__.get(name) for name in function.__code__.co_names]
+    plain = [repr(one) if isinstance(one, _PLAIN) else type(one).__name__ for one in around]
+    cells = [inside(value) for value in named.nonlocals.values()]
+    return function.__code__, inside(function.__defaults__), *cells, *plain
+
+
+def _methods(cls: type) -> Hashable:
+    """The code of the methods of a class that is no class of PyTorch."""
+    methods = []
+    for one in cls.__mro__:
+        if one.__module__.partition(".")[0] not in ("torch", "builtins"):
+            for name, value in vars(one).items():
+                if isinstance(value, types.FunctionType):
+                    methods.append((name, _code(value, repr)))
+                elif isinstance(value, _PLAIN):
+                    methods.append((name, repr(value)))
+    return tuple(methods)
+
+
 def traced_layers(
-    module: torch.nn.Module, example: torch.Tensor, exports: dict[Any, _Export] | None = None
+    module: torch.nn.Module, example: torch.Tensor, exports: dict[Hashable, _Export]
 ) -> list[Any]:
     """The layers of the function of a module, read off the operations of its forward pass.
 
     Args:
-        module: A module in evaluation mode, whose parameters may require grad.
+        module: A module, read as it is in evaluation mode; parameters may require grad.
         example: Inputs that the module takes, floats (inputs, ...); the first input is traced.
-        exports: Operations by the shape of the input, of the same module with other weights; what
-            is missing is added.
+        exports: Operations of modules of the same structure, to which missing ones are added.
 
     Returns:
         Layers of tnsim on the input as a flat vector, of tensors of the type of the parameters.
@@ -259,7 +340,7 @@ def traced_layers(
         ...     def forward(self, x):
         ...         return torch.einsum("hi,bi,bh->b", self.rows, x, x @ self.rows.T)[:, None]
         >>> with torch.no_grad():
-        ...     (layer,) = traced_layers(Product(), torch.zeros(1, 3))
+        ...     (layer,) = traced_layers(Product(), torch.zeros(1, 3), {})
         >>> layer.left.shape, layer.down.shape
         ((1, 3), (1, 1))
 
@@ -269,15 +350,24 @@ def traced_layers(
     """
     # A single input is traced, as layers act on each input alone.
     first = example[:1].detach()
-    exports = {} if exports is None else exports
-    if first.shape not in exports:
-        exports[first.shape] = _exported(module, first)
-    trace = _Trace(module, first, exports[first.shape])
+    # Copies in another precision have operations of their own.
+    key = first.shape, first.dtype, torch.get_default_dtype()
+    if key not in exports:
+        exports[key] = _exported(module, first)
+    trace = _Trace(module, first, exports[key])
     for node in trace.graph.nodes:
-        if node.op == "output":
-            return trace.layers(node)
-        trace.step(node)
+        try:
+            if node.op == "output":
+                return trace.layers(node)
+            trace.step(node)
+        except _NoLayerError as refused:
+            advice = trace.activations.advice_at(node)
+            raise UnsupportedLayer(f"{refused}{advice}") from refused
     raise AssertionError("a graph ends with its output")
+
+
+class _NoLayerError(UnsupportedLayer):
+    """Values of which no layer is made, though an activation of the user's own might be."""
 
 
 class _Trace:
@@ -292,24 +382,66 @@ class _Trace:
 
     def __init__(self, module: torch.nn.Module, example: torch.Tensor, export: _Export) -> None:
         self.graph, self.values = export.graph, export.arrays(module)
-        # A value that no later operation reads is left out of the next state.
-        self.uses = {node: set(node.users) for node in self.graph.nodes}
         self.example = example
         self.stack = _Stack(example)
+        varying = self._fold_constants()
+        self.activations = WrittenActivations(varying, self.values)
+        self.written, self.reads = self._plan(set(varying))
+        # A value that no later operation reads is left out of the next state.
+        self.uses: dict[Any, set[torch.fx.Node]] = {node: set() for node in self.graph.nodes}
+        for node, before in self.reads.items():
+            for one in before:
+                self.uses[one].add(node)
 
     def step(self, node: torch.fx.Node) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
-        if node.op == "placeholder" and node not in self.values:
+        if node not in self.reads or node in self.values:
+            return
+        if node.op == "placeholder":
             self.values[node] = self.stack.state(self.example.shape)
-        elif node.op == "call_function":
+        elif node in self.written:
+            self.values[node] = self._activated_value(node, self.written[node])
+        else:
             self.values[node] = self._computed_value(node)
-        for before in node.all_input_nodes:
+        for before in self.reads[node]:
             self.uses[before].discard(node)
         live = self._live_values()
         # Only a value that carries all the rest can become the next state.
         alone = list(live) == [(node, None)] and self.stack.ends_layer(live[node, None])
         if alone and not _is_squared(node):  # relu(x)^2 is one activation
             self._settle_values(live)
+
+    def _fold_constants(self) -> list[torch.fx.Node]:
+        """Compute what does not depend on the input, and list the nodes of all that does."""
+        varying: dict[torch.fx.Node, None] = {}  # a set that keeps its order
+        for node in self.graph.nodes:
+            if node in self.values or _operation_name(node).startswith("_assert"):
+                continue
+            reading = [one for one in node.all_input_nodes if one in varying]
+            if node.op == "placeholder" or (reading and _operation_name(node) not in FILLS):
+                varying[node] = None
+            elif node.op == "call_function":
+                # Of arrays that depend on the input nothing but the shape is read.
+                shapes = {one: self.example.new_empty(one.meta["val"].shape) for one in reading}
+                self.values[node] = self._applied_operation(node, self.values | shapes)
+        return [node for node in varying if node.op != "output"]
+
+    def _plan(
+        self, varying: set[torch.fx.Node]
+    ) -> tuple[dict[torch.fx.Node, Written], dict[torch.fx.Node, list[torch.fx.Node]]]:
+        """Activations that are written out, and the nodes that each node needed reads."""
+        written: dict[torch.fx.Node, Written] = {}
+        reads: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        needed = {node for node in self.graph.nodes if node.op == "output"}
+        for node in reversed(self.graph.nodes):
+            if node not in needed:
+                continue
+            found = self.activations.written(node) if node in varying else None
+            if found is not None:
+                written[node] = found
+            reads[node] = node.all_input_nodes if found is None else found.reads
+            needed |= set(reads[node])
+        return written, reads
 
     def layers(self, output: torch.fx.Node) -> list[Any]:
         """The layers, up to the output."""
@@ -345,21 +477,19 @@ class _Trace:
         varying = [
             operand for operand in node.all_input_nodes if isinstance(self.values[operand], _Value)
         ]
-        if name.startswith("_assert"):
-            return None
-        if not varying:
-            return self._applied_operation(node, self.values)
         if name == "pow" and _is_power(node):
             return self._power_value(node)
         places = [n for n, argument in enumerate(node.args) if _reads_any(argument, varying)]
-        # A function of a single value, with settings that do not depend on the input.
-        if places == [0] and (function := self._activation_in(node, name)) is not None:
-            return self._activated_value(node, *function)
+        if name == "gt" and places == [0]:
+            return self._step_value(node)
         chooses = name == "where" and places[0] == 0
         if chooses and places == [0, 1] and not self._has_entries(node.args[2]):
             return self._multiplied_values(node, places)  # where(u > t, u, 0)
         if name not in AFFINE or (name in FIRST_ALONE and places != [0]) or chooses:
-            raise UnsupportedLayer(f"{_place_of(node)} computes {name}, {_refusal_reason(name)}")
+            said = f"{_place_of(node)} computes {name}, "
+            if reason := _refusal_reason(name):
+                raise UnsupportedLayer(f"{said}{reason}")
+            raise _NoLayerError(f"{said}which is neither polynomial nor a known activation")
         # The first argument of `addmm` and `baddbmm` is added, not multiplied.
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in PRODUCTS.split() and len(factors) > 1:
@@ -436,32 +566,42 @@ class _Trace:
         known = self.values[argument] if isinstance(argument, torch.fx.Node) else argument
         return bool(torch.as_tensor(known).any())
 
-    def _activation_in(self, node: torch.fx.Node, name: str) -> tuple[Activation, Any] | None:
-        """The activation that an operation is, and what it takes off its argument first."""
-        if name == "gt":
-            threshold = node.args[1]
-            if isinstance(threshold, torch.fx.Node):
-                threshold = self.values[threshold]
-            return activation("step"), threshold
-        given = (self.values[x] if isinstance(x, torch.fx.Node) else x for x in node.args[1:])
-        settings = [
-            float(x) if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in given
-        ]
-        function = _activation_of(name, settings, node.kwargs)
-        return None if function is None else (function, 0.0)
-
-    def _activated_value(self, node: torch.fx.Node, function: Activation, shift: Any) -> _Value:
-        """An activation of a value, of every entry alone."""
-        (argument, *_) = node.args
-        # Hidden units of an activation read the state alone, so other values end a layer first.
-        if not set(self.values[argument].slopes) <= {0}:
-            self._settle_values(self._live_values())
-        value: _Value = self.values[argument]
-        constant = value.constant - shift
+    def _step_value(self, node: torch.fx.Node) -> _Value:
+        """1 where a value is above an array of thresholds, and 0 elsewhere."""
+        (argument, threshold) = node.args
+        value = self._affine_value(argument)
+        constant = value.constant - self.values[threshold]
         shape = constant.shape
         # Thresholds may broadcast the argument to a larger shape.
         grown = _mapped_value(value, lambda x: x.expand(shape))
-        return self.stack.activated(_Value(constant, grown.slopes), function)
+        return self.stack.activated(_Value(constant, grown.slopes), activation("step"))
+
+    def _activated_value(self, node: torch.fx.Node, written: Written) -> _Value:
+        """An activation of a value, of every entry alone, perhaps times another value."""
+        fit = written.fit
+        value = self._affine_value(written.argument)
+        inner = _mapped_value(value, lambda x: fit.scale * x)
+        inner = _Value(inner.constant + fit.shift, inner.slopes)
+        activated = self.stack.activated(inner, fit.function)
+        result = _mapped_value(activated, lambda x: fit.factor * x)
+        if written.times is not None:
+            # The activation is a value like others, should a product end a layer first.
+            self.values[written] = result
+            self.uses[written] = {node}
+            product = self._hidden_product(*self._unit_factors([written, written.times]))
+            del self.values[written], self.uses[written]
+            return product
+        if not fit.slope:
+            return _Value(result.constant + fit.offset, result.slopes)
+        line = _mapped_value(value, lambda x: fit.slope * x)
+        constant = result.constant + line.constant + fit.offset
+        return _Value(constant, result.slopes | line.slopes)
+
+    def _affine_value(self, node: Any) -> _Value:
+        """A value that is affine in the state alone, after a new layer where it is not."""
+        if not set(self.values[node].slopes) <= {0}:
+            self._settle_values(self._live_values())
+        return self.values[node]
 
     def _power_value(self, node: torch.fx.Node) -> _Value:
         """A whole power of a value, as a product of equal factors."""
@@ -689,7 +829,7 @@ class _Stack:
         sources = sorted({source for value in values.values() for source in value.slopes})
         # Units of an activation cannot be carried over the next layer.
         if function := next((self.functions[n] for n in sources if n in self.functions), None):
-            raise UnsupportedLayer(
+            raise _NoLayerError(
                 f"the forward pass computes {function.name}, and keeps other values beside it over "
                 "a nonlinear layer"
             )
@@ -769,14 +909,14 @@ class _Stack:
         function = functions[0]
         if function is None or any(other != function for other in functions):
             names = sorted({"a product" if known is None else known.name for known in functions})
-            raise UnsupportedLayer(
+            raise _NoLayerError(
                 f"one layer computes {' and '.join(names)}, and has room for one activation"
             )
         skip = _multiple_of_identity(matrix)
         if skip is None and matrix.matters:
             slope = _odd_slope(function)
             if slope is None or any(len(block) > 1 for block in units):
-                raise UnsupportedLayer(
+                raise _NoLayerError(
                     f"one layer computes {function.name} beside a linear map of its input that is "
                     "no multiple of the identity"
                 )
@@ -870,7 +1010,8 @@ class _Export(NamedTuple):
 
 def _exported(module: torch.nn.Module, example: torch.Tensor) -> _Export:
     """The operations of the forward pass of a module on an argument."""
-    module = _SingleOutput(_with_plain_activations(module))
+    # As everywhere, a module means what it computes in evaluation mode.
+    module = _SingleOutput(_with_plain_activations(module)).eval()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notices about the internals of the export
@@ -939,51 +1080,6 @@ def _side_by_side(maps: Sequence[_Map]) -> _Map:
     return every.then(added, maps[0].shape, max(one.widest for one in maps))
 
 
-def _activation_of(name: str, settings: Sequence[Any], named: dict[str, Any]) -> Activation | None:
-    """The activation that an operation of PyTorch is; None for other operations.
-
-    Args:
-        name: Name of the operation.
-        settings: Arguments behind the input.
-        named: Arguments by name.
-    """
-    if name in PLAIN and not settings and not named:
-        return activation(name)
-    if name in ("maximum", "minimum"):
-        (end,) = settings
-        if not isinstance(end, (int, float)):
-            return None
-        return _clamp_activation(end, None) if name == "maximum" else _clamp_activation(None, end)
-    if name == "gelu":
-        return activation("gelu_tanh" if named.get("approximate") == "tanh" else "gelu")
-    if name == "leaky_relu":
-        return leaky_relu(float(settings[0]) if settings else 0.01)
-    if name == "elu" and all(setting == 1 for setting in settings[1:]):
-        return elu(float(settings[0]) if settings else 1.0)
-    if name == "relu6":
-        return activation("relu6")
-    if name in ("clamp", "hardtanh"):
-        ends = (-1.0, 1.0) if name == "hardtanh" else (None, None)
-        ends = (*settings, *ends[len(settings) :])
-        low, high = named.get("min", ends[0]), named.get("max", ends[1])
-        if all(bound is None or isinstance(bound, (int, float)) for bound in (low, high)):
-            return _clamp_activation(low, high)
-    return None
-
-
-def _clamp_activation(low: float | None, high: float | None) -> Activation:
-    """The activation that keeps its argument between two ends, None for no end."""
-    known = {(0, None): "relu", (0, 6): "relu6", (-1, 1): "hardtanh"}
-    # Known clamps have a name, and closed forms come with it.
-    if (low, high) in known:
-        return activation(known[low, high])
-    kinks = tuple(float(bound) for bound in (low, high) if bound is not None)
-    # Beyond an end the function is constant.
-    left = () if low is None else ((float(low),),)
-    right = () if high is None else ((float(high),),)
-    return Activation(kinks=kinks, pieces=(*left, (0.0, 1.0), *right), name=f"clamp({low}, {high})")
-
-
 def _odd_slope(function: Activation) -> float | None:
     """The number c with f(x) - f(-x) = c x, as for ReLU and GELU; None where there is none."""
     # Several points, as most functions have an odd part that is no line.
@@ -993,14 +1089,14 @@ def _odd_slope(function: Activation) -> float | None:
 
 
 def _refusal_reason(name: str) -> str:
-    """The reason why an operation makes no layer."""
+    """The reason why an operation makes no layer, where there is more to say than that."""
     if name in ("topk", "sort", "kthvalue", "median", "argsort"):
         return "which compares hidden units with one another, and no pair of units knows the rest"
     if name in ("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "rsqrt"):
         return "which divides by a sum over hidden units"
     if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
         return "the largest of several values"
-    return "which is neither polynomial nor a known activation"
+    return ""
 
 
 def _mapped_value(value: _Value, function: Callable[[Any], Any]) -> _Value:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, overload
 from tnsim.checkpoints.configurations import configuration
 from tnsim.checkpoints.folders import located
 from tnsim.checkpoints.formats import contents
+from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.load import Reading, Series, is_several, read
 from tnsim.checkpoints.native import METADATA
@@ -188,37 +189,40 @@ class PartOfFile:
         """The part, read from its file."""
         anatomy = opened(self.path, self.reading)
         with naming(self.path):
-            # A later checkpoint may have fewer layers than the first.
-            if self.name not in anatomy.names(self.name.kind):
-                raise unknown_part(str(self.name), map(str, anatomy.names(self.name.kind)))
-            return anatomy.part(self.name, self.view)
+            return _part_of(anatomy, self.name, self.view)
+
+
+def _part_of(anatomy: Anatomy, name: PartName, view: View) -> Model:
+    """A part of a checkpoint, which may have fewer layers than the first of its series."""
+    if name not in anatomy.names(name.kind):
+        raise unknown_part(str(name), map(str, anatomy.names(name.kind)))
+    return anatomy.part(name, view)
 
 
 class PartSeries(Sequence[Model]):
-    """A part of all checkpoints of a series, read when indexed.
+    """A part of all checkpoints of a series, or of all models of a list or a mapping.
 
     Args:
-        series: Checkpoints.
         name: Place of the part.
-        view: Choices about parts.
-
-    Attributes:
-        names: Names of the checkpoints.
         labels: Labels of the checkpoints.
-        files: The part of each checkpoint, not read yet.
+        names: Names of the checkpoints in messages.
+        sources: The part of each checkpoint: in its file, read when indexed, or a model.
     """
 
-    def __init__(self, series: Series, name: PartName, view: View):
-        self.names: tuple[str, ...] = series.names
-        self.labels: tuple[str, ...] = series.labels
-        self.files: tuple[PartOfFile, ...] = tuple(
-            # Other processes may have another working folder.
-            PartOfFile(path.absolute(), series.reading, name, view)
-            for path in series.paths
-        )
+    def __init__(
+        self,
+        name: PartName,
+        labels: Sequence[str],
+        names: Sequence[str],
+        sources: Sequence[PartOfFile | Model],
+    ):
+        self.name = name
+        self.labels: tuple[str, ...] = tuple(labels)
+        self.names: tuple[str, ...] = tuple(names)
+        self.sources: tuple[PartOfFile | Model, ...] = tuple(sources)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.sources)
 
     @overload
     def __getitem__(self, index: int) -> Model: ...
@@ -228,18 +232,20 @@ class PartSeries(Sequence[Model]):
 
     def __getitem__(self, index: int | slice) -> Model | Sequence[Model]:
         if isinstance(index, slice):
-            return [file.read() for file in self.files[index]]
-        return self.files[index].read()
+            return [self[n] for n in range(len(self))[index]]
+        source = self.sources[index]
+        return source.read() if isinstance(source, PartOfFile) else source
 
     def __repr__(self) -> str:
-        return f"PartSeries({self.files[0].name} of {len(self)} checkpoints)"
+        return f"PartSeries({self.name} of {len(self)} checkpoints)"
 
 
 class SeriesParts(Mapping[str, PartSeries]):
-    """Parts of all checkpoints of a series, by name, as `pairwise` takes them.
+    """Parts of all checkpoints of a series, or of several models, as `pairwise` takes them.
 
     Args:
-        series: Checkpoints, at least one; the first says which parts there are.
+        series: Checkpoints, or models and files by label, at least one; the first says which parts
+            there are.
         kinds: Kinds of parts.
         view: Choices about parts.
 
@@ -253,22 +259,44 @@ class SeriesParts(Mapping[str, PartSeries]):
         >>> run = tnsim.load(Path(tnsim.__file__).parent / "data" / "induction")
         >>> tnsim.parts(run, ["ov"])["layer 2 head 3 ov"]
         PartSeries(layer 2 head 3 ov of 12 checkpoints)
+        >>> both = tnsim.parts({"before": run[0], "after": run[-1]}, ["ov"])
+        >>> both["layer 2 head 3 ov"]
+        PartSeries(layer 2 head 3 ov of 2 checkpoints)
     """
 
-    def __init__(self, series: Series, kinds: tuple[str, ...], view: View):
+    def __init__(self, series: Series | Mapping[str, Any], kinds: tuple[str, ...], view: View):
         self.series = series
         self.kinds = kinds
         self.view = view
+        self._anatomies: dict[str, Anatomy] = {}
+        if not isinstance(series, Series):
+            for label, checkpoint in series.items():
+                with naming(label):
+                    self._anatomies[label] = opened(checkpoint)
         # The first checkpoint stands for all: parts are told by their names.
-        file = series.paths[0]
-        anatomy = opened(file, series.reading)
-        with naming(file):
+        first = series.paths[0] if isinstance(series, Series) else next(iter(series))
+        with naming(first):
+            anatomy = self._anatomies.get(str(first)) or opened(first, self._reading)
             self._first = Parts(anatomy, kinds, view)
         self.names: tuple[PartName, ...] = self._first.names
         self._by_label = {str(name): name for name in self.names}
 
+    @property
+    def _reading(self) -> Reading:
+        return self.series.reading if isinstance(self.series, Series) else Reading()
+
     def __getitem__(self, label: str) -> PartSeries:
-        return PartSeries(self.series, self._first.place(label), self.view)
+        name = self._first.place(label)
+        if isinstance(self.series, Series):
+            # Other processes may have another working folder.
+            paths = (path.absolute() for path in self.series.paths)
+            sources = [PartOfFile(path, self._reading, name, self.view) for path in paths]
+            return PartSeries(name, self.series.labels, self.series.names, sources)
+        models = []
+        for of, anatomy in self._anatomies.items():
+            with naming(of):
+                models.append(_part_of(anatomy, name, self.view))
+        return PartSeries(name, list(self.series), list(self.series), models)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_label)
@@ -285,7 +313,7 @@ class SeriesParts(Mapping[str, PartSeries]):
 
 @overload
 def parts(
-    checkpoint: Series,
+    checkpoint: Series | Mapping[Any, Any] | list[Any] | tuple[Any, ...],
     kinds: Sequence[str] | str = KINDS,
     *,
     distances: Sequence[int] = (1,),
@@ -327,8 +355,10 @@ def parts(
 
     Args:
         checkpoint: A file, a folder in Hugging Face's layout, a revision in a hub cache, an
-            `nn.Module` of Hugging Face's library, a `Model` with bilinear attention, or a series of
-            checkpoints. Known layouts are GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, OPT and Gemma 1.
+            `nn.Module` of Hugging Face's library, a `Model` with bilinear attention or an
+            `nn.Module` that `from_module` reads as such; or a series of checkpoints, or several of
+            these in a list or by label in a mapping. Known layouts are GPT-2, GPT-NeoX, Llama,
+            Mistral, Qwen2, OPT and Gemma 1.
         kinds: Kinds of parts, of "qk", "ov", "mlp" and "direct".
         distances: Numbers of positions by which keys stand before their queries.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm being folded
@@ -337,8 +367,8 @@ def parts(
     Returns:
         A mapping from names, such as `layer 0 head 3 qk`, to models with float64 weights; an MLP
         also has the path of its module as a name, such as `transformer.h.0.mlp`. Layers
-        have their numbers in the file; those of a `Model` their numbers in the model. For a series
-        the mapping leads to `PartSeries`, and the whole is what `pairwise` takes.
+        have their numbers in the file; those of a `Model` their numbers in the model. For several
+        checkpoints the mapping leads to `PartSeries`, and the whole is what `pairwise` takes.
 
     Raises:
         UnsupportedLayer: The layout is unknown, or the transformer normalises queries and keys,
@@ -362,7 +392,15 @@ def parts(
     chosen = checked_kinds(kinds)
     if isinstance(checkpoint, (str, os.PathLike)) and is_several(checkpoint):
         checkpoint = Series(checkpoint)
-    if isinstance(checkpoint, Series):
+    if isinstance(checkpoint, (list, tuple)):
+        # Several files are a series, with the labels that a series gives them.
+        paths = is_path_or_paths(checkpoint)
+        checkpoint = Series(checkpoint) if paths else dict(enumerate(checkpoint))
+    if isinstance(checkpoint, Mapping):
+        checkpoint = {str(label): model for label, model in checkpoint.items()}
+    if isinstance(checkpoint, Mapping) and not checkpoint:
+        raise ModelError("parts are those of at least one model, found none")
+    if isinstance(checkpoint, (Series, Mapping)):
         return SeriesParts(checkpoint, chosen, view)
     anatomy = opened(checkpoint)
     file = checkpoint if isinstance(checkpoint, (str, os.PathLike)) else None
@@ -406,12 +444,13 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
     if isinstance(checkpoint, (str, os.PathLike)):
         return _of_file(checkpoint, reading)
     config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
-    if config is None or not callable(state):
+    if not callable(state):
         raise ModelError(
-            "parts are those of a file, a folder, a tnsim.Model or a module with a config as "
-            f"Hugging Face's, found {type(checkpoint).__name__}; another nn.Module is read by "
-            "tnsim.from_module first"
+            "parts are those of a file, a folder, a tnsim.Model, an nn.Module, or several of "
+            f"these in a list or by label, found {type(checkpoint).__name__}"
         )
+    if config is None:
+        return OwnParts(given_model(checkpoint))
     entries = config.to_dict() if hasattr(config, "to_dict") else dict(config)
     tensors: Any = state()
     return StandardParts(Transformer.of(tensors, entries))

@@ -56,7 +56,7 @@ from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
-from tnsim.problems.forward import Terms, sums, total
+from tnsim.problems.forward import Terms, sums, total, with_cancellation
 from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import in_units_of_inputs, units_of_inputs
@@ -378,6 +378,7 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
         )
         return _traced_products(one, two, request.squared_norms, inner)
     sampled = sums([one], [two], points, request.slices, request.dtype, request.budget)
+    sampled = with_cancellation(sampled, [one], [two], points)
     # Sums of forward passes are matrices of all rows with all columns; here each side is one row.
     values = {
         "AB": taken(total(sampled.products), (0, 0)),

@@ -48,8 +48,9 @@ from jaxtyping import Float
 from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import moments_at_a_position
+from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import is_traced, not_differentiated
+from tnsim.models.arrays import is_fixed, is_traced, not_differentiated
 from tnsim.models.forward import ScaledLayers, State, after, ahead, entered, forward
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
@@ -57,6 +58,7 @@ from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
 from tnsim.problems.tensors.lifted import in_float64
 from tnsim.scaled import Scaled, exponents_of, library, shifted
+from tnsim.sessions import session
 
 SKEWED = 1.0
 """Least amplification for which a model gets another gauge."""
@@ -113,6 +115,48 @@ def amplification(model: Model, metric: Metric) -> Any:
     if is_traced((model, inputs)):
         return _amplified_by_jax(model, inputs)
     return float(_amplified(model, inputs))
+
+
+def cancellation_at(model: Model, points: Points) -> float:
+    """The factor by which forward passes of a model enlarge the rounding of inner products.
+
+    Outputs are off by kappa eps, and inner products of outputs, which are formed after everything
+    has cancelled, by twice that. The rounding of a polynomial of degree n is counted as 4 n eps, so
+    the factor is kappa / n, at least 1.
+
+    Args:
+        model: Model on arrays of numbers.
+        points: Inputs of the metric, of which the first few with a weight are run.
+
+    Returns:
+        The factor, measured once for a model that never changes and these inputs.
+
+    Example:
+        >>> import tnsim
+        >>> steep = tnsim.Linear([[1.0, 1e3], [0.0, 1e3]]), tnsim.Linear([[1.0, -1.0]])
+        >>> points = tnsim.Empirical([[1.0, 1.0], [2.0, 0.5]]).points(None)
+        >>> 100 < cancellation_at(tnsim.Model(steep), points) < 1e4
+        True
+    """
+    if points.continuations:  # token ids; any tell how far weights cancel
+        shape = _POINTS, model.n_ctx or 1
+        inputs = np.random.default_rng(0).integers(model.d_in, size=shape)
+        inputs = inputs if model.n_ctx else inputs[:, 0]
+    else:
+        of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * (model.n_ctx or 1)
+        count = max(1, min(points.count, _POINTS, _ELEMENTS // of_one))
+        block = points.block(0, count)
+        inputs = np.asarray(block.inputs)[np.isfinite(block.log_weights)]
+    if not len(inputs):
+        return 1.0
+
+    def measured() -> float:
+        return max(1.0, math.sqrt(float(_amplified(_widest(model), inputs))))
+
+    if not all(map(is_fixed, jax.tree.leaves(model))):
+        return measured()
+    key = cancellation_at, inputs.shape, inputs.tobytes()
+    return session().belongings.get(model, key, measured)
 
 
 def _amplified(model: Model, inputs: Any) -> Any:

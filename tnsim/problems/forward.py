@@ -48,6 +48,7 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit
 from tnsim.problems import features
+from tnsim.problems.conditioning import cancellation_at
 from tnsim.problems.features import FeatureBlock
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 from tnsim.scaled import (
@@ -59,6 +60,7 @@ from tnsim.scaled import (
     contribution,
     larger,
     library,
+    magnified,
     split,
     stacked,
     taken,
@@ -234,6 +236,35 @@ def sums(
             shares.append(share[: len(own)])
     joined = Gram(*(_joined(same) for same in _by_field(grams)))
     return Sums(*joined, np.concatenate(shares))
+
+
+def with_cancellation(
+    sums: Sums, rows: Sequence[Terms], columns: Sequence[Terms] | None, points: Points
+) -> Sums:
+    """Sums whose sizes count the cancellation within each model, as error bounds take them.
+
+    Args:
+        sums: Sums of the rows and columns over the points.
+        rows, columns: Functions that were compared; a plain function counts as it is.
+        points: Points of the measure.
+    """
+
+    def factors(every: Sequence[Terms]) -> np.ndarray:
+        found = []
+        for terms in every:
+            models = [part for _, part in terms if isinstance(part, Model)]
+            found.append(max((cancellation_at(x, points) for x in models), default=1.0))
+        return np.array(found)
+
+    first = factors(rows)
+    second = first if columns is None else factors(columns)
+    # An error of a model's outputs enters its own norm twice, and a product with another once.
+    of_pairs = (first[:, None] + second) / 2
+    return sums._replace(
+        products=magnified(sums.products, of_pairs[None]),
+        rows=magnified(sums.rows, first[None]),
+        columns=magnified(sums.columns, second[None]),
+    )
 
 
 def _shared_batches(

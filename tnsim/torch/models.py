@@ -8,7 +8,7 @@ from typing import Any
 from tnsim.checkpoints.module_rules import Declared
 from tnsim.checkpoints.modules import layers_of, recognised, tensors_of
 from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.traced_modules import traced_layers
+from tnsim.checkpoints.traced_modules import exports_of, traced_layers
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.model import Model
 
@@ -42,7 +42,10 @@ def model_of(
         parameters = [
             parameter for parameter in reading.module.parameters() if parameter.is_floating_point()
         ]
-        return Model(traced_layers(reading.module, reading.example.to(parameters[0])), n_ctx)
+        example = reading.example.to(parameters[0])
+        return Model(
+            traced_layers(reading.module, example, exports_of(reading.module, None)), n_ctx
+        )
     arrays = NamedArrays(tensors_of(reading.module), None)
     live = [layer for part in reading.parts for layer in layers_of(part, reading.module, arrays)]
     normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
