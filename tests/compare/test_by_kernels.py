@@ -225,18 +225,21 @@ def test_weights_of_any_size(rng):
 
 
 def beside_equal_units(make, rng):
-    """Two models, of which the second has a unit of the first and the negative of another."""
+    """Two models: two units of one are multiples of the other's, and plain ones have a row of zeros."""
     a, b = make(rng), make(rng)
-    first, *rest = b.layers
-    of_a = a.layers[0]
-    names = ("gate", "gate_bias") if isinstance(first, tnsim.Gated) else ("weight", "bias")
-    changed = {}
-    for name in names:
-        changed[name] = np.array(getattr(first, name))
-        changed[name][:2] = getattr(of_a, name)[:2] * np.array([1.0, -2.0]).reshape(
-            2, *[1] * (changed[name].ndim - 1)
-        )
-    return a, tnsim.Model([dataclasses.replace(first, **changed), *rest])
+    is_gated = isinstance(a.layers[0], tnsim.Gated)
+    weight, bias = ("gate", "gate_bias") if is_gated else ("weight", "bias")
+
+    def changed(model, rows, offsets):
+        first, *rest = model.layers
+        return tnsim.Model([dataclasses.replace(first, **{weight: rows, bias: offsets}), *rest])
+
+    rows, offsets = (np.array(getattr(a.layers[0], name)) for name in (weight, bias))
+    rows[2] *= is_gated
+    others, other_offsets = (np.array(getattr(b.layers[0], name)) for name in (weight, bias))
+    others[:3] = rows[:3] * np.array([[1.0], [-2.0], [1.0]])
+    other_offsets[:2] = offsets[:2] * np.array([1.0, -2.0])
+    return changed(a, rows, offsets), changed(b, others, other_offsets)
 
 
 DIFFERENTIATED = {
@@ -289,13 +292,13 @@ def test_gradients_outside_of_a_trace_are_those_inside(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit])
-def test_a_partner_in_float64_leaves_the_floats_of_a_trace(wrapped, rng):
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_a_partner_in_float64_leaves_the_floats_of_a_trace(transform, rng):
     """A gradient by weights in float32 was a TypeError where JAX computes in float64."""
-    a, b = (mlp(rng, "tanh") for _ in range(2))
-    narrow = jax.tree.map(lambda x: x.astype(np.float32), a)
+    pair = mlp(rng, "tanh"), mlp(rng, "tanh")
+    a, b = jax.tree.map(lambda x: x.astype(np.float32), pair)
     with jax.enable_x64(True):
-        value, gradient = wrapped(jax.value_and_grad(lambda m: tnsim.similarity(m, b)))(narrow)
+        value, gradient = transform(jax.value_and_grad(lambda m: tnsim.similarity(m, b)))(a)
     assert value.dtype == np.float32
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {np.dtype("float32")}
     assert_close(value, tnsim.similarity(a, b), scale=1.0, rtol=1e-5, limited_by="float32")
