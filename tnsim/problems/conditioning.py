@@ -51,7 +51,7 @@ from tnsim.metrics.input_moments import moments_at_a_position
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced, not_differentiated
-from tnsim.models.forward import ScaledLayers, State, after, ahead, entered, forward
+from tnsim.models.forward import ScaledLayers, State, after, ahead, as_read, entered, forward
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -146,7 +146,7 @@ def cancellation_at(model: Model, points: Points) -> float:
         of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * (model.n_ctx or 1)
         count = max(1, min(points.count, _POINTS, _ELEMENTS // of_one))
         block = points.block(0, count)
-        inputs = np.asarray(block.inputs)[np.isfinite(block.log_weights)]
+        inputs = as_read(model, np.asarray(block.inputs))[np.isfinite(block.log_weights)]
     if not len(inputs):
         return 1.0
 
