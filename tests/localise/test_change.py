@@ -3,13 +3,14 @@
 import itertools
 
 import component_oracles as oracle
+import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import linear, quadrature
+from oracles import bilinear, linear, quadrature
 from seeds import generator
 from sequence_cases import slow
 from test_paths import scrambled
@@ -327,3 +328,11 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
     other = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
     with pytest.raises(tnsim.TooLarge, match="takes 2,048 gradients here, more than 512"):
         tnsim.change(deep, other, tnsim.Empirical(rng.normal(size=(2, 2)) * 0.01))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad])
+@pytest.mark.parametrize("verb", [tnsim.paths, tnsim.change])
+def test_traced_models_are_refused_in_a_line(transform, verb, rng):
+    a, b = (tnsim.Model([bilinear(rng, 3, 2, 2)]) for _ in range(2))
+    with pytest.raises(tnsim.ModelError, match=rf"^{verb.__name__} reads numbers.*jax\.jit"):
+        transform(lambda model: verb(model, b))(a)

@@ -31,7 +31,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, ModelError, ResultError
-from tnsim.localise.grams import Setting, check_bilinear
+from tnsim.localise.grams import Setting, check_bilinear, check_untraced
 from tnsim.localise.slopes import Family, exact_nodes, gram_of_parts, integral, nodes, slope
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
@@ -237,6 +237,7 @@ def change(
         raise ModelError(f"of must be one of {', '.join(MEASURES)}, found {of!r}")
     check_bilinear(metric)
     one, two = comparables(a, b, metric, n_ctx)
+    check_untraced("change", one, two, metric)
     parts = components_of([one, two], by, linear=ends)
     check_polynomial(one, two)
     a, b = check_exchangeable(one, two, by)

@@ -37,7 +37,7 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
-from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
+from tnsim.localise.grams import Gram, Setting, check_bilinear, check_untraced, gram
 from tnsim.localise.hidden_units import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -425,6 +425,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     check_numbers(*both)
     parts = [components_of([model], question.by) for model in both]
     check_bilinear(setting.metric)
+    check_untraced("paths", a, b, setting.metric)
     # Units of single nonlinear layers have an inner product for each pair, read off the kernel. All
     # other components are told apart by switched models.
     if reads_units(both, parts, setting.metric):
