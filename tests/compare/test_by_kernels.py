@@ -225,7 +225,7 @@ def test_weights_of_any_size(rng):
 
 
 def beside_equal_units(make, rng):
-    """Two models: two units of one are multiples of the other's, and plain ones have a row of zeros."""
+    """Two models, each with a unit of weights 0; two units of one are multiples of the other's."""
     a, b = make(rng), make(rng)
     is_gated = isinstance(a.layers[0], tnsim.Gated)
     weight, bias = ("gate", "gate_bias") if is_gated else ("weight", "bias")
@@ -235,7 +235,7 @@ def beside_equal_units(make, rng):
         return tnsim.Model([dataclasses.replace(first, **{weight: rows, bias: offsets}), *rest])
 
     rows, offsets = (np.array(getattr(a.layers[0], name)) for name in (weight, bias))
-    rows[2] *= is_gated
+    rows[2] = 0.0
     others, other_offsets = (np.array(getattr(b.layers[0], name)) for name in (weight, bias))
     others[:3] = rows[:3] * np.array([[1.0], [-2.0], [1.0]])
     other_offsets[:2] = offsets[:2] * np.array([1.0, -2.0])

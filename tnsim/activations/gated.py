@@ -133,9 +133,12 @@ def gated_moments(
     with np.errstate(all="ignore"):
         # E f, E f' and E f'' of every unit; `slope * deviation` is s b, from Stein's lemma for z.
         first, second, third = (average(f, mean, deviation, order) for order in range(3))
-    value = shift * first + slope * deviation * second
+    # A row of zeros has no direction and b = 0. Its changes r change direction and b as if s were 1
+    # (`kernels.at_rest`), and moments by E f' times r.
+    length = library(deviation).where(deviation > 0, deviation, 1.0)
+    value = shift * first + slope * length * second
     by_mean = shift * second + slope * deviation * third
-    along = deviation * by_mean + slope * first
+    along = length * by_mean + slope * first
     return value, along[:, None] * unit + first[:, None] * e
 
 
