@@ -275,6 +275,13 @@ def test_gradients_against_differences(case, rng):
     assert_close(slope, numeric, scale=1.0, rtol=1e-6, limited_by="finite differences")
 
 
+def test_gradients_beyond_the_budget_are_refused(rng):
+    a, b = mlp(rng, "relu", hidden=40), mlp(rng, "relu", hidden=40)
+    budget = tnsim.Budget(memory_bytes=2**17)
+    with pytest.raises(tnsim.TooLarge, match=r"kernels of 40 x 40 hidden units need .* GiB"):
+        jax.grad(lambda model: tnsim.similarity(model, b, budget=budget))(a)
+
+
 @pytest.mark.slow
 def test_gradients_outside_of_a_trace_are_those_inside(rng):
     """Slopes of kernels by NumPy and by a compiled program, of the model with itself as well."""

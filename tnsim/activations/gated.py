@@ -174,6 +174,7 @@ class GatedPairing:
     f: Activation
     g: Activation
     centred: bool = False
+    slopes = 14
 
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
     # is p, 2 is q and 3 is d.

@@ -215,6 +215,7 @@ class Pairing(Protocol):
 
     f: Activation
     g: Activation
+    slopes: int  # number of parameters of both units and of cross matrices
     centred: bool  # whether the product of the means of both units is left out
     means: tuple[int, int]  # the fields of which order 0 is the mean of a unit
 
@@ -299,6 +300,7 @@ class Plain:
     f: Activation
     g: Activation
     centred: bool = False
+    slopes = 5
     terms = ((0, 0),)
     means = (0, 0)
 
@@ -409,8 +411,7 @@ class KernelNumbers(NamedTuple):
             units._replace(side=jax.tree.map(np.asarray, _side_with_slopes(pairing, f, side)))
             for units, f, side in zip((first, second), (pairing.f, pairing.g), sides, strict=True)
         )
-        count = 1 + sum(map(len, sides)) + len(cross)
-        values, bounds = _with_slopes(pairing, first, second, cross, together, count)
+        values, bounds = _with_slopes(pairing, first, second, cross, together, 1 + pairing.slopes)
         return cls(tuple(values), bounds)
 
     def kernel(self, pairing: Any, first: Expanded, second: Expanded) -> Kernel:

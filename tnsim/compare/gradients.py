@@ -50,13 +50,14 @@ from tnsim.compare.inner_products import inner_products
 from tnsim.compare.planned import ADVICE
 from tnsim.compare.request import Answer, Arrays, Request, Tracing
 from tnsim.compare.resident import in_new_notation
-from tnsim.engine.budget import check_pullbacks
+from tnsim.engine.budget import Budget, check_pullbacks
 from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.gradients import Kept, gradients, run_kept
 from tnsim.engine.runtime.rates import backend_of
+from tnsim.errors import TooLarge
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
@@ -115,12 +116,15 @@ class _Noting(Tracing):
         notes: Values noted, notations of models, and kernels, in the order of the way.
     """
 
-    def __init__(self, moving: Collection[Any] = ()) -> None:
+    def __init__(self, budget: Budget, moving: Collection[Any]) -> None:
         """Args:
+        budget: Limits of the comparison.
         moving: Arrays with respect to which derivatives are taken.
         """
         self.notes: list[Any] = []
+        self._budget = budget
         self._moving = set(map(id, moving))
+        self._slopes_bytes = 0
 
     def kernel(self, arguments: Any) -> KernelMaker:
         slopes = any(id(leaf) in self._moving for leaf in jax.tree.leaves(arguments))
@@ -128,12 +132,26 @@ class _Noting(Tracing):
         def noted_kernel(
             pairing: Any, first: Expanded, second: Expanded, together: Together
         ) -> Kernel:
+            if slopes:
+                self._check_slopes(pairing, len(first.unit), len(second.unit))
             compiled = session().tier == "compile"
             made = KernelNumbers.of(pairing, first, second, together, slopes, compiled)
             self.notes.append(made)
             return made.kernel(pairing, first, second)
 
         return noted_kernel
+
+    def _check_slopes(self, pairing: Any, rows: int, columns: int) -> None:
+        """Raise `TooLarge` where the slopes of all kernels so far exceed the budget."""
+        # The numbers, and the products of slopes with the changes that they stand beside.
+        self._slopes_bytes += 2 * 8 * (1 + pairing.slopes) * rows * columns
+        room = self._budget.room(0, self._slopes_bytes)
+        if self._slopes_bytes > room:
+            raise TooLarge(
+                f"gradients through kernels of {rows:,} x {columns:,} hidden units need "
+                f"{self._slopes_bytes / 2**30:.3g} GiB here, and the budget is "
+                f"{room / 2**30:.3g} GiB; use Empirical(inputs) or a larger tnsim.Budget"
+            )
 
     def noted(self, make: Callable[[], V]) -> V:
         self.notes.append(make())
@@ -230,7 +248,7 @@ def _notes(
         # A copy that nobody writes to: measurements of it may be kept.
         arrays[n] = np.array(array, comparison.dtype)
         arrays[n].flags.writeable = False
-    noting = _Noting([arrays[n] for n in moving] if differentiated else ())
+    noting = _Noting(comparison.budget, [arrays[n] for n in moving] if differentiated else ())
     with np.errstate(all="ignore"):
         comparison.products(arrays, None, noting)
     return noting.notes
