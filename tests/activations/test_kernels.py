@@ -94,10 +94,9 @@ def test_no_pair_exceeds_its_bound(name):
     rho = np.clip(left.rows @ right.rows.T / np.outer(s, t), -1, 1)
     i, j = np.indices(rho.shape).reshape(2, -1)
     f = activation(name)
-    with jax.enable_x64(True):
-        law = left.mean[i], s[i], right.mean[j], t[j], rho.ravel(), 1 - np.abs(rho.ravel())
-        compiled = jax.jit(lambda *law: pair_derivatives(f, f, law, ((0, 0),))[0])
-        alone = np.asarray(compiled(*map(jnp.asarray, law)))
+    law = left.mean[i], s[i], right.mean[j], t[j], rho.ravel(), 1 - np.abs(rho.ravel())
+    with np.errstate(all="ignore"):
+        (alone,) = pair_derivatives(f, f, law, ((0, 0),))
     assert np.all(np.abs(found.values - alone.reshape(rho.shape)) <= 2 * found.bound)
     assert float(found.share) < 1e-15
 

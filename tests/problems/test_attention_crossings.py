@@ -430,6 +430,10 @@ def one_by_one(monkeypatch):
         )
 
     monkeypatch.setattr(execution, "run", batched)
+    # Callbacks run in threads of their own, in which contexts of this thread do not hold.
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.mark.slow
@@ -442,8 +446,8 @@ def test_mapped_over_models(case, metric, rng, one_by_one):
     some = [a, *(moved(a, direction(rng, a), 1.0) for _ in range(2))]
     axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, a)
     both = jax.tree.map(lambda *x: np.stack(x) if np.ndim(x[0]) else x[0], *some)
-    with jax.enable_x64(True), jax.disable_jit():
-        found = jax.vmap(lambda one: tnsim.similarity(one, b, metric), in_axes=(axes,))(both)
+    cosines = jax.vmap(lambda model: tnsim.similarity(model, b, metric), in_axes=(axes,))
+    found = jax.jit(cosines)(both)
     expected = [tnsim.similarity(one, b, metric) for one in some]
     assert_close(found, expected, scale=1.0, rtol=1e-11)
 
