@@ -647,12 +647,12 @@ def _with_slopes(
     def alone(start: int) -> None:
         i, j = (x[start : start + _CHUNK] for x in at)
         rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
-        sides = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        arguments = pairing, *sides, rho, gap, tuple(x[i, j] for x in cross[1:])
+        own, other = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
+        others = tuple(x[i, j] for x in cross[1:])
         if count > 1:
-            values[:, i, j] = _alone_with_slopes(*arguments)
+            values[:, i, j] = _alone_with_slopes(pairing, own, other, rho, gap, others)
             return
-        parts_done = _alone(*arguments)
+        parts_done = _alone(pairing, own, other, rho, gap, others)
         if pairing.centred:
             a, b = pairing.means
             parts_done = parts_done - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
@@ -869,7 +869,7 @@ def _horner(
 ) -> np.ndarray:
     """sum_k c_k d_k rho^k from a lowest order up, over all pairs of columns of two tables."""
     # Units of mean zero have coefficients of one parity, beside the linear one.
-    present = c.any(-1) & d.any(-1)
+    present = np.logical_and(c.any(-1), d.any(-1))
     present[:lowest] = False
     series, above = np.zeros(rho.shape), len(c) - 1
     for k in np.flatnonzero(present)[::-1]:

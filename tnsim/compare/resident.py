@@ -79,7 +79,7 @@ def apart_by_precision(value: V) -> V:
         >>> np.shares_memory(first.layers[0].weight, model.layers[0].weight)
         True
     """
-    if jax.config.jax_enable_x64:
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return value
     return jax.tree.map(
         lambda leaf: _with_views(leaf) if isinstance(leaf, Model) else _view(leaf),

@@ -57,7 +57,7 @@ _STEP = 8
 """Units are powers of 2^8: a layer has its largest entry in [2^-7, 2), a row within 2^8 of it."""
 # The exponent of the unit 1: a scalar, as JAX remembers an array of NumPy with the dtype of the
 # first trace that captured the array, and would give float32 to a later trace in float64.
-_ONE = np.float64(0)
+_ONE: Any = np.float64(0)
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
