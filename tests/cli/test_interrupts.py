@@ -9,6 +9,9 @@ import pytest
 INTERRUPTING = """
 import os, signal, sys
 
+# As at a terminal; a suite that runs in the background may have been told to ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["INTERRUPTED_AT"]:
