@@ -24,7 +24,8 @@ LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers tha
 SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
 TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
 AN_EXAMPLE = (
-    "an example of them, to tnsim.from_module(net, inputs=x), and for files of its weights to "
+    "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
+    "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
     "tnsim.load(path, net, inputs=x)"
 )
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
