@@ -245,7 +245,6 @@ def beside_equal_units(make, rng):
 DIFFERENTIATED = {
     "gelu": lambda g: mlp(g, "gelu"),
     "relu": lambda g: mlp(g, "relu"),
-    "tanh": lambda g: mlp(g, "tanh"),
     "sin": lambda g: mlp(g, "sin"),
     "gated silu": lambda g: gated(g, "silu"),
     "gated gelu": lambda g: gated(g, "gelu"),
