@@ -13,6 +13,7 @@ from closeness import LARGEST, assert_close
 
 import tnsim
 from tnsim.engine import precision
+from tnsim.problems import kernels
 
 
 def assert_right(a, b, metric, tolerance=1e-12):
@@ -259,15 +260,29 @@ def test_gradients_against_differences(case, rng):
     """Pairs in series and pairs of equal and of opposite units, which are computed alone."""
     metric = gaussian(rng)
     a, b = beside_equal_units(DIFFERENTIATED[case], rng)
+    assert_gradient_is_slope(lambda model: tnsim.similarity(model, b, metric), a, rng)
+
+
+@pytest.mark.slow
+def test_gradients_of_sums_in_blocks_against_differences(rng, monkeypatch):
+    """A model on both sides, and kernels of several blocks of rows."""
+    monkeypatch.setattr(kernels, "_BLOCK", 7)
+    metric = gaussian(rng)
+    a, b, c = (mlp(rng, "gelu") for _ in range(3))
+    assert_gradient_is_slope(lambda m: tnsim.similarity(m - 0.5 * b, m + c, metric), a, rng)
+
+
+def assert_gradient_is_slope(value, a, rng):
+    """A gradient outside of traces against differences of fourth order along a random change."""
     change = jax.tree.map(lambda x: rng.normal(size=x.shape), a)
     with jax.enable_x64(True):
-        slopes = jax.grad(lambda model: tnsim.similarity(model, b, metric))(a)
+        slopes = jax.grad(value)(a)
     slope = sum(
         np.vdot(x, y) for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(change), strict=True)
     )
 
     def at(t):
-        return tnsim.similarity(jax.tree.map(lambda x, y: x + t * y, a, change), b, metric)
+        return value(jax.tree.map(lambda x, y: x + t * y, a, change))
 
     h = 1e-4
     numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
@@ -292,9 +307,12 @@ def test_gradients_outside_of_a_trace_are_those_inside(rng):
         )
         compiled = jax.jit(gradient)
         for pair in ((a, b), (a, a)):
-            outside, inside = map(jax.tree.leaves, (gradient(*pair), compiled(*pair)))
-            for first, second in zip(outside, inside, strict=True):
-                assert_close(first, second, scale=LARGEST, rtol=1e-11)
+            with tnsim.using(tnsim.Session(tier="compile")):
+                by_program = gradient(*pair)
+            every = gradient(*pair), by_program, compiled(*pair)
+            for outside, of_program, inside in zip(*map(jax.tree.leaves, every), strict=True):
+                assert_close(outside, inside, scale=LARGEST, rtol=1e-11)
+                assert_close(of_program, inside, scale=LARGEST, rtol=1e-11)
 
 
 @pytest.mark.slow

@@ -26,11 +26,11 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, Gate, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
+    DerivativeWeights,
     Expanded,
     Kernel,
     Side,
     Units,
-    Weights,
     at_rest,
     between,
     correlations,
@@ -198,7 +198,7 @@ class GatedPairing:
         # Slopes take derivatives of fourth order, which kinks do not have.
         return not any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
 
         w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and

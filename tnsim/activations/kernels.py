@@ -45,8 +45,8 @@ _TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
 _STEP = 2.0**-100  # an imaginary step, far below the rounding of what it is added to
 _SAMPLE = 2**15  # pairs that choose the order of the series of a block
 
-Weights = dict[tuple[int, int], Any]
-"""Weights by how often f and g are differentiated."""
+DerivativeWeights = dict[tuple[int, int], Any]
+"""DerivativeWeights by how often f and g are differentiated."""
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -240,7 +240,7 @@ class Pairing(Protocol):
         """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
         ...
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
 
         Args:
@@ -318,13 +318,12 @@ class Plain:
         mean, deviation = parameters
         return _side(f, mean, deviation, slopes)
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> Weights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
         return {(0, 0): 1.0}
 
 
 def jumps(f: Activation) -> bool:
-    """Whether an activation or its slope jumps in more than a kink of its pieces."""
-    # The tail of ELU jumps at its end.
+    """Whether an activation has a part that jumps, as steps do and the tail of ELU at its end."""
     return any(
         (isinstance(x, Gate) and x.width == 0 and x.weights[0]) or isinstance(x, Tail)
         for x in f.parts
@@ -394,7 +393,8 @@ class KernelNumbers(NamedTuple):
             first, second: Units of the rows and of the columns.
             together: Function that runs independent tasks.
             slopes: Whether the kernel is differentiated.
-            compiled: Whether slopes take a compiled program, which is faster after a minute.
+            compiled: Whether slopes take a compiled program, which compiles for up to a minute and
+                is up to twice as fast.
         """
         if not slopes:
             values, *bounds = vars(between(pairing, first, second, together)).values()
