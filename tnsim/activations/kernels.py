@@ -46,7 +46,7 @@ _STEP = 2.0**-100  # an imaginary step, far below the rounding of what it is add
 _SAMPLE = 2**15  # pairs that choose the order of the series of a block
 
 DerivativeWeights = dict[tuple[int, int], Any]
-"""DerivativeWeights by how often f and g are differentiated."""
+"""Factors of the expected derivatives of f(u) and g(v), by how often each is differentiated."""
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
