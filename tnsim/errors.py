@@ -17,6 +17,7 @@ ON_INPUTS = (
 OWN_ACTIVATION = (
     "An activation of your own is declared with the class of its module: "
     "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))}, "
+    "with polynomials between kinks tnsim.Activation(kinks=..., pieces=...), "
     "or with the class around it, which becomes a list of layers"
 )
 """Advice for functions of single numbers that have no name here."""

@@ -405,6 +405,37 @@ def elu(alpha: float = 1.0) -> Activation:
     )
 
 
+@cache
+def plus_line(function: Activation, slope: float) -> Activation:
+    """f(u) + slope u, such as gelu(u) + u.
+
+    Args:
+        function: Activation f, a known activation or an own function.
+        slope: Number that multiplies u.
+
+    Example:
+        >>> plus_line(activation("relu"), 0.5)(np.array([-2.0, 2.0])).tolist()
+        [-1.0, 3.0]
+    """
+    name = f"{function.name} {'-' if slope < 0 else '+'} {abs(slope)!r} u"
+    known: Any = function.function
+    if known is None:
+        line = np.polynomial.Polynomial([0.0, slope])
+        pieces = ((np.polynomial.Polynomial(piece) + line).coef for piece in function.pieces)
+        sums = tuple(tuple(piece.tolist()) for piece in pieces)
+        return Activation(kinks=function.kinks, pieces=sums, name=name)
+
+    def values(u: Any, order: int = 0) -> Any:
+        if not order:
+            return known(u) + slope * u
+        return known(u, order) + (slope if order == 1 else 0.0)
+
+    values.__name__ = name  # as messages have it
+    if hasattr(known, "in_numpy"):
+        values = _in_numpy(values, derivatives=known.in_numpy)
+    return Activation(values, name=name, parts=(Gate(0.0, inf, (0.0, slope)), *function.parts))
+
+
 def _horner(coefficients: tuple[float, ...], u: Any) -> Any:
     total = coefficients[-1] + 0 * u
     for c in coefficients[-2::-1]:
@@ -558,6 +589,35 @@ def _silu(u: Any, order: int = 0) -> Any:
 
 
 @_in_numpy(derivatives=True)
+def _tanhshrink(u: Any, order: int = 0) -> Any:
+    return float(order == 1) - _tanh(u, order) if order else u - library(u).tanh(u)
+
+
+@_in_numpy(derivatives=True)
+def _mish(u: Any, order: int = 0) -> Any:
+    """u w with w = tanh(softplus(u)); derivatives by w' = (1 - w^2) s and s' = s (1 - s).
+
+    Derivatives of w are sums of w^p s^q with weights, where s = sigmoid(u).
+    """
+    w, s = library(u).tanh(_softplus(u)), _logistic(u)
+    derivatives = [{(1, 0): 1.0}]
+    for _ in range(order):
+        following: dict[tuple[int, int], float] = {}
+        for (p, q), weight in derivatives[-1].items():
+            changes = {(p - 1, q + 1): p, (p + 1, q + 1): -p, (p, q): q, (p, q + 1): -q}
+            for powers, change in changes.items():
+                if change:
+                    following[powers] = following.get(powers, 0.0) + weight * change
+        derivatives.append(following)
+
+    def gate(order: int) -> Any:
+        return sum(weight * w**p * s**q for (p, q), weight in derivatives[order].items())
+
+    # (u w)^(n) = u w^(n) + n w^(n-1).
+    return u * gate(order) + order * gate(order - 1) if order else u * w
+
+
+@_in_numpy(derivatives=True)
 def _softplus(u: Any, order: int = 0) -> Any:
     return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
 
@@ -639,6 +699,16 @@ ACTIVATIONS: dict[str, Activation] = {
         _analytic("sigmoid", _sigmoid, pi, 40.0, Gate(0.0, 1.7, (1.0,))),
         _analytic("silu", _silu, pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
         _analytic("softplus", _softplus, pi, 40.0, Gate(0.0, 1.7, (0.0, 1.0))),
+        # The poles of tanh(softplus(u)) are at exp(u) = -1 + i and -1 - i.
+        _analytic("mish", _mish, 0.75 * pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
+        _analytic(
+            "tanhshrink",
+            _tanhshrink,
+            pi / 2,
+            20.0,
+            Gate(0.0, inf, (1.0, 1.0)),
+            Gate(0.0, 0.85, (-2.0,)),
+        ),
     )
 }
 """Activations by name.

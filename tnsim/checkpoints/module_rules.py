@@ -59,8 +59,10 @@ ACTIVATIONS = (  # names of the registry, the most frequent first
     "erf",
     "sin",
     "step",
+    "mish",
+    "tanhshrink",
 )
-ENTRYWISE = ("mish", "selu", "celu", "softsign", "logsigmoid", "tanhshrink")
+ENTRYWISE = ("selu", "celu", "softsign", "logsigmoid")
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32

@@ -66,12 +66,14 @@ ENTRYWISE = (  # activations; their values tell which one stands between two lay
     "Hardswish",
     "Hardtanh",
     "LeakyReLU",
+    "Mish",
     "ReLU",
     "ReLU6",
     "SiLU",
     "Sigmoid",
     "Softplus",
     "Tanh",
+    "Tanhshrink",
 )
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not leaf by leaf
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
