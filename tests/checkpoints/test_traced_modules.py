@@ -4,7 +4,9 @@ import copy
 import math
 import re
 from collections import namedtuple
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -701,6 +703,35 @@ def test_a_line_beside_an_activation_is_compared_exactly():
     assert models[0].layers[1].activation.name == "tanhshrink"
     same = tnsim.Model([linear, tnsim.Elementwise("tanhshrink"), last])
     assert_close(tnsim.similarity(models[0], same), 1.0, rtol=1e-12)
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return functional.gelu(functional.gelu(x))
+
+
+def test_an_activation_of_an_activation_is_an_own_activation():
+    """The refusal says how both become a single one, which is exact."""
+    modules = [nn.Sequential(nn.Linear(2, 5), Twice(), nn.Linear(5, 3)).double() for _ in range(2)]
+    models = [tnsim.from_module(module) for module in modules]
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"gelu reads every gelu alone.*layers=\{Class"
+    ):
+        tnsim.inner(*models, tnsim.Gaussian())
+    gelu = partial(jax.nn.gelu, approximate=False)
+    twice = tnsim.Activation(lambda u: gelu(gelu(u)), strip=1.0, name="twice")
+    declared = {Twice: lambda module: tnsim.Elementwise(twice)}
+    models = [tnsim.from_module(module, layers=declared) for module in modules]
+    points, weights = normal_grid()
+    with torch.no_grad():
+        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
+    expected = np.sum(weights[:, None] * first * second)
+    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
+    assert_close(tnsim.inner(*models, tnsim.Gaussian()), expected, scale=size, rtol=1e-12)
+    # A layer between the activations mixes units.
+    deeper = nn.Sequential(nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 4), nn.GELU())
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"found 2 in a model: use Empirical"):
+        tnsim.inner(*[tnsim.from_module(deeper)] * 2, tnsim.Gaussian())
 
 
 def normal_grid(step=0.1):
