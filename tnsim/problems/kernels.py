@@ -163,9 +163,11 @@ def _advice_on_compositions(model: Model) -> str:
     for first, second in itertools.pairwise(segments(model)):
         both = [one for one in (first.activation, second.activation) if one is not None]
         curved = [function for function in both if not function.is_polynomial]
-        # An activation is analytic near the real line, or polynomial between kinks, never both.
-        smooth = [_is_smooth(function) for function in curved]
-        if first.up is not None or any(smooth) != all(smooth):
+        # An own activation is analytic near the real line, or polynomial between kinks.
+        smooth, cut = (
+            all(map(holds, curved)) for holds in (_is_smooth, lambda function: function.pieces)
+        )
+        if first.up is not None or not (smooth or cut):
             continue
         reads = second.gate.after(Affine(first.down, first.constant))
         weight = np.eye(1) if reads.weight is None else np.asarray(reads.weight)
