@@ -21,7 +21,7 @@ from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
-from tnsim.models.checks import Seed, seed_number
+from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import AnyModel, terms
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Sums
@@ -106,6 +106,7 @@ def check(
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
+    check_untraced("check", a, b, metric)
     seed = seed_number(seed, "the seed of a check")
     closed = similarity(a, b, metric)
     models = [part for _, part in (*terms(a), *terms(b))]
