@@ -1210,19 +1210,20 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
         return draft
     if any(array.requires_grad for array in arrays):
         return draft
-    # Biases are a last column, so that rows with their bias are compared as a whole.
-    first, second = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors)
-    best = (first, second, down)
+    best: Any = None
+    fewest = down.shape[1]
     for turn in (1, -1):
         # Either factor may be the one that many units share.
-        shared, other = (first, second)[::turn]
-        alike, group_of = torch.unique(shared, dim=0, return_inverse=True)
+        groups, group_of = torch.unique(_digests(*draft.factors[::turn][0]), return_inverse=True)
         # Groups of hardly more than one unit save nothing.
-        if 2 * len(alike) > len(shared):
+        if 2 * len(groups) > down.shape[1]:
             continue
+        # Biases are a last column, so that they go with their rows.
+        shared, other = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors[::turn])
         terms: list[tuple[Any, Any, Any]] = []
-        for group, row in enumerate(alike):
+        for group in range(len(groups)):
             members = group_of == group
+            row = shared[members][0]
             # The rank of a group is the number of units that it needs.
             left, sizes, right = torch.linalg.svd(
                 down[:, members] @ other[members], full_matrices=False
@@ -1230,9 +1231,27 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
             terms.append((*(one, two)[::turn], (left * sizes)[:, kept]))
-        if sum(len(one) for one, _, _ in terms) < len(best[0]):
+        if (count := sum(len(one) for one, _, _ in terms)) < fewest:
             one, two, out = zip(*terms, strict=True)
-            best = (torch.cat(one), torch.cat(two), torch.cat(out, 1))
+            fewest, best = count, (torch.cat(one), torch.cat(two), torch.cat(out, 1))
+    if best is None:
+        return draft
     one, two, down = best
     factors = [(rows[:, :-1], rows[:, -1]) for rows in (one, two)]
     return _Draft(factors, _Map.of(down), draft.bias, draft.skip)
+
+
+def _digests(rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A number for every row with its bias, equal for equal rows.
+
+    Sums of whole multiples of the bits, modulo 2^64, depend on no order of summation. Two rows that
+    differ share a digest once in 2^64.
+    """
+    rng = torch.Generator().manual_seed(0)
+    digests = torch.zeros(len(rows), dtype=torch.int64)
+    for numbers in (rows, bias[:, None]):
+        # Adding zero makes -0.0 a 0.0.
+        bits = (numbers.detach().cpu().double() + 0.0).view(torch.int64)
+        odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=rng) * 2 + 1
+        digests = digests * 31 + (bits * odd).sum(1)
+    return digests.to(rows.device)
