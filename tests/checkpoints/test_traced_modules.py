@@ -185,7 +185,7 @@ def test_convolutions_beyond_a_matrix_say_their_size():
     )
     with pytest.raises(
         tnsim.TooLarge,
-        match=r"262,144 x 12,288 numbers, 24\.0 GiB.* smaller images, or .*Empirical\(inputs\)$",
+        match=r"262,144 x 12,288 numbers, 24\.0 GiB.* 10,922 rows .*smaller images, or .*Empirical\(images\)$",
     ):
         tnsim.from_module(net, inputs=images)
 

@@ -1131,8 +1131,9 @@ def _check_size(outputs: int, inputs: int) -> None:
         raise TooLarge(
             f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
             f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
-            f"written out up to {LARGEST / 2**27:.3g} GiB: give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(inputs)"
+            f"written out up to {LARGEST / 2**27:.3g} GiB, {LARGEST // inputs:,} rows of so many "
+            "inputs: pool or stride before the product, give an example of smaller images, or "
+            "compare outputs, metric tnsim.Empirical(images)"
         )
 
 
