@@ -364,6 +364,61 @@ def test_what_is_refused_is_named(name):
         tnsim.from_module(build())
 
 
+class Tokens(nn.Module):
+    """Two tokens side by side, as networks of modular addition read them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.out = nn.Embedding(7, 6), nn.Linear(12, 10), nn.Linear(10, 7)
+
+    def forward(self, tokens):
+        return self.out(self.first(self.embed(tokens).flatten(1)).relu())
+
+
+class Sequential(nn.Module):
+    """Linear attention of heads as parameters, which mixes positions as no layer does."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("q", "k", "v"):
+            setattr(self, name, nn.Parameter(torch.randn(2, 4, 3)))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bsd,hdk->bhsk", x, row) for row in (self.q, self.k, self.v))
+        return torch.einsum("bhsk,bhtk,bhtv->bsv", q, k, v)
+
+
+TOKENS = {"inputs": torch.zeros(1, 2, dtype=torch.long)}
+FIXED = {  # a module, arguments of from_module, and the fix that the refusal names
+    "tokens": (Tokens, TOKENS, r"reads 12: the module puts positions side by side.*Empirical\(tokens"),
+    "positions": (
+        Sequential,
+        {"inputs": torch.randn(1, 3, 4), "n_ctx": 3},
+        "its 3 positions are read as a single vector of 12 numbers: .* leave n_ctx out",
+    ),
+    "recurrent": (lambda: nn.LSTM(4, 5), {}, r"LSTM, which is recurrent.*Empirical\(inputs\)"),
+    "logits": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LogSoftmax(-1)),
+        {},
+        r"1: LogSoftmax, which has no exact similarity; logits have: .* net\[:-1\]",
+    ),
+    "script": (
+        lambda: torch.jit.script(nn.Linear(4, 5)),
+        {},
+        r"TorchScript program .* load its state_dict\(\) .*Empirical\(inputs\)",
+    ),
+    "no numbers": (lambda: nn.Linear(4, 5, device="meta"), {}, "'meta'.*load_state_dict"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", FIXED)
+def test_refusals_name_the_fix(name):
+    build, arguments, fix = FIXED[name]
+    with pytest.raises(tnsim.TnsimError, match=fix):
+        tnsim.from_module(build(), **arguments)
+
+
 def test_what_is_no_module():
     with pytest.raises(tnsim.ModelError, match=r"expected a torch\.nn\.Module, found dict"):
         tnsim.from_module({})

@@ -310,8 +310,8 @@ def run_module(module: Any, inputs: Any) -> Any:
         raise ModelError(
             f"{type(module).__name__} does not take these inputs, {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}: {type(error).__name__}: {said[:200]}. Give an array (n, ...) "
-            "of inputs as the module itself takes them: images (n, channels, height, width), "
-            "tokens (n, positions) of integers"
+            "of inputs as the module itself takes them: vectors (n, d) of floats, "
+            "images (n, channels, height, width), tokens (n, positions) of integers"
         ) from error
 
 
