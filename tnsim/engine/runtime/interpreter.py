@@ -420,7 +420,8 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
             made[key] = _Stage(program, interpreted(program, item), over)
         numbers.append([*made].index(key))
     distinct = tuple(made.values())
-    rounds = interpreted_rounds(whole, [bound_stage.steps for bound_stage in distinct], numbers)
+    steps = [bound_stage.steps for bound_stage in distinct]
+    rounds = interpreted_rounds(whole, steps, numbers, item)
     stages = tuple(distinct[n] for n in numbers)
     peak = max((each.elements for each in rounds), default=0)
     outputs = _placed(whole, rounds, stages, item)
