@@ -219,6 +219,7 @@ GIVEN = rates.Rates(large=1e10, small=1e10, passing=1e9, starting=1e-6, compilin
 SLOW = steps_module.Speeds(call=1e-6, product=1e-7, multiplying=1e9, passing=1e9)
 
 
+@pytest.mark.slow
 def test_many_runs_are_compiled_where_that_repays(monkeypatch):
     """XLA ten times as fast, after seconds of compiling; the tier does not depend on what is compiled already."""
     monkeypatch.setattr(rates, "measured", lambda dtype: GIVEN)
