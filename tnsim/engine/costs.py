@@ -40,8 +40,9 @@ _INTERPRETED_AT_ONCE = 4
 """Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
 
 
-_FREELY = 2**29
-"""Bytes that stages may take to be interpreted at once, where stages one by one need less."""
+_FREELY, _LONG = 2**29, 0.2
+"""Bytes that stages may take to be interpreted at once, where stages one by one need less, in plans
+of at least so many seconds; a short plan has more of waking threads and of memory than of work."""
 
 
 class Buffer(NamedTuple):
@@ -362,12 +363,14 @@ def interpreted_rounds(
         computed = sum(results[stages[n]] for n in chosen)
         return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
 
+    seconds = sum(steps[n].usual_seconds for n in stages)
+    freely = _FREELY // item if seconds > _LONG else 0
     arrays = {name: size for name, size in read.items() if name in whole.names}
     kept = {*whole.names, *whole.outputs}
     return tuple(
         InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
         for numbers, alive, last_read in _fitting_rounds(
-            whole.stages, kept, arrays, given, elements, _FREELY // item
+            whole.stages, kept, arrays, given, elements, freely
         )
     )
 

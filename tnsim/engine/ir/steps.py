@@ -73,7 +73,7 @@ _RUN = 8e-9  # seconds of beginning a run of neighbouring entries
 _PART = 2**22  # multiplications of a part of a matrix product, a fifth of a millisecond
 _PART_ENTRIES = 2**18  # entries of a part of a step entry by entry
 _MOST_PARTS = 8
-_SHARED = 1e-3  # seconds of a step, on a single core, that repay waking threads for its parts
+_SHARED = 2.5e-4  # seconds of a step, on a single core, that repay waking threads for its parts
 _BLOCK = 64  # rows or columns of a matrix that are not cut apart
 _LINE = 64  # bytes of a line of the cache
 
