@@ -124,6 +124,25 @@ def test_the_function_is_loaded_when_work_repays_it(monkeypatch):
     assert executor.executor(complex_, 9.0) is None
 
 
+def test_no_call_is_long(monkeypatch):
+    """An interrupt is noticed between calls."""
+    a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, tnsim.Gaussian())
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
+    calls, call = [], executor.Executor.call
+    monkeypatch.setattr(
+        executor.Executor, "call", lambda self, *args: calls.append(args[2:]) or call(self, *args)
+    )
+    numbers, counts = [], []
+    for seconds in (np.inf, 0.0):
+        monkeypatch.setattr(interpreter, "_UNINTERRUPTED", seconds)
+        numbers.append(both(plan, arrays)[1])
+        counts.append(len(calls))
+        assert seconds or all(last - first == 1 for first, last in calls[counts[0] :])
+    assert_same_bits(*numbers)
+    assert counts[1] - counts[0] > counts[0] > 0
+
+
 def test_without_numba_steps_are_called_one_by_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "tnsim.engine.runtime.executor_kernel", None)
     executor._loaded.cache_clear()
