@@ -22,8 +22,8 @@ from jaxtyping import Float, Int64
 from tnsim.engine.ir.steps import Step, Steps, View
 
 AXES = 6
-"""Axes of a row, for each of which the compiled function has a loop; shorter views have axes of size
-1 in front."""
+"""Axes of a row, for each of which the compiled function has a loop. Shorter views have axes of
+size 1 in front."""
 
 
 MATMUL, MULTIPLY, ADD, SUBTRACT, SCALE, COPY = range(6)
