@@ -14,6 +14,12 @@ ON_INPUTS = (
 )
 """Advice for networks that no layers describe; its code runs as it stands."""
 
+BY_PARTS = (
+    "Of transformers such as GPT-2, Llama and Qwen2 the parts compare exactly, heads and MLP "
+    "blocks: tnsim.parts(net)"
+)
+"""Advice for transformers with softmax attention, which as a whole have no layers."""
+
 OWN_ACTIVATION = (
     "An activation of your own is declared with the class of its module: "
     "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))}, "

@@ -388,6 +388,22 @@ class Sequential(nn.Module):
         return torch.einsum("bhsk,bhtk,bhtv->bsv", q, k, v)
 
 
+class Softmax(nn.Module):
+    """A head of softmax attention behind a norm, in names of Hugging Face."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.attn = nn.ModuleDict(
+            {name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj")}
+        )
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        q, k, v = (layer(self.norm(x)) for layer in self.attn.values())
+        return x + torch.softmax(q @ k.mT, -1) @ v
+
+
 TOKENS = {"inputs": torch.zeros(1, 2, dtype=torch.long)}
 FIXED = {  # a module, arguments of from_module, and the fix that the refusal names
     "tokens": (Tokens, TOKENS, r"reads 12: the module puts positions side by side.*Empirical\(tokens"),
@@ -396,6 +412,7 @@ FIXED = {  # a module, arguments of from_module, and the fix that the refusal na
         {"inputs": torch.randn(1, 3, 4), "n_ctx": 3},
         "its 3 positions are read as a single vector of 12 numbers: .* leave n_ctx out",
     ),
+    "parts": (Softmax, TOKENS, r"tnsim\.parts\(net\).*Empirical\(inputs\)"),
     "recurrent": (lambda: nn.LSTM(4, 5), {}, r"LSTM, which is recurrent.*Empirical\(inputs\)"),
     "logits": (
         lambda: nn.Sequential(nn.Linear(4, 5), nn.LogSoftmax(-1)),
@@ -417,6 +434,11 @@ def test_refusals_name_the_fix(name):
     build, arguments, fix = FIXED[name]
     with pytest.raises(tnsim.TnsimError, match=fix):
         tnsim.from_module(build(), **arguments)
+
+
+def test_files_of_softmax_attention_have_parts():
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"attn\.q_proj.*tnsim\.parts\(path\)"):
+        tnsim.from_state_dict(Softmax().state_dict())
 
 
 def test_what_is_no_module():

@@ -39,7 +39,7 @@ from tnsim.checkpoints.rules import (
     LinearRule,
     Rule,
 )
-from tnsim.errors import ON_INPUTS, OWN_ACTIVATION, UnsupportedLayer
+from tnsim.errors import BY_PARTS, ON_INPUTS, OWN_ACTIVATION, UnsupportedLayer
 
 ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu",
@@ -677,6 +677,8 @@ def _unexplained_step(
         advice = f". {ON_INPUTS}"
         said += f"; {_call_name(norm)} is there, which is known before a layer only, "
         said += "inside its residual"
+        if any("attn" in call.path or "attention" in call.path for call in calls):
+            advice = f". {BY_PARTS}{advice}"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
