@@ -679,6 +679,9 @@ def _unexplained_step(
         said += "inside its residual"
         if any("attn" in call.path or "attention" in call.path for call in calls):
             advice = f". {BY_PARTS}{advice}"
+    elif any(kind(call.module) == "Embedding" for call in calls):
+        # Layers act on every token alone, so a sum over tokens has none.
+        advice = f". {ON_INPUTS}, inputs here being tokens (n, positions)"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
