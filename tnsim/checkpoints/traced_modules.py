@@ -1231,8 +1231,8 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
             )
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
-            pair = (one, two) if turn == 1 else (two, one)
-            terms.append((*pair, (left * sizes)[:, kept]))
+            one, two = (one, two)[::turn]
+            terms.append((one, two, (left * sizes)[:, kept]))
         if (count := sum(len(one) for one, _, _ in terms)) < fewest:
             one, two, out = zip(*terms, strict=True)
             fewest, best = count, (torch.cat(one), torch.cat(two), torch.cat(out, 1))
