@@ -7,11 +7,12 @@ trapezoidal sums converge exponentially.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, zip_longest
-from math import comb, inf, pi, sqrt
+from math import comb, inf, isfinite, pi, sqrt
 from typing import Any, Protocol
 
 import jax
@@ -298,7 +299,8 @@ def activation(name: str | Activation) -> Activation:
     """The activation of a name; an `Activation` is returned as it is.
 
     Args:
-        name: A key of `ACTIVATIONS`, or an activation of one's own.
+        name: A key of `ACTIVATIONS`, a name with numbers such as "leaky_relu(0.2)" or
+            "gelu + 0.5 u", or an activation of one's own.
 
     Raises:
         ModelError: No activation has this name, or it mixes units, as TopK and softmax do.
@@ -311,6 +313,8 @@ def activation(name: str | Activation) -> Activation:
         return name
     if isinstance(name, str) and name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if isinstance(name, str) and (made := _with_numbers(name)) is not None:
+        return made
     if isinstance(name, str) and name.lower().replace("_", "") in _TOGETHER:
         raise ModelError(
             f"{name} reads all hidden units at once: whether a unit counts depends on the others, "
@@ -322,6 +326,23 @@ def activation(name: str | Activation) -> Activation:
         "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
         "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
+
+
+def _with_numbers(name: str) -> Activation | None:
+    """The activation of a name with numbers, as activations with numbers are called."""
+    makers = {"leaky_relu": leaky_relu, "jump_relu": jump_relu, "elu": elu}
+    try:
+        if called := re.fullmatch(r"(leaky_relu|jump_relu|elu)\((\S+)\)", name):
+            number = float(called[2])
+            return makers[called[1]](number) if isfinite(number) else None
+        if called := re.fullmatch(r"power\((\d\d?)\)", name):
+            return power(int(called[1]))
+        if line := re.fullmatch(r"(\S+) ([+-]) (\S+) u", name):
+            slope = float(line[2] + line[3])
+            return plus_line(activation(line[1]), slope) if isfinite(slope) else None
+    except ValueError:  # no number
+        return None
+    return None
 
 
 @cache
@@ -383,7 +404,6 @@ def power(exponent: int) -> Activation:
     return Activation(pieces=((*[0.0] * exponent, 1.0),), name=name)
 
 
-@cache
 def elu(alpha: float = 1.0) -> Activation:
     """u for u > 0, alpha (exp(u) - 1) below.
 
@@ -391,7 +411,11 @@ def elu(alpha: float = 1.0) -> Activation:
         >>> elu()(np.array([0.0, 2.0])).tolist()
         [0.0, 2.0]
     """
+    return _elu(float(alpha))
 
+
+@cache
+def _elu(alpha: float) -> Activation:
     @_in_numpy
     def function(u: Any) -> Any:
         xp = library(u)
