@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ class _Opened:
         return Gate(self.knot, 0.0, opened).mean(mean, deviation)
 
 
-def _is_kink(part: Part) -> bool:
+def _is_kink(part: Part) -> TypeGuard[Gate]:
     return isinstance(part, Gate) and part.width == 0
 
 
