@@ -394,6 +394,31 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
         crossed.share  # noqa: B018
 
 
+def with_cancelling_units(rng, size):
+    """Two residual layers of hidden units that nearly undo their copies, `size` times as large."""
+    layers = []
+    for _ in range(2):
+        left, right, down = (rng.normal(size=shape) / 2 for shape in ((6, 4), (6, 4), (4, 6)))
+        copies = left * (1 + rng.normal(size=left.shape) / size)
+        arrays = np.vstack([left, copies]), np.vstack([right, right])
+        core = tnsim.Bilinear(*arrays, size * np.hstack([down, -down]))
+        layers.append(tnsim.Residual(core))
+    return tnsim.Model(layers)
+
+
+@pytest.mark.parametrize("legs", [False, slow(True)])
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_float32_is_taken_again_where_units_cancel(name, legs, rng):
+    """Shares were off by up to 2e-3 without a word."""
+    model = with_cancelling_units(rng, 1e4)
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(50, 4)))
+    one, exact = (
+        tnsim.paths(model, metric=metric, legs=legs, dtype=dtype).share
+        for dtype in ("float32", "float64")
+    )
+    assert_close(one, exact, scale=LARGEST, rtol=1e-9)
+
+
 def test_many_layers_by_order(rng):
     layers = [tnsim.Residual(bilinear(rng, 2, 1, 2), 1.0, 0.05) for _ in range(10)]
     deep = tnsim.Model(layers)
