@@ -290,10 +290,8 @@ def change(
         setting = pair.setting
         total = _measure(start, b, of, setting)
     surroundings = 0.0 if start is a else _measure(a, start, of, setting)
-    if of == "distance":
-        slopes = _of_distance(pair)
-    else:
-        slopes = _of_similarity(pair, total, _CLOSE + error)
+    parts_of_change = {"distance": _of_distance, "similarity": _of_similarity}[of]
+    slopes = parts_of_change(pair, total, _CLOSE + error)
     # The first axis are groups of draws, which are kept for the standard errors only.
     together = slopes.sum(axis=0)
     share = together / together.sum()
@@ -349,8 +347,8 @@ def _squared_norm(model: Model | Combination, setting: Setting) -> float:
     return float(inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget))
 
 
-def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
-    """The inner products `<delta_c, b - a>`, by groups of draws."""
+def _of_distance(pair: _Pair, total: float, close: float) -> Float[np.ndarray, "groups components"]:
+    """The inner products `<delta_c, b - a>`, by groups of draws; they are exact."""
     difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
     at = exact_nodes(pair.family.degree)
     return integral(pair.family, at, difference, pair.setting, pair.points)
