@@ -413,6 +413,7 @@ def test_gradients_of_gated_units_are_finite_differences():
         assert abs(along - numeric) <= 1e-7 * abs(numeric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, gated", [("square", False), pytest.param("square", True, marks=pytest.mark.slow)]
 )

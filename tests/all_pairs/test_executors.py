@@ -34,6 +34,7 @@ class Here:
         return future
 
 
+@pytest.mark.slow
 def test_thread_and_process_executors(folder):
     alone = compare(folder)
     with ThreadPoolExecutor(2) as threads:

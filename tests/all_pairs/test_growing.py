@@ -109,6 +109,7 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
     assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
 
 
+@pytest.mark.slow
 def test_one_model_after_another_compiles_nothing_new(rng, tmp_path, monkeypatch):
     """Blocks of five to eight models have one shape; padding changes numbers by rounding alone."""
     models = [tnsim.Model([bilinear(rng, 5, 7, 3, True)]) for _ in range(8)]

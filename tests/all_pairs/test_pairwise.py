@@ -414,6 +414,7 @@ def test_the_cheaper_route_is_planned():
     )
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     """Thirty pairs more of known shapes trace nothing."""

@@ -223,6 +223,7 @@ def inner_over_patches(one, two):
     return mean @ other + np.einsum("ocij,oeij,ce->", down, low, covariance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pixels", "patch"), [(128, 32), pytest.param(224, 112, marks=pytest.mark.slow)]
 )

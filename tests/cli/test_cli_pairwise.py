@@ -190,6 +190,7 @@ def test_what_is_refused(folder):
     )
 
 
+@pytest.mark.slow
 def test_a_scheduler(folder):
     """The workers of a Dask cluster compute, and give what is computed here."""
     from distributed import LocalCluster

@@ -252,6 +252,7 @@ DIFFERENTIATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     ["gelu", *(pytest.param(x, marks=pytest.mark.slow) for x in DIFFERENTIATED if x != "gelu")],

@@ -180,6 +180,7 @@ def test_deep_models_never_leave_the_range_of_floats(scale, rng):
     assert_close(tnsim.similarity(biased, biased, tnsim.Empirical(scale * x)), 1.0)
 
 
+@pytest.mark.slow
 def test_batches_and_compiled_passes_change_nothing(rng, monkeypatch):
     a, b = language_model(rng), language_model(rng)
     metric = tnsim.Empirical(rng.integers(0, 5, size=(100, 3)))
@@ -357,6 +358,7 @@ def test_categorical_of_any_depth_is_enumerated(probabilities, rng):
     assert_close(mixed, cosine(a(x), one(x), weights), scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_sequences_that_begin_alike_share_their_beginning(rng, monkeypatch):
     a, b = (language_model(rng, vocabulary=4, n_ctx=4) for _ in range(2))
     both_ways = language_model(rng, vocabulary=4, n_ctx=4, mask="none")
@@ -421,6 +423,7 @@ def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
         tnsim.Categorical(samples=10, seed=-1)
 
 
+@pytest.mark.slow
 def test_inside_a_trace(rng):
     """Values and derivatives by the weights of models, against values outside."""
     metric = tnsim.Empirical(rng.normal(size=(9, 3)), np.arange(9.0))

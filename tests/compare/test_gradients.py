@@ -126,6 +126,7 @@ def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng
         assert_close(square, 2 * cosine(weights) * one, scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
     """In the types that a trace gives, whether the gradient is compiled or the cosine."""

@@ -170,6 +170,7 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):
 # --- and let go ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     tnsim.similarity(model_of(rng), model_of(rng))
     gc.collect()

@@ -167,6 +167,7 @@ def test_a_large_state_is_not_zero(depth, dtype):
     assert_close(float(value.log), log, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])
 def test_ordinary_deep_networks(depth, metric):

@@ -66,6 +66,7 @@ def test_gates_keep_their_factors_and_residuals_their_skips(rng, degree, monkeyp
     assert found.degree == degree + 1
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_the_forward_passes(rng):
     model, metric = mlp(rng, "relu", hidden=4), gaussian(rng)
     found = tnsim.polynomial(model, 2, metric)

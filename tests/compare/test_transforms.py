@@ -88,6 +88,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
     assert_close(batched, expected, scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [
@@ -285,6 +286,7 @@ def test_derivatives_do_not_depend_on_the_hidden_basis(rng):
         assert_close(two, one, scale=LARGEST, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_trace_tells_units_that_cancel(rng):
     """Two hidden units that nearly undo each other, which no basis mends: float32 gave a number."""
     c, cancelling = cases.cancelling_copies(rng)

@@ -115,6 +115,7 @@ def test_wrong_arrays_are_refused(rng):
         execution.run(planned, {}, backend="numpy")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
@@ -186,6 +187,7 @@ def test_deep_cosine_does_not_depend_on_the_scale_of_the_weights(metric):
     assert abs(tnsim.similarity(a, b, metric) - tnsim.similarity(a, big, metric)) < 2**16 * 1e-15
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 def test_equal_layers_share_one_program():
     a, b = bench.random_stack(5, 11, 64, "float64", 0), bench.random_stack(5, 11, 64, "float64", 1)
@@ -223,6 +225,7 @@ def test_nothing_global_changes(rng):
     assert type(value + 1) is np.float64
 
 
+@pytest.mark.slow
 def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     a, b = (tnsim.Model([bilinear(rng, 16, 24, 16), bilinear(rng, 16, 24, 4)]) for _ in range(2))
     expected = tnsim.inner(a, b)

@@ -156,6 +156,7 @@ def allocated_by_xla(program: Program) -> int:
     return allocated + sizes.temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
 def test_planned_bytes_of_attention_hold_all_that_xla_allocates(rng):
     """Long programs, which XLA orders in its own way; one layer has none beyond 118 operations."""
@@ -297,6 +298,7 @@ def test_interpreting_takes_no_address_space_for_a_compiler():
     assert "value" in said and float(said["growth"]) < 300
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
 @pytest.mark.parametrize("n_ctx", [pytest.param(20_000, marks=pytest.mark.slow), 1_000_000])
 def test_sequences_too_long_are_refused_at_once(n_ctx):

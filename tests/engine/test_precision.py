@@ -149,6 +149,7 @@ def route(request, monkeypatch):
     monkeypatch.setattr(run_plan, "plan", forced)
 
 
+@pytest.mark.slow
 def test_one_question_has_one_answer(route, rng):
     """Features gave 1.000000 where similarity refused (5e-7) or gave 0.999955 (1e-6)."""
     a, c = (tnsim.Model([bilinear(rng, 3, 4, 2, True)]) for _ in range(2))

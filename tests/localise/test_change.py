@@ -139,6 +139,7 @@ def test_without_repeated_use_the_parts_are_shapley_values(rng):
     assert_close(found.share, parts @ total / (total @ total), scale=LARGEST, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_swaps_put_one_component_back_or_in(rng):
     a, b = pair("attention", rng)
     x = points(a, rng)
@@ -167,6 +168,7 @@ def test_swaps_of_units_follow_scales_and_biases(rng):
         assert_close(found.removed[c], (removed**2).sum() / len(x), scale=found.total, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_planted_change_is_found_under_scrambled_gauges(rng):
     a, _ = pair("attention", rng)
     layer = a.layers[1].layer

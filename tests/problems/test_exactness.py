@@ -172,6 +172,7 @@ def test_differences_expand_by_bilinearity(name, rng):
     assert_close(diff(x), b(x) - 0.5 * c(x), rtol=1e-13)
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_float32_on_request(rng):
     a, b = cases.pair(cases.SHALLOW["embedded biases"], rng)

@@ -89,6 +89,7 @@ def test_the_trigger_stays_in_its_corner():
         stamp(np.zeros((1, 9)))
 
 
+@pytest.mark.slow
 def test_classifiers_are_what_tnsim_reads(rng):
     import jax
 

@@ -20,6 +20,7 @@ from tnsim.reproduce.grokking import (
 from tnsim.reproduce.run import ExperimentRun
 
 
+@pytest.mark.slow
 @compiled
 def test_the_verdicts_of_the_shipped_series(tmp_path):
     found = verdicts(EXPERIMENT, GrokkingSetting(text_steps=()), tmp_path)

@@ -31,6 +31,7 @@ def two_layers(rng, width=4, heads=2):
     return tnsim.Model([first, attention(), attention(), last], n_ctx=3)
 
 
+@pytest.mark.slow
 def test_a_cut_edge_is_the_cut_of_paths():
     """Models of twice the width, which the experiment writes, against gates inside tnsim."""
     rng = generator(0)

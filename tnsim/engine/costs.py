@@ -40,6 +40,11 @@ _INTERPRETED_AT_ONCE = 4
 """Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
 
 
+_FREELY, _LONG = 2**29, 0.2
+"""Bytes that stages may take to be interpreted at once, where stages one by one need less, in plans
+of at least so many seconds; a short plan has more of waking threads and of memory than of work."""
+
+
 class Buffer(NamedTuple):
     """An array of a compiled program.
 
@@ -332,7 +337,7 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
 
 
 def interpreted_rounds(
-    whole: WholePlan, steps: Sequence[Steps], stages: Sequence[int]
+    whole: WholePlan, steps: Sequence[Steps], stages: Sequence[int], item: int
 ) -> tuple[InterpretedRound, ...]:
     """The rounds of a plan that is interpreted, each with exactly the memory that it takes.
 
@@ -340,6 +345,7 @@ def interpreted_rounds(
         whole: Stages of the plan.
         steps: Distinct steps of its stages, on stacks where the plan runs on stacks.
         stages: Number among these steps of the steps of each stage.
+        item: Bytes of an element.
     """
     results = [sum(math.prod(view.shape) for view in each.outputs) for each in steps]
     rooms = [-(-each.room // each.item) for each in steps]
@@ -357,12 +363,14 @@ def interpreted_rounds(
         computed = sum(results[stages[n]] for n in chosen)
         return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
 
+    seconds = sum(steps[n].usual_seconds for n in stages)
+    freely = _FREELY // item if seconds > _LONG else 0
     arrays = {name: size for name, size in read.items() if name in whole.names}
     kept = {*whole.names, *whole.outputs}
     return tuple(
         InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
         for numbers, alive, last_read in _fitting_rounds(
-            whole.stages, kept, arrays, given, elements
+            whole.stages, kept, arrays, given, elements, freely
         )
     )
 
@@ -377,7 +385,7 @@ def interpreted(program: Program, item: int) -> Steps:
 def interpreted_elements(whole: WholePlan, item: int) -> int:
     """The largest number of elements alive at once where a plan is interpreted."""
     steps = [interpreted(program, item) for program in whole.programs]
-    groups = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages])
+    groups = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages], item)
     return max((each.elements for each in groups), default=0)
 
 
@@ -391,6 +399,7 @@ def _fitting_rounds(
     read: Sizes,
     given: Sequence[Sequence[int]],
     elements: Callable[[Sizes, Sequence[int]], int],
+    at_least: int = 0,
 ) -> list[_Chosen]:
     """Rounds of as many stages as fit in the memory that the stages need alone.
 
@@ -401,13 +410,14 @@ def _fitting_rounds(
         given: Elements of each output of every stage.
         elements: Function of the elements alive by name and of stages; returns the elements alive
             while the stages run.
+        at_least: Elements that rounds of several stages may have in any case.
     """
-    # At most 0 elements leaves each round with a single stage, the minimum a round has. What these
-    # rounds need at most is allowed to rounds of several stages.
+    # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
+    # memory as these rounds need at most is allowed to rounds of several stages.
     one_by_one = list(_rounds_within(stages, kept, read, given, elements, 0))
     if len(stages) < 2:
         return one_by_one
-    at_most = max(alive for _, alive, _ in one_by_one)
+    at_most = max(at_least, *(alive for _, alive, _ in one_by_one))
     return list(_rounds_within(stages, kept, read, given, elements, at_most))
 
 

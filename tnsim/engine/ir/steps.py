@@ -73,6 +73,7 @@ _RUN = 8e-9  # seconds of beginning a run of neighbouring entries
 _PART = 2**22  # multiplications of a part of a matrix product, a fifth of a millisecond
 _PART_ENTRIES = 2**18  # entries of a part of a step entry by entry
 _MOST_PARTS = 8
+_SHARED = 2.5e-4  # seconds of a step, on a single core, that repay waking threads for its parts
 _BLOCK = 64  # rows or columns of a matrix that are not cut apart
 _LINE = 64  # bytes of a line of the cache
 
@@ -176,7 +177,15 @@ class Steps:
             speeds: Speeds of a single core.
             threads: Number of threads that share the lanes of loops and the parts of large steps.
         """
-        return sum(_step_seconds(step, speeds, threads) for step in self.steps)
+        total = 0.0
+        for step in self.steps:
+            is_alone = threads > 1 and step.turns is None and not self.is_shared(step)
+            total += _step_seconds(step, speeds, 1 if is_alone else threads)
+        return total
+
+    def is_shared(self, step: Step) -> bool:
+        """Whether several threads share the parts of a step: shorter steps do not repay waking."""
+        return bool(step.parts) and _step_seconds(step, USUAL[self.item], 1) > _SHARED
 
     @cached_property
     def usual_seconds(self) -> float:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from threadpoolctl import ThreadpoolController
 
 from tnsim.errors import TooLarge
 
@@ -325,6 +326,13 @@ _CONFIG: Any = jax.config
 def cores() -> int:
     """The number of calls that gain by running at once; 1 on an accelerator."""
     return processors() if jax.default_backend() == "cpu" else 1
+
+
+@cache
+def blas_libraries() -> list[Any]:
+    """Controllers of the BLAS libraries of the process, which are called without their manager:
+    it looks through all libraries at every change, longer than a small plan takes."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def processors() -> int:

@@ -25,14 +25,14 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from tnsim.engine.costs import InterpretedRound, interpreted, interpreted_rounds
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.ir.steps import Room, Step, Steps, Turns, View
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.devices import blas_libraries, processors
+from tnsim.engine.runtime.executor import Executor, address_of, executor, table_of
 from tnsim.engine.runtime.stacking import Stacked, aligned, stacked_program
 from tnsim.errors import TooLarge
 from tnsim.scaled import scale_exponent, shifted
@@ -84,9 +84,11 @@ def interpret(
     # The analysis depends on shapes alone and is kept; a small plan is kept together with its
     # memory.
     ready = prepared(plan.whole, dtype.itemsize, stacks)
+    # The same numbers with it and without it, bit for bit.
+    execute = executor(dtype, ready.usual_seconds)
     if ready.bound is not None:
-        return _run_bound(plan, ready, arrays, dtype)
-    threads = processors() if threads is None else threads
+        return _run_bound(plan, ready, arrays, dtype, execute)
+    workers = _Workers(processors() if threads is None else threads, execute)
     values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
     exponents: dict[tuple[int, str], Any] = {}
     memory = np.empty(0, dtype)
@@ -98,21 +100,39 @@ def interpret(
             if memory.size < each.rooms or memory.size - each.rooms > ready.peak - each.elements:
                 memory = np.empty(0, dtype)  # frees it before more is taken
                 memory = _taken(each.rooms, dtype)
-            _run_round(plan, ready, each, values, exponents, memory, threads)
+            _run_round(plan, ready, each, values, exponents, memory, workers)
     return Outcome({name: values[name] for name in plan.outputs}, exponents)
 
 
-def _run_bound(plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype) -> Outcome:
+class _Workers(NamedTuple):
+    """Who calls the steps of a plan.
+
+    Attributes:
+        threads: Number of threads that share the work.
+        execute: Compiled function that runs many steps at a call; None where each is called.
+    """
+
+    threads: int
+    execute: Executor | None
+
+
+def _run_bound(
+    plan: Plan,
+    ready: Prepared,
+    arrays: Mapping[str, Any],
+    dtype: np.dtype,
+    execute: Executor | None,
+) -> Outcome:
     """Run a plan of small steps where it is bound already, or else bind it."""
     assert ready.bound is not None
     # A session keeps bound plans up to a number of bytes, for which each entry carries its size.
-    key, size = (ready.bound, dtype), ready.bound.nbytes
+    key, size = (ready.bound, dtype, execute is None), ready.bound.nbytes
     kept = session().bound.get(key, lambda: BoundPlans(size))
     # A list's `pop` and `append` are atomic, so no lock is needed to hand out bound plans.
     try:
         bound = kept.idle.pop()  # each thread that runs the plan at one time has its own
     except IndexError:
-        bound = _BoundPlan(plan, ready, arrays, dtype)
+        bound = _BoundPlan(plan, ready, arrays, dtype, execute)
     with one_blas_thread(), np.errstate(all="ignore"):
         outcome = bound.run(plan, arrays)
     kept.idle.append(bound)
@@ -142,18 +162,24 @@ class _BoundPlan:
         ready: Steps and rounds of the plan.
         arrays: Arrays of the first run; those of later runs have the same shapes.
         dtype: Type of all arrays.
+        execute: Compiled function that runs many steps at a call, if there is one.
     """
 
     def __init__(
-        self, plan: Plan, ready: Prepared, arrays: Mapping[str, Any], dtype: np.dtype
+        self,
+        plan: Plan,
+        ready: Prepared,
+        arrays: Mapping[str, Any],
+        dtype: np.dtype,
+        execute: Executor | None,
     ) -> None:
+        # A small plan runs in this thread: steps this short do not repay waking others.
+        self.workers = _Workers(1, execute)
         # Arrays, one room that all stages use in turn, and the memory of outputs. Nothing but
         # outputs of the plan is allocated when the plan runs again.
         self.values = {name: np.empty(np.shape(arrays[name]), dtype) for name in plan.shapes}
         self.room = np.empty(max(each.room for each in ready.rounds), dtype)
         self.outputs = np.empty(ready.outputs.room // dtype.itemsize, dtype)
-        # A small plan runs its stages one after another: steps this short do not repay waking
-        # threads.
         self.order = [n for each in ready.rounds for n in each.stages]
         self.places = ready.outputs.places
         self.stages = ready.stages
@@ -171,7 +197,7 @@ class _BoundPlan:
             if n not in self.bound:
                 inputs = [self.values[name] for name in stage.inputs]
                 places = {value: _Place(self.outputs, at) for value, at in self.places[n].items()}
-                self.bound[n] = self.stages[n].bound(inputs, places, self.room, 1)
+                self.bound[n] = self.stages[n].bound(inputs, places, self.room, self.workers)
             bound = self.bound[n]
             outputs, scales = self.stages[n].called(bound)
             for name, output, alone in zip(stage.outputs, outputs, bound.alone, strict=True):
@@ -206,7 +232,7 @@ def _run_round(
     values: dict[str, np.ndarray],
     exponents: dict[tuple[int, str], Any],
     memory: np.ndarray,
-    threads: int,
+    workers: _Workers,
 ) -> None:
     """Run the stages of a round: enter their outputs and drop what no later stage reads."""
     # A room for each stage that may run at the same time.
@@ -214,10 +240,10 @@ def _run_round(
     tasks = []
     for n in each.stages:
         inputs = [values[name] for name in plan.stages[n].inputs]
-        tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, threads))
+        tasks.append(partial(_in_a_room, ready.stages[n], inputs, rooms, workers))
     # Waking threads takes longer than a short round; such a round runs in this thread.
     repays = sum(ready.stages[n].steps.usual_seconds for n in each.stages) > _REPAYS
-    results = shared(tasks, min(threads, each.at_once) if repays else 1)
+    results = shared(tasks, min(workers.threads, each.at_once) if repays else 1)
     for n, (outputs, scales) in zip(each.stages, results, strict=True):
         stage = plan.stages[n]
         values.update(zip(stage.outputs, outputs, strict=True))
@@ -227,12 +253,12 @@ def _run_round(
 
 
 def _in_a_room(
-    stage: _Stage, inputs: Sequence[np.ndarray], rooms: list[np.ndarray], threads: int
+    stage: _Stage, inputs: Sequence[np.ndarray], rooms: list[np.ndarray], workers: _Workers
 ) -> tuple[list[Any], list[Any]]:
     """Run a stage in one of the free rooms."""
     # There are as many rooms as threads at work, so a room is always free.
     room = rooms.pop()
-    outcome = stage.run(inputs, room, threads)
+    outcome = stage.run(inputs, room, workers)
     rooms.append(room)
     return outcome
 
@@ -261,26 +287,19 @@ class _Blas:
         with self.changing:
             self.inside += 1
             if self.inside == 1:
-                self.before = [library.num_threads for library in _libraries()]
-                for library in _libraries():
+                self.before = [library.num_threads for library in blas_libraries()]
+                for library in blas_libraries():
                     library.set_num_threads(1)
 
     def end(self) -> None:
         with self.changing:
             self.inside -= 1
             if self.inside == 0:
-                for library, threads in zip(_libraries(), self.before, strict=True):
+                for library, threads in zip(blas_libraries(), self.before, strict=True):
                     library.set_num_threads(threads)
 
 
 _blas = _Blas()
-
-
-@cache
-def _libraries() -> list[Any]:
-    """Controllers of the BLAS libraries of the process, which are called without their manager:
-    it looks through all libraries at every change, longer than a small plan takes."""
-    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
@@ -367,6 +386,7 @@ class Prepared(NamedTuple):
         stages: Steps of each stage.
         rounds: Stages that run at once, round after round.
         peak: Elements of all memory at once.
+        usual_seconds: Seconds of all steps at usual speeds, on a single core.
         bound: Key under which the plan stays bound; None where its steps are large.
         outputs: Memory of the outputs of all stages of a bound plan.
     """
@@ -374,6 +394,7 @@ class Prepared(NamedTuple):
     stages: tuple[_Stage, ...]
     rounds: tuple[InterpretedRound, ...]
     peak: int
+    usual_seconds: float
     bound: _BoundKey | None
     outputs: _Outputs
 
@@ -399,7 +420,8 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
             made[key] = _Stage(program, interpreted(program, item), over)
         numbers.append([*made].index(key))
     distinct = tuple(made.values())
-    rounds = interpreted_rounds(whole, [bound_stage.steps for bound_stage in distinct], numbers)
+    steps = [bound_stage.steps for bound_stage in distinct]
+    rounds = interpreted_rounds(whole, steps, numbers, item)
     stages = tuple(distinct[n] for n in numbers)
     peak = max((each.elements for each in rounds), default=0)
     outputs = _placed(whole, rounds, stages, item)
@@ -416,7 +438,7 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     seconds = sum(bound_stage.steps.usual_seconds for bound_stage in stages)
     is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
     bound = _BoundKey(elements * item + calls * _CALL_BYTES) if is_small else None
-    return Prepared(stages, rounds, peak, bound, outputs)
+    return Prepared(stages, rounds, peak, seconds, bound, outputs)
 
 
 def _placed(
@@ -475,13 +497,13 @@ class _Stage(NamedTuple):
     over: Stacked
 
     def run(
-        self, inputs: Sequence[np.ndarray], room: np.ndarray, threads: int
+        self, inputs: Sequence[np.ndarray], room: np.ndarray, workers: _Workers
     ) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the exponent of each scale."""
         outputs = {}
         for value in self.written:
             outputs[value] = _Place(np.empty(self.steps.sizes[value], room.dtype), 0)
-        return self.called(self.bound(inputs, outputs, room, threads))
+        return self.called(self.bound(inputs, outputs, room, workers))
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -489,12 +511,16 @@ class _Stage(NamedTuple):
         return tuple(dict.fromkeys(view.value for view in self.steps.outputs))
 
     def bound(
-        self, inputs: Sequence[np.ndarray], outputs: _Places, room: np.ndarray, threads: int
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: _Places,
+        room: np.ndarray,
+        workers: _Workers,
     ) -> _BoundStage:
         """The calls of the steps on these inputs, and the outputs that they write."""
         # Values of the steps are numbered with the inputs first, so an input's place is its array.
         places = {n: _Place(array, 0) for n, array in enumerate(inputs)} | outputs
-        run = _Run(self.steps, places, _Place(room, 0), threads)
+        run = _Run(self.steps, places, _Place(room, 0), workers)
         run.bind()
         # An output that shares its value with another output may not be divided in place, as the
         # other may have other powers.
@@ -556,45 +582,78 @@ class _Run:
         steps: Steps of a program, or of the body of a loop.
         places: Places of inputs, and of outputs with memory of their own.
         room: Memory for all other values.
-        threads: Number of threads that share loops and large steps.
+        workers: Threads that share loops and large steps, and the compiled function for the rest.
 
     Attributes:
         calls: Functions with their arguments, in the order in which they are called.
+        addresses: Address of each value, which the compiled function reads at every call.
     """
 
-    def __init__(self, steps: Steps, places: _Places, room: _Place, threads: int) -> None:
-        self.steps, self.places, self.room, self.threads = steps, places, room, threads
+    def __init__(self, steps: Steps, places: _Places, room: _Place, workers: _Workers) -> None:
+        self.steps, self.places, self.room = steps, places, room
+        self.threads, self.execute = workers
         self.dtype = room.memory.dtype
         self.calls: list[_Call] = []
         # Places within the room are offsets, so one analysis serves every lane and every stage.
         for value, start in steps.places.items():
             places[value] = _Place(room.memory, room.start + start)
+        self.addresses = np.zeros(len(steps.sizes), np.int64)
 
     def bind(self, moving: frozenset[int] = frozenset()) -> None:
         """Make the calls of all steps; views of moving values are made anew at every call."""
-        for step in self.steps.steps:
+        spans: Sequence[tuple[int, int] | None] = [None] * len(self.steps.steps)
+        if self.execute is not None:
+            spans = table_of(self.steps).of_step
+            begins = {id(memory): address_of(memory) for memory, _ in self.places.values()}
+            for value, (memory, start) in self.places.items():
+                self.addresses[value] = begins[id(memory)] + start
+        open_span: tuple[int, int] | None = None
+        for step, span in zip(self.steps.steps, spans, strict=True):
+            is_shared = self.threads > 1 and self.steps.is_shared(step)
+            # Steps that follow one another are one call of the compiled function.
+            if span is not None and not is_shared:
+                open_span = (open_span or span)[0], span[1]
+                continue
+            if open_span is not None:
+                self.calls.append(self.compiled(*open_span))
+                open_span = None
             # Four forms of a call: a loop binds its body when it runs; a large step is bound part
             # by part; a step on values that move from turn to turn gets new views at every call;
             # all others are bound once.
             if step.turns is not None:
                 self.calls.append((self.loop, (step, step.turns)))
-            elif step.parts and (step.kind == "matmul" or self.threads > 1):
+            elif span is not None:
+                self.calls.append(self.together([self.compiled(n, n + 1) for n in range(*span)]))
+            elif step.parts and (step.kind == "matmul" or is_shared):
                 if moving.intersection(view.value for view in step.reads):
-                    self.calls.append((self.in_parts, (step,)))
+                    self.calls.append((self.in_parts, (step, is_shared)))
+                elif is_shared:
+                    self.calls.append(self.together(self.parts(step)))
                 else:
                     self.calls += self.parts(step)
             else:
-                reads = [self.array(view) for view in step.reads]
-                function, arguments = _call(step, reads, self.array(step.writes))
-                places = [n for n, view in enumerate(step.reads) if view.value in moving]
-                if places:
-                    # The arguments of `np.copyto` are (written, read); all other functions begin
-                    # with what they read.
-                    first = 1 if step.kind == "copy" else 0
-                    slots = tuple((first + n, step.reads[n]) for n in places)
-                    self.calls.append((self.moved, (function, list(arguments), slots)))
-                else:
-                    self.calls.append((function, arguments))
+                self.bind_alone(step, moving)
+        if open_span is not None:
+            self.calls.append(self.compiled(*open_span))
+
+    def compiled(self, first: int, last: int) -> _Call:
+        """The call of the compiled function for rows of the steps' table."""
+        assert self.execute is not None
+        return self.execute.call(table_of(self.steps), self.addresses, first, last)
+
+    def bind_alone(self, step: Step, moving: frozenset[int]) -> None:
+        """Make the call of a step that is neither a loop nor cut into parts."""
+        reads = [self.array(view) for view in step.reads]
+        function, arguments = _call(step, reads, self.array(step.writes))
+        places = [n for n, view in enumerate(step.reads) if view.value in moving]
+        if not places:
+            self.calls.append((function, arguments))
+            return
+        # The arguments of `np.copyto` are (written, read); all other functions begin with what they
+        # read.
+        first = 1 if step.kind == "copy" else 0
+        slots = tuple((first + n, step.reads[n]) for n in places)
+        self.calls.append((self.moved, (function, list(arguments), slots)))
 
     def array(self, view: View) -> np.ndarray:
         """The array of a view; NumPy checks that it lies within the memory."""
@@ -610,19 +669,22 @@ class _Run:
         function(*arguments)
 
     def parts(self, step: Step) -> list[_Call]:
-        """The calls of the parts of a step; one call that shares them, with several threads."""
+        """The calls of the parts of a step."""
         calls = []
         for *reads, written in step.parts:
             arrays = [self.array(view) for view in reads]
             calls.append(_call(step, arrays, self.array(written)))
-        if self.threads < 2:
-            return calls
-        tasks = [partial(function, *arguments) for function, arguments in calls]
-        return [(shared, (tasks, self.threads))]
+        return calls
 
-    def in_parts(self, step: Step) -> None:
+    def together(self, calls: Sequence[_Call]) -> _Call:
+        """One call that shares calls, of which none depends on another, among the threads."""
+        tasks = [partial(function, *arguments) for function, arguments in calls]
+        return shared, (tasks, self.threads)
+
+    def in_parts(self, step: Step, is_shared: bool) -> None:
         """Run a step part by part."""
-        for function, arguments in self.parts(step):
+        calls = self.parts(step)
+        for function, arguments in [self.together(calls)] if is_shared else calls:
             function(*arguments)
 
     def loop(self, step: Step, turns: Turns) -> None:
@@ -649,8 +711,11 @@ class _Run:
         """Add up the turns of a lane."""
         given = [self.places[view.value] for view in step.reads]
         # The body is bound once for a lane. From turn to turn only the places of its inputs change.
-        body = _Run(turns.body, dict(enumerate(given)), room, self.threads)
+        # Threads that go through the lanes have no time for parts of steps.
+        threads = 1 if turns.lanes >= self.threads else self.threads
+        body = _Run(turns.body, dict(enumerate(given)), room, _Workers(threads, self.execute))
         body.bind(frozenset(n for n, moves in enumerate(turns.moves) if any(moves)))
+        begins = body.addresses[: len(given)].tolist()
         (view,) = turns.body.outputs
         for turn in range(lane, turns.count, turns.lanes):
             # Digits of the turn in mixed radix, the last index running fastest, say how far each
@@ -660,8 +725,9 @@ class _Run:
                 number, digit = divmod(number, size)
                 at.insert(0, digit)
             for n, ((memory, start), moves) in enumerate(zip(given, turns.moves, strict=True)):
-                start += sum(digit * by for digit, by in zip(at, moves, strict=True))
-                body.places[n] = _Place(memory, start)
+                by = sum(digit * by for digit, by in zip(at, moves, strict=True))
+                body.places[n] = _Place(memory, start + by)
+                body.addresses[n] = begins[n] + by
             for function, arguments in body.calls:
                 function(*arguments)
             # The first turn of a lane overwrites its sum, so no memory has to be set to zero.

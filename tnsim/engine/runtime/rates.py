@@ -42,10 +42,11 @@ from tnsim.sessions import session, session_cache
 
 Tier = Literal["interpret", "compile"]
 
-VERSION = 4
+VERSION = 5
 _LARGE, _SMALL = 1024, 32  # sides of the matrices that are multiplied
 _BATCH = 256  # small products in a batch
 _PASSING = 2**21  # elements, beyond the caches of a core
+_TRIES = 7  # measurements of which the least counts
 _CHAIN = 16  # operations of the program whose compiling is measured
 _THREADS = 0.6  # speed-up of compiling several programs at once, as a share of the cores
 # An operation of a plan takes this many times as long to compile as a measured operation: the loops
@@ -56,7 +57,7 @@ _SHARING = 0.5  # speed-up of a further thread that interprets, as calls begin u
 _BOUND = 2e-5  # seconds of binding a stage, beside its steps
 _ANALYSING = 5e-5  # seconds of analysing an operation, once in a process
 _NEVER_COMPILED = 0.3  # seconds of work that is interpreted in any case
-_CALLING, _STAGING = 5e-4, 5e-5  # seconds that Python takes for a call and for a stage
+_CALLING, _STAGING = 2e-4, 5e-5  # seconds that Python takes for a call and for a stage
 
 
 BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
@@ -379,13 +380,16 @@ def _measure(dtype: str) -> Rates:
 def _measure_speeds(dtype: str) -> Speeds:
     """The speeds of NumPy on a single core, measured now."""
     tiny, square = np.ones((4, 4), dtype), np.ones((_LARGE // 2, _LARGE // 2), dtype)
-    batch, long = np.ones((_BATCH, _SMALL, _SMALL), dtype), np.ones(_PASSING, dtype)
+    # Steps read and write different memory, which takes up to three times as long as working in
+    # place does.
+    batches = [np.ones((_BATCH, _SMALL, _SMALL), dtype) for _ in range(3)]
+    long = [np.ones(_PASSING, dtype) for _ in range(3)]
     with one_blas_thread():
         # A thousand calls outlast the resolution of the clock.
         call = _least(lambda: [np.multiply(tiny, tiny, tiny) for _ in range(1000)]) / 1000
         large = _least(lambda: np.matmul(square, square))
-        small = _least(lambda: np.matmul(batch, batch)) / _BATCH
-        passing = _least(lambda: np.multiply(long, long, long))
+        small = _least(lambda: np.matmul(*batches)) / _BATCH
+        passing = _least(lambda: np.multiply(*long))
     multiplying = (_LARGE // 2) ** 3 / large
     # The arithmetic of one small product at the measured speed of large ones, without fixed costs:
     # the rest of its time is the fixed cost of a product in a batch.
@@ -397,10 +401,10 @@ def _measure_speeds(dtype: str) -> Speeds:
 
 
 def _least(call: Callable[[], Any]) -> float:
-    """Seconds of a call, the least of three after a first."""
+    """Seconds of a call, the least of some after a first: other work only ever lengthens them."""
     call()
     times = []
-    for _ in range(3):
+    for _ in range(_TRIES):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

@@ -1,0 +1,133 @@
+"""The compiled function that runs many steps at a call: the bits of NumPy, and when it is loaded."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import drawn, programs
+from test_interpreter import interpreted, plan_of
+
+import tnsim
+from tnsim import Session, using
+from tnsim.cli import bench
+from tnsim.engine.ir import step_table, steps
+from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.steps import Step, View
+from tnsim.engine.runtime import executor, interpreter
+
+pytestmark = pytest.mark.skipif(
+    executor._gemm_address("float64") is None,
+    reason="NumPy has another BLAS than that of its wheels",
+)
+
+
+def both(plan, arrays, threads=1):
+    """What a plan gives step by step, and with the compiled function."""
+    outcomes = []
+    for loading in (np.inf, 0.0):
+        with pytest.MonkeyPatch.context() as patch, using(Session()):
+            patch.setattr(executor, "_LOADING", loading)
+            outcomes.append(interpreted(plan, arrays, threads))
+    return outcomes
+
+
+def assert_same_bits(one, other):
+    for name, value in one.values.items():
+        np.testing.assert_array_equal(value, other.values[name])
+    for key, exponent in one.exponents.items():
+        np.testing.assert_array_equal(exponent, other.exponents[key])
+
+
+@settings(max_examples=200)
+@given(programs(), st.sampled_from(["float64", "float32"]))
+def test_programs_of_any_operations(program, dtype):
+    plan = plan_of(program, dtype)
+    arrays = dict(zip(plan.shapes, drawn(program.shapes, dtype), strict=True))
+    assert_same_bits(*both(plan, arrays))
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_products_of_matrices_in_any_order(data):
+    """Batches, repeated axes, transposed matrices, vectors, and a matrix times its transpose."""
+    sizes = {label: data.draw(st.sampled_from([1, 2, 3, 5, 17])) for label in range(5)}
+    labels = st.lists(st.sampled_from(range(5)), min_size=1, max_size=4, unique=True)
+    first, second = tuple(data.draw(labels)), tuple(data.draw(labels))
+    args = data.draw(st.sampled_from([(0, 1), (0, 0)]))
+    if args == (0, 0):  # the second reading of the first array, its axes exchanged
+        second = tuple(data.draw(st.permutations(first)))
+        sizes = dict.fromkeys(range(5), sizes[0])
+    shapes = tuple(tuple(sizes[label] for label in each) for each in (first, second))
+    both_have = sorted({*first} & {*second})
+    summed = data.draw(st.sets(st.sampled_from(both_have))) if both_have else set()
+    out = tuple(data.draw(st.permutations(sorted({*first, *second} - summed))))
+    product = Operation("contract", args, (first, second), out)
+    program = Program(shapes, (product,), (2,))
+    plan = plan_of(program)
+    assert_same_bits(*both(plan, dict(zip(plan.shapes, drawn(shapes), strict=True))))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "metric", [tnsim.Gaussian(), tnsim.GaussianClosure()], ids=lambda m: m.name
+)
+def test_whole_plans(metric, dtype, threads, monkeypatch):
+    """Bound plans and others, with parts of steps and lanes of loops shared by threads."""
+    a, b = (bench.random_stack(12, 9, 2, dtype, seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, metric, cosine=True)
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values(), dtype), strict=True))
+    small = both(plan, arrays, threads)
+    monkeypatch.setattr(steps, "_PART", 2**8)
+    monkeypatch.setattr(steps, "_PART_ENTRIES", 2**6)
+    monkeypatch.setattr(steps, "_BLOCK", 4)
+    monkeypatch.setattr(steps, "_SHARED", 0.0)
+    monkeypatch.setattr(interpreter, "_SMALL", 0)
+    plan = tnsim.plan(a, b, metric, cosine=True)
+    parts = both(plan, arrays, threads)
+    assert_same_bits(*small)
+    assert_same_bits(*parts)
+
+
+def test_numbers_beyond_floats_are_those_of_numpy():
+    square = Operation("contract", (0, 0), ((0, 1), (0, 1)), (0, 1))
+    less = Operation("sum", (1, 0), ((0, 1), (0, 1)), (0, 1), (1.0, -1.0))
+    program = Program(((2, 3),), (square, less), (2,))
+    numbers = np.array([[np.inf, -0.0, 1e300], [np.nan, 5e-324, -1.0]])
+    one, other = both(plan_of(program), {"in0": numbers})
+    np.testing.assert_array_equal(one.values["out0"], other.values["out0"])
+
+
+def test_steps_that_numpy_computes_in_ways_of_its_own_have_no_row():
+    def row(x, y, z):
+        return step_table._row(Step("matmul", (x, y), z), (x, y, z), 8)
+
+    x, z = View(0, 0, (4, 4), (32, 8)), View(2, 0, (4, 4), (32, 8))
+    assert row(x, View(1, 0, (4, 4), (32, 8)), z) is not None
+    assert row(x, View(0, 0, (4, 4), (8, 32)), z) is None  # times its own transpose
+    assert row(View(0, 0, (1, 4), (32, 8)), x, View(2, 0, (1, 4), (32, 8))) is None  # a vector
+    assert row(View(0, 0, (4, 4), (64, 16)), x, z) is None  # every second entry
+    seven = View(0, 0, (2,) * 7, tuple(8 * 2**n for n in range(7)))
+    assert step_table._row(Step("copy", (seven,), seven), (seven, seven), 8) is None
+
+
+def test_the_function_is_loaded_when_work_repays_it(monkeypatch):
+    monkeypatch.setattr(executor, "_work", executor._Work())
+    monkeypatch.setattr(executor, "_loaded", lambda dtype: dtype)
+    real, complex_ = np.dtype("float64"), np.dtype("complex128")
+    assert executor.executor(real, 0.6) is None
+    assert executor.executor(real, 0.6) is None
+    assert executor.executor(real, 0.6) == "float64"
+    assert executor.executor(real, 0.0) == "float64"
+    assert executor.executor(complex_, 9.0) is None
+
+
+def test_without_numba_steps_are_called_one_by_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tnsim.engine.runtime.executor_kernel", None)
+    executor._loaded.cache_clear()
+    try:
+        assert executor._loaded("float64") is None
+    finally:
+        executor._loaded.cache_clear()
