@@ -192,8 +192,8 @@ def _split_levels(rows: Any, counts: Sequence[int]) -> list[Any]:
 
 
 _INPUT_STEP = 16
-"""Units of inputs are powers of 2^16: products of six legs that read small coordinates alone stay in
-the range of float32, where a spread of 2^64 left products of two legs below it."""
+"""Units of inputs are powers of two to multiples of this exponent. Products of six legs that read
+small coordinates alone then stay in the range of float32; at 64 products of two legs did not."""
 
 _DIGITS = 16  # binary digits of the least state that count, above the end of the range of floats
 
