@@ -1,6 +1,7 @@
 """The compiled function that runs many steps at a call: the bits of NumPy, and when it is loaded."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_steps_that_numpy_computes_in_ways_of_its_own_have_no_row():
 
 
 def test_the_function_is_loaded_when_work_repays_it(monkeypatch):
-    monkeypatch.setattr(executor, "_work", executor._Work())
+    monkeypatch.setattr(executor, "_state", executor._State())
     monkeypatch.setattr(executor, "_loaded", lambda dtype: dtype)
     real, complex_ = np.dtype("float64"), np.dtype("complex128")
     assert executor.executor(real, 0.6) is None
@@ -124,10 +125,41 @@ def test_the_function_is_loaded_when_work_repays_it(monkeypatch):
     assert executor.executor(complex_, 9.0) is None
 
 
+def test_threads_go_on_while_one_of_them_loads(monkeypatch):
+    monkeypatch.setattr(executor, "_state", executor._State())
+    real, others = np.dtype("float64"), []
+
+    def loaded(dtype):
+        with ThreadPoolExecutor(1) as pool:
+            others.append(pool.submit(executor.executor, real, 9.0).result())
+        return dtype
+
+    monkeypatch.setattr(executor, "_loaded", loaded)
+    assert executor.executor(real, 9.0) == "float64"
+    assert others == [None]
+    assert executor.executor(real, 0.0) == "float64"
+
+
+def test_no_call_is_long(monkeypatch):
+    """An interrupt is noticed between calls."""
+    a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, tnsim.Gaussian())
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
+    calls, call = [], executor.Executor.call
+    monkeypatch.setattr(
+        executor.Executor, "call", lambda self, *args: calls.append(args[2:]) or call(self, *args)
+    )
+    numbers, counts = [], []
+    for seconds in (np.inf, 0.0):
+        monkeypatch.setattr(interpreter, "_UNINTERRUPTED", seconds)
+        numbers.append(both(plan, arrays)[1])
+        counts.append(len(calls))
+        assert seconds or all(last - first == 1 for first, last in calls[counts[0] :])
+    assert_same_bits(*numbers)
+    assert counts[1] - counts[0] > counts[0] > 0
+
+
 def test_without_numba_steps_are_called_one_by_one(monkeypatch):
+    monkeypatch.setattr(executor, "_state", executor._State())
     monkeypatch.setitem(sys.modules, "tnsim.engine.runtime.executor_kernel", None)
-    executor._loaded.cache_clear()
-    try:
-        assert executor._loaded("float64") is None
-    finally:
-        executor._loaded.cache_clear()
+    assert executor.executor(np.dtype("float64"), 9.0) is None

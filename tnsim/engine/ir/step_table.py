@@ -22,7 +22,8 @@ from jaxtyping import Float, Int64
 from tnsim.engine.ir.steps import Step, Steps, View
 
 AXES = 6
-"""Axes of a row; shorter views have axes of size 1 in front."""
+"""Axes of a row, for each of which the compiled function has a loop. Shorter views have axes of
+size 1 in front."""
 
 
 MATMUL, MULTIPLY, ADD, SUBTRACT, SCALE, COPY = range(6)
@@ -54,11 +55,14 @@ class StepTable(NamedTuple):
         weights: Factor of each row in the dtype of the arrays; only rows that scale use it.
         of_step: For each step its first row and the row behind its last; a step that is cut into
             parts has a row for each part. None for a step that stays a call of NumPy, or a loop.
+        elapsed: Usual seconds on a single core from the first row to the beginning of each row, and
+            to the end of the last.
     """
 
     rows: Int64[np.ndarray, "row column"]
     weights: Float[np.ndarray, " row"]
     of_step: tuple[tuple[int, int] | None, ...]
+    elapsed: tuple[float, ...]
 
 
 def step_table(steps: Steps) -> StepTable:
@@ -75,6 +79,7 @@ def step_table(steps: Steps) -> StepTable:
     rows: list[list[int]] = []
     weights: list[float] = []
     of_step: list[tuple[int, int] | None] = []
+    elapsed = [0.0]
     for step in steps.steps:
         views = step.parts or ((*step.reads, step.writes),)
         made = [_row(step, each, steps.item) for each in views] if step.turns is None else [None]
@@ -84,9 +89,12 @@ def step_table(steps: Steps) -> StepTable:
             continue
         of_step.append((len(rows), len(rows) + len(whole)))
         rows += whole
+        each = steps.step_seconds(step) / len(whole)
+        elapsed += [elapsed[-1] + each * (n + 1) for n in range(len(whole))]
         weights += [step.weight] * len(whole)
     table = np.array(rows, np.int64).reshape(-1, COLUMNS)
-    return StepTable(table, np.array(weights, f"f{steps.item}"), tuple(of_step))
+    factors = np.array(weights, f"f{steps.item}")
+    return StepTable(table, factors, tuple(of_step), tuple(elapsed))
 
 
 def _row(step: Step, views: Sequence[View], item: int) -> list[int] | None:

@@ -185,7 +185,11 @@ class Steps:
 
     def is_shared(self, step: Step) -> bool:
         """Whether several threads share the parts of a step: shorter steps do not repay waking."""
-        return bool(step.parts) and _step_seconds(step, USUAL[self.item], 1) > _SHARED
+        return bool(step.parts) and self.step_seconds(step) > _SHARED
+
+    def step_seconds(self, step: Step) -> float:
+        """Seconds of a step at usual speeds, on a single core."""
+        return _step_seconds(step, USUAL[self.item], 1)
 
     @cached_property
     def usual_seconds(self) -> float:

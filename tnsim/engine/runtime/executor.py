@@ -21,7 +21,6 @@ import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,12 +77,21 @@ def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-class _Work:
-    """Seconds that this process has interpreted, by estimate."""
+class _State:
+    """What this process has interpreted and loaded.
+
+    Attributes:
+        changing: Held while the seconds change.
+        seconds: Seconds of interpreted plans, by estimate.
+        loading: Held by the thread that loads a function.
+        loaded: Function of each dtype that was loaded, None where it cannot be had.
+    """
 
     def __init__(self) -> None:
         self.changing = threading.Lock()
         self.seconds = 0.0
+        self.loading = threading.Lock()
+        self.loaded: dict[str, Executor | None] = {}
 
     def added(self, seconds: float) -> float:
         with self.changing:
@@ -91,7 +99,7 @@ class _Work:
             return self.seconds
 
 
-_work = _Work()
+_state = _State()
 
 
 def executor(dtype: np.dtype, seconds: float) -> Executor | None:
@@ -101,12 +109,18 @@ def executor(dtype: np.dtype, seconds: float) -> Executor | None:
         dtype: Type of all arrays.
         seconds: Estimated seconds of the plan that is about to run.
     """
-    if _work.added(seconds) < _LOADING or dtype.name not in _GEMM:
+    state, name = _state, dtype.name
+    if state.added(seconds) < _LOADING or name not in _GEMM:
         return None
-    return _loaded(dtype.name)
+    # While a thread loads the function, others go on without it.
+    if name not in state.loaded and state.loading.acquire(blocking=False):
+        try:
+            state.loaded[name] = _loaded(name)
+        finally:
+            state.loading.release()
+    return state.loaded.get(name)
 
 
-@cache
 def _loaded(dtype: str) -> Executor | None:
     """The compiled function for a dtype; None where it cannot be had."""
     gemm = _gemm_address(dtype)

@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 from tnsim.engine.ir.step_table import (
     ADD,
     AXES,
+    COLUMNS,
     COPY,
     MATMUL,
     PRODUCT,
@@ -168,20 +169,38 @@ def _entry_by_entry(row: Row, x: int, y: int, z: int, item: int, one: Entry) -> 
                         p, q, r = p + row[_X + 4], q + row[_Y + 4], r + row[_Z + 4]
 
 
-def _run(
-    rows: Any, weights: int, addresses: Any, first: int, last: int, gemm: int, item: int, one: Entry
-) -> None:
-    """Run the rows from `first` to before `last`."""
-    for n in range(first, last):
-        row = rows[n]
-        x = addresses[row[VALUES]] + row[STARTS]
-        y = addresses[row[VALUES + 1]] + row[STARTS + 1]
-        z = addresses[row[VALUES + 2]] + row[STARTS + 2]
-        if row[0] == MATMUL:
-            _products(row, x, y, z, gemm, one)
-        else:
-            # The factor of a step that scales is its second argument.
-            _entry_by_entry(row, x, weights + n * item if row[0] == SCALE else y, z, item, one)
+def _run_of(layout: tuple[int, ...]) -> Callable[..., None]:
+    """The function for tables of a layout.
+
+    numba keeps a function under its file's date, its code and the values that it encloses, not
+    under the constants of other modules. So the function encloses the layout of the table: with
+    another layout it is compiled anew.
+    """
+
+    def run(
+        rows: Any,
+        weights: int,
+        addresses: Any,
+        first: int,
+        last: int,
+        gemm: int,
+        item: int,
+        one: Entry,
+    ) -> None:
+        assert rows.shape[1] == layout[0]
+        for n in range(first, last):
+            row = rows[n]
+            x = addresses[row[VALUES]] + row[STARTS]
+            y = addresses[row[VALUES + 1]] + row[STARTS + 1]
+            z = addresses[row[VALUES + 2]] + row[STARTS + 2]
+            if row[0] == MATMUL:
+                _products(row, x, y, z, gemm, one)
+            else:
+                # The factor of a step that scales is its second argument.
+                second = weights + n * item if row[0] == SCALE else y
+                _entry_by_entry(row, x, second, z, item, one)
+
+    return run
 
 
 @cache
@@ -197,12 +216,14 @@ def kernel(dtype: str) -> Callable[..., None] | None:
         return None
     one, word = numba.from_dtype(np.dtype(dtype)), types.int64
     taken = types.void(word[:, ::1], word, word[::1], word, word, word, word, one)
+    kinds = MATMUL, ADD, SUBTRACT, SCALE, COPY
+    run = _run_of((COLUMNS, AXES, VALUES, STARTS, SHAPE, STRIDES, PRODUCT, *kinds))
     # Where no folder may be written to, numba refuses to keep a function.
     for is_kept in (True, False):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumbaWarning)
-                return numba.njit(taken, nogil=True, cache=is_kept)(_run)
+                return numba.njit(taken, nogil=True, cache=is_kept)(run)
         except (NumbaError, OSError, RuntimeError):
             continue
     return None

@@ -50,6 +50,10 @@ _SHORT = 2e-5
 """Most seconds of a step of such a plan, on average: longer ones gain more by several threads."""
 
 
+_UNINTERRUPTED = 0.1
+"""Seconds after which a call of many steps ends, so that an interrupt is noticed."""
+
+
 _CALL_BYTES = 600
 """Bytes of a bound step: three views and their tuple."""
 
@@ -602,21 +606,26 @@ class _Run:
     def bind(self, moving: frozenset[int] = frozenset()) -> None:
         """Make the calls of all steps; views of moving values are made anew at every call."""
         spans: Sequence[tuple[int, int] | None] = [None] * len(self.steps.steps)
+        elapsed: Sequence[float] = ()
         if self.execute is not None:
-            spans = table_of(self.steps).of_step
+            _, _, spans, elapsed = table_of(self.steps)
             begins = {id(memory): address_of(memory) for memory, _ in self.places.values()}
             for value, (memory, start) in self.places.items():
                 self.addresses[value] = begins[id(memory)] + start
         open_span: tuple[int, int] | None = None
         for step, span in zip(self.steps.steps, spans, strict=True):
             is_shared = self.threads > 1 and self.steps.is_shared(step)
-            # Steps that follow one another are one call of the compiled function.
+            # Steps that follow one another are one call of the compiled function, which nothing can
+            # interrupt before its end.
             if span is not None and not is_shared:
-                open_span = (open_span or span)[0], span[1]
-                continue
+                open_span = first, last = (open_span or span)[0], span[1]
+                if elapsed[last] - elapsed[first] < _UNINTERRUPTED:
+                    continue
             if open_span is not None:
                 self.calls.append(self.compiled(*open_span))
                 open_span = None
+            if span is not None and not is_shared:
+                continue
             # Four forms of a call: a loop binds its body when it runs; a large step is bound part
             # by part; a step on values that move from turn to turn gets new views at every call;
             # all others are bound once.
