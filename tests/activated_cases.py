@@ -10,10 +10,11 @@ import numpy as np
 
 import tnsim
 
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
+NODES, STEEPER_NODES = 20, 28  # 28 follow what turns within a tenth of a panel, to 1e-13
 KINKS = {"relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0), "hardswish": (-3.0, 3.0)}
 KINKED = ("relu", "leaky_relu", "relu2", "abs", "step", "elu")
 STEEP = 0.5  # panels of length 1 resolve what changes over more than half of it
+STEEPEST = 5.0  # 20 nodes of a panel follow a smooth activation of such an argument
 REACH = 9.5  # 1e-20 of the mass of a standard normal coordinate lies beyond
 
 
@@ -39,7 +40,10 @@ def gaussian(generator, inputs=2):
 
 
 def lines(model, metric, root):
-    """The lines w . z = c on which a model of two inputs has kinks, as rows (w, c)."""
+    """The lines w . z = c on which a model of two inputs has kinks, and how steep it is elsewhere.
+
+    Rows (w, c), and the largest entry of a row of what a smooth activation reads.
+    """
     found, state = [], (np.eye(2), np.zeros(2))
     for layer in model.layers:
         while isinstance(layer, tnsim.Residual):
@@ -55,21 +59,23 @@ def lines(model, metric, root):
             bias = 0.0 if layer.gate_bias is None else layer.gate_bias
             gates = layer.gate @ state[0], layer.gate @ state[1] + bias
         name = layer.activation.name
-        at = KINKS.get(name, (0.0,) if name in KINKED else ())
+        rows = gates[0] @ root
+        if name not in KINKS and name not in KINKED:
+            return np.zeros((0, 3)), np.abs(rows).max()
         mean = np.zeros(2) if metric.mean is None else metric.mean
-        for kink in at:
-            rows = gates[0] @ root
+        for kink in KINKS.get(name, (0.0,)):
             found.append(np.column_stack([rows, kink - gates[1] - gates[0] @ mean]))
         break
-    return np.concatenate(found) if found else np.zeros((0, 3))
+    return np.concatenate(found) if found else np.zeros((0, 3)), 0.0
 
 
-def panels(splits):
+def panels(splits, nodes=NODES):
     """Gauss-Legendre nodes and normal weights of panels of length at most 1 between splits."""
+    places, legendre = np.polynomial.legendre.leggauss(nodes)
     ends = np.unique(np.clip([*splits, *np.arange(-REACH, REACH + 0.1)], -REACH, REACH))
     lengths = np.diff(ends)
-    at = (ends[:-1, None] + 0.5 * lengths[:, None] * (NODES + 1)).ravel()
-    weights = (0.5 * lengths[:, None] * WEIGHTS).ravel()
+    at = (ends[:-1, None] + 0.5 * lengths[:, None] * (places + 1)).ravel()
+    weights = (0.5 * lengths[:, None] * legendre).ravel()
     return at, weights * np.exp(-0.5 * at**2) / np.sqrt(2 * np.pi)
 
 
@@ -77,7 +83,9 @@ def points(models, metric):
     """Inputs and weights that integrate products of models of two inputs to rounding."""
     values, vectors = np.linalg.eigh(np.eye(2) if metric.cov is None else metric.cov)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
-    edges = np.concatenate([lines(model, metric, root) for model in models])
+    kinks, steepness = zip(*(lines(model, metric, root) for model in models), strict=True)
+    edges = np.concatenate(kinks)
+    nodes = STEEPER_NODES if max(steepness) > STEEPEST else NODES
     crossings = []
     for n, one in enumerate(edges):
         for two in edges[:n]:
@@ -89,8 +97,8 @@ def points(models, metric):
         if abs(v) < STEEP * abs(w):
             crossings += [c / w] if abs(v) <= 1e-9 else [*((c - v * steps) / w)]
     found, weights = [], []
-    for x, weight in zip(*panels(crossings), strict=True):
-        at, inner = panels([(c - w * x) / v for w, v, c in edges if abs(v) > 1e-9])
+    for x, weight in zip(*panels(crossings, nodes), strict=True):
+        at, inner = panels([(c - w * x) / v for w, v, c in edges if abs(v) > 1e-9], nodes)
         found.append(np.column_stack([np.full(len(at), x), at]))
         weights.append(weight * inner)
     mean = 0.0 if metric.mean is None else metric.mean

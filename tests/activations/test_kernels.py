@@ -11,20 +11,30 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from mpmath import mp
+from scipy.special import ndtr
 
 from tnsim import ModelError
 from tnsim.activations.activation import (
     ACTIVATIONS,
     Activation,
     activation,
+    elu,
     jump_relu,
     leaky_relu,
     plus_line,
 )
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
-from tnsim.activations.kernels import Units, first_moments, kernel
+from tnsim.activations.kernels import (
+    KernelNumbers,
+    Plain,
+    Units,
+    expanded,
+    first_moments,
+    in_turn,
+    kernel,
+)
 from tnsim.activations.normal import owens_t
-from tnsim.activations.pairs import pair_derivatives
+from tnsim.activations.pairs import PRICE, pair_derivatives, price
 
 REFERENCES = json.loads(Path(__file__).with_name("references.json").read_text())
 QUICK = ("relu", "relu")
@@ -500,3 +510,87 @@ def test_derivatives_of_pairs_are_slopes_of_pairs():
             steps = [at(*(c * x for x in ahead)) for c in (1, -1, 2, -2)]
             slope = (8 * (steps[0] - steps[1]) - (steps[2] - steps[3])) / (12 * h)
             assert_close(found[order], slope, scale=LARGEST, rtol=1e-9)
+
+
+def near_equal_and_opposite():
+    """Laws of pairs at correlations of 1 and -1 and near them, the thresholds of which meet."""
+    pairs = [(0.7, 1.3, 0.5), (0.0, 1.0, 2.0), (-0.4, 0.5, 2.0), (0.3, 1.0, 1.0)]
+    cases = [
+        (mean, deviation, sign * ratio * mean, ratio * deviation, sign, gap)
+        for mean, deviation, ratio in pairs
+        for sign in (-1.0, 1.0)
+        for gap in (0.0, 1e-16, 1e-12, 1e-6, 1e-2)
+    ]
+    m, s, n, t, sign, gap = np.array(cases).T
+    return m, s, n, t, sign * (1 - gap), gap
+
+
+def elu_mean(alpha, mean, deviation, order):
+    """E of a derivative of ELU for a normal variable, alpha e^(m + s^2/2) Phi(-m/s - s) and gates."""
+    h = np.clip(mean / np.maximum(deviation, 1e-100), -40, 40)
+    low = alpha * np.exp(np.minimum(mean, 40) + deviation**2 / 2) * ndtr(-h - deviation)
+    if order:
+        return ndtr(h) + low
+    density = np.exp(-(h**2) / 2) / np.sqrt(2 * pi)
+    return mean * ndtr(h) + deviation * density + low - alpha * ndtr(-h)
+
+
+def elu_slopes(alpha, m, s, n, t, rho, gap):
+    """E f(u) f(v) and its slopes: E f' f, E z f' f, the same of v, and s t E f' f' by rho.
+
+    An integral over z with the mean of the other function given z, in panels that end at the kink
+    of the former and shrink towards that of the latter.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(30)
+
+    def expected(m, s, n, t, order, other, power=0):
+        spread = t * np.sqrt(gap * (2 - gap))
+        place, width = -n / (t * rho), spread / t
+        ends = [-m / s, place, *np.linspace(-12, 12, 25)]
+        ends += [place + sign * width * 2.0**k for sign in (1, -1) for k in range(-1, 7)]
+        ends = np.unique(np.clip(ends, -12, 12))
+        length = np.diff(ends)
+        z = (ends[:-1] + length * (nodes[:, None] + 1) / 2).ravel()
+        weight = (length * weights[:, None] / 2).ravel() * np.exp(-(z**2) / 2) / np.sqrt(2 * pi)
+        u = m + s * z
+        below = alpha * (np.exp(np.minimum(u, 0)) if order else np.expm1(np.minimum(u, 0)))
+        f = np.where(u > 0, 1.0 if order else u, below)
+        inner = elu_mean(alpha, n + t * rho * z, spread, other)
+        return np.sum(weight * z**power * f * inner)
+
+    return [
+        expected(m, s, n, t, 0, 0),
+        expected(m, s, n, t, 1, 0),
+        expected(m, s, n, t, 1, 0, 1),
+        expected(n, t, m, s, 1, 0),
+        expected(n, t, m, s, 1, 0, 1),
+        s * t * expected(m, s, n, t, 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.6732632423543772])
+def test_slopes_of_elu_where_thresholds_meet(alpha):
+    """They were off by up to 0.1: the parts of ELU jump, and their densities do not cancel apart."""
+    law, f = near_equal_and_opposite(), elu(alpha)
+    expected = np.array([elu_slopes(alpha, *one) for one in zip(*law, strict=True)]).T
+    with np.errstate(all="ignore"):
+        found = dict(zip(PRICE, pair_derivatives(f, f, law, PRICE), strict=True))
+    slopes = [found[0, 0], *price(found, (0, 0), law)]
+    assert_close(np.array(slopes), expected, scale=1 + np.abs(expected), rtol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
+    m, s, n, t, rho, gap = near_equal_and_opposite()
+    exact = gap == 0
+    m, s, n, t, rho, gap = (x[exact] for x in (m, s, n, t, rho, gap))
+    rows = [np.stack([0.6 * x, 0.8 * x], 1) for x in (s, rho * t)]
+    f = elu()
+    units = [expanded(f, Units(*one)) for one in ((m, rows[0]), (n, rows[1]))]
+    with jax.enable_x64(True):
+        found = KernelNumbers.of(Plain(f, f), *units, in_turn, True, compiled).values
+    law = zip(m, s, n, t, rho, gap, strict=True)
+    expected = np.array([elu_slopes(1.0, *one) for one in law]).T
+    diagonals = np.array([np.diag(x) for x in found])
+    assert_close(diagonals, expected, scale=1 + np.abs(expected), rtol=1e-13)

@@ -23,7 +23,9 @@ def agrees(found, rows, columns, metric):
             value = tnsim.similarity(a, b, metric)
             assert_close(found.similarity[i, j], value, scale=1.0, rtol=1e-12)
             if value.standard_error is not None and a is not b:
-                assert_close(found.standard_error[i, j], value.standard_error)
+                assert_close(
+                    found.standard_error[i, j], value.standard_error, scale=1.0, rtol=1e-12
+                )
 
 
 def test_all_pairs_with_functions_and_differences(rng):

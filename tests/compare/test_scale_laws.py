@@ -388,3 +388,39 @@ def test_moments_of_attention_stay_in_the_range_of_float32(seed, scales):
     b = tnsim.Model(map(times, a.layers, scales), a.n_ctx)
     value = tnsim.similarity(a, b, METRICS["closure"], dtype="float32")
     assert_close(value, 1.0, rtol=1e-4, limited_by="float32")
+
+
+@pytest.mark.parametrize("powers", [(30, 100), (31, 96), (30, -100)])
+@pytest.mark.parametrize("name", ["data", "quadrature"])
+def test_inputs_far_from_each_other_keep_digits_in_float32(name, powers):
+    """Products of two rows that read small coordinates left the range of floats, off by 6e-4."""
+    k, (reader, metrics) = np.array(powers), READ[name]
+    near, far = metrics(np.random.default_rng(2), k)
+    models = [model(READERS[reader], seed) for seed in (0, 1)]
+    expected = tnsim.similarity(*models, near, dtype="float32")
+    moved = (tnsim.Model([legs_times(x.layers[0], -k), *x.layers[1:]]) for x in models)
+    found = tnsim.similarity(*moved, far, dtype="float32")
+    assert_close(found, expected, scale=1.0, rtol=1e-5, limited_by="float32")
+
+
+@pytest.mark.parametrize("power", [64, 66, 72, 90])
+def test_small_hidden_states_that_large_weights_read(power, rng):
+    """Products of two such states are below the least float32: cosines were off by up to 0.23."""
+    first = bilinear(rng, 3, 3, 3)
+    last = [bilinear(rng, 3, 3, 2) for _ in range(2)]
+    only, unit = np.array([0.0, 1.0, 0.0]), np.array([1.0, 2.0**-power, 1.0])
+    small = tnsim.Bilinear(first.left, first.right, first.down * unit[:, None])
+    near, far = (
+        [
+            tnsim.Model([start, tnsim.Bilinear(x.left * reads, x.right * reads, x.down)])
+            for x in last
+        ]
+        for start, reads in ((first, only), (small, only / unit))
+    )
+    metric = tnsim.Empirical(rng.normal(size=(9, 3)))
+    expected = tnsim.similarity(*near, metric)
+    found = tnsim.similarity(*far, metric, dtype="float32")
+    assert_close(found, expected, scale=1.0, rtol=1e-4, limited_by="float32")
+    if power in (66, 72):
+        with pytest.raises(tnsim.TnsimError, match="a float range was exceeded within a layer"):
+            tnsim.pairwise(far, metric, dtype="float32")

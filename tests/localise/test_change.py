@@ -338,3 +338,34 @@ def test_traced_models_are_refused_in_a_line(transform, verb, rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 2, 2)]) for _ in range(2))
     with pytest.raises(tnsim.ModelError, match=rf"^{verb.__name__} reads numbers.*jax\.jit"):
         transform(lambda model: verb(model, b))(a)
+
+
+def skewed(rng, condition):
+    """Two bilinear layers, the state between them in a basis of some condition."""
+    first, second = (
+        [rng.normal(size=shape) / 2 for shape in shapes]
+        for shapes in (((6, 3), (6, 3), (4, 6)), ((6, 4), (6, 4), (2, 6)))
+    )
+    turns = [np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2)]
+    sizes = np.geomspace(1, 1 / condition, 4)
+    basis, inverse = turns[0] * sizes @ turns[1], turns[1].T / sizes @ turns[0].T
+    layers = [*first[:2], basis @ first[2]], [*(x @ inverse for x in second[:2]), second[2]]
+    return tnsim.Model([tnsim.Bilinear(*layer) for layer in layers])
+
+
+@pytest.mark.parametrize("name", ["gaussian", slow("empirical")])
+def test_float32_is_taken_again_between_skewed_bases(name, rng):
+    """Shares of about 1 were off by 2, as models between the two are a thousand times as large."""
+    a, b = skewed(rng, 1e3), skewed(rng, 1e3)
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(50, 3)))
+    one, exact = (tnsim.change(a, b, metric, dtype=dtype) for dtype in ("float32", "float64"))
+    assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-9)
+    assert_close(one.matrix, exact.matrix, scale=LARGEST, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_changes_of_similarity_in_float32(rng):
+    """They were refused, as a sum of shares to 9 digits is beyond float32."""
+    a, b = skewed(rng, 2.0), skewed(rng, 2.0)
+    one, exact = (tnsim.change(a, b, of="similarity", dtype=x) for x in ("float32", "float64"))
+    assert_close(one.share, exact.share, scale=LARGEST, rtol=1e-3, limited_by="float32")

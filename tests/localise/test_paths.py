@@ -61,7 +61,7 @@ def test_paths_are_inclusion_and_exclusion_over_all_subsets(name, by, rng):
     assert max(bra_rest, ket_rest) < 1e-12  # paths that are left out are zero
     inner = tnsim.inner(a, b, tnsim.Empirical(x))
     assert_close(found.values.sum(), inner, scale=abs(wanted).max(), rtol=1e-12)
-    assert_close(found.share.sum(), 1.0, rtol=1e-12)
+    assert_close(found.share.sum(), 1.0, scale=abs(found.share).sum(), rtol=1e-12)
 
 
 def block(rng, activation, skip=1.0):
@@ -392,6 +392,31 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
     crossed = tnsim.paths(opposite, square, tnsim.Empirical([[1.0, 0.0], [0.0, 1.0]]))
     with pytest.raises(tnsim.ResultError, match="inner product of the models is zero"):
         crossed.share  # noqa: B018
+
+
+def with_cancelling_units(rng, size):
+    """Two residual layers of hidden units that nearly undo their copies, `size` times as large."""
+    layers = []
+    for _ in range(2):
+        left, right, down = (rng.normal(size=shape) / 2 for shape in ((6, 4), (6, 4), (4, 6)))
+        copies = left * (1 + rng.normal(size=left.shape) / size)
+        arrays = np.vstack([left, copies]), np.vstack([right, right])
+        core = tnsim.Bilinear(*arrays, size * np.hstack([down, -down]))
+        layers.append(tnsim.Residual(core))
+    return tnsim.Model(layers)
+
+
+@pytest.mark.parametrize("legs", [False, slow(True)])
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
+def test_float32_is_taken_again_where_units_cancel(name, legs, rng):
+    """Shares were off by up to 2e-3 without a word."""
+    model = with_cancelling_units(rng, 1e4)
+    metric = tnsim.Gaussian() if name == "gaussian" else tnsim.Empirical(rng.normal(size=(50, 4)))
+    one, exact = (
+        tnsim.paths(model, metric=metric, legs=legs, dtype=dtype).share
+        for dtype in ("float32", "float64")
+    )
+    assert_close(one, exact, scale=LARGEST, rtol=1e-9)
 
 
 def test_many_layers_by_order(rng):

@@ -68,11 +68,20 @@ class Gate:
 
     Phi(u / width) is the probability that u and noise of deviation `width` are positive: GELU is
     ReLU's gate with noise, and one family of formulas serves both.
+
+    Args:
+        knot: Threshold of the gate.
+        width: Deviation of the noise.
+        weights: Coefficients of the powers of u - knot.
+        tail: Weight of a `Tail` beside a kink, whose jumps the derivatives of the kink take over:
+            ELU is continuous and its two parts jump, so their densities cancel here, in weights.
+            Apart they are as large as 1 / sqrt(1 - rho^2) beside another threshold.
     """
 
     knot: float
     width: float
     weights: tuple[float, ...]
+    tail: float = 0.0
     support = (-inf, inf)
 
     @property
@@ -97,13 +106,14 @@ class Gate:
 
         d/du of u^p Phi(u / kappa) is p u^(p-1) Phi(u / kappa) + u^p delta(u), where delta is the
         density of the threshold, of deviation kappa, and its derivative -u / kappa^2 delta(u). A
-        kink has u^p delta(u) = 0 for p > 0.
+        kink has u^p delta(u) = 0 for p > 0. A tail w exp(u) below the kink is its own derivative
+        beside -w delta(u), at every order.
         """
         gate, delta = list(self.weights), []
         for _ in range(order):
             # The gate's own derivative is the density, times the polynomial in front; at a kink
             # only the constant survives.
-            through = gate if self.width else gate[:1]
+            through = gate if self.width else [gate[0] - self.tail]
             # Derivative of the polynomial at the density, and the derivative -u / kappa^2 of the
             # density itself, which raises the power.
             lower = [p * w for p, w in enumerate(delta)][1:]
@@ -125,7 +135,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Tail:
-    """weight exp(u) for u < 0, zero above: what ELU has beside its pieces."""
+    """weight exp(u) for u < 0, zero above: what ELU has beside its pieces.
+
+    Its derivatives are the tail itself; densities where it jumps stand with the `Gate` beside it.
+    """
 
     weight: float
     knot = 0.0
@@ -138,9 +151,6 @@ class Tail:
         return self.weight * xp.where(u > 0, 0.0, xp.exp(xp.minimum(u, 0.0)))
 
     def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
-        if order:  # a derivative is the tail itself less a density where it jumps
-            jump = Gate(0.0, 0.0, (self.weight,)).mean(mean, deviation, order)
-            return self.mean(mean, deviation, order - 1) - jump
         # E exp(u) 1(u < 0) = exp(m + s^2/2) Phi(-(m + s^2)/s) = exp(-(m/s)^2/2) R((m + s^2)/s),
         # where R(x) = exp(x^2/2) Phi(-x) is a scaled error function, so no large exponents meet
         xp = library(mean, deviation)
@@ -425,7 +435,7 @@ def _elu(alpha: float) -> Activation:
     return Activation(
         function,
         name="elu" if alpha == 1 else f"elu({alpha!r})",
-        parts=(Gate(0.0, inf, (-alpha,)), Gate(0.0, 0.0, (alpha, 1.0)), Tail(alpha)),
+        parts=(Gate(0.0, inf, (-alpha,)), Gate(0.0, 0.0, (alpha, 1.0), alpha), Tail(alpha)),
     )
 
 

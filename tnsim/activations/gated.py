@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, activation
+from tnsim.activations.activation import Activation, Gate, Tail, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
     DerivativeWeights,
@@ -145,12 +145,12 @@ def gated_moments(
 def _continuous(f: str | Activation) -> Activation:
     f = activation(f)
     # The series of the slope of a step does not converge in the mean square, so no rest of it has a
-    # bound.
-    if jumps(f):
+    # bound. Slopes of pairs alone take derivatives of third order, which parts that jump lack.
+    if jumps(f) or any(isinstance(part, Tail) for part in f.parts):
         raise ModelError(
-            "gated units take activations without steps (relu, gelu, silu, tanh, sigmoid), found "
-            f"{f!r}: nothing bounds the series of its derivative; compare on inputs by "
-            "tnsim.Empirical(inputs)"
+            "gated units take activations without steps, and ELU neither (relu, gelu, silu, tanh, "
+            f"sigmoid), found {f!r}: nothing bounds the series of its derivatives; compare on "
+            "inputs by tnsim.Empirical(inputs)"
         )
     return f
 
@@ -193,6 +193,8 @@ class GatedPairing:
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return _side(f, parameters, slopes)
+
+    ends_as_a_root = False  # slopes take derivatives of higher order
 
     def smooth_enough(self, f: Activation) -> bool:
         # Slopes take derivatives of fourth order, which kinks do not have.

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tnsim.activations.activation import Activation, Gate, Remainder, Tail, activation
+from tnsim.activations.activation import Activation, Gate, Remainder, activation
 from tnsim.activations.coefficients import average, coefficients, energies
 from tnsim.activations.normal import Real, held
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
@@ -240,6 +240,11 @@ class Pairing(Protocol):
         """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
         ...
 
+    @property
+    def ends_as_a_root(self) -> bool:
+        """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
+        ...
+
     def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
 
@@ -314,6 +319,10 @@ class Plain:
         # The second derivative of a kink is a density; that of a jump has no value.
         return not jumps(f)
 
+    @property
+    def ends_as_a_root(self) -> bool:
+        return all(_kinked(f) and not jumps(f) for f in (self.f, self.g))
+
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         mean, deviation = parameters
         return _side(f, mean, deviation, slopes)
@@ -323,11 +332,12 @@ class Plain:
 
 
 def jumps(f: Activation) -> bool:
-    """Whether an activation has a part that jumps, as steps do and the tail of ELU at its end."""
-    return any(
-        (isinstance(x, Gate) and x.width == 0 and x.weights[0]) or isinstance(x, Tail)
-        for x in f.parts
-    )
+    """Whether an activation jumps, as steps do."""
+    return any(isinstance(x, Gate) and x.width == 0 and x.weights[0] != x.tail for x in f.parts)
+
+
+def _kinked(f: Activation) -> bool:
+    return any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
 
 
 def expanded(f: str | Activation, units: Units) -> Expanded:
@@ -1149,9 +1159,11 @@ def _direct(pairing, left, right, rho, gap, others, slopes):
     if not slopes:
         return values[None]
     # a step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
-    # cut off at rounding, so that zero times the slope is zero
+    # cut off at rounding, so that zero times the slope is zero; that of a kink ends as
+    # sqrt(1 - rho^2), which is cut off where that is rounding
     sign = jnp.where(rho < 0, -1.0, 1.0)
-    floor = jnp.maximum(gap, float(jnp.finfo(gap.dtype).eps))
+    eps = float(jnp.finfo(gap.dtype).eps)
+    floor = jnp.maximum(gap, eps**2 if pairing.ends_as_a_root else eps)
     arguments = (*left, *right, rho, *others)
     count = len(left)
 

@@ -9,18 +9,29 @@ searched for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
+from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Tail, Wave
 from tnsim.activations.coefficients import NODES, WEIGHTS, nodes_of, span, trapezoidal_step
-from tnsim.activations.normal import Real, density, gate_tables, held, repeat, smallest
+from tnsim.activations.normal import (
+    Real,
+    density,
+    gate_tables,
+    held,
+    repeat,
+    smallest,
+    threshold,
+    thresholds,
+    unit_of,
+)
 from tnsim.scaled import library
 
 _NODES = 10_000
@@ -51,6 +62,16 @@ def pair_derivatives(
         Arrays in the shape of rho. Slopes of E f(u) g(v) itself by m, s, n, t and rho are exact up
         to |rho| = 1; gap follows rho.
     """
+    traced = isinstance(law[4], jax.Array)
+    if traced and orders == ((0, 0),) and _halves_meet(f, g):
+        return [_continuous(f, g, *law)]
+    return _sum_over_parts(f, g, law, orders)
+
+
+def _sum_over_parts(
+    f: Activation, g: Activation, law: tuple[Real, ...], orders: Orders
+) -> list[Real]:
+    """The same, part by part."""
     m, s, n, t, rho, gap = law
     flipped = n, t, m, s, rho, gap
     exchanged = tuple((j, i) for i, j in orders)
@@ -60,7 +81,9 @@ def pair_derivatives(
     # axes of their own.
     for left, right in product(_by_width(f), _by_width(g)):
         plain = traced and orders[0] == (0, 0)
-        of_gates = [_gates(left, right, *law)] if plain else []
+        # Slopes of a traced value are those of every part for itself, densities included.
+        alone = (tuple(replace(x, tail=0.0) for x in gates) for gates in (left, right))
+        of_gates = [_gates(*alone, *law)] if plain else []
         rest = [(order, False) for order in orders[len(of_gates) :]]
         derivatives.append(
             [*of_gates, *(_differentiated_gates(left, right, law, rest) if rest else ())]
@@ -72,7 +95,11 @@ def pair_derivatives(
         # A part without a closed mean is integrated over, and the other part enters through its
         # mean given the first variable. Of two parts with closed means a gate, if there is one,
         # enters through its mean.
-        if isinstance(a, Wave) and isinstance(b, Wave):
+        if _is_kink(a) and isinstance(b, Tail):
+            derivatives.append(_kink_and_tail(a, b, orders, *law))
+        elif isinstance(a, Tail) and _is_kink(b):
+            derivatives.append(_kink_and_tail(b, a, exchanged, *flipped))
+        elif isinstance(a, Wave) and isinstance(b, Wave):
             derivatives.append([_waves(i, j, *law) for i, j in orders])
         elif not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
             derivatives.append(_one_integral(b, a, exchanged, *flipped))
@@ -83,6 +110,89 @@ def pair_derivatives(
         else:
             derivatives.append(_two_integrals_by_scale(a, b, orders, *law))
     return [sum(same, 0 * rho) for same in zip(*derivatives, strict=True)]
+
+
+def _halves_meet(f: Activation, g: Activation) -> bool:
+    """Whether parts of two activations jump, and the activations themselves do not."""
+    gates = [x for x in (*f.parts, *g.parts) if isinstance(x, Gate) and x.width == 0]
+    return any(x.tail for x in gates) and all(x.weights[0] == x.tail for x in gates)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _continuous(f, g, *law):
+    (values,) = _sum_over_parts(f, g, law, ((0, 0),))
+    return values
+
+
+@_continuous.defjvp
+def _continuous_jvp(f, g, primals, tangents):
+    """Slopes by derivatives of both functions, whose densities have cancelled.
+
+    The kernel of two parts that jump has the slope 1 / sqrt(1 - rho^2) where both thresholds meet.
+    """
+    expected = dict(zip(PRICE[1:], pair_derivatives(f, g, primals, PRICE[1:]), strict=True))
+    slopes = price(expected, (0, 0), primals)
+    return _continuous(f, g, *primals), sum(
+        (x * y for x, y in zip(tangents, slopes, strict=False)), 0.0
+    )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A kink of which derivatives leave out the densities at its threshold."""
+
+    gate: Gate
+    width = 0.0
+    strip = 0.0
+    support = (-inf, inf)
+
+    @property
+    def knot(self) -> float:
+        return self.gate.knot
+
+    def __call__(self, u: Real, order: int = 0) -> Real:
+        return self.gate(u, order)
+
+    def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
+        opened, _ = self.gate.derivative(order)
+        return Gate(self.knot, 0.0, opened).mean(mean, deviation)
+
+
+def _is_kink(part: Part) -> TypeGuard[Gate]:
+    return isinstance(part, Gate) and part.width == 0
+
+
+def _kink_and_tail(
+    gate: Gate,
+    tail: Tail,
+    orders: Orders,
+    m: Real,
+    s: Real,
+    n: Real,
+    t: Real,
+    rho: Real,
+    gap: Real,
+) -> list[Real]:
+    """E of derivatives of a kink in u and a tail in v.
+
+    A density at the kink fixes u, and leaves the mean of the tail given u: no sum over nodes, which
+    would miss the density where it meets the end of the tail. There the tail ends as the gates
+    begin beside this density, by the same digits (`thresholds`), so that both make one continuous
+    function.
+    """
+    xp = library(rho)
+    exchanged = tuple((j, i) for i, j in orders)
+    values = _one_integral(tail, _Opened(gate), exchanged, n, t, m, s, rho, gap)
+    weights = [gate.derivative(i)[1] for i, _ in orders]
+    if not any(weights):
+        return values
+    m = m - gate.knot
+    unit, tiny = unit_of(m, s, 0.0), smallest(rho.dtype)
+    h = threshold(m, s)
+    _, k_given_h, _, bar = thresholds(h, threshold(n, t), rho, gap)
+    at_kink = density(h) / xp.maximum(s / unit, tiny) / unit
+    inside = tail.mean(k_given_h * bar * t, bar * t)
+    return [x + w[0] * at_kink * inside if w else x for x, w in zip(values, weights, strict=True)]
 
 
 def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:

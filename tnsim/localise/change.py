@@ -32,7 +32,15 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, ModelError, ResultError
 from tnsim.localise.grams import Setting, check_bilinear
-from tnsim.localise.slopes import Family, exact_nodes, gram_of_parts, integral, nodes, slope
+from tnsim.localise.slopes import (
+    Family,
+    enlarged,
+    exact_nodes,
+    gram_of_parts,
+    integral,
+    nodes,
+    slope,
+)
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
@@ -75,6 +83,24 @@ class _Pair(NamedTuple):
     parts: tuple[Component, ...]
     setting: Setting
     points: Points | None
+
+    def certified(self, target: float, power: int) -> tuple[_Pair, float]:
+        """The pair in float64 where float32 leaves few digits, and the error in float32 else.
+
+        Args:
+            target: Squared norm that results are relative to.
+            power: Number of factors in a result whose rounding is enlarged.
+        """
+        if self.setting.dtype == "float64":
+            return self, 0.0
+        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), self.setting.dtype)
+        factor = enlarged(self.family, target, self.setting, self.points)
+        error = arithmetic.rounding * factor**power
+        models = self.a, self.family.at(0.5), self.b
+        setting = self.setting.certified(error, *models)
+        if setting is self.setting:
+            return self, error
+        return self._replace(setting=setting, points=setting.points(*models)), 0.0
 
     @property
     def family(self) -> Family:
@@ -154,7 +180,11 @@ class Change:
             raise ModelError(
                 "a change of similarity has no parts with inner products; use of='distance'"
             )
-        return gram_of_parts(self._pair.family, self._pair.setting, self._pair.points)
+        # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
+        pair, error = self._pair.certified(self.total, 2)
+        degree = max(pair.a.degree, pair.b.degree)
+        precision.report(error, "an inner product of parts", Arithmetic(degree, "float32"), 2)
+        return gram_of_parts(pair.family, pair.setting, pair.points)
 
     def _measures(self, pairs: Any) -> Float[np.ndarray, " components"]:
         return np.array([_measure(x, y, self.of, self._pair.setting) for x, y in pairs])
@@ -251,23 +281,31 @@ def change(
     pair = _Pair(start, b, parts, setting, setting.points(start, middle, b))
     exact_nodes(pair.family.degree)  # refused before anything is computed
     said = caveats(a, b)
-    surroundings = 0.0 if start is a else _measure(a, start, of, setting)
     total = _measure(start, b, of, setting)
     if total <= 0:
         raise ModelError("the models are the same function: there is no change to split")
-    slopes = _of_distance(pair) if of == "distance" else _of_similarity(pair, total)
+    # Shares are relative to |b - a|^2, those of a cosine to its own change in units of |b|.
+    relative_to = total if of == "distance" else total**2 * _squared_norm(b, setting)
+    pair, error = pair.certified(relative_to, 1)
+    if pair.setting is not setting:
+        setting = pair.setting
+        total = _measure(start, b, of, setting)
+    surroundings = 0.0 if start is a else _measure(a, start, of, setting)
+    parts_of_change = {"distance": _of_distance, "similarity": _of_similarity}[of]
+    slopes = parts_of_change(pair, total, _CLOSE + error)
     # The first axis are groups of draws, which are kept for the standard errors only.
     together = slopes.sum(axis=0)
     share = together / together.sum()
     arithmetic = Arithmetic(max(start.degree, b.degree), setting.dtype)
     # The parts sum to the total; by how much they miss it shows the digits that cancellation has
     # left.
-    precision.report(abs(together.sum() / total - 1), "a share of the change", arithmetic, 2)
+    missed = abs(together.sum() / total - 1)
+    precision.report(max(missed, error), "a share of the change", arithmetic, 2)
     warn_of_caveats(said, stacklevel=2)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
-    error = _jackknife(slopes)
-    return Change(labels, share, total, surroundings, of, metric.name, exact, error, said, pair)
+    spread = _jackknife(slopes)
+    return Change(labels, share, total, surroundings, of, metric.name, exact, spread, said, pair)
 
 
 def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
@@ -297,33 +335,40 @@ def _equal(first: Any, second: Any) -> bool:
 
 def _measure(a: Model, b: Model, of: str, setting: Setting) -> float:
     """`|b - a|^2`, or `1 - similarity(a, b)`."""
-    options: dict[str, Any] = {"dtype": setting.dtype, "budget": setting.budget}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
         if of == "distance":
-            difference = b - a
-            return float(inner(difference, difference, setting.metric, **options))
-        return 1.0 - float(similarity(a, b, setting.metric, **options))
+            return _squared_norm(b - a, setting)
+        return 1.0 - float(
+            similarity(a, b, setting.metric, dtype=setting.dtype, budget=setting.budget)
+        )
 
 
-def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
-    """The inner products `<delta_c, b - a>`, by groups of draws."""
+def _squared_norm(model: Model | Combination, setting: Setting) -> float:
+    return float(inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget))
+
+
+def _of_distance(pair: _Pair, total: float, close: float) -> Float[np.ndarray, "groups components"]:
+    """The inner products `<delta_c, b - a>`, by groups of draws; they are exact."""
     difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
     at = exact_nodes(pair.family.degree)
     return integral(pair.family, at, difference, pair.setting, pair.points)
 
 
-def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups components"]:
+def _of_similarity(
+    pair: _Pair, total: float, close: float
+) -> Float[np.ndarray, "groups components"]:
     """The integral of the derivatives of the cosine of f(s) and b.
 
-    The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise.
+    The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise, but for a
+    relative error that is close enough.
     """
     # As many nodes as the numerator would need, at least.
     count = max(4, math.ceil(pair.family.degree / 2))
     while True:
         slopes = _cosine_slopes(pair, count)
         missed = abs(slopes.sum(axis=0).sum() - total)
-        if missed <= _CLOSE * total:
+        if missed <= close * total:
             return slopes
         if 2 * count > 512:
             raise ResultError(
@@ -335,7 +380,7 @@ def _of_similarity(pair: _Pair, total: float) -> Float[np.ndarray, "groups compo
 
 def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups components"]:
     family, setting = pair.family, pair.setting
-    norm = float(inner(pair.b, pair.b, setting.metric, dtype=setting.dtype, budget=setting.budget))
+    norm = _squared_norm(pair.b, setting)
     total: Any = 0.0
     for t, weight in zip(*nodes(count), strict=True):
         cross = slope(family, t, pair.b, setting, pair.points)
@@ -354,11 +399,19 @@ def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups compone
 
 
 def _jackknife(estimates: Float[np.ndarray, "groups components"]) -> np.ndarray | None:
-    """Standard errors of shares from their values without each group of draws."""
+    """Standard errors of shares from their values without each group of draws.
+
+    They are infinite where the models do not differ without some group, so that shares of their
+    change are undefined.
+    """
     groups = len(estimates)
     if groups < 2:
         return None
-    left_out = estimates.sum(axis=0) - estimates
-    shares = left_out / left_out.sum(axis=1, keepdims=True)
+    # The sums of all others, not differences: one group may have all but the last digits.
+    left_out = (1.0 - np.eye(groups)) @ estimates
+    totals = left_out.sum(axis=1, keepdims=True)
+    if not totals.all():
+        return np.full(left_out.shape[1], np.inf)
+    shares = left_out / totals
     spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
     return np.sqrt((groups - 1) / groups * spread)

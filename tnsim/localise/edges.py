@@ -21,9 +21,11 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.similarity import inner
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
-from tnsim.localise.slopes import Family, exact_nodes, integral
+from tnsim.localise.slopes import Family, enlarged, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -181,6 +183,13 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     # All gates open but one.
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
+    arithmetic, error = Arithmetic(model.growth, setting.dtype), 0.0
+    if setting.dtype == "float32":
+        error = arithmetic.rounding * enlarged(family, norm, setting, points)
+        if setting.certified(error, whole) is not setting:
+            setting, error = setting.certified(error, whole), 0.0
+            points = setting.points(whole)
+    precision.report(error, "a share of an edge", arithmetic, 3)
     share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([float(_squared(whole - other, setting)) for other in cuts])

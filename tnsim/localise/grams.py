@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,14 @@ from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, check_comparison
 from tnsim.engine.budget import Budget
-from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError
+from tnsim.engine.precision import VISIBLE
+from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
+from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, guesses
 from tnsim.problems import forward
+from tnsim.problems.conditioning import amplification, cancellation_at
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import LOG_2, Scaled, ScaledSum
 
@@ -48,6 +51,31 @@ class Setting:
         """Whether the metric's definition is met exactly, by models that are not guessed."""
         met = bool(self.metric.is_exact(nonlinear(*map(kinds, models))))
         return met and not guesses(*models)
+
+    def certified(self, error: float, *models: Model) -> Setting:
+        """The setting in which numbers keep their digits, as similarities do.
+
+        Args:
+            error: Bound of the relative error in float32.
+            models: Models that are computed.
+
+        Returns:
+            Float64 in the place of float32 where the error is visible and the budget allows it.
+        """
+        if self.dtype == "float64" or error <= VISIBLE:
+            return self
+        wide = replace(self, dtype="float64")
+        try:
+            wide.points(*models)
+        except TooLarge:
+            return self  # the answer warns
+        return wide
+
+    def enlarged(self, model: Model, points: Points | None) -> float:
+        """The factor by which a model enlarges the rounding of its weights, at least 1."""
+        if points is not None:
+            return cancellation_at(model, points)
+        return max(1.0, math.sqrt(float(amplification(model, self.metric))))
 
     def points(self, *models: Model) -> Any:
         """Points at which models are compared; None where a plan answers."""

@@ -434,11 +434,12 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
     else:
         bra = _side(a, parts[0], question)
         ket = bra if len(both) == 1 else _side(both[1], parts[1], question)
-        inner = gram(bra.models, None if ket is bra else ket.models, setting)
+        inner, error = _settled_gram(bra, ket, setting, max(m.growth for m in both))
         # Inner products are bilinear, so those of paths are the signed sums over switched models on
         # both sides.
         mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
-        _report(bra, ket, inner, mantissas, Arithmetic(max(m.growth for m in both), setting.dtype))
+        arithmetic = Arithmetic(max(m.growth for m in both), setting.dtype)
+        precision.report(error, "a share of a path", arithmetic, stacklevel=3)
         left_out = None
         if inner.left_out is not None:
             left_out = bra.signs @ inner.left_out @ ket.signs.T
@@ -499,17 +500,39 @@ def _by_units(
     return values, products.exponent, bra, ket
 
 
-def _report(
-    bra: _Side, ket: _Side, inner: Gram, mantissas: np.ndarray, arithmetic: Arithmetic
-) -> None:
-    """Warn where the sums of switched models leave few digits of a share."""
-    total = abs(mantissas.sum())
-    if total:
-        # What the signed sums add up in absolute values: their rounding, relative to the total that
-        # shares are shares of.
-        sizes = abs(bra.signs) @ abs(inner.values) @ abs(ket.signs).sum(axis=0)
-        error = float(arithmetic.rounding * sizes.max() / total)
-        precision.report(error, "a share of a path", arithmetic, stacklevel=4)
+def _settled_gram(bra: _Side, ket: _Side, setting: Setting, degree: float) -> tuple[Gram, float]:
+    """The inner products of switched models, in float64 where float32 leaves few digits of a share.
+
+    Returns:
+        The inner products, and the bound of the error of a share.
+    """
+    columns = None if ket is bra else ket.models
+    inner = gram(bra.models, columns, setting)
+    error = _error_of_shares(bra, ket, inner, setting, degree)
+    wide = setting.certified(error, *bra.models, *ket.models)
+    if wide is setting:
+        return inner, error
+    inner = gram(bra.models, columns, wide)
+    return inner, _error_of_shares(bra, ket, inner, wide, degree)
+
+
+def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degree: float) -> float:
+    """The bound of the error that rounding leaves in a share of a path."""
+    total = abs((bra.signs @ inner.values @ ket.signs.T).sum())
+    if not total:
+        return 0.0
+    sizes = abs(inner.values)
+    if setting.dtype == "float32":
+        points = setting.points(*bra.models, *ket.models)
+        factors = [
+            np.array([setting.enlarged(model, points) for model in side.models])
+            for side in (bra, ket)
+        ]
+        sizes = sizes * (factors[0][:, None] + factors[1]) / 2
+    # What the signed sums add up in absolute values: their rounding, relative to the total that
+    # shares are shares of.
+    most = (abs(bra.signs) @ sizes @ abs(ket.signs).sum(axis=0)).max()
+    return float(Arithmetic(degree, setting.dtype).rounding * most / total)
 
 
 def _merged(

@@ -15,6 +15,7 @@ Weights and points are arguments of the compiled programs, so other numbers need
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,6 +119,36 @@ def exact_nodes(degree: int) -> Nodes:
     """The nodes at which the derivative of a polynomial of this degree is integrated exactly."""
     # The derivative has degree U - 1, and n nodes are exact to degree 2 n - 1.
     return nodes(max(1, math.ceil(degree / 2)))
+
+
+def enlarged(family: Family, target: float, setting: Setting, points: Points | None) -> float:
+    """The factor by which rounding of weights is enlarged in derivatives by switches.
+
+    Rounding changes the outputs of f(s) by a share of |f(s)| that grows where sums within f(s)
+    cancel (`problems.conditioning`), and derivatives by as much. Between two models that differ
+    only in their hidden bases, outputs are far larger than at both ends.
+
+    Args:
+        family: Models with switches.
+        target: Squared norm |T|^2 that results are relative to.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+
+    Returns:
+        The largest factor times |f(s)| / |T|, at both ends and between them.
+    """
+    rng = np.random.default_rng(0)
+    found = 1.0
+    for s in (0.0, 0.5, 1.0, *rng.uniform(size=(2, family.players))):
+        model = family.at(s)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a size alone
+            squared = inner(
+                model, model, setting.metric, dtype=setting.dtype, budget=setting.budget
+            )
+        size = math.sqrt(max(float(squared), 0.0) / target)
+        found = max(found, size * setting.enlarged(model, points))
+    return found
 
 
 class Slope(NamedTuple):

@@ -191,7 +191,11 @@ def _split_levels(rows: Any, counts: Sequence[int]) -> list[Any]:
     return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-_INPUT_STEP = 64  # units of inputs are powers of 2^64: a spread of 2^64 is well within float32
+_INPUT_STEP = 16
+"""Units of inputs are powers of two to multiples of this exponent. Products of six legs that read
+small coordinates alone then stay in the range of float32; at 64 products of two legs did not."""
+
+_DIGITS = 16  # binary digits of the least state that count, above the end of the range of floats
 
 
 ScaledLayers: TypeAlias = tuple[Scaled[Layer], ...]
@@ -231,7 +235,7 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     """Inputs in units of their own, which keep coordinates in the range of floats, and the units.
 
     Every input has an exponent later. Units are for coordinates far from each other, and for
-    inputs beyond float32. They are powers of 2^64, so that inputs of ordinary size are left alone.
+    inputs beyond float32. They are powers of 2^16, so that inputs of ordinary size are left alone.
 
     Args:
         model: Model that reads the inputs. A residual stream leaves a single unit.
@@ -244,7 +248,7 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     Example:
         >>> inputs, unit = in_own_units(Model([Linear([[1.0, 1.0]])]), np.array([[2.0**80, 3.0]]))
         >>> inputs.tolist(), unit.tolist()
-        ([[65536.0, 3.0]], [64.0, 0.0])
+        ([[1.0, 3.0]], [80.0, 0.0])
     """
     xp = library(inputs)
     # Units are choices and no functions of the inputs: derivatives pass them by.
@@ -599,10 +603,19 @@ def _normalised_state(state: State, demands: Ahead, counts: tuple[int, ...] | No
     large that the constant stays a float. The state of a beginning has no smaller exponent than the
     states of shorter beginnings (see `rising`), as attention needs; `counts` are the beginnings at
     each level.
+
+    Products of small coordinates alone, which large weights read, may leave the range of floats
+    before their sum is normalised. Where their digits end there, the state is NaN: float64 answers
+    in the place of float32, and a trace refuses the number.
     """
     values, exponent = state
+    xp = library(values)
     top = abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
     smallest = np.finfo(values.dtype).minexp + 2.0
+    if not demands.constant:  # beside a constant a small state needs no digits
+        is_lost = (top > 0) & (top < 2.0 ** (smallest + _DIGITS))
+        values = xp.where(is_lost, xp.nan, values).astype(values.dtype)
+        top = xp.where(is_lost, 1.0, top).astype(values.dtype)
     _, shift = split(top)
     # A state of zeros keeps an exponent near the bottom of the range, so that nothing becomes
     # infinite when it meets others.
