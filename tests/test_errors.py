@@ -98,6 +98,8 @@ def test_models_that_cannot_be_compared(rng):
             verb(a, tnsim.Model([linear(rng, 3, 5)]))
         with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
             verb(a, a, "gaussian")
+        with pytest.raises(tnsim.ModelError, match=r"found an array: .*tnsim\.Empirical\(inputs\)"):
+            verb(a, a, np.ones((2, 3)))
     with pytest.raises(tnsim.ModelError, match="different outputs"):
         a - tnsim.Model([linear(rng, 3, 5)])
     with pytest.raises(

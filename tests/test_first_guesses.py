@@ -330,5 +330,37 @@ def test_inputs_with_labels_are_refused(nets):
             tnsim.baselines.cka(nets, given)
 
 
+def test_modules_are_checked(nets, models):
+    """By the same draws as the models that they are."""
+    found, expected = (tnsim.check(*pair[:2], samples=128) for pair in (nets, models))
+    assert_close(found.estimate, expected.estimate, scale=1.0, rtol=1e-12)
+    assert_close(found.similarity, expected.similarity, scale=1.0, rtol=1e-12)
+
+
+class Summed(nn.Module):
+    """A sum over tokens, as networks of modular addition begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 6), nn.Linear(6, 7)
+
+    def forward(self, tokens):
+        return self.out(torch.relu(self.embed(tokens).sum(1)))
+
+
+def test_sums_over_tokens_are_compared_on_tokens():
+    nets = [Summed() for _ in range(2)]
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"Empirical\(inputs\).*tokens \(n, positions\)"
+    ):
+        tnsim.similarity(*nets)
+    tokens = torch.cartesian_prod(torch.arange(7), torch.arange(7))
+    with torch.no_grad():
+        u, v = (net(tokens).double() for net in nets)
+    expected = (u * v).sum() / (u.norm() * v.norm())
+    found = tnsim.similarity(*nets, tnsim.Empirical(tokens))
+    assert_close(found, expected, scale=1.0, rtol=1e-9)
+
+
 def test_what_is_never_called_is_ignored(nets, models):
     assert_close(tnsim.similarity(copy.deepcopy(nets[0]), nets[1]), tnsim.similarity(*models[:2]))

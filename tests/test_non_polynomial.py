@@ -193,6 +193,9 @@ def test_images_under_empirical():
         tnsim.similarity(model, model, tnsim.Empirical(images[..., :7]))
     with pytest.raises(tnsim.ModelError, match=r"uint8.*pixels become floats by inputs / 255"):
         tnsim.Empirical(np.zeros((2, 3, 8, 8), np.uint8))
+    flat = r"Sequential does not take these inputs, torch\.float64 of shape \(20, 192\).*channels"
+    with pytest.raises(tnsim.ModelError, match=flat):
+        tnsim.similarity(a, b, tnsim.Empirical(images.reshape(20, -1)))
 
 
 def test_images_under_every_baseline():

@@ -14,9 +14,16 @@ ON_INPUTS = (
 )
 """Advice for networks that no layers describe; its code runs as it stands."""
 
+BY_PARTS = (
+    "Of transformers such as GPT-2, Llama and Qwen2 the parts compare exactly, heads and MLP "
+    "blocks: tnsim.parts(net)"
+)
+"""Advice for transformers with softmax attention, which as a whole have no layers."""
+
 OWN_ACTIVATION = (
     "An activation of your own is declared with the class of its module: "
     "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))}, "
+    "with polynomials between kinks tnsim.Activation(kinks=..., pieces=...), "
     "or with the class around it, which becomes a list of layers"
 )
 """Advice for functions of single numbers that have no name here."""

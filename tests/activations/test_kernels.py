@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from mpmath import mp
 from scipy.special import ndtr
 
 from tnsim import ModelError
@@ -20,6 +21,7 @@ from tnsim.activations.activation import (
     elu,
     jump_relu,
     leaky_relu,
+    plus_line,
 )
 from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
 from tnsim.activations.kernels import (
@@ -42,6 +44,7 @@ SLOW = sorted({(one["f"], one["g"]) for one in REFERENCES} - {QUICK})
 # its kernel covers
 GROWTH = dict.fromkeys(("erf", "relu6", "sigmoid", "sin", "step", "tanh"), 0)
 GROWTH |= {"relu2": 2, "square": 2}
+SUMS = {"gelu + 0.5 u": plus_line(activation("gelu"), 0.5)}  # activations that no name makes
 
 
 def random_units(g, count, rank=2):
@@ -69,7 +72,8 @@ def test_24_digits(pair):
     across = np.sqrt(gap * (2 - gap))
     rows = np.stack([s, 0 * s], 1)
     others = t[:, None] * np.stack([sign * (1 - gap), across], 1)
-    kernel_found = kernel(*pair, Units(m, rows), Units(n, others))
+    first, second = (SUMS.get(name, name) for name in pair)
+    kernel_found = kernel(first, second, Units(m, rows), Units(n, others))
     found = np.diag(kernel_found.values)
     scale = np.prod(
         [
@@ -260,6 +264,22 @@ def test_own_activations():
     )
 
 
+@pytest.mark.parametrize("name", ["tanh", pytest.param("elu", marks=pytest.mark.slow), "relu6"])
+def test_a_line_beside_an_activation(name):
+    """E (f(u) + c u) (f(v) + c v) = E f f + c (E f(u) v + E u f(v)) + c^2 E u v."""
+    g = np.random.default_rng(5)
+    left, right = random_units(g, 8), random_units(g, 8)
+    right.rows[0] = left.rows[0]
+    pairs = [(name, name), (name, "identity"), ("identity", name), ("identity", "identity")]
+    parts = [kernel(*pair, left, right).values for pair in pairs]
+    expected = parts[0] - 0.7 * (parts[1] + parts[2]) + 0.49 * parts[3]
+    summed = plus_line(activation(name), -0.7)
+    found = kernel(summed, summed, left, right)
+    assert_close(found.values, expected, scale=max(np.abs(x).max() for x in parts), rtol=1e-13)
+    u = np.linspace(-8, 8, 33)
+    assert_close(summed(u), activation(name)(u) - 0.7 * u, scale=LARGEST, rtol=1e-15)
+
+
 def in_float32():
     """Random units, and equal, opposite, still and far ones, that float32 holds exactly."""
     units = random_units(np.random.default_rng(6), 7)
@@ -323,6 +343,25 @@ def test_forward_values():
         assert_close(parts, f(x), scale=LARGEST, rtol=1e-05, limited_by="the fit of the remainder")
 
 
+EXACT = {
+    "mish": lambda u: u * mp.tanh(mp.log1p(mp.exp(u))),
+    "tanhshrink": lambda u: u - mp.tanh(u),
+    "gelu + 0.5 u": lambda u: u * mp.ncdf(u) + u / 2,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_values_and_derivatives(name):
+    """Of the function and of the sum of its parts, beside 40 digits."""
+    f = SUMS[name] if name in SUMS else activation(name)
+    u = np.linspace(-12, 12, 25)
+    for order in range(4):
+        with mp.workdps(40):
+            exact = np.array([float(mp.diff(EXACT[name], mp.mpf(x), order)) for x in u])
+        for found in (f.function(u, order), sum(part(u, order) for part in f.parts)):
+            assert_close(found, exact, scale=1.0, rtol=1e-12)
+
+
 def test_errors_say_what_to_do():
     with pytest.raises(ModelError, match=r"no activation is called 'swish'.*silu"):
         activation("swish")
@@ -341,12 +380,15 @@ def test_errors_say_what_to_do():
         gated_kernel("step", "relu", units, units)
 
 
+FAR = ("sigmoid", "tanh", "silu", "softplus", "mish", "gelu", "gelu_tanh", "erf", "elu")
+
+
 def test_forward_values_far_out():
     """Limits at numbers the exponentials of which are infinite."""
     x = np.array([-1e120, -800.0, 800.0, 1e120])
     for dtype in (np.float64, np.float32):
         far = np.clip(x, -1e30, 1e30).astype(dtype) if dtype == np.float32 else x
-        for name in ("sigmoid", "tanh", "silu", "softplus", "gelu", "gelu_tanh", "erf", "elu"):
+        for name in FAR:
             low = -1.0 if name in ("tanh", "erf", "elu") else 0.0
             high = 1.0 if name in ("sigmoid", "tanh", "erf") else far[2:]
             found = activation(name)(far)

@@ -128,6 +128,8 @@ def test_a_picture_and_what_is_refused(nets, tokens):
     axes = tnsim.figures.layer_by_layer(found, "two nets").axes[0]
     assert axes.get_title() == "two nets"
     assert [label.get_text() for label in axes.get_yticklabels()] == found.a.values.tolist()
+    with pytest.raises(tnsim.ModelError, match=r"one network.* layer_similarity\(a, b, inputs\)"):
+        tnsim.hidden_states(*nets, tokens)
     with pytest.raises(tnsim.ModelError, match="no part is called nope; there are embed, act"):
         tnsim.layer_similarity(*nets, tokens, layers="nope")
     with pytest.raises(tnsim.ModelError, match="of shape"):

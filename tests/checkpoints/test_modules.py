@@ -278,7 +278,7 @@ class Hidden(nn.Module):
         self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.second(nn.functional.mish(self.first(x)))
+        return self.second(nn.functional.softsign(self.first(x)))
 
 
 class Last(Hidden):
@@ -300,13 +300,13 @@ class TopK(Hidden):
         return self.second(torch.zeros_like(hidden).scatter(-1, kept.indices, kept.values))
 
 
-class GatedByMish(nn.Module):
+class GatedBySoftsign(nn.Module):
     def __init__(self):
         super().__init__()
         self.gate, self.up, self.down = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.down(nn.functional.mish(self.gate(x)) * self.up(x))
+        return self.down(nn.functional.softsign(self.gate(x)) * self.up(x))
 
 
 def hooked():
@@ -342,9 +342,9 @@ REFUSED = {
     "convolution": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1)), "0: Conv1d, of which .* give inputs="),
     "hook": (hooked, "0: a forward hook, which may change what is computed: remove it"),
     "hidden": (Hidden, r"how what second \(Linear\) is given follows from first \(Linear\)"),
-    "function": (Hidden, r"it is mish of it, which is no activation known by name.*tnsim\.Activation\("),
+    "function": (Hidden, r"it is softsign of it, which is no activation known by name.*tnsim\.Activation\("),
     "top-k": (TopK, "it is top-k of it, which has no exact similarity"),
-    "gate": (GatedByMish, "it is a gate by mish of it, which is no activation known by name"),
+    "gate": (GatedBySoftsign, "it is a gate by softsign of it, which is no activation known by name"),
     "attention": (
         lambda: nn.TransformerEncoderLayer(4, 2).eval(),
         "self_attn: MultiheadAttention, which is softmax attention",
@@ -362,6 +362,83 @@ def test_what_is_refused_is_named(name):
     build, message = REFUSED[name]
     with pytest.raises(tnsim.TnsimError, match=message):
         tnsim.from_module(build())
+
+
+class Tokens(nn.Module):
+    """Two tokens side by side, as networks of modular addition read them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first, self.out = nn.Embedding(7, 6), nn.Linear(12, 10), nn.Linear(10, 7)
+
+    def forward(self, tokens):
+        return self.out(self.first(self.embed(tokens).flatten(1)).relu())
+
+
+class Sequential(nn.Module):
+    """Linear attention of heads as parameters, which mixes positions as no layer does."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("q", "k", "v"):
+            setattr(self, name, nn.Parameter(torch.randn(2, 4, 3)))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bsd,hdk->bhsk", x, row) for row in (self.q, self.k, self.v))
+        return torch.einsum("bhsk,bhtk,bhtv->bsv", q, k, v)
+
+
+class Softmax(nn.Module):
+    """A head of softmax attention behind a norm, in names of Hugging Face."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.attn = nn.ModuleDict(
+            {name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj")}
+        )
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        q, k, v = (layer(self.norm(x)) for layer in self.attn.values())
+        return x + torch.softmax(q @ k.mT, -1) @ v
+
+
+TOKENS = {"inputs": torch.zeros(1, 2, dtype=torch.long)}
+FIXED = {  # a module, arguments of from_module, and the fix that the refusal names
+    "tokens": (Tokens, TOKENS, r"reads 12: the module puts positions side by side.*Empirical\(tokens"),
+    "positions": (
+        Sequential,
+        {"inputs": torch.randn(1, 3, 4), "n_ctx": 3},
+        "its 3 positions are read as a single vector of 12 numbers: .* leave n_ctx out",
+    ),
+    "parts": (Softmax, TOKENS, r"tnsim\.parts\(net\).*Empirical\(inputs\)"),
+    "recurrent": (lambda: nn.LSTM(4, 5), {}, r"LSTM, which is recurrent.*Empirical\(inputs\)"),
+    "logits": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LogSoftmax(-1)),
+        {},
+        r"1: LogSoftmax, which has no exact similarity; logits have: .* net\[:-1\]",
+    ),
+    "script": (
+        lambda: torch.jit.script(nn.Linear(4, 5)),
+        {},
+        r"TorchScript program .* load its state_dict\(\) .*Empirical\(inputs\)",
+    ),
+    "no numbers": (lambda: nn.Linear(4, 5, device="meta"), {}, "'meta'.*load_state_dict"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", FIXED)
+def test_refusals_name_the_fix(name):
+    build, arguments, fix = FIXED[name]
+    with pytest.raises(tnsim.TnsimError, match=fix):
+        tnsim.from_module(build(), **arguments)
+
+
+def test_files_of_softmax_attention_have_parts():
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"attn\.q_proj.*tnsim\.parts\(path\)"):
+        tnsim.from_state_dict(Softmax().state_dict())
 
 
 def test_what_is_no_module():
@@ -400,7 +477,7 @@ def test_norms_are_folded_at_their_energy_on_inputs(rng):
     assert_close(single(one), forward(module, one), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
-@pytest.mark.parametrize("name", ["mish", "softsign", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
+@pytest.mark.parametrize("name", ["softsign", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
 @pytest.mark.parametrize("last", [False, True])
 def test_functions_that_are_no_submodules_are_named_wherever_they_stand(name, last):
     def function(x):

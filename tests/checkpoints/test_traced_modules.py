@@ -4,7 +4,9 @@ import copy
 import math
 import re
 from collections import namedtuple
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -183,7 +185,7 @@ def test_convolutions_beyond_a_matrix_say_their_size():
     )
     with pytest.raises(
         tnsim.TooLarge,
-        match=r"262,144 x 12,288 numbers, 24\.0 GiB.* smaller images, or .*Empirical\(inputs\)$",
+        match=r"262,144 x 12,288 numbers, 24\.0 GiB.* 10,922 rows .*smaller images, or .*Empirical\(images\)$",
     ):
         tnsim.from_module(net, inputs=images)
 
@@ -309,6 +311,19 @@ WAYS = {  # to write an activation, by the layers that come of it
         lambda u: torch.logaddexp(u, torch.zeros_like(u)),
         lambda u: torch.clamp(u, min=0) + torch.log1p(torch.exp(-u.abs())),
     ],
+    "mish": [
+        functional.mish,
+        lambda u: u * torch.tanh(functional.softplus(u)),
+        lambda u: u * torch.tanh(torch.log1p(torch.exp(u))),
+    ],
+    "tanhshrink": [
+        functional.tanhshrink,
+        lambda u: u - torch.tanh(u),
+        lambda u: 2 * (torch.tanh(u) - u),
+        lambda u: u + 1 - 2 * torch.sigmoid(2 * u),
+    ],
+    "gelu + 1.0 u": [lambda u: u + functional.gelu(u), lambda u: -2 * functional.gelu(u) - 2 * u],
+    "tanh - 0.25 u": [lambda u: torch.tanh(2 * u + 1) - u / 2],
     "sin": [torch.sin, torch.cos],
     "relu": [
         lambda u: torch.clamp(u, min=0),
@@ -627,6 +642,7 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
     "jump at zero": (lambda m, u: (u > 0).float() * u, "relu"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
+    "glu of a line": (lambda m, u: (u + functional.silu(u)) * (u - m.height), "silu + 1.0 u"),
 }
 
 
@@ -648,17 +664,86 @@ def test_hidden_units_of_plain_parameters_have_their_activation(name):
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
 
 
-def skipped(m, x):
-    return functional.relu(x @ m.encoder) @ m.decoder + x @ m.around
+@pytest.mark.parametrize("function", [torch.tanh, functional.logsigmoid])
+def test_a_transcoder_with_a_linear_map_around(function, rng):
+    """Compared exactly, with a hidden unit for each unit of the module and none for the map."""
 
+    def skipped(m, x):
+        return function(x @ m.encoder - 0.5) @ m.decoder + x @ m.around
 
-def test_a_transcoder_with_a_linear_map_around(rng):
-    module = Module(skipped, encoder=(4, 6), decoder=(6, 3), around=(4, 3)).double()
-    model = tnsim.from_module(module, inputs=torch.zeros(3, 4))
-    assert model.layers[0].rank == 6 + 2 * 4  # x = relu(x) - relu(-x)
-    x = rng.normal(size=(50, 4))
+    shapes = {"encoder": (2, 5), "decoder": (5, 3), "around": (2, 3)}
+    modules = [Module(skipped, **shapes).double() for _ in range(2)]
+    models = [tnsim.from_module(module, inputs=torch.zeros(3, 2)) for module in modules]
+    assert models[0].layers[1].layer.rank == 5
+    x = rng.normal(size=(50, 2))
     with torch.no_grad():
-        assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
+        assert_close(models[0](x), modules[0](torch.as_tensor(x)).numpy(), scale=LARGEST)
+    points, weights = normal_grid()
+    with torch.no_grad():
+        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
+    expected = np.sum(weights[:, None] * first * second)
+    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
+    found = tnsim.inner(*models, tnsim.Gaussian())
+    assert_close(found, expected, scale=size, rtol=1e-12)
+
+
+def test_a_line_beside_an_activation_is_compared_exactly():
+    """As a module that writes tanhshrink, and as a model of tnsim, beside quadrature."""
+    modules = [
+        nn.Sequential(nn.Linear(2, 5), nn.Tanhshrink(), nn.Linear(5, 3)).double(),
+        nn.Sequential(nn.Linear(2, 4), nn.Mish(), nn.Linear(4, 3)).double(),
+    ]
+    points, weights = normal_grid()
+    with torch.no_grad():
+        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
+    expected = np.sum(weights[:, None] * first * second)
+    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
+    models = [tnsim.from_module(module) for module in modules]
+    assert_close(tnsim.inner(*models, tnsim.Gaussian()), expected, scale=size, rtol=1e-12)
+    linear, _, last = models[0].layers
+    assert models[0].layers[1].activation.name == "tanhshrink"
+    same = tnsim.Model([linear, tnsim.Elementwise("tanhshrink"), last])
+    assert_close(tnsim.similarity(models[0], same), 1.0, rtol=1e-12)
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return functional.gelu(functional.gelu(x))
+
+
+def test_an_activation_of_an_activation_is_an_own_activation():
+    """The refusal says how both become a single one, which is exact."""
+    modules = [nn.Sequential(nn.Linear(2, 5), Twice(), nn.Linear(5, 3)).double() for _ in range(2)]
+    models = [tnsim.from_module(module) for module in modules]
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"gelu reads every gelu alone.*layers=\{Class"
+    ):
+        tnsim.inner(*models, tnsim.Gaussian())
+    gelu = partial(jax.nn.gelu, approximate=False)
+    twice = tnsim.Activation(lambda u: gelu(gelu(u)), strip=1.0, name="twice")
+    declared = {Twice: lambda module: tnsim.Elementwise(twice)}
+    models = [tnsim.from_module(module, layers=declared) for module in modules]
+    points, weights = normal_grid()
+    with torch.no_grad():
+        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
+    expected = np.sum(weights[:, None] * first * second)
+    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
+    assert_close(tnsim.inner(*models, tnsim.Gaussian()), expected, scale=size, rtol=1e-12)
+    # A layer between the activations mixes units.
+    deeper = nn.Sequential(nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 4), nn.GELU())
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"found 2 in a model: use Empirical"):
+        tnsim.inner(*[tnsim.from_module(deeper)] * 2, tnsim.Gaussian())
+
+
+def normal_grid(step=0.1):
+    """Points and weights of a trapezoidal sum over N(0, I) in two dimensions.
+
+    The sum is exact to exp(-2 pi y / step) for functions that are analytic within y.
+    """
+    x = np.arange(-9.0, 9.0, step)
+    w = step * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    points = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
+    return points, np.outer(w, w).ravel()
 
 
 def test_a_convolutional_network_of_one_hidden_layer(rng):
@@ -690,7 +775,7 @@ OWN = r"{} of a value make no activation.*tnsim\.Elementwise\(tnsim\.Activation\
         (top, r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
         (lambda u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
         (lambda u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
-        (lambda u: u * torch.tanh(functional.softplus(u)), OWN.format("softplus and tanh")),
+        (lambda u: u + torch.sin(u) ** 2, OWN.format("sin, pow and add")),
         pytest.param(
             lambda u: torch.exp(-(u**2)), OWN.format("pow, neg and exp"), marks=pytest.mark.slow
         ),

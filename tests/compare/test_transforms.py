@@ -158,6 +158,26 @@ def test_traces_in_both_precisions_share_no_array(case, metric, first, rng):
     assert_close(values[False], true, scale=1.0, rtol=1e-4, limited_by="float32")
 
 
+READING = {  # what reads numbers, of a model and of inputs
+    "networks": lambda model, x: tnsim.contract(tnsim.networks(model, model)),
+    "network": lambda model, x: tnsim.network(model),
+    "pairwise": lambda model, x: tnsim.pairwise([model, model]),
+    "check": lambda model, x: tnsim.check(model, model),
+    "save": lambda model, x: tnsim.save(model, "model.safetensors"),
+    "a baseline": lambda model, x: tnsim.baselines.cka([model, model], x),
+    "Gaussian.fit": lambda model, x: tnsim.Gaussian.fit(model.layers[0].left),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad])
+@pytest.mark.parametrize("name", READING)
+def test_what_reads_numbers_says_so_in_a_trace(name, transform, rng):
+    model, _ = cases.pair(cases.SHALLOW["bilinear"], rng)
+    x = rng.normal(size=(9, model.d_in))
+    with pytest.raises(tnsim.ModelError, match=rf"^{name} reads numbers.*inner.* can be traced"):
+        transform(lambda model: READING[name](model, x))(model)
+
+
 def test_gradient_through_a_difference(rng):
     (a, b), (c, _) = (cases.pair(cases.SHALLOW["bilinear"], rng) for _ in range(2))
     with jax.enable_x64(True):

@@ -9,7 +9,7 @@ from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
 
 import tnsim
-from tnsim.activations.activation import jump_relu
+from tnsim.activations.activation import activation, elu, jump_relu, leaky_relu, plus_line, power
 from tnsim.models.forward import forward, scaled_layers
 
 
@@ -106,6 +106,14 @@ def test_files(rng, tmp_path):
     x = rng.normal(size=(4, 2))
     assert repr(again) == repr(model)
     np.testing.assert_array_equal(again(x), model(x))
+    made = jump_relu(0.25), leaky_relu(0.2), elu(1.0), elu(1.5), power(3)
+    lines = [plus_line(activation(name), -1 / 3) for name in ("gelu", "relu", "elu(1.5)")]
+    for function in (*made, *lines):
+        tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise(function)]), path)
+        assert tnsim.load(path).layers[1].activation == function
+    for name in ("leaky_relu(nan)", "elu(x)", "power(1e9)", "swish + 1.0 u", "gelu + inf u"):
+        with pytest.raises(tnsim.ModelError, match="no activation is called"):
+            activation(name)
     own = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise(own_activation())])
     with pytest.raises(tnsim.ModelError, match="is a function of your own, which no file holds"):
         tnsim.save(own, path)

@@ -7,11 +7,12 @@ trapezoidal sums converge exponentially.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, zip_longest
-from math import comb, inf, pi, sqrt
+from math import comb, inf, isfinite, pi, sqrt
 from typing import Any, Protocol
 
 import jax
@@ -308,7 +309,8 @@ def activation(name: str | Activation) -> Activation:
     """The activation of a name; an `Activation` is returned as it is.
 
     Args:
-        name: A key of `ACTIVATIONS`, or an activation of one's own.
+        name: A key of `ACTIVATIONS`, a name with numbers such as "leaky_relu(0.2)" or
+            "gelu + 0.5 u", or an activation of one's own.
 
     Raises:
         ModelError: No activation has this name, or it mixes units, as TopK and softmax do.
@@ -321,6 +323,8 @@ def activation(name: str | Activation) -> Activation:
         return name
     if isinstance(name, str) and name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if isinstance(name, str) and (made := _with_numbers(name)) is not None:
+        return made
     if isinstance(name, str) and name.lower().replace("_", "") in _TOGETHER:
         raise ModelError(
             f"{name} reads all hidden units at once: whether a unit counts depends on the others, "
@@ -332,6 +336,23 @@ def activation(name: str | Activation) -> Activation:
         "leaky_relu(slope), jump_relu(threshold), elu(alpha), power(exponent), and for others "
         "Activation(function, strip=...) or Activation(kinks=..., pieces=...)"
     )
+
+
+def _with_numbers(name: str) -> Activation | None:
+    """The activation of a name with numbers, as activations with numbers are called."""
+    makers = {"leaky_relu": leaky_relu, "jump_relu": jump_relu, "elu": elu}
+    try:
+        if called := re.fullmatch(r"(leaky_relu|jump_relu|elu)\((\S+)\)", name):
+            number = float(called[2])
+            return makers[called[1]](number) if isfinite(number) else None
+        if called := re.fullmatch(r"power\((\d\d?)\)", name):
+            return power(int(called[1]))
+        if line := re.fullmatch(r"(\S+) ([+-]) (\S+) u", name):
+            slope = float(line[2] + line[3])
+            return plus_line(activation(line[1]), slope) if isfinite(slope) else None
+    except ValueError:  # no number
+        return None
+    return None
 
 
 @cache
@@ -393,7 +414,6 @@ def power(exponent: int) -> Activation:
     return Activation(pieces=((*[0.0] * exponent, 1.0),), name=name)
 
 
-@cache
 def elu(alpha: float = 1.0) -> Activation:
     """u for u > 0, alpha (exp(u) - 1) below.
 
@@ -401,7 +421,11 @@ def elu(alpha: float = 1.0) -> Activation:
         >>> elu()(np.array([0.0, 2.0])).tolist()
         [0.0, 2.0]
     """
+    return _elu(float(alpha))
 
+
+@cache
+def _elu(alpha: float) -> Activation:
     @_in_numpy
     def function(u: Any) -> Any:
         xp = library(u)
@@ -413,6 +437,37 @@ def elu(alpha: float = 1.0) -> Activation:
         name="elu" if alpha == 1 else f"elu({alpha!r})",
         parts=(Gate(0.0, inf, (-alpha,)), Gate(0.0, 0.0, (alpha, 1.0), alpha), Tail(alpha)),
     )
+
+
+@cache
+def plus_line(function: Activation, slope: float) -> Activation:
+    """f(u) + slope u, such as gelu(u) + u.
+
+    Args:
+        function: Activation f, a known activation or an own function.
+        slope: Number that multiplies u.
+
+    Example:
+        >>> plus_line(activation("relu"), 0.5)(np.array([-2.0, 2.0])).tolist()
+        [-1.0, 3.0]
+    """
+    name = f"{function.name} {'-' if slope < 0 else '+'} {abs(slope)!r} u"
+    known: Any = function.function
+    if known is None:
+        line = np.polynomial.Polynomial([0.0, slope])
+        pieces = ((np.polynomial.Polynomial(piece) + line).coef for piece in function.pieces)
+        sums = tuple(tuple(piece.tolist()) for piece in pieces)
+        return Activation(kinks=function.kinks, pieces=sums, name=name)
+
+    def values(u: Any, order: int = 0) -> Any:
+        if not order:
+            return known(u) + slope * u
+        return known(u, order) + (slope if order == 1 else 0.0)
+
+    values.__name__ = name  # as messages have it
+    if hasattr(known, "in_numpy"):
+        values = _in_numpy(values, derivatives=known.in_numpy)
+    return Activation(values, name=name, parts=(Gate(0.0, inf, (0.0, slope)), *function.parts))
 
 
 def _horner(coefficients: tuple[float, ...], u: Any) -> Any:
@@ -568,6 +623,35 @@ def _silu(u: Any, order: int = 0) -> Any:
 
 
 @_in_numpy(derivatives=True)
+def _tanhshrink(u: Any, order: int = 0) -> Any:
+    return float(order == 1) - _tanh(u, order) if order else u - library(u).tanh(u)
+
+
+@_in_numpy(derivatives=True)
+def _mish(u: Any, order: int = 0) -> Any:
+    """u w with w = tanh(softplus(u)); derivatives by w' = (1 - w^2) s and s' = s (1 - s).
+
+    Derivatives of w are sums of w^p s^q with weights, where s = sigmoid(u).
+    """
+    w, s = library(u).tanh(_softplus(u)), _logistic(u)
+    derivatives = [{(1, 0): 1.0}]
+    for _ in range(order):
+        following: dict[tuple[int, int], float] = {}
+        for (p, q), weight in derivatives[-1].items():
+            changes = {(p - 1, q + 1): p, (p + 1, q + 1): -p, (p, q): q, (p, q + 1): -q}
+            for powers, change in changes.items():
+                if change:
+                    following[powers] = following.get(powers, 0.0) + weight * change
+        derivatives.append(following)
+
+    def gate(order: int) -> Any:
+        return sum(weight * w**p * s**q for (p, q), weight in derivatives[order].items())
+
+    # (u w)^(n) = u w^(n) + n w^(n-1).
+    return u * gate(order) + order * gate(order - 1) if order else u * w
+
+
+@_in_numpy(derivatives=True)
 def _softplus(u: Any, order: int = 0) -> Any:
     return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
 
@@ -649,6 +733,16 @@ ACTIVATIONS: dict[str, Activation] = {
         _analytic("sigmoid", _sigmoid, pi, 40.0, Gate(0.0, 1.7, (1.0,))),
         _analytic("silu", _silu, pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
         _analytic("softplus", _softplus, pi, 40.0, Gate(0.0, 1.7, (0.0, 1.0))),
+        # The poles of tanh(softplus(u)) are at exp(u) = -1 + i and -1 - i.
+        _analytic("mish", _mish, 0.75 * pi, 44.0, Gate(0.0, 1.7, (0.0, 1.0))),
+        _analytic(
+            "tanhshrink",
+            _tanhshrink,
+            pi / 2,
+            20.0,
+            Gate(0.0, inf, (1.0, 1.0)),
+            Gate(0.0, 0.85, (-2.0,)),
+        ),
     )
 }
 """Activations by name.

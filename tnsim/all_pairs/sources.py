@@ -25,7 +25,7 @@ from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.metrics.ways import ASKED
-from tnsim.models.checks import check_numbers
+from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
 from tnsim.models.model import Combination, Model, caveats, guesses, terms
@@ -253,9 +253,10 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     """The entry of a model that was read.
 
     Raises:
-        ModelError: It is no model, or its weights are tensors that require grad.
+        ModelError: It is no model, or its weights are traced, or tensors that require grad.
     """
     check_numbers(model)
+    check_untraced("pairwise", model)
     # Small differences of models become models of their own, and digests belong to these.
     parts = [part for _, part in terms(by_differences(model, dtype))]
     digests = [content_hash(part) for part in parts]

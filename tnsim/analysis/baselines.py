@@ -31,7 +31,7 @@ from tnsim.checkpoints.given import given_models
 from tnsim.errors import ModelError
 from tnsim.models import functions
 from tnsim.models.arrays import host_array
-from tnsim.models.checks import Seed, check_comparable, check_numbers, seed_number
+from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
 from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
@@ -138,6 +138,7 @@ def _first_reader(models: Models) -> AnyModel | None:
     for model in _each_model(models):
         if isinstance(model, AnyModel):
             check_numbers(model)
+            check_untraced("a baseline", model)
             first = first or model
             check_comparable(first, model)
         elif not callable(model):
@@ -339,6 +340,7 @@ def _of_one_structure(models: Models) -> Iterator[Model]:
                 "not for combinations of them"
             )
         check_numbers(model)
+        check_untraced("a baseline", model)
         first = first or model
         # Weights are compared entry by entry, so they must be of one shape throughout.
         if _structure(model) != _structure(first):

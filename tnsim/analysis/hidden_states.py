@@ -22,7 +22,7 @@ from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, seed_number
 from tnsim.models.functions import array_of, input_rows, run_module
-from tnsim.models.model import Model
+from tnsim.models.model import AnyModel, Model
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,6 +54,11 @@ def hidden_states(
         >>> {name: states.shape for name, states in hidden_states(model, np.ones((3, 2))).items()}
         {'layer 0': (3, 2), 'layer 1': (3, 1)}
     """
+    if hasattr(inputs, "named_modules") or isinstance(inputs, AnyModel):
+        raise ModelError(
+            "hidden_states takes one network and its inputs, found another network for inputs; two "
+            "networks are compared by layer_similarity(a, b, inputs)"
+        )
     x = host_array(detached(input_rows(inputs)))
     # Inputs keep modules as they are: hooks need the module itself.
     model = given_model(model, inputs=x)

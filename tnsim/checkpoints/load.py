@@ -30,7 +30,7 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import detect, model_from_state
 from tnsim.errors import CheckpointError, ModelError, printable
-from tnsim.models.checks import Seed, seed_number
+from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
@@ -728,6 +728,7 @@ def _forward_difference(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
 ) -> ForwardDifference:
     """Both differences on normal inputs of equal size."""
+    check_untraced("a comparison with a forward pass", model)
     shape = (samples, model.d_in)
     if model.n_ctx is not None:
         shape = (samples, model.n_ctx, model.d_in)

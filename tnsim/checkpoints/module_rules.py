@@ -39,7 +39,7 @@ from tnsim.checkpoints.rules import (
     LinearRule,
     Rule,
 )
-from tnsim.errors import ON_INPUTS, OWN_ACTIVATION, UnsupportedLayer
+from tnsim.errors import BY_PARTS, ON_INPUTS, OWN_ACTIVATION, UnsupportedLayer
 
 ACTIVATIONS = (  # names of the registry, the most frequent first
     "relu",
@@ -59,8 +59,10 @@ ACTIVATIONS = (  # names of the registry, the most frequent first
     "erf",
     "sin",
     "step",
+    "mish",
+    "tanhshrink",
 )
-ENTRYWISE = ("mish", "selu", "celu", "softsign", "logsigmoid", "tanhshrink")
+ENTRYWISE = ("selu", "celu", "softsign", "logsigmoid")
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
@@ -646,6 +648,11 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.abs(one.ravel() - other.ravel()).max() <= FITS * max(np.abs(other).max(), 1e-99))
 
 
+def _is_norm(call: Call) -> bool:
+    """Whether a call is that of a norm, by the name of its class, as LlamaRMSNorm."""
+    return type(call.module).__name__.endswith("Norm")
+
+
 def _unexplained_step(
     calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
 ) -> UnsupportedLayer:
@@ -666,10 +673,15 @@ def _unexplained_step(
             advice = f". {OWN_ACTIVATION}{advice}"
         else:
             said += "which has no exact similarity"
-    elif norm := norm or next((call for call in calls if kind(call.module) in NORM_MODULES), None):
+    elif norm := norm or next((call for call in calls if _is_norm(call)), None):
         advice = f". {ON_INPUTS}"
         said += f"; {_call_name(norm)} is there, which is known before a layer only, "
         said += "inside its residual"
+        if any("attn" in call.path or "attention" in call.path for call in calls):
+            advice = f". {BY_PARTS}{advice}"
+    elif any(kind(call.module) == "Embedding" for call in calls):
+        # Layers act on every token alone, so a sum over tokens has none.
+        advice = f". {ON_INPUTS}, inputs here being tokens (n, positions)"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
         "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,12 +66,14 @@ ENTRYWISE = (  # activations; their values tell which one stands between two lay
     "Hardswish",
     "Hardtanh",
     "LeakyReLU",
+    "Mish",
     "ReLU",
     "ReLU6",
     "SiLU",
     "Sigmoid",
     "Softplus",
     "Tanh",
+    "Tanhshrink",
 )
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not leaf by leaf
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
@@ -305,7 +307,8 @@ def recognised(
             vectors = inputs is None and n_ctx is None and example.ndim == 2
             reading, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
-            if not declared and example.is_floating_point() and (vectors or inputs is not None):
+            read = not declared and example.is_floating_point() and (vectors or inputs is not None)
+            if read and not any(map(_is_recurrent, module.modules())):
                 try:
                     reading = _traced_module(module, own, example, output)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
@@ -318,6 +321,12 @@ def recognised(
                     known = known and inputs is None and not says
                     telling = " computes " in str(why) and not known
                     reason = str(why) if telling else ""
+            if reading is not None and n_ctx is not None:
+                raise ModelError(
+                    f"the module mixes positions as no layer does, so its {example.shape[1]} "
+                    f"positions are read as a single vector of {example[0].numel()} numbers: give "
+                    "inputs= and leave n_ctx out"
+                ) from refused
             if reading is None and vectors:
                 reading = _watched_on_sequences(module, double, own, declared, example)
             if reading is None and reason:
@@ -356,7 +365,22 @@ def _watched_layers(
     layers = [
         read_layer._replace(layer=layer) for read_layer, layer in zip(layers, widths, strict=True)
     ]
+    _check_widths(layers)
     return Recognised(module, parts, layers, arrays, example, forward_error(own, layers, example))
+
+
+def _check_widths(layers: Sequence[Normed]) -> None:
+    """Raise `UnsupportedLayer` where a layer reads more than a position of the layer before it."""
+    for (n, before), after in zip(enumerate(layers), layers[1:], strict=False):
+        given, read = before.layer.d_out, after.layer.d_in
+        if given != read:
+            raise UnsupportedLayer(
+                f"layer {n} gives {given} coordinates at every position, and layer {n + 1} reads "
+                f"{read}: the module puts positions side by side, as Flatten does with the "
+                "embeddings of several tokens, and layers act on every position alone. Compare it "
+                "by its outputs, tnsim.Empirical(tokens), or write it on one-hot vectors of all "
+                "positions, with a Linear in the place of the embedding"
+            )
 
 
 KEPT = 1e-11  # relative; operations that are kept give the outputs of the module to rounding
@@ -477,6 +501,17 @@ def _default_epsilon(dtype: Any) -> float:
 
 def _check_repeatable(module: Any) -> None:
     """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
+    torch = require_torch()
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedLayer(
+            "a TorchScript program says nothing of its layers: load its state_dict() into the "
+            "module that it was made of, or compare its outputs, tnsim.Empirical(inputs)"
+        )
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise UnsupportedLayer(
+            "weights are on the device 'meta', where tensors have no numbers: load the weights "
+            "first, module.load_state_dict(state, assign=True)"
+        )
     for path, child in module.named_modules():
         name = path or "the module"
         # A hook may change outputs, and copies would lose it or run it twice.
@@ -530,6 +565,13 @@ def _unreadable_parts(module: Any, declared: tuple[type, ...]) -> Iterable[tuple
 
 
 def _leaf_reason(leaf: Any) -> str:
+    if _is_recurrent(leaf):
+        return ", which is recurrent"
+    if kind(leaf) in ("Softmax", "LogSoftmax"):
+        return (
+            ", which has no exact similarity; logits have: leave it out where it stands last, as "
+            "net[:-1] of a Sequential"
+        )
     # Classes of the user may derive from those of PyTorch.
     for cls in type(leaf).__mro__:
         if cls.__module__ == "torch.nn.modules.activation":
@@ -537,6 +579,10 @@ def _leaf_reason(leaf: Any) -> str:
         if cls.__module__ in _OF_IMAGES:
             return _ASK_FOR_INPUTS
     return ", which is no layer of tnsim"
+
+
+def _is_recurrent(module: Any) -> bool:
+    return type(module).__module__ == "torch.nn.modules.rnn"
 
 
 _ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"

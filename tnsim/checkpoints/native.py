@@ -20,7 +20,7 @@ from tnsim.files import Kind, replacing
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import rename_errors
 from tnsim.models.attention import Attention
-from tnsim.models.checks import check_numbers
+from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.layers import (
     Bilinear,
     Linear,
@@ -72,6 +72,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if not isinstance(model, Model):
         raise ModelError("only a Model can be saved; save the models of a combination one by one")
     check_numbers(model)
+    check_untraced("save", model)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: models are saved as .safetensors")
     from safetensors.numpy import save as serialise

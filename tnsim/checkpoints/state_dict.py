@@ -28,7 +28,7 @@ from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
-from tnsim.errors import ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
+from tnsim.errors import BY_PARTS, ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import detached, rename_errors, requires_grad
 from tnsim.models.layers import has_width
 from tnsim.models.model import Model
@@ -520,14 +520,17 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         return _unknown(named[0])
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
     if attention is not None:
+        # Names of Hugging Face's layouts, of which parts are known.
+        known = any(name in attention for name in ("c_attn", "q_proj", "query_key_value"))
+        parts = f"{BY_PARTS}, or tnsim.parts(path). " if known else ""
         return UnsupportedLayer(
             f"{attention} belongs to an attention layer of no known layout; "
             "bilinear attention is read with a dialect of its own, "
-            f"softmax attention is no polynomial. {OF_A_FILE} {ON_INPUTS}"
+            f"softmax attention is no polynomial. {parts}{OF_A_FILE} {ON_INPUTS}"
         )
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
-        "tnsim.load(path, net), dialect=net in other verbs; for the command line write "
+        "tnsim.load(path, net), tnsim.pairwise(paths, dialect=net); for the command line write "
         "tnsim.from_module(net).origin.dialect.to_json() to a file for --dialect. Else write down "
         "what the keys mean, begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
         f"guesses; or name a preset: {', '.join(PRESETS)}"

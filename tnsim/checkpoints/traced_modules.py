@@ -15,8 +15,8 @@ multiple of the identity. Any other S is carried by hidden units of its own, `(S
 
 An activation of a value, entry by entry, makes hidden units too: `h = f(W_1 z + b_1)`, or with a
 product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer. There S is carried
-by units with f(x) - f(-x) = c x, which ReLU and GELU have, in two of them for each coordinate. A
-step that multiplies its own argument, as in JumpReLU, is an activation of its argument.
+by a state (z, S z), to the second part of which a residual connection adds the units. A step that
+multiplies its own argument, as in JumpReLU, is an activation of its argument.
 
 The linear part of a value is kept as the operations that compute it (`_Map`), and is written out
 as a matrix for the rows of hidden units and at the end alone. So an image of n numbers needs no n^2
@@ -43,7 +43,6 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.fx
 
@@ -591,11 +590,7 @@ class _Trace:
             product = self._hidden_product(*self._unit_factors([written, written.times]))
             del self.values[written], self.uses[written]
             return product
-        if not fit.slope:
-            return _Value(result.constant + fit.offset, result.slopes)
-        line = _mapped_value(value, lambda x: fit.slope * x)
-        constant = result.constant + line.constant + fit.offset
-        return _Value(constant, result.slopes | line.slopes)
+        return _Value(result.constant + fit.offset, result.slopes)
 
     def _affine_value(self, node: Any) -> _Value:
         """A value that is affine in the state alone, after a new layer where it is not."""
@@ -872,7 +867,7 @@ class _Stack:
             functions = [self.functions.get(block) for block in blocks]
             # A layer is a product or has an activation, never both.
             if any(functions):
-                self.drafts.append(self._activation_layer(units, functions, matrix, down, bias))
+                self._append_activation(units, functions, matrix, down, bias)
             else:
                 self.drafts.append(self._product_layer(units, matrix, down, bias))
         else:
@@ -897,35 +892,41 @@ class _Stack:
             down = _side_by_side([down, _Map(len(bias), (len(bias),), self.like)])
         return _Draft(_stacked_factors(units), down, bias, skip)
 
-    def _activation_layer(
+    def _append_activation(
         self,
         units: list[list[tuple[torch.Tensor, torch.Tensor]]],
         functions: list[Activation | None],
         matrix: _Map,
         down: _Map,
         bias: torch.Tensor,
-    ) -> _Draft:
-        """The layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
+    ) -> None:
+        """Add the layer `S z + D (units of all blocks) + c` of blocks with the same activation."""
         function = functions[0]
         if function is None or any(other != function for other in functions):
             names = sorted({"a product" if known is None else known.name for known in functions})
             raise _NoLayerError(
                 f"one layer computes {' and '.join(names)}, and has room for one activation"
             )
+        factors = _stacked_factors(units)
         skip = _multiple_of_identity(matrix)
-        if skip is None and matrix.matters:
-            slope = _odd_slope(function)
-            if slope is None or any(len(block) > 1 for block in units):
-                raise _NoLayerError(
-                    f"one layer computes {function.name} beside a linear map of its input that is "
-                    "no multiple of the identity"
-                )
-            # f(x) - f(-x) = slope * x
-            eye, zero = self._eye_matrix(self.width), self.like.new_zeros(self.width)
-            units = [*units, [(eye, zero)], [(-eye, zero)]]
-            parts = [matrix.then(partial(torch.mul, other=s / slope), bias.shape) for s in (1, -1)]
-            down = _side_by_side([down, *parts])
-        return _Draft(_stacked_factors(units), down, bias, skip, function)
+        if skip is not None or not matrix.matters:
+            self.drafts.append(_Draft(factors, down, bias, skip, function))
+            return
+        # z -> (z, S z) -> (z, S z + D (units) + c), of which the second part is the state
+        kept, size = self.width, len(bias)
+        total = kept + size
+        state = _Map(kept, (kept,), self.like)
+        both = (state, matrix)
+        carried = _Map(kept, (total,), self.like, lambda z, mapped: torch.cat((z, mapped)), both)
+        self._append_linear(carried, self.like.new_zeros(total))
+        behind = partial(torch.nn.functional.pad, pad=(kept, 0))
+        before = partial(torch.nn.functional.pad, pad=(0, size))
+        factors = [(before(rows), shift) for rows, shift in factors]
+        self.drafts.append(
+            _Draft(factors, down.then(behind, (total,)), behind(bias), 1.0, function)
+        )
+        every = _Map(total, (total,), self.like)
+        self._append_linear(every.then(lambda z: z[kept:], (size,)), torch.zeros_like(bias))
 
     def _append_linear(self, matrix: _Map, bias: torch.Tensor) -> None:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
@@ -939,10 +940,6 @@ class _Stack:
                 self.drafts[-1] = _Draft(last.factors, merged, shifted, None, last.function)
                 return
         self.drafts.append(_Draft([], matrix, bias))
-
-    def _eye_matrix(self, size: int) -> torch.Tensor:
-        _check_size(size, size)
-        return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
 
 
 class _SingleOutput(torch.nn.Module):
@@ -1080,14 +1077,6 @@ def _side_by_side(maps: Sequence[_Map]) -> _Map:
     return every.then(added, maps[0].shape, max(one.widest for one in maps))
 
 
-def _odd_slope(function: Activation) -> float | None:
-    """The number c with f(x) - f(-x) = c x, as for ReLU and GELU; None where there is none."""
-    # Several points, as most functions have an odd part that is no line.
-    x = np.array([0.3, 1.0, 2.7, 9.0])
-    slopes = (function(x) - function(-x)) / x
-    return float(slopes[1]) if np.ptp(slopes) <= 1e-13 and slopes[1] else None
-
-
 def _refusal_reason(name: str) -> str:
     """The reason why an operation makes no layer, where there is more to say than that."""
     if name in ("topk", "sort", "kthvalue", "median", "argsort"):
@@ -1142,8 +1131,9 @@ def _check_size(outputs: int, inputs: int) -> None:
         raise TooLarge(
             f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
             f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
-            f"written out up to {LARGEST / 2**27:.3g} GiB: give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(inputs)"
+            f"written out up to {LARGEST / 2**27:.3g} GiB, {LARGEST // inputs:,} rows of so many "
+            "inputs: pool or stride before the product, give an example of smaller images, or "
+            "compare outputs, metric tnsim.Empirical(images)"
         )
 
 
@@ -1221,29 +1211,49 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
         return draft
     if any(array.requires_grad for array in arrays):
         return draft
-    # Biases are a last column, so that rows with their bias are compared as a whole.
-    first, second = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors)
-    best = (first, second, down)
+    best: Any = None
+    fewest = down.shape[1]
     for turn in (1, -1):
         # Either factor may be the one that many units share.
-        shared, other = (first, second)[::turn]
-        alike, group_of = torch.unique(shared, dim=0, return_inverse=True)
+        groups, group_of = torch.unique(_digests(*draft.factors[::turn][0]), return_inverse=True)
         # Groups of hardly more than one unit save nothing.
-        if 2 * len(alike) > len(shared):
+        if 2 * len(groups) > down.shape[1]:
             continue
+        # Biases are a last column, so that they go with their rows.
+        shared, other = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors[::turn])
         terms: list[tuple[Any, Any, Any]] = []
-        for group, row in enumerate(alike):
+        for group in range(len(groups)):
             members = group_of == group
+            row = shared[members][0]
             # The rank of a group is the number of units that it needs.
             left, sizes, right = torch.linalg.svd(
                 down[:, members] @ other[members], full_matrices=False
             )
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
-            terms.append((*(one, two)[::turn], (left * sizes)[:, kept]))
-        if sum(len(one) for one, _, _ in terms) < len(best[0]):
+            one, two = (one, two)[::turn]
+            terms.append((one, two, (left * sizes)[:, kept]))
+        if (count := sum(len(one) for one, _, _ in terms)) < fewest:
             one, two, out = zip(*terms, strict=True)
-            best = (torch.cat(one), torch.cat(two), torch.cat(out, 1))
+            fewest, best = count, (torch.cat(one), torch.cat(two), torch.cat(out, 1))
+    if best is None:
+        return draft
     one, two, down = best
     factors = [(rows[:, :-1], rows[:, -1]) for rows in (one, two)]
     return _Draft(factors, _Map.of(down), draft.bias, draft.skip)
+
+
+def _digests(rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A number for every row with its bias, equal for equal rows.
+
+    Sums of whole multiples of the bits, modulo 2^64, depend on no order of summation. Two rows that
+    differ share a digest once in 2^64.
+    """
+    rng = torch.Generator().manual_seed(0)
+    digests = torch.zeros(len(rows), dtype=torch.int64)
+    for numbers in (rows, bias[:, None]):
+        # Adding zero makes -0.0 a 0.0.
+        bits = (numbers.detach().cpu().double() + 0.0).view(torch.int64)
+        odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=rng) * 2 + 1
+        digests = digests * 31 + (bits * odd).sum(1)
+    return digests.to(rows.device)

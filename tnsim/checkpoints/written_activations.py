@@ -10,7 +10,8 @@ choices among them, so that
 and every way to write an activation ends in an equal formula. Two ratios are equal where the
 products of numerators and denominators, crosswise, have the same coefficients, which is a matter of
 algebra and not of values at some numbers. A formula is a known activation f where it is
-`c f(b u + d) + s u + o`. Pieces that are polynomials are an activation of their own.
+`c f(b u + d) + s u + o`, and f with a line beside it is an activation as well, f(v) + s / (c b) v.
+Pieces that are polynomials are an activation of their own.
 
 Coefficients are compared in the precision of the constants of the forward pass: of float64, or less
 where a constant was rounded to float32 or written with ten digits.
@@ -35,11 +36,13 @@ import torch
 import torch.fx
 
 from tnsim.activations.activation import (
+    ACTIVATIONS,
     Activation,
     activation,
     elu,
     jump_relu,
     leaky_relu,
+    plus_line,
 )
 from tnsim.errors import OWN_ACTIVATION
 
@@ -59,14 +62,13 @@ Polynomial = dict[Monomial, float]
 
 
 class Fit(NamedTuple):
-    """A function of u as `factor f(scale u + shift) + slope u + offset`.
+    """A function of u as `factor f(scale u + shift) + offset`.
 
     Attributes:
         function: Activation f.
         scale: Number by which u is multiplied.
         shift: Number that is added to the multiple of u.
         factor: Number by which the activation is multiplied.
-        slope: Number by which u is multiplied beside the activation.
         offset: Number that is added.
     """
 
@@ -74,13 +76,12 @@ class Fit(NamedTuple):
     scale: float = 1.0
     shift: float = 0.0
     factor: float = 1.0
-    slope: float = 0.0
     offset: float = 0.0
 
     @property
     def detours(self) -> tuple[bool, ...]:
-        """Whether numbers stand beside the activation, the least welcome first."""
-        beside = (self.slope != 0, self.offset != 0, self.shift != 0)
+        """Whether numbers stand beside an activation with a name, the least welcome first."""
+        beside = (self.function.name not in ACTIVATIONS, self.offset != 0, self.shift != 0)
         return (*beside, self.scale != 1, self.factor != 1)
 
 
@@ -407,6 +408,18 @@ class _Formulas:
         return _variable(len(self.atoms), power)
 
     def _exponential(self, argument: _Ratio) -> _Ratio:
+        # A whole multiple of a logarithm gives a power: tanh(softplus(u)) is a ratio in exp(u).
+        for n, (name, inside) in enumerate(self.atoms):
+            monomial = ((n + 1, 1),)
+            if name == "log" and monomial in argument.above and set(argument.below) == {()}:
+                multiple = argument.above[monomial] / argument.below[()]
+                if not self.is_near(multiple, whole := round(multiple)) or abs(whole) > 8:
+                    raise _UnknownFormulaError
+                rest = {key: c for key, c in argument.above.items() if key != monomial}
+                result = self._exponential(_reduced(rest, argument.below))
+                for _ in range(abs(whole)):
+                    result = _multiplied(result, inside if whole > 0 else _inverse(inside))
+                return result
         coefficients = argument.coefficients
         if len(coefficients) == 1:
             return _number(math.exp(coefficients[0]))
@@ -538,6 +551,7 @@ _OPERATIONS: dict[str, Callable[..., _Formula]] = {
     "sigmoid": _sigmoid,
     "silu": lambda f, x: f.mul(x, _sigmoid(f, x)),
     "softplus": _softplus,
+    "mish": lambda f, x: f.mul(x, _tanh(f, _softplus(f, x))),
     "gelu": _gelu,
     "elu": _elu,
     "relu": lambda f, x: f.maximum(x, 0),
@@ -562,8 +576,9 @@ _OPERATIONS: dict[str, Callable[..., _Formula]] = {
 _ANALYTIC: dict[str, Callable[[_Formulas, Any], _Formula]] = {
     **{
         name: _OPERATIONS[name]
-        for name in ("tanh", "sigmoid", "silu", "softplus", "gelu", "erf", "sin")
+        for name in ("tanh", "sigmoid", "silu", "softplus", "mish", "gelu", "erf", "sin")
     },
+    "tanhshrink": lambda f, x: f.sub(x, _tanh(f, x)),
     "gelu_tanh": lambda f, x: _gelu(f, x, "tanh"),
 }
 """Activations that no kinks part, by name."""
@@ -576,15 +591,15 @@ _KINKED: dict[str, Callable[[_Formulas, Any], _Formula]] = {
 """Activations of polynomial pieces, by name."""
 
 
-def _fitted(f: _Formulas, formula: _Formula, with_line: bool) -> Fit | None:
+def _fitted(f: _Formulas, formula: _Formula, with_offset: bool) -> Fit | None:
     """The activation that a formula is, None for no known activation.
 
     Args:
         f: Algebra of the formula.
         formula: Function of u.
-        with_line: Whether a line may stand beside the activation.
+        with_offset: Whether a number may be added to the activation.
     """
-    fits = [fit for fit in _known_fits(f, formula) if with_line or not (fit.slope or fit.offset)]
+    fits = [fit for fit in _known_fits(f, formula) if with_offset or not fit.offset]
     if fits:
         return min(fits, key=lambda fit: fit.detours)
     own = _own_pieces(f, formula)
@@ -602,7 +617,13 @@ def _known_fits(f: _Formulas, formula: _Formula) -> list[Fit]:
         except (_UnknownFormulaError, ArithmeticError, ValueError):
             continue
         if numbers is not None:
-            fits.append(Fit(function, scale, shift, *numbers))
+            factor, slope, offset = numbers
+            if slope:
+                # c f(v) + s u + o = c (f(v) + s / (c b) v) + o - s d / b, as u = (v - d) / b
+                line = slope / (factor * scale)
+                function = plus_line(function, _snapped(f, line, round(line, 6)))
+                offset = _snapped(f, offset - slope * shift / scale, 0.0)
+            fits.append(Fit(function, scale, shift, factor, offset))
     return fits
 
 
@@ -812,12 +833,12 @@ class WrittenActivations:
         formulas = _Formulas(self._rounding_in([*before, node]))
         whole = self._products(formulas, [*before, node], {})[node]
         found = self._activation(formulas, whole)
-        if found is None or found.fit.slope:
+        if found is None:
             chain = [one for one in (*before, node) if self._is_function(one)]
             names = list(dict.fromkeys(map(_name_of, chain)))
             for one in chain:
                 self.unknown.setdefault(one, names)
-        if found is not None:
+        else:
             return found
         # Of a function of a function the outer is taken alone.
         for n, cut in enumerate(before):
@@ -856,7 +877,7 @@ class WrittenActivations:
             if constant or any(higher):
                 return None
         try:
-            fit = _fitted(formulas, whole[curved[0]], with_line=not others)
+            fit = _fitted(formulas, whole[curved[0]], with_offset=not others)
         except (_UnknownFormulaError, ArithmeticError, ValueError):
             return None
         if fit is None:

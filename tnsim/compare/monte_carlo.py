@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.numbers import Number, cosine_error
+from tnsim.compare.request import Comparable
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
@@ -21,8 +23,8 @@ from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
-from tnsim.models.checks import Seed, seed_number
-from tnsim.models.model import AnyModel, terms
+from tnsim.models.checks import Seed, check_untraced, seed_number
+from tnsim.models.model import terms
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Sums
 from tnsim.tables import html_table
@@ -60,8 +62,8 @@ class Check(NamedTuple):
 
 
 def check(
-    a: AnyModel,
-    b: AnyModel,
+    a: Comparable,
+    b: Comparable,
     metric: Expectation = Gaussian(),
     *,
     samples: int = 65536,
@@ -74,7 +76,7 @@ def check(
     sequences. The standard error is a jackknife over 32 groups of samples.
 
     Args:
-        a, b: Models, or combinations such as `b - c`.
+        a, b: Models, combinations such as `b - c`, modules of PyTorch, or paths of files.
         metric: Metric that is an expectation over inputs: Gaussian, its closure or `Categorical`.
         samples: Number of inputs that are drawn, at least 64.
         seed: Seed of the random numbers: a number, a NumPy generator or a JAX key.
@@ -106,6 +108,8 @@ def check(
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
+    a, b = given_model(a), given_model(b)
+    check_untraced("check", a, b, metric)
     seed = seed_number(seed, "the seed of a check")
     closed = similarity(a, b, metric)
     models = [part for _, part in (*terms(a), *terms(b))]

@@ -48,7 +48,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import add
-from tnsim.models.checks import Seed, check_numbers, seed_number
+from tnsim.models.checks import Seed, check_numbers, check_untraced, seed_number
 from tnsim.models.layers import (
     Bilinear,
     Linear,
@@ -121,6 +121,7 @@ def polynomial(
     if model.is_polynomial:
         return model
     check_numbers(model)
+    check_untraced("polynomial", model, metric)
     inputs = _Inputs(model, metric, samples, seed_number(seed, "the seed of a surrogate"))
     moments = _gate_moments(model, metric, inputs)
     layers: list[Layer] = []

@@ -31,7 +31,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, ModelError, ResultError
-from tnsim.localise.grams import Setting, check_bilinear, check_untraced
+from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.slopes import (
     Family,
     enlarged,
@@ -44,6 +44,7 @@ from tnsim.localise.slopes import (
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
+from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
     Component,
     basis_of_embedding,

@@ -26,7 +26,6 @@ from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import is_traced
 from tnsim.models.model import Model, guesses
 from tnsim.problems import forward
 from tnsim.problems.conditioning import amplification, cancellation_at
@@ -105,27 +104,6 @@ def check_bilinear(metric: Any) -> None:
             "whole model as Gaussian, so a sum of parts has another value than the parts; use "
             "Gaussian(), a finite metric such as Empirical or Categorical(samples=...), or "
             "TreeSymmetric()"
-        )
-
-
-def check_untraced(verb: str, *arguments: Any) -> None:
-    """Refuse models and metrics that JAX traces, of which no number is known.
-
-    Args:
-        verb: Name of the function that was called.
-        arguments: Models and metric.
-
-    Raises:
-        ModelError: An array is traced.
-
-    Example:
-        >>> check_untraced("paths", np.ones(2))
-    """
-    if is_traced(arguments):
-        raise ModelError(
-            f"{verb} reads numbers, which a JAX trace does not have: call it outside of jax.jit, "
-            "jax.vmap and jax.grad; similarity, inner, log_inner and slices of "
-            "switched(model, z) can be traced"
         )
 
 

@@ -37,11 +37,11 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
-from tnsim.localise.grams import Gram, Setting, check_bilinear, check_untraced, gram
+from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
 from tnsim.localise.hidden_units import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
-from tnsim.models.checks import check_numbers
+from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.components import (
     Component,
     chosen,

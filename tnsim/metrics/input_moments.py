@@ -29,6 +29,7 @@ from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array
+from tnsim.models.checks import check_untraced
 from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
 from tnsim.scaled import library, shifted
@@ -59,6 +60,8 @@ class GaussianMoments:
         Raises:
             ModelError: There are fewer than two samples, or the samples are no finite matrix.
         """
+        moments = "; Gaussian(mean, cov) takes traced moments"
+        check_untraced("Gaussian.fit", samples, instead=moments)
         axes = _axes_of(samples)
         given = as_array(samples, "samples", axes if axes >= 4 else 2)
         data = np.asarray(given, np.float64).reshape(len(given), -1)

@@ -219,6 +219,12 @@ def check_metric(metric: Any) -> None:
     # The class of a metric has its methods too, so it would pass for one.
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
+        if isinstance(metric, list) or getattr(metric, "ndim", 0):
+            raise ModelError(
+                "expected a metric such as tnsim.Gaussian(), found an array: models are compared "
+                "on inputs by tnsim.Empirical(inputs), and under their Gaussian by "
+                "tnsim.Gaussian.fit(inputs)"
+            )
         raise ModelError(
             f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are objects: "
             "Gaussian(), GaussianClosure(), Symmetric(), TreeSymmetric(), Frobenius(), "

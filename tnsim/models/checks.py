@@ -35,6 +35,28 @@ def check_numbers(*models: Any) -> None:
         )
 
 
+def check_untraced(verb: str, *arguments: Any, instead: str = "") -> None:
+    """Refuse what JAX traces where a computation reads numbers.
+
+    Args:
+        verb: Name of the function that was called.
+        arguments: Models, metric and arrays.
+        instead: Further advice, the end of a sentence.
+
+    Raises:
+        ModelError: An array is traced.
+
+    Example:
+        >>> check_untraced("paths", np.ones(2))
+    """
+    if is_traced(arguments):
+        raise ModelError(
+            f"{verb} reads numbers, which a JAX trace does not have: call it outside of jax.jit, "
+            "jax.vmap and jax.grad; similarity, inner, log_inner and slices, of "
+            f"switched(model, z) as well, can be traced{instead}"
+        )
+
+
 def check_comparable(a: Any, b: Any) -> None:
     """Refuse models that cannot be compared.
 

@@ -279,7 +279,7 @@ def run_module(module: Any, inputs: Any) -> Any:
         The outputs in the form in which the module gives them.
 
     Raises:
-        ModelError: The module is in training mode and its outputs are random.
+        ModelError: The module is in training mode and its outputs are random, or it raises.
 
     Example:
         >>> import torch
@@ -302,8 +302,17 @@ def run_module(module: Any, inputs: Any) -> Any:
         tensor = tensor.to(parameter.device)
         if tensor.is_floating_point():
             tensor = tensor.to(parameter.dtype)
-    with torch.no_grad():
-        return module(tensor)
+    try:
+        with torch.no_grad():
+            return module(tensor)
+    except Exception as error:  # whatever the forward pass of a user raises
+        said = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{type(module).__name__} does not take these inputs, {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)}: {type(error).__name__}: {said[:200]}. Give an array (n, ...) "
+            "of inputs as the module itself takes them: vectors (n, d) of floats, "
+            "images (n, channels, height, width), tokens (n, positions) of integers"
+        ) from error
 
 
 def is_random_in_training(module: Any) -> bool:

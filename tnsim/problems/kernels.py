@@ -54,7 +54,7 @@ from tnsim.activations.kernels import (
 )
 from tnsim.engine.runtime.devices import processors
 from tnsim.engine.runtime.interpreter import shared
-from tnsim.errors import UnsupportedLayer
+from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import Array, add, is_traced, pytree
@@ -116,7 +116,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
             "Empirical(inputs)"
         )
     for model in models:
-        _check_layers(kinds(model), metric)
+        _check_layers(model, metric)
     return True
 
 
@@ -138,14 +138,15 @@ def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
     return type(metric) is Gaussian and alone
 
 
-def _check_layers(layers: Kinds, metric: Metric) -> None:
+def _check_layers(model: Model, metric: Metric) -> None:
     """Refuse layers beside an activation that sums over pairs of units do not cover."""
+    layers = kinds(model)
     depth = nonlinear(layers)
     if depth > 1 and type(metric) is Gaussian:
         raise UnsupportedLayer(
             f"Gaussian is exact beside an activation for one nonlinear layer, found {depth} in a "
-            f"model: {ROADS}; GaussianClosure(mean, cov) takes hidden states for Gaussian, a "
-            "similarity of its own and no estimate"
+            f"model: {_advice_on_compositions(model)}{ROADS}; GaussianClosure(mean, cov) takes "
+            "hidden states for Gaussian, a similarity of its own and no estimate"
         )
     for layer in layers:
         if layer.mixes_positions:
@@ -153,6 +154,32 @@ def _check_layers(layers: Kinds, metric: Metric) -> None:
                 f"{type(metric).__name__} compares an activation with layers that act on every "
                 f"position alone, found {layer.name}: {ROADS}"
             )
+
+
+def _advice_on_compositions(model: Model) -> str:
+    """Advice where a nonlinear layer acts on the units of the layer before it one by one."""
+    if model.attends or is_traced(model):
+        return ""
+    for first, second in itertools.pairwise(segments(model)):
+        both = [one for one in (first.activation, second.activation) if one is not None]
+        curved = [function for function in both if not function.is_polynomial]
+        # An own activation is analytic near the real line, or polynomial between kinks.
+        smooth, cut = (
+            all(map(holds, curved)) for holds in (_is_smooth, lambda function: function.pieces)
+        )
+        if first.up is not None or not (smooth or cut):
+            continue
+        reads = second.gate.after(Affine(first.down, first.constant))
+        weight = np.eye(1) if reads.weight is None else np.asarray(reads.weight)
+        entries = weight[weight != 0]
+        alone = first.linear is None and second.up is None and ((weight != 0).sum(1) <= 1).all()
+        if alone and np.ptp(entries) == 0 and (reads.bias is None or np.ptp(reads.bias) == 0):
+            inner, outer = (function.name for function in both)
+            return (
+                f"{outer} reads every {inner} alone, so both are a single activation of your own, "
+                f"which is exact. {OWN_ACTIVATION}. Otherwise "
+            )
+    return ""
 
 
 class Affine(NamedTuple):

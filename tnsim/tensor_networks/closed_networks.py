@@ -44,7 +44,7 @@ from tnsim.metrics.metric import (
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
-from tnsim.models.checks import check_comparable
+from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
 from tnsim.problems.alignment import align
@@ -56,6 +56,7 @@ from tnsim.problems.kernels import answers, readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.network import (
+    AS_EXPRESSION,
     MAX_TENSORS,
     Copy,
     LayerArrays,
@@ -239,6 +240,7 @@ def networks(
         Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
     check_metric(metric)
+    check_untraced("networks", a, b, metric, instead=AS_EXPRESSION)
     # Kernels come first: models with an activation have no trees.
     if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
         check_comparable(a, b)

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
-from tnsim.models.checks import check_numbers
+from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.model import Model
 from tnsim.names import (
     OUT,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 MAX_TENSORS = 4096
 """Default for the largest number of tensors of a network."""
+
+AS_EXPRESSION = ", and contract_expression(networks(a, b, metric)) takes traced arrays by tag"
+"""Advice where networks of traced models are asked for."""
 
 Copy = tuple[Side, int, int]
 """A copy of a layer: side of the model, number of the layer, number of the copy."""
@@ -111,6 +114,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     """
     import quimb.tensor as qtn
 
+    check_untraced("network", model, instead=AS_EXPRESSION)
     check_models([model], max_tensors)
     names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
     names[bond_index("A", len(model.layers) - 1, 0)] = OUT

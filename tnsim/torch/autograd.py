@@ -33,7 +33,7 @@ from tnsim.metrics.metric import check_metric
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
-from tnsim.models.checks import check_comparable
+from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.forward import as_read
 from tnsim.models.model import caveats, terms
 from tnsim.models.origin import warn_of_caveats
@@ -107,6 +107,7 @@ def compared(
     check_metric(metric)
     a, b = _model(a, n_ctx), _model(b, n_ctx)
     check_comparable(a, b)
+    check_untraced("tnsim.torch.similarity", a, b, metric)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
     comparison, leaves = comparison_of(_unclipped, a, b, request, sample)
