@@ -53,6 +53,7 @@ def relu(rng):
 INPUTS = np.random.default_rng(3).normal(size=(40, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route, metric, options",
     [

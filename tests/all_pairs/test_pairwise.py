@@ -176,6 +176,7 @@ def test_linear_models_beside_quadratic_ones(rng, route):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", costs.ROUTES)
 def test_combinations_and_others(name, rng, route):
     route(name)

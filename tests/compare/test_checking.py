@@ -99,6 +99,7 @@ def test_fit(rng):
         tnsim.Gaussian.fit(np.where(np.arange(6).reshape(2, 3) == 4, np.nan, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric", [tnsim.Gaussian(np.array([0.2, -0.1])), tnsim.Categorical(np.array([0.3, 0.7]))]
 )

@@ -127,6 +127,7 @@ def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
     assert_close(value, tnsim.similarity(a, b), scale=1, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, metric, first",
     [

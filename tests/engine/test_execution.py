@@ -161,6 +161,7 @@ def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, mo
     assert (len(given_back) > 1) == bool(more) and given_back
 
 
+@pytest.mark.slow
 def test_visible_rounding_is_not_silent():
     """A degree of 2^64 magnifies rounding beyond use, 2^16 leaves eleven digits."""
     with pytest.warns(

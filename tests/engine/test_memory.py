@@ -132,6 +132,7 @@ def test_what_is_fused_is_not_counted():
     assert costs.peak_elements(Program(((8,), (8,)), (outer, total, again), (4,))) == 16 + 2 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
 def test_planned_arrays_are_what_xla_allocates(metric, rng):

@@ -447,6 +447,7 @@ def test_float64_takes_the_place_of_float32_within_the_budget(rng):
     tnsim.similarity(a, b, dtype="float32", budget=tnsim.Budget(memory_bytes=4 * most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slices", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pairs_of_which_float32_leaves_few_digits_are_taken_from_float64(
     slices, route, rng, monkeypatch

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_integrals_of_component_functions(case, rng):
     name, by, ends = case

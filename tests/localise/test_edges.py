@@ -106,6 +106,7 @@ def test_edges_name_the_legs_that_no_gauge_mixes(rng):
     assert "layer 0 head 1" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_edges_of_a_run_are_those_of_its_checkpoints(rng):
     models = {step: stack("mlp", rng) for step in ("0", "10")}
     metric = tnsim.Empirical(rng.normal(size=(4, models["0"].d_in)))

@@ -99,6 +99,7 @@ def test_networks_sum_to_inner(name, rng):
         assert_close(float(total), tnsim.inner(a, b, metric), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [slow("plain"), "biases", slow("residual"), slow("between linear layers")]
 )

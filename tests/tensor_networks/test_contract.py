@@ -404,6 +404,7 @@ def test_arrays_of_any_library(rng):
         assert_close(tnsim.contract(other), expected, scale=scale, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_an_expression_is_a_function_of_arrays(rng, backend):
     """Called, jitted, mapped and differentiated with new arrays by tag; what is not given stays."""
