@@ -17,3 +17,12 @@ compiled = _on("compile")
 interpreted = _on("interpret")
 # crossings whose values matter: interpreted always, compiled with `pytest -m slow`
 both = _on("interpret", pytest.param("compile", marks=pytest.mark.slow))
+
+
+def with_inputs(several, compiled):
+    """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m slow`."""
+    cases = [pytest.param(name, "interpret", id=f"{name}-interpret") for name in several]
+    cases += [
+        pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.slow) for name in compiled
+    ]
+    return pytest.mark.parametrize(("inputs", "backend"), cases, indirect=["backend"])
