@@ -118,11 +118,11 @@ def test_the_function_is_loaded_when_work_repays_it(monkeypatch):
     monkeypatch.setattr(executor, "_state", executor._State())
     monkeypatch.setattr(executor, "_loaded", lambda dtype: dtype)
     real, complex_ = np.dtype("float64"), np.dtype("complex128")
-    assert executor.executor(real, 0.6) is None
-    assert executor.executor(real, 0.6) is None
-    assert executor.executor(real, 0.6) == "float64"
-    assert executor.executor(real, 0.0) == "float64"
-    assert executor.executor(complex_, 9.0) is None
+    assert executor.executor(real, 60_000) is None
+    assert executor.executor(complex_, 20_000) is None
+    assert executor.executor(real, 20_000) == "float64"
+    assert executor.executor(real, 0) == "float64"
+    assert executor.executor(complex_, 200_000) is None
 
 
 def test_threads_go_on_while_one_of_them_loads(monkeypatch):
@@ -131,13 +131,13 @@ def test_threads_go_on_while_one_of_them_loads(monkeypatch):
 
     def loaded(dtype):
         with ThreadPoolExecutor(1) as pool:
-            others.append(pool.submit(executor.executor, real, 9.0).result())
+            others.append(pool.submit(executor.executor, real, 10**6).result())
         return dtype
 
     monkeypatch.setattr(executor, "_loaded", loaded)
-    assert executor.executor(real, 9.0) == "float64"
+    assert executor.executor(real, 10**6) == "float64"
     assert others == [None]
-    assert executor.executor(real, 0.0) == "float64"
+    assert executor.executor(real, 0) == "float64"
 
 
 def test_no_call_is_long(monkeypatch):
@@ -162,4 +162,4 @@ def test_no_call_is_long(monkeypatch):
 def test_without_numba_steps_are_called_one_by_one(monkeypatch):
     monkeypatch.setattr(executor, "_state", executor._State())
     monkeypatch.setitem(sys.modules, "tnsim.engine.runtime.executor_kernel", None)
-    assert executor.executor(np.dtype("float64"), 9.0) is None
+    assert executor.executor(np.dtype("float64"), 10**6) is None

@@ -170,6 +170,16 @@ class Steps:
         own = {view.value for view in self.outputs if view.value >= self.inputs}
         return sum(self.sizes[value] * self.item for value in own - self.places.keys())
 
+    @cached_property
+    def calls(self) -> int:
+        """Number of calls of NumPy, in all turns of loops."""
+        return sum(
+            max(1, len(step.parts))
+            if step.turns is None
+            else step.turns.count * step.turns.body.calls
+            for step in self.steps
+        )
+
     def seconds(self, speeds: Speeds, threads: int = 1) -> float:
         """Seconds of all steps.
 

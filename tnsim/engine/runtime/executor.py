@@ -6,10 +6,10 @@ over short axes take NumPy three times as long as a compiled loop. The function 
 the rows of a table (`ir/step_table`): products of matrices are calls of the BLAS that NumPy itself
 calls, and the rest are loops. Its numbers are NumPy's, bit for bit.
 
-**When.** numba compiles the function in about a second, once for a machine and a release, and loads
-it from its own folder of compiled functions afterwards. So the function is loaded by a process that
-has interpreted, or is about to interpret, for longer than loading takes. As the bits are the same,
-nothing but time depends on this.
+**When.** numba compiles the function in two seconds, once for a machine and a release, and loads it
+from its own folder of compiled functions afterwards. What the function saves is some microseconds
+of each call of NumPy. So it is loaded by a process that has called, or is about to call, NumPy more
+often than that repays. As the bits are the same, nothing but time depends on this.
 
 Where NumPy's BLAS is another library than the OpenBLAS of NumPy's wheels, and for complex numbers,
 there is no such function, and steps are called one by one.
@@ -31,8 +31,9 @@ from tnsim.engine.ir.step_table import StepTable, step_table
 from tnsim.engine.runtime.devices import blas_libraries
 from tnsim.sessions import per_object_cache
 
-_LOADING = 1.5
-"""Seconds of interpreting, so far and in the next plan, that repay loading the function."""
+_LOADING = 100_000
+"""Calls of NumPy, so far and in the next plan, that repay loading the function: 8 us are saved of
+each, and loading takes a third of a second."""
 
 
 _GEMM = {"float32": "scipy_cblas_sgemm64_", "float64": "scipy_cblas_dgemm64_"}
@@ -81,36 +82,36 @@ class _State:
     """What this process has interpreted and loaded.
 
     Attributes:
-        changing: Held while the seconds change.
-        seconds: Seconds of interpreted plans, by estimate.
+        changing: Held while the number of calls changes.
+        calls: Number of calls of NumPy that interpreted plans have taken.
         loading: Held by the thread that loads a function.
         loaded: Function of each dtype that was loaded, None where it cannot be had.
     """
 
     def __init__(self) -> None:
         self.changing = threading.Lock()
-        self.seconds = 0.0
+        self.calls = 0
         self.loading = threading.Lock()
         self.loaded: dict[str, Executor | None] = {}
 
-    def added(self, seconds: float) -> float:
+    def added(self, calls: int) -> int:
         with self.changing:
-            self.seconds += seconds
-            return self.seconds
+            self.calls += calls
+            return self.calls
 
 
 _state = _State()
 
 
-def executor(dtype: np.dtype, seconds: float) -> Executor | None:
+def executor(dtype: np.dtype, calls: int) -> Executor | None:
     """The function that runs rows of arrays of a dtype, once the process has work that repays it.
 
     Args:
         dtype: Type of all arrays.
-        seconds: Estimated seconds of the plan that is about to run.
+        calls: Number of calls of the plan that is about to run.
     """
     state, name = _state, dtype.name
-    if state.added(seconds) < _LOADING or name not in _GEMM:
+    if state.added(calls) < _LOADING or name not in _GEMM:
         return None
     # While a thread loads the function, others go on without it.
     if name not in state.loaded and state.loading.acquire(blocking=False):

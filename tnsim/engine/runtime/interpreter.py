@@ -89,7 +89,7 @@ def interpret(
     # memory.
     ready = prepared(plan.whole, dtype.itemsize, stacks)
     # The same numbers with it and without it, bit for bit.
-    execute = executor(dtype, ready.usual_seconds)
+    execute = executor(dtype, ready.calls)
     if ready.bound is not None:
         return _run_bound(plan, ready, arrays, dtype, execute)
     workers = _Workers(processors() if threads is None else threads, execute)
@@ -390,7 +390,7 @@ class Prepared(NamedTuple):
         stages: Steps of each stage.
         rounds: Stages that run at once, round after round.
         peak: Elements of all memory at once.
-        usual_seconds: Seconds of all steps at usual speeds, on a single core.
+        calls: Number of calls of NumPy.
         bound: Key under which the plan stays bound; None where its steps are large.
         outputs: Memory of the outputs of all stages of a bound plan.
     """
@@ -398,7 +398,7 @@ class Prepared(NamedTuple):
     stages: tuple[_Stage, ...]
     rounds: tuple[InterpretedRound, ...]
     peak: int
-    usual_seconds: float
+    calls: int
     bound: _BoundKey | None
     outputs: _Outputs
 
@@ -438,11 +438,12 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     elements += max((each.room for each in rounds), default=0)
     # A plan stays bound where it is small and its steps are short on average: then binding costs as
     # much as running.
-    calls = sum(len(bound_stage.steps.steps) for bound_stage in stages)
+    kept_calls = sum(len(bound_stage.steps.steps) for bound_stage in stages)
     seconds = sum(bound_stage.steps.usual_seconds for bound_stage in stages)
-    is_small = rounds and elements <= _SMALL and seconds < _SHORT * calls
-    bound = _BoundKey(elements * item + calls * _CALL_BYTES) if is_small else None
-    return Prepared(stages, rounds, peak, seconds, bound, outputs)
+    is_small = rounds and elements <= _SMALL and seconds < _SHORT * kept_calls
+    bound = _BoundKey(elements * item + kept_calls * _CALL_BYTES) if is_small else None
+    calls = sum(bound_stage.steps.calls for bound_stage in stages)
+    return Prepared(stages, rounds, peak, calls, bound, outputs)
 
 
 def _placed(
