@@ -23,6 +23,7 @@ def with_inputs(several, compiled):
     """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m slow`."""
     cases = [pytest.param(name, "interpret", id=f"{name}-interpret") for name in several]
     cases += [
-        pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.slow) for name in compiled
+        pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.slow)
+        for name in compiled
     ]
     return pytest.mark.parametrize(("inputs", "backend"), cases, indirect=["backend"])
