@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def both(plan, arrays, threads=1):
+def both(plan, arrays, threads=1, over=None, sizes=()):
     """What a plan gives step by step, and with the compiled function."""
     outcomes = []
     for loading in (np.inf, 0.0):
         with pytest.MonkeyPatch.context() as patch, using(Session()):
             patch.setattr(executor, "_LOADING", loading)
-            outcomes.append(interpreted(plan, arrays, threads))
+            outcomes.append(interpreted(plan, arrays, threads, over, sizes))
     return outcomes
 
 
@@ -90,6 +90,29 @@ def test_whole_plans(metric, dtype, threads, monkeypatch):
     parts = both(plan, arrays, threads)
     assert_same_bits(*small)
     assert_same_bits(*parts)
+
+
+@pytest.mark.parametrize("size", [17, 130])
+def test_two_inputs_that_are_one_array(size, monkeypatch):
+    """NumPy multiplies a matrix with its own transpose in another way than two arrays of equal numbers."""
+    monkeypatch.setattr(interpreter, "_SMALL", 0)  # a bound plan copies its inputs
+    shape = size, 3 * size
+    product = Operation("contract", (0, 1), ((0, 1), (2, 1)), (0, 2))
+    (x,) = drawn([shape])
+    plan = plan_of(Program((shape, shape), (product,), (2,)))
+    assert_same_bits(*both(plan, {"in0": x, "in1": x}))
+    assert_same_bits(*both(plan, {"in0": x, "in1": x.copy()}))
+
+
+@pytest.mark.usefixtures("diagrams")
+def test_stacks_of_models(rng):
+    a, b = (bench.random_stack(5, 4, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, tnsim.Gaussian(), cosine=True)
+    over = {name: (True,) for name in plan.shapes if name.startswith("B.")}
+    arrays = {
+        n: rng.normal(size=(3, *shape) if n in over else shape) for n, shape in plan.shapes.items()
+    }
+    assert_same_bits(*both(plan, arrays, over=over, sizes=(3,)))
 
 
 def test_numbers_beyond_floats_are_those_of_numpy():

@@ -151,17 +151,20 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng, monkeypatch):
             assert np.array_equal(one.exponents[key], exponent)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_memory_is_what_was_planned(threads, monkeypatch):
+@pytest.mark.parametrize("threads, at_once", [(1, False), (3, False), (1, True)])
+def test_memory_is_what_was_planned(threads, at_once, monkeypatch):
     monkeypatch.setattr(interpreter, "_SMALL", 0)
+    monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once else np.inf)
     a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b)
+    plan = tnsim.plan(a, b, cosine=at_once)
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     interpreted(plan, arrays, threads)  # the analysis
     tracemalloc.start()
     interpreted(plan, arrays, threads)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    rounds = interpreter.prepared(plan.whole, 8, stacked_stages(plan, (), {})[0]).rounds
+    assert not at_once or any(len(each.stages) > 1 for each in rounds)
     own = plan.interpreted_bytes - plan.input_bytes
     assert own > 2**20  # beside which views and calls are little
     assert 0.98 * own < peak < 1.05 * own + 2**16

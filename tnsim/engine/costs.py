@@ -40,9 +40,12 @@ _INTERPRETED_AT_ONCE = 4
 """Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
 
 
-_FREELY, _LONG = 2**29, 0.2
-"""Bytes that stages may take to be interpreted at once, where stages one by one need less, in plans
-of at least so many seconds; a short plan has more of waking threads and of memory than of work."""
+_AT_ONCE_BYTES = 2**29
+"""Bytes that stages may take to be interpreted at once, where stages one by one need less."""
+
+
+_AT_ONCE_SECONDS = 0.2
+"""Seconds from which a plan may take so much: a short plan gains nothing by several threads."""
 
 
 class Buffer(NamedTuple):
@@ -364,13 +367,13 @@ def interpreted_rounds(
         return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
 
     seconds = sum(steps[n].usual_seconds for n in stages)
-    freely = _FREELY // item if seconds > _LONG else 0
+    at_least = _AT_ONCE_BYTES // item if seconds > _AT_ONCE_SECONDS else 0
     arrays = {name: size for name, size in read.items() if name in whole.names}
     kept = {*whole.names, *whole.outputs}
     return tuple(
         InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
         for numbers, alive, last_read in _fitting_rounds(
-            whole.stages, kept, arrays, given, elements, freely
+            whole.stages, kept, arrays, given, elements, at_least
         )
     )
 

@@ -183,7 +183,9 @@ class Change:
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self._pair.certified(self.total, 2)
         degree = max(pair.a.degree, pair.b.degree)
-        precision.report(error, "an inner product of parts", Arithmetic(degree, "float32"), 2)
+        precision.report(
+            error, "an inner product of parts", Arithmetic(degree, pair.setting.dtype), 2
+        )
         return gram_of_parts(pair.family, pair.setting, pair.points)
 
     def _measures(self, pairs: Any) -> Float[np.ndarray, " components"]:
@@ -291,8 +293,7 @@ def change(
         setting = pair.setting
         total = _measure(start, b, of, setting)
     surroundings = 0.0 if start is a else _measure(a, start, of, setting)
-    parts_of_change = {"distance": _of_distance, "similarity": _of_similarity}[of]
-    slopes = parts_of_change(pair, total, _CLOSE + error)
+    slopes = _of_distance(pair) if of == "distance" else _of_similarity(pair, total, _CLOSE + error)
     # The first axis are groups of draws, which are kept for the standard errors only.
     together = slopes.sum(axis=0)
     share = together / together.sum()
@@ -348,8 +349,8 @@ def _squared_norm(model: Model | Combination, setting: Setting) -> float:
     return float(inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget))
 
 
-def _of_distance(pair: _Pair, total: float, close: float) -> Float[np.ndarray, "groups components"]:
-    """The inner products `<delta_c, b - a>`, by groups of draws; they are exact."""
+def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
+    """The inner products `<delta_c, b - a>`, by groups of draws."""
     difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
     at = exact_nodes(pair.family.degree)
     return integral(pair.family, at, difference, pair.setting, pair.points)

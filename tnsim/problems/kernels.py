@@ -164,10 +164,9 @@ def _advice_on_compositions(model: Model) -> str:
         both = [one for one in (first.activation, second.activation) if one is not None]
         curved = [function for function in both if not function.is_polynomial]
         # An own activation is analytic near the real line, or polynomial between kinks.
-        smooth, cut = (
-            all(map(holds, curved)) for holds in (_is_smooth, lambda function: function.pieces)
-        )
-        if first.up is not None or not (smooth or cut):
+        smooth = all(map(_is_smooth, curved))
+        in_pieces = all(function.pieces for function in curved)
+        if first.up is not None or not (smooth or in_pieces):
             continue
         reads = second.gate.after(Affine(first.down, first.constant))
         weight = np.eye(1) if reads.weight is None else np.asarray(reads.weight)

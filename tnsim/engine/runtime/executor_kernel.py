@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numba
@@ -83,23 +82,6 @@ def _corner(start: int, row: Row, strides: int, a: int, b: int, c: int, d: int) 
     return start + outer + c * row[strides + 2] + d * row[strides + 3]
 
 
-@numba.njit
-def _products(row: Row, x: int, y: int, z: int, gemm: int, one: Entry) -> None:
-    """A batch of products of matrices."""
-    tx = _TRANSPOSED if row[PRODUCT] else _AS_IT_IS
-    ty = _TRANSPOSED if row[PRODUCT + 1] else _AS_IT_IS
-    m, n, k = row[PRODUCT + 2], row[PRODUCT + 3], row[PRODUCT + 4]
-    lx, ly, lz = row[PRODUCT + 5], row[PRODUCT + 6], row[PRODUCT + 7]
-    for a in range(row[SHAPE]):
-        for b in range(row[SHAPE + 1]):
-            for c in range(row[SHAPE + 2]):
-                for d in range(row[SHAPE + 3]):
-                    p = _corner(x, row, _X, a, b, c, d)
-                    q = _corner(y, row, _Y, a, b, c, d)
-                    r = _corner(z, row, _Z, a, b, c, d)
-                    _gemm(gemm, tx, ty, m, n, k, one, p, lx, q, ly, one - one, r, lz)
-
-
 def _line_of(operation: Callable[[Any, Any], Any], in_vectors: bool) -> Any:
     """The loop of a step entry by entry along its innermost axis.
 
@@ -146,10 +128,16 @@ _copy = _line_of(numba.njit(lambda p, q: p), in_vectors=False)
 
 
 @numba.njit
-def _entry_by_entry(row: Row, x: int, y: int, z: int, item: int, one: Entry) -> None:
-    """A step entry by entry."""
+def _step(row: Row, x: int, y: int, z: int, gemm: int, item: int, one: Entry) -> None:
+    """A row: for each set of outer indices a product of matrices, or lines entry by entry."""
     kind, count = row[0], row[SHAPE + _INNER]
     sx, sy, sz = row[_X + _INNER], row[_Y + _INNER], row[_Z + _INNER]
+    tx = _TRANSPOSED if row[PRODUCT] else _AS_IT_IS
+    ty = _TRANSPOSED if row[PRODUCT + 1] else _AS_IT_IS
+    m, n, k = row[PRODUCT + 2], row[PRODUCT + 3], row[PRODUCT + 4]
+    lx, ly, lz = row[PRODUCT + 5], row[PRODUCT + 6], row[PRODUCT + 7]
+    # The last two axes of a product of matrices are rows and columns.
+    lines = 1 if kind == MATMUL else row[SHAPE + 4]
     for a in range(row[SHAPE]):
         for b in range(row[SHAPE + 1]):
             for c in range(row[SHAPE + 2]):
@@ -157,8 +145,10 @@ def _entry_by_entry(row: Row, x: int, y: int, z: int, item: int, one: Entry) -> 
                     p = _corner(x, row, _X, a, b, c, d)
                     q = _corner(y, row, _Y, a, b, c, d)
                     r = _corner(z, row, _Z, a, b, c, d)
-                    for _ in range(row[SHAPE + 4]):
-                        if kind == ADD:
+                    for _ in range(lines):
+                        if kind == MATMUL:
+                            _gemm(gemm, tx, ty, m, n, k, one, p, lx, q, ly, one - one, r, lz)
+                        elif kind == ADD:
                             _add(p, q, r, sx, sy, sz, count, item, one)
                         elif kind == SUBTRACT:
                             _subtract(p, q, r, sx, sy, sz, count, item, one)
@@ -193,17 +183,12 @@ def _run_of(layout: tuple[int, ...]) -> Callable[..., None]:
             x = addresses[row[VALUES]] + row[STARTS]
             y = addresses[row[VALUES + 1]] + row[STARTS + 1]
             z = addresses[row[VALUES + 2]] + row[STARTS + 2]
-            if row[0] == MATMUL:
-                _products(row, x, y, z, gemm, one)
-            else:
-                # The factor of a step that scales is its second argument.
-                second = weights + n * item if row[0] == SCALE else y
-                _entry_by_entry(row, x, second, z, item, one)
+            # The factor of a step that scales is its second argument.
+            _step(row, x, weights + n * item if row[0] == SCALE else y, z, gemm, item, one)
 
     return run
 
 
-@cache
 def kernel(dtype: str) -> Callable[..., None] | None:
     """The function for arrays of a dtype, compiled or from numba's folder.
 

@@ -615,6 +615,8 @@ class _Run:
                 self.addresses[value] = begins[id(memory)] + start
         open_span: tuple[int, int] | None = None
         for step, span in zip(self.steps.steps, spans, strict=True):
+            if span is not None and step.kind == "matmul" and self.meets_itself(step):
+                span = None
             is_shared = self.threads > 1 and self.steps.is_shared(step)
             # Steps that follow one another are one call of the compiled function, which nothing can
             # interrupt before its end.
@@ -645,6 +647,12 @@ class _Run:
                 self.bind_alone(step, moving)
         if open_span is not None:
             self.calls.append(self.compiled(*open_span))
+
+    def meets_itself(self, step: Step) -> bool:
+        """Whether both arguments begin at one place: NumPy multiplies a matrix with its own
+        transpose in another way, and two inputs may be one array."""
+        first, second = (view.value for view in step.reads)
+        return first != second and self.addresses[first] == self.addresses[second]
 
     def compiled(self, first: int, last: int) -> _Call:
         """The call of the compiled function for rows of the steps' table."""
