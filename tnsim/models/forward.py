@@ -39,7 +39,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, affine
+from tnsim.models.arrays import Array, add
 from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import (
     Linear,
@@ -50,6 +50,7 @@ from tnsim.models.layers import (
     innermost,
     map_names,
 )
+from tnsim.models.matrices import affine
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
