@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.arrays import Array, add, host_array, pytree, set_arrays, weight
+from tnsim.models.arrays import Array, add, detached, host_array, pytree, set_arrays, weight
 from tnsim.scaled import library
 
 _DENSE = 2**27
@@ -62,6 +63,12 @@ class Columns:
         """Where a row has an entry, booleans (rows, entries)."""
         return self.array >= 0
 
+    @cached_property
+    def by_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Columns of all entries, row after row, and the ends of the rows, as SciPy has them."""
+        ends = np.concatenate([[0], np.cumsum(self.filled.sum(1))]).astype(np.int32)
+        return self.array[self.filled], ends
+
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -95,10 +102,15 @@ class SparseMatrix:
             raise ModelError(
                 f"a sparse matrix has entries {tuple(values.shape)} at columns {places.shape}"
             )
-        if places.max(initial=-1) >= self.columns.width:
+        lowest, highest = places.min(initial=0), places.max(initial=-1)
+        if lowest < -1 or highest >= self.columns.width:
+            column = lowest if lowest < -1 else highest
             raise ModelError(
-                f"a sparse matrix has an entry in column {places.max()} of {self.columns.width}"
+                f"a sparse matrix has an entry in column {column} of {self.columns.width}"
             )
+        numbers = detached(values)
+        if not isinstance(numbers, Tracer) and np.asarray(numbers)[~self.columns.filled].any():
+            raise ModelError("a sparse matrix has an entry that is not zero, and no column for it")
         set_arrays(self, values=values)
 
     @classmethod
@@ -150,10 +162,10 @@ class SparseMatrix:
         """The matrix as one of SciPy, `scipy.sparse.csr_array`."""
         from scipy.sparse import csr_array
 
-        filled = self.columns.filled
-        starts = np.concatenate([[0], np.cumsum(filled.sum(1))])
-        entries = np.asarray(self.values)[filled], self.columns.array[filled], starts
-        return csr_array(entries, shape=self.shape)
+        indices, ends = self.columns.by_rows
+        values = np.asarray(self.values)
+        entries = values.ravel() if len(indices) == values.size else values[self.columns.filled]
+        return csr_array((entries, indices, ends), shape=self.shape)
 
     def dense(self) -> Float[Array, "rows columns"]:
         """The matrix written out.
@@ -166,8 +178,8 @@ class SparseMatrix:
             raise TooLarge(
                 f"a sparse matrix of {rows:,} x {width:,} numbers would be written out, "
                 f"{rows * width / 2**27:,.1f} GiB in float64: Gaussian() and Symmetric() compare "
-                "convolutions with a linear readout as they are, and Empirical(images) compares "
-                "outputs"
+                "one or two layers of convolutions with a linear readout as they are, and "
+                "Empirical(images) compares outputs of any network"
             )
         xp = library(self.values)
         # Missing entries add zero to column 0.

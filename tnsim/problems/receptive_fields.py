@@ -161,7 +161,9 @@ class FieldSpace(NamedTuple):
         """Means and deviations of the inputs; monomials are those of the inputs as they are."""
         if not self.gaussian:
             return np.zeros(self.d_in), np.ones(self.d_in)
-        mean, variances = _independent(metric, self.d_in)
+        moments = _independent(metric, self.d_in)
+        assert moments is not None  # else there were no space
+        mean, variances = moments
         return mean, np.sqrt(variances)
 
     def vector(self, weights: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
@@ -223,7 +225,8 @@ def receptive_fields(
     degree = max(degrees)
     orders = orders_of(degree, constants, gaussian)
     space = FieldSpace(d_in, d_out, degree, orders, gaussian, distinct, 0, d_in)
-    if packed.count(d_in, degree) > _PLACES:
+    ranks = max(layers[_last_nonlinear(layers) or 0].rank for layers in distinct)
+    if packed.count(d_in, degree) > _PLACES or d_out * ranks > _LARGEST:
         return None
     groups = [group for layers in distinct for group in _groups(layers)]
     if max(_entries(space, group) for group in groups) > _LARGEST:
@@ -240,7 +243,7 @@ def _reads_fields(layers: Kinds) -> bool:
         sparse = dict(kind.sparse)
         # The output map of the last nonlinear layer is a readout.
         read = kind.legs if kind.down is None or n == last else (*kind.legs, kind.down)
-        if kind.mixes_positions or not all(role in sparse for role in read):
+        if kind.mixes_positions or kind.activation or not all(role in sparse for role in read):
             return False
     return True
 
@@ -311,7 +314,10 @@ def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
     for n, row in enumerate(rows):
         units.setdefault(row.tobytes(), []).append(n)
     for members in units.values():
-        yield _Group(level, hidden, np.array(members), rows[members[0]].astype(np.int64))
+        field = rows[members[0]].astype(np.int64)
+        # Units that read nothing are constants in any coordinate.
+        field = field if len(field) else np.zeros(1, np.int64)
+        yield _Group(level, hidden, np.array(members), field)
 
 
 def _orders_below(layers: Kinds, level: int, space: FieldSpace) -> tuple[int, ...]:
@@ -342,14 +348,16 @@ def _indices_within(field: np.ndarray, order: int, space: FieldSpace) -> slice:
     return packed.block_slice(first, last, order)
 
 
-@session_cache
 def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
-    return packed.sorted_indices(width, order)
+    """The sorted indices over a field of some width."""
+    key = _table, width, order
+    return session().places.get(key, lambda: packed.sorted_indices(width, order))
 
 
-@session_cache
 def _multiplicities(width: int, order: int) -> Float[np.ndarray, " count"]:
-    return packed.multiplicities(width, order)
+    """The multiplicities of the indices over a field of some width."""
+    key = _multiplicities, width, order
+    return session().places.get(key, lambda: packed.multiplicities(width, order))
 
 
 @session_cache
@@ -367,13 +375,17 @@ def _part_ends(space: FieldSpace) -> tuple[int, ...]:
 
 def _by_largest(space: FieldSpace) -> Float[np.ndarray, " coordinates"]:
     """Numbers of the features of all fields and outputs, by the largest coordinate of an index."""
-    numbers = np.zeros(space.d_in)
-    numbers[0] = space.d_out
-    for field in _fields(space.layers):
-        for order in space.orders:
-            ends = [packed.count(n, order) for n in range(len(field) + 1)] if order else [0]
-            numbers[field[: len(ends) - 1]] += space.d_out * np.diff(ends)
-    return numbers
+
+    def make() -> Float[np.ndarray, " coordinates"]:
+        numbers = np.zeros(space.d_in)
+        numbers[0] = space.d_out
+        for field in _fields(space.layers):
+            for order in space.orders:
+                ends = [packed.count(n, order) for n in range(len(field) + 1)] if order else [0]
+                numbers[field[: len(ends) - 1]] += space.d_out * np.diff(ends)
+        return numbers
+
+    return session().places.get((_by_largest, space.layers, space.orders), make)
 
 
 @session_cache
@@ -680,6 +692,6 @@ def _products(one: Series, two: Series, width: int, gaussian: bool) -> Series:
     made = []
     for start in range(0, count, block):
         some = slice(start, start + block)
-        halves = [{n: entries[some] for n, entries in half.items()} for half in (one, two)]
-        made.append(product(*halves, None, whole(width), gaussian))
+        first, second = ({n: entries[some] for n, entries in half.items()} for half in (one, two))
+        made.append(product(first, second, None, whole(width), gaussian))
     return {n: np.concatenate([each[n] for each in made]) for n in made[0]}
