@@ -28,13 +28,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.sparse import csr_array, eye_array
 
 from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import SparseMatrix
+from tnsim.models.matrices import Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
@@ -268,7 +267,7 @@ def _independent(metric: Metric, d_in: int) -> tuple[np.ndarray, np.ndarray] | N
     return mean, np.maximum(cov, 0.0)
 
 
-def _pattern(kind: LayerKind, role: str) -> csr_array:
+def _pattern(kind: LayerKind, role: str) -> Any:
     """Where the array of a role has entries."""
     columns = dict(kind.sparse)[role]
     ones = np.where(columns.filled, 1.0, 0.0)
@@ -280,7 +279,7 @@ def _groups(layers: Kinds) -> tuple[_Group, ...]:
     """The units that the readout of a model adds up, in groups of equal fields."""
     last = _last_nonlinear(layers)
     assert last is not None  # as `_reads_fields` says
-    below: Any = eye_array(layers[0].d_in, format="csr")
+    below: Any = _identity(layers[0].d_in)
     for kind in layers[:last]:
         below = _fields_after(kind, below)
     legs: Any = sum(_pattern(layers[last], role) for role in layers[last].legs)
@@ -307,7 +306,6 @@ def _fields_after(kind: LayerKind, below: Any) -> Any:
 
 def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
     """Units in groups of equal fields, given as rows of a sparse matrix."""
-    fields = csr_array(fields)
     fields.sort_indices()
     units: dict[bytes, list[int]] = {}
     rows = np.split(fields.indices, fields.indptr[1:-1])
@@ -493,13 +491,13 @@ def _steps(model: Model) -> tuple[list[_Step], _Readout]:
     for layer in layers[last + 1 :]:
         (weight, _), *_ = (step := _step(layer)).legs
         if step.skip:
-            weight = weight + step.skip * eye_array(weight.shape[0], format="csr")
+            weight = weight + step.skip * _identity(weight.shape[0])
         constant = weight @ constant + (0.0 if step.bias is None else step.bias)
         read = weight if read is None else weight @ read
     hidden = final.down if read is None else read @ final.down
     state = None
     if final.skip:
-        state = final.skip * (eye_array(out, format="csr") if read is None else read)
+        state = final.skip * (_identity(out) if read is None else read)
     return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
 
 
@@ -518,6 +516,11 @@ def _step(layer: Any) -> _Step:
         return _Step(((last, None),), None, bias, float(skip))
     legs = tuple((_plain(getattr(core, name)), getattr(core, bias_name(name))) for name in rows)
     return _Step(legs, last, bias, float(skip))
+
+
+def _identity(size: int) -> Any:
+    """The identity as a sparse matrix of SciPy."""
+    return SparseMatrix(np.ones((size, 1)), Columns(np.arange(size)[:, None], size)).csr()
 
 
 def _plain(matrix: Any) -> Any:
@@ -646,7 +649,7 @@ def _local_state(
     if step.skip:
         stream = _local_state(steps, level - 1, coordinates, field, inputs)
     matrix = step.legs[0][0] if step.down is None else step.down
-    rows = csr_array(matrix[coordinates])
+    rows = matrix[coordinates]  # sparse below the last nonlinear layer
     needed = np.unique(rows.indices)
     make = _local_state if step.down is None else _local_units
     units = make(steps, level - 1, needed, field, inputs)
