@@ -60,7 +60,7 @@ from tnsim.checkpoints.sparse_maps import (
     pattern_of,
 )
 from tnsim.checkpoints.written_activations import FILLS, Written, WrittenActivations
-from tnsim.errors import TooLarge, UnsupportedLayer
+from tnsim.errors import TnsimError, TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
 from tnsim.models.arrays import host_array
 from tnsim.models.functions import array_of
@@ -92,7 +92,7 @@ FIRST_ALONE = ("convolution", "div", "gather", "index")
 WHOLE = ("elu", "hardswish", "leaky_relu", "logaddexp", "relu6", "silu", "softplus")
 """Operations that an export would write as several."""
 
-AT_ONCE = 2**23
+AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
 
 NEGLIGIBLE = 1e-13
@@ -393,16 +393,26 @@ def traced_layers(
     key = first.shape, first.dtype, torch.get_default_dtype()
     if key not in exports:
         exports[key] = _exported(module, first)
-    trace = _Trace(module, first, exports[key])
-    for node in trace.graph.nodes:
+    export = exports[key]
+    arrays = export.arrays(module)
+    trace = _Trace(first, export, arrays)
+    filled = {node: _without_zeros(one) for node, one in arrays.items()}
+    # A weight that is zero now may not be zero in other checkpoints, whose places are the same.
+    if trace.stack.patterns == {} and any(filled[node] is not one for node, one in arrays.items()):
         try:
-            if node.op == "output":
-                return trace.layers(node)
-            trace.step(node)
-        except _NoLayerError as refused:
-            advice = trace.activations.advice_at(node)
-            raise UnsupportedLayer(f"{refused}{advice}") from refused
-    raise AssertionError("a graph ends with its output")
+            _Trace(first, export, filled).run()
+        except TnsimError as reason:  # of these numbers; the module's own say what is wrong
+            log.debug("places of entries are those of the weights: %s", reason)
+    return trace.run()
+
+
+def _without_zeros(array: Any) -> Any:
+    """A parameter with random numbers in the place of zeros; any other array unchanged."""
+    if not isinstance(array, torch.nn.Parameter) or bool(array.all()):
+        return array
+    rng = torch.Generator().manual_seed(0)
+    random = torch.rand(array.shape, generator=rng).to(array) + 0.5
+    return torch.where(array.detach() == 0, random, array.detach())
 
 
 class _NoLayerError(UnsupportedLayer):
@@ -419,8 +429,8 @@ class _Trace:
         stack: Layers, state and hidden units.
     """
 
-    def __init__(self, module: torch.nn.Module, example: torch.Tensor, export: _Export) -> None:
-        self.graph, self.values = export.graph, export.arrays(module)
+    def __init__(self, example: torch.Tensor, export: _Export, arrays: dict[Any, Any]) -> None:
+        self.graph, self.values = export.graph, dict(arrays)
         self.example = example
         varying = self._fold_constants()
         self.activations = WrittenActivations(varying, self.values)
@@ -431,6 +441,18 @@ class _Trace:
         for node, before in self.reads.items():
             for one in before:
                 self.uses[one].add(node)
+
+    def run(self) -> list[Any]:
+        """Go through all operations, and give the layers."""
+        for node in self.graph.nodes:
+            try:
+                if node.op == "output":
+                    return self.layers(node)
+                self.step(node)
+            except _NoLayerError as refused:
+                advice = self.activations.advice_at(node)
+                raise UnsupportedLayer(f"{refused}{advice}") from refused
+        raise AssertionError("a graph ends with its output")
 
     def step(self, node: torch.fx.Node) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
@@ -695,7 +717,7 @@ class _Stack:
         self.units: dict[int, list[tuple[_Rows, torch.Tensor]]] = {}
         self.functions: dict[int, Activation] = {}
         self.patterns = patterns
-        self._known: dict[_Map, tuple[int, Pattern | None]] = {}
+        self._known: dict[_Map, tuple[int, Pattern | None, bool]] = {}
         self._matrices: dict[_Map, SparseMatrix] = {}
 
     @property
@@ -715,10 +737,11 @@ class _Stack:
         if linear not in self._known:
             number, shape = len(self._known), (linear.entries, linear.size)
             pattern = self.patterns.get(number)
-            # What an earlier reading found is for the same map, unless layers were others there.
-            if number not in self.patterns or (pattern is not None and pattern.shape != shape):
+            # An earlier reading met the same map at this number, unless it made other layers.
+            is_new = number not in self.patterns or (pattern is not None and pattern.shape != shape)
+            if is_new:
                 pattern = self.patterns[number] = pattern_of(linear.by_runs)
-            self._known[linear] = number, pattern
+            self._known[linear] = number, pattern, is_new
         return self._known[linear][1]
 
     def matrix(self, linear: _Map) -> _Rows:
@@ -726,17 +749,19 @@ class _Stack:
         pattern = self.pattern(linear)
         if pattern is None:
             return linear.matrix
-        if linear not in self._matrices:
-            made, by_runs = pattern.matrix_of(linear.by_runs), linear.by_runs
-            if not agrees(made, by_runs):
-                # Weights that were zero in an earlier reading had no place.
-                number = self._known[linear][0]
-                pattern = self.patterns[number] = pattern_of(by_runs)
-                if pattern is None:
-                    return linear.matrix
-                made = pattern.matrix_of(by_runs)
-            self._matrices[linear] = made
-        return self._matrices[linear]
+        if linear in self._matrices:
+            return self._matrices[linear]
+        by_runs = linear.by_runs
+        made = pattern.matrix_of(by_runs)
+        number, _, is_new = self._known[linear]
+        # Entries that are zero in earlier readings may have no place.
+        if not is_new and not agrees(made, by_runs):
+            self.patterns[number] = pattern = pattern_of(by_runs)
+            if pattern is None:
+                return linear.matrix
+            made = pattern.matrix_of(by_runs)
+        self._matrices[linear] = made
+        return made
 
     def size(self, source: int) -> int:
         """Number of coordinates of the state (source 0) or of a block of hidden units."""
@@ -992,9 +1017,21 @@ class _Stack:
         # A multiple of the identity is a residual and costs no units.
         skip = _multiple_of_identity(matrix)
         if skip is None and matrix.matters:
-            # The block has a single factor, which `_stacked_factors` multiplies by 1.
-            units = [*units, [(self.matrix(matrix), torch.zeros_like(bias))]]
+            rows = self.matrix(matrix)
             carried = _Map(len(bias), (len(bias),), self.like, grids=grids)
+            # Rows of zeros, as of a state beside others, need no units.
+            needed = _rows_with_entries(rows)
+            if len(needed) < len(bias):
+                place = torch.full((len(bias),), len(needed), device=self.like.device)
+                place[needed] = torch.arange(len(needed), device=self.like.device)
+                rows, carried = (
+                    _chosen_rows(rows, needed),
+                    _Map(len(needed), needed.shape, self.like),
+                )
+                pad = torch.nn.functional.pad
+                carried = carried.then(lambda z: pad(z, (0, 1))[place], bias.shape)
+            # The block has a single factor, which `_stacked_factors` multiplies by 1.
+            units = [*units, [(rows, self.like.new_zeros(len(needed)))]]
             down = _side_by_side([down, carried])
         return _Draft(_stacked_factors(units), down, bias, skip)
 
@@ -1256,13 +1293,18 @@ def _stacked_factors(
     factors = []
     for leg in range(max(map(len, units))):
         # A block of fewer factors than the layer has is multiplied by 1.
-        ones = [(_scaled_rows(w, torch.zeros_like(b)), torch.ones_like(b)) for (w, b), *_ in units]
-        own = [
-            block[leg] if leg < len(block) else one for block, one in zip(units, ones, strict=True)
-        ]
+        own = [block[leg] if leg < len(block) else _ones_like(*block[0]) for block in units]
         rows = _stacked_rows([w for w, _ in own])
         factors.append((rows, torch.cat([b for _, b in own])))
     return factors
+
+
+def _ones_like(matrix: _Rows, bias: torch.Tensor) -> tuple[_Rows, torch.Tensor]:
+    """The factor 1 for every unit of another factor."""
+    if not isinstance(matrix, SparseMatrix):
+        return torch.zeros_like(matrix), torch.ones_like(bias)
+    none = Columns(np.full((len(bias), 1), -1), matrix.columns.width)
+    return SparseMatrix(np.zeros((len(bias), 1), matrix.dtype), none), torch.ones_like(bias)
 
 
 def _stacked_rows(parts: list[_Rows]) -> _Rows:
@@ -1302,6 +1344,15 @@ def _chosen_rows(matrix: _Rows, rows: torch.Tensor) -> _Rows:
         values.flags.writeable = False
         return SparseMatrix(values, Columns(matrix.columns.array[chosen], matrix.columns.width))
     return matrix[rows]
+
+
+def _rows_with_entries(matrix: _Rows) -> torch.Tensor:
+    """The rows that have a gradient, an entry, or the place of an entry."""
+    if isinstance(matrix, SparseMatrix):
+        return torch.from_numpy(np.flatnonzero(matrix.columns.filled.any(1)))
+    if matrix.requires_grad:
+        return torch.arange(len(matrix), device=matrix.device)
+    return matrix.any(1).nonzero().ravel()
 
 
 def _counts(matrix: _Rows) -> Any:
@@ -1371,12 +1422,13 @@ def _with_fewer_units(
     arrays = [down, *(array for factor in factors for array in factor)]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return factors, down
+    sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
+    if max((math.prod(matrix.shape) for matrix in sparse), default=0) > MERGED:
+        return factors, down
     grouped = [torch.unique(_digests(*factor), return_inverse=True) for factor in factors]
     # Groups of hardly more than one unit save nothing.
     shared_by_many = [2 * len(groups) <= down.shape[1] for groups, _ in grouped]
-    sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
-    largest = max((math.prod(matrix.shape) for matrix in sparse), default=0)
-    if not any(shared_by_many) or largest > MERGED:
+    if not any(shared_by_many):
         return factors, down
     best: Any = None
     fewest = down.shape[1]

@@ -26,6 +26,9 @@ from tnsim.scaled import library
 _DENSE = 2**27
 """Most entries of a sparse matrix that is written out, 1 GiB in float64."""
 
+_AT_ONCE = 2**20
+"""Entries that are multiplied by vectors at once."""
+
 
 class Columns:
     """The columns in which the entries of a sparse matrix stand. Hashable, by content.
@@ -41,11 +44,12 @@ class Columns:
     """
 
     def __init__(self, array: Any, width: int) -> None:
-        self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32)
+        self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32, order="C")
         self.array.flags.writeable = False
         self.width = width
-        content = self.array.tobytes() + repr((self.array.shape, width)).encode()
-        self._digest = hashlib.blake2b(content, digest_size=16).digest()
+        digest = hashlib.blake2b(self.array, digest_size=16)
+        digest.update(repr((self.array.shape, width)).encode())
+        self._digest = digest.digest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Columns) and self._digest == other._digest
@@ -148,12 +152,16 @@ class SparseMatrix:
 
     def csr(self) -> Any:
         """The matrix as one of SciPy, `scipy.sparse.csr_array`."""
+        return self._csr(slice(None))
+
+    def _csr(self, rows: slice) -> Any:
         from scipy.sparse import csr_array
 
-        filled = self.columns.filled
+        columns = self.columns.array[rows]
+        filled = columns >= 0
         starts = np.concatenate([[0], np.cumsum(filled.sum(1))])
-        entries = np.asarray(self.values)[filled], self.columns.array[filled], starts
-        return csr_array(entries, shape=self.shape)
+        entries = np.asarray(self.values)[rows][filled], columns[filled], starts
+        return csr_array(entries, shape=(len(columns), self.columns.width))
 
     def dense(self) -> Float[Array, "rows columns"]:
         """The matrix written out.
@@ -189,7 +197,11 @@ class SparseMatrix:
             x: Inputs, one after another.
         """
         if library(self.values, x) is np:
-            return np.ascontiguousarray((self.csr() @ np.asarray(x).T).T)
+            # Some rows at once, as a matrix of SciPy is a copy of their entries.
+            step = max(1, _AT_ONCE // self.values.shape[1])
+            starts = range(0, len(self.values), step)
+            parts = [self._csr(slice(start, start + step)) @ np.asarray(x).T for start in starts]
+            return np.ascontiguousarray(np.concatenate(parts).T)
         places = np.maximum(self.columns.array, 0)
         dtype = jnp.result_type(self.values, x)
 
