@@ -59,7 +59,7 @@ class Columns:
 
     def __repr__(self) -> str:
         rows, entries = self.array.shape
-        return f"Columns({rows} x {self.width}, up to {entries} in a row)"
+        return f"Columns({rows} x {self.width}, up to {entries} in a row, {self._digest.hex()})"
 
     @cached_property
     def filled(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class SparseMatrix:
         """
         from scipy.sparse import csr_array
 
-        rows = csr_array(matrix if hasattr(matrix, "tocsr") else host_array(matrix))
+        rows: Any = csr_array(matrix if hasattr(matrix, "tocsr") else host_array(matrix))
         rows.sum_duplicates()
         rows.eliminate_zeros()
         counts = np.diff(rows.indptr)
@@ -271,7 +271,7 @@ def affine(
 
 
 def is_sparse(tree: Any) -> bool:
-    """Whether a pytree holds a sparse matrix.
+    """Whether a pytree holds a sparse matrix; of models, their kinds say so sooner.
 
     Example:
         >>> is_sparse({"weight": SparseMatrix.of(np.eye(2))}), is_sparse(np.eye(2))
@@ -282,7 +282,7 @@ def is_sparse(tree: Any) -> bool:
 
 
 def written_out(tree: Any) -> Any:
-    """The same pytree with dense arrays in the place of sparse matrices.
+    """A pytree with dense arrays in the place of sparse matrices; itself where there are none.
 
     Raises:
         TooLarge: A matrix has more than 2^27 entries.
@@ -291,6 +291,8 @@ def written_out(tree: Any) -> Any:
         >>> written_out({"weight": SparseMatrix.of(np.eye(2))})["weight"].shape
         (2, 2)
     """
+    if not is_sparse(tree):
+        return tree
     return jax.tree.map(
         lambda leaf: leaf.dense() if _is_matrix(leaf) else leaf, tree, is_leaf=_is_matrix
     )

@@ -29,6 +29,7 @@ from tnsim.models.layers import (
     map_names,
     with_widths,
 )
+from tnsim.models.matrices import written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
@@ -138,6 +139,8 @@ class Model(_Vector):
                     f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}"
                 )
         check_length(n_ctx)
+        if n_ctx is not None:  # sequences are read through dense matrices
+            known = tuple(map(written_out, known))
         # Attributes are set once, past the refusal of `__setattr__`.
         object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
