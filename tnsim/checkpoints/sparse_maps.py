@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -115,6 +116,44 @@ class Pattern:
         values.flags.writeable = False
         return SparseMatrix(values, self.columns)
 
+    def trimmed(self, matrix: SparseMatrix) -> tuple[Pattern, SparseMatrix]:
+        """The pattern and the matrix without places of boxes that are zero.
+
+        A support need not be a box: a pixel and its four neighbours are five pixels of nine.
+
+        Args:
+            matrix: Matrix of this pattern, of a map of weights that are not zero.
+
+        Example:
+            >>> def run(points):  # sums of the four neighbours of a pixel
+            ...     image = np.pad(points.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+            ...     rows, columns = image[:, 1:-1], image[:, :, 1:-1]
+            ...     around = columns[:, :-2] + columns[:, 2:] + rows[:, :, :-2] + rows[:, :, 2:]
+            ...     return around.reshape(-1, 64)
+            >>> linear = LinearMap(run, ((8, 8),), 64, 64)
+            >>> pattern = pattern_of(linear)
+            >>> trimmed, _ = pattern.trimmed(pattern.matrix_of(linear))
+            >>> pattern.columns.array.shape, trimmed.columns.array.shape
+            ((64, 9), (64, 4))
+        """
+        kept = matrix.values != 0
+        if (kept == self.columns.filled).all():
+            return self, matrix
+        parts = [self.boxes.astype(np.int64)[:, None].view(np.uint8), np.packbits(kept, axis=1)]
+        _, first, boxes = _distinct(np.concatenate(parts, axis=1))
+        kept, columns = kept[first], self.columns.array[first]
+        order = np.argsort(~kept, axis=1, kind="stable")[:, : max(1, kept.sum(1).max())]
+        # The new place of each old one, and -1 for places that are left out and for none.
+        places = np.full((len(first), kept.shape[1] + 1), -1, np.int32)
+        box, place = np.nonzero(np.take_along_axis(kept, order, axis=1))
+        places[box, order[box, place]] = place
+        slots = places[np.arange(len(first)), self.slots[:, self.boxes[first]]]
+        columns = np.take_along_axis(np.where(kept, columns, -1), order, axis=1)[boxes]
+        values = np.take_along_axis(matrix.values, order[boxes], axis=1)
+        values.flags.writeable = False
+        pattern = Pattern(Columns(columns, self.shape[1]), self.colours, boxes, slots)
+        return pattern, SparseMatrix(values, pattern.columns)
+
 
 def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
     """Whether a matrix gives a map's result at a random point, to rounding.
@@ -174,8 +213,7 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
             "compare outputs, metric tnsim.Empirical(images)"
         )
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
-    keys = np.ascontiguousarray(keys).view([("", keys.dtype, keys.shape[1])])[:, 0]
-    _, first, boxes = np.unique(keys, return_index=True, return_inverse=True)
+    _, first, boxes = _distinct(keys)
     return _coloured(linear, touched, first, boxes.ravel(), most)
 
 
@@ -288,6 +326,12 @@ def _colours(mask: Bool[np.ndarray, "boxes length"]) -> Int[np.ndarray, " length
         taken = set(colours[:index][meet[index, :index]].tolist())
         colours[index] = next(colour for colour in range(index + 1) if colour not in taken)
     return colours
+
+
+def _distinct(rows: Int[np.ndarray, "rows bytes"]) -> Any:
+    """Distinct rows of bytes, the first row of each kind, and the kind of each row."""
+    whole = np.ascontiguousarray(rows).view([("", rows.dtype, rows.shape[1])])[:, 0]
+    return np.unique(whole, return_index=True, return_inverse=True)
 
 
 def _table(length: int) -> list[int]:

@@ -53,6 +53,7 @@ from tnsim.checkpoints.module_calls import array
 from tnsim.checkpoints.module_rules import activation_between
 from tnsim.checkpoints.sparse_maps import (
     FEWEST,
+    FILLED,
     LARGEST,
     LinearMap,
     Pattern,
@@ -395,12 +396,13 @@ def traced_layers(
         exports[key] = _exported(module, first)
     export = exports[key]
     arrays = export.arrays(module)
-    trace = _Trace(first, export, arrays)
-    filled = {node: _without_zeros(one) for node, one in arrays.items()}
     # A weight that is zero now may not be zero in other checkpoints, whose places are the same.
-    if trace.stack.patterns == {} and any(filled[node] is not one for node, one in arrays.items()):
+    filled = {node: _without_zeros(one) for node, one in arrays.items()}
+    is_filled = all(filled[node] is one for node, one in arrays.items())
+    trace = _Trace(first, export, arrays, is_filled)
+    if trace.stack.patterns == {} and not is_filled:
         try:
-            _Trace(first, export, filled).run()
+            _Trace(first, export, filled, True).run()
         except TnsimError as reason:  # of these numbers; the module's own say what is wrong
             log.debug("places of entries are those of the weights: %s", reason)
     return trace.run()
@@ -422,6 +424,12 @@ class _NoLayerError(UnsupportedLayer):
 class _Trace:
     """A forward pass on affine values.
 
+    Args:
+        example: Input of the forward pass.
+        export: Operations of the forward pass.
+        arrays: Tensors of the module, by their nodes.
+        is_filled: Whether no parameter has zeros, so that zeros of layers are no weights.
+
     Attributes:
         graph: Operations of the forward pass.
         values: Arrays, affine values and lists of both, by the node that computed them.
@@ -429,13 +437,16 @@ class _Trace:
         stack: Layers, state and hidden units.
     """
 
-    def __init__(self, example: torch.Tensor, export: _Export, arrays: dict[Any, Any]) -> None:
+    def __init__(
+        self, example: torch.Tensor, export: _Export, arrays: dict[Any, Any], is_filled: bool
+    ) -> None:
         self.graph, self.values = export.graph, dict(arrays)
         self.example = example
         varying = self._fold_constants()
         self.activations = WrittenActivations(varying, self.values)
         self.written, self.reads = self._plan(set(varying))
-        self.stack = _Stack(example, export.patterns if self._may_be_sparse() else None)
+        patterns = export.patterns if self._may_be_sparse() else None
+        self.stack = _Stack(example, patterns, is_filled)
         # A value that no later operation reads is left out of the next state.
         self.uses: dict[Any, set[torch.fx.Node]] = {node: set() for node in self.graph.nodes}
         for node, before in self.reads.items():
@@ -706,17 +717,18 @@ class _Stack:
         functions: Activations of the first factors of blocks, if any.
         patterns: Places of the entries of sparse matrices, in the order in which they are made;
             None where all matrices are dense.
+        is_filled: Whether zeros in layers are no weights of the module.
     """
 
     def __init__(
-        self, example: torch.Tensor, patterns: dict[int, Pattern | None] | None = None
+        self, example: torch.Tensor, patterns: dict[int, Pattern | None] | None, is_filled: bool
     ) -> None:
         self.like = example
         self.drafts: list[_Draft] = []
         self.grids: dict[int, tuple[tuple[int, ...], ...]] = {0: (tuple(example.shape),)}
         self.units: dict[int, list[tuple[_Rows, torch.Tensor]]] = {}
         self.functions: dict[int, Activation] = {}
-        self.patterns = patterns
+        self.patterns, self.is_filled = patterns, is_filled
         self._known: dict[_Map, tuple[int, Pattern | None, bool]] = {}
         self._matrices: dict[_Map, SparseMatrix] = {}
 
@@ -760,6 +772,9 @@ class _Stack:
             if pattern is None:
                 return linear.matrix
             made = pattern.matrix_of(by_runs)
+            is_new = True
+        if is_new and self.is_filled:
+            self.patterns[number], made = pattern.trimmed(made)
         self._matrices[linear] = made
         return made
 
@@ -1024,10 +1039,8 @@ class _Stack:
             if len(needed) < len(bias):
                 place = torch.full((len(bias),), len(needed), device=self.like.device)
                 place[needed] = torch.arange(len(needed), device=self.like.device)
-                rows, carried = (
-                    _chosen_rows(rows, needed),
-                    _Map(len(needed), needed.shape, self.like),
-                )
+                rows = _chosen_rows(rows, needed)
+                carried = _Map(len(needed), tuple(needed.shape), self.like)
                 pad = torch.nn.functional.pad
                 carried = carried.then(lambda z: pad(z, (0, 1))[place], bias.shape)
             # The block has a single factor, which `_stacked_factors` multiplies by 1.
@@ -1460,7 +1473,13 @@ def _with_fewer_units(
     if best is None:
         return factors, down
     one, two, down = best
-    return [(rows[:, :-1], rows[:, -1]) for rows in (one, two)], down
+    return [(_like_before(rows[:, :-1], sparse), rows[:, -1]) for rows in (one, two)], down
+
+
+def _like_before(matrix: torch.Tensor, sparse: list[SparseMatrix]) -> _Rows:
+    """A matrix made of others, as a sparse one where some of these are and it has few entries."""
+    few = int(_counts(matrix).max()) * FILLED <= matrix.shape[1] and matrix.numel() >= FEWEST
+    return SparseMatrix.of(matrix) if sparse and few else matrix
 
 
 def _written_out(matrix: _Rows, like: torch.Tensor) -> torch.Tensor:
