@@ -1454,15 +1454,18 @@ def _with_fewer_units(
             continue
         shared, other = lifted[::turn]
         terms: list[tuple[Any, Any, Any]] = []
-        for group in range(len(groups)):
+        # In the order of their first units, so that models of one module have units in one order.
+        for group in dict.fromkeys(group_of.tolist()):
             members = group_of == group
             row = shared[members][0]
             # The rank of a group is the number of units that it needs. The product of a few members
             # has the singular values of a small matrix between orthogonal ones.
             outer, core = torch.linalg.qr(dense[:, members])
-            inner, rest = torch.linalg.qr(other[members].T)
-            left, sizes, right = torch.linalg.svd(core @ rest.T, full_matrices=False)
-            left, right = outer @ left, right @ inner.T
+            read = other[members].any(0)
+            inner, rest = torch.linalg.qr(other[members][:, read].T)
+            left, sizes, small = torch.linalg.svd(core @ rest.T, full_matrices=False)
+            left, right = outer @ left, other.new_zeros(len(sizes), other.shape[1])
+            right[:, read] = small @ inner.T
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
             one, two = (one, two)[::turn]
