@@ -42,11 +42,12 @@ class Columns:
     """
 
     def __init__(self, array: Any, width: int) -> None:
-        self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32)
+        self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32, order="C")
         self.array.flags.writeable = False
         self.width = width
-        content = self.array.tobytes() + repr((self.array.shape, width)).encode()
-        self._digest = hashlib.blake2b(content, digest_size=16).digest()
+        digest = hashlib.blake2b(self.array, digest_size=16)
+        digest.update(repr((self.array.shape, width)).encode())
+        self._digest = digest.digest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Columns) and self._digest == other._digest
