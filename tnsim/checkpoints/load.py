@@ -138,11 +138,14 @@ def _model_by(
     try:
         reader = reader or detect(state, config, leave_out)
         log.debug("by the dialect %s", reader.name)
-        if hasattr(reader, "shapes"):
-            reader.check(state)
-            reader = reader.dialect
         if isinstance(reader, Dialect):
             return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
+        from tnsim.checkpoints.modules import DialectOf  # PyTorch's reader, where a module came
+
+        if isinstance(reader, DialectOf):
+            reader.check(state)
+            given = reader.dialect
+            return model_from_state(state, given, n_ctx, config, leave_out, norm_inputs)
         if leave_out or norm_inputs is not None:
             raise CheckpointError(
                 f"{reader.name} is read whole, by the operations of its forward pass: leave_out "
