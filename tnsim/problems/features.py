@@ -435,7 +435,9 @@ def _of_models(
     """
     inputs = space.inputs(metric, dtype)
     if space.on_host:
-        made = np.stack([space.vector(space.weights(model), inputs) for model in models])
+        vectors = [space.vector(space.weights(model), inputs) for model in models]
+        # Row after row, as products read them.
+        made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
         exponents = np.array([float(scale_exponent(values)) for values in made])
         for values, by in zip(made, exponents, strict=True):
             shifted(values, np.float64(-by), out=values)
