@@ -113,8 +113,7 @@ class Pattern:
                 given = np.flatnonzero(at >= 0)
                 values[given, at[given]] = result[given]
         assert values is not None  # as a pattern has a run
-        values.flags.writeable = False
-        return SparseMatrix(values, self.columns)
+        return SparseMatrix(fixed(values), self.columns)
 
     def trimmed(self, matrix: SparseMatrix) -> tuple[Pattern, SparseMatrix]:
         """The pattern and the matrix without places of boxes that are zero.
@@ -136,7 +135,8 @@ class Pattern:
             >>> pattern.columns.array.shape, trimmed.columns.array.shape
             ((64, 9), (64, 4))
         """
-        kept = matrix.values != 0
+        values = np.asarray(matrix.values)
+        kept = values != 0
         if (kept == self.columns.filled).all():
             return self, matrix
         parts = [self.boxes.astype(np.int64)[:, None].view(np.uint8), np.packbits(kept, axis=1)]
@@ -149,10 +149,15 @@ class Pattern:
         places[box, order[box, place]] = place
         slots = places[np.arange(len(first)), self.slots[:, self.boxes[first]]]
         columns = np.take_along_axis(np.where(kept, columns, -1), order, axis=1)[boxes]
-        values = np.take_along_axis(matrix.values, order[boxes], axis=1)
-        values.flags.writeable = False
         pattern = Pattern(Columns(columns, self.shape[1]), self.colours, boxes, slots)
-        return pattern, SparseMatrix(values, pattern.columns)
+        values = np.take_along_axis(values, order[boxes], axis=1)
+        return pattern, SparseMatrix(fixed(values), pattern.columns)
+
+
+def fixed(values: np.ndarray) -> np.ndarray:
+    """The same array, which nobody may write to any more and layers need not copy."""
+    values.flags.writeable = False
+    return values
 
 
 def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
@@ -167,7 +172,7 @@ def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
     expected = linear.run(point)
     found = matrix.times(point)
     # Sizes of the sums, to which their rounding is relative.
-    sizes = matrix.with_values(np.abs(matrix.values)).times(point)
+    sizes = matrix.with_values(np.abs(np.asarray(matrix.values))).times(point)
     return bool((np.abs(found - expected) <= 1e6 * np.finfo(expected.dtype).eps * sizes).all())
 
 
@@ -200,21 +205,32 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
         return None
     touched = list(map(_Touched, (linear,) * len(axes), range(len(axes))))
     # The entries of a box are the product of its sizes.
-    counts = sum(one.counts for one in touched)
+    counts = np.sum([one.counts for one in touched], axis=0)
     most = max(1, int(counts.max(initial=0)))
     if most * FILLED > size:
         return None
-    if linear.rows * most > LARGEST:
-        raise TooLarge(
-            f"a layer would be a matrix of {linear.rows:,} x {size:,} numbers with {most:,} in a "
-            f"row, {linear.rows * most / 2**27:,.1f} GiB in float64, and layers such as "
-            f"convolutions are stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} such "
-            "rows: pool or stride before the product, give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(images)"
-        )
+    check_stored(linear.rows, size, most)
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
     _, first, boxes = _distinct(keys)
     return _coloured(linear, touched, first, boxes.ravel(), most)
+
+
+def check_stored(rows: int, size: int, most: int) -> None:
+    """Raise `TooLarge` where a sparse matrix would store more than `LARGEST` entries.
+
+    Args:
+        rows: Number of rows.
+        size: Number of columns.
+        most: Entries of a row.
+    """
+    if rows * most > LARGEST:
+        raise TooLarge(
+            f"a layer would be a matrix of {rows:,} x {size:,} numbers with {most:,} in a row, "
+            f"{rows * most / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
+            f"stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} such rows: pool or "
+            "stride before the product, give an example of smaller images, or compare outputs, "
+            "metric tnsim.Empirical(images)"
+        )
 
 
 class _Touched:
