@@ -38,8 +38,7 @@ from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
-from tnsim.models.matrices import written_out
-from tnsim.models.model import Model, guesses
+from tnsim.models.model import Model, guesses, with_dense_matrices
 from tnsim.problems.families import choose
 from tnsim.problems.kernels import answers
 from tnsim.problems.state_sizes import common_units
@@ -238,7 +237,7 @@ def _differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[A
     # Its programs ask for the device of JAX, which is not to start before it is needed.
     from tnsim.compare.gradients import differentiated
 
-    a, b = written_out(a), written_out(b)
+    a, b = with_dense_matrices(a), with_dense_matrices(b)
     return differentiated(answer, a, b, request)
 
 

@@ -17,17 +17,15 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.arrays import Array, add, host_array, pytree, set_arrays, weight
+from tnsim.models.arrays import Array, add, detached, host_array, pytree, set_arrays, weight
 from tnsim.scaled import library
 
 _DENSE = 2**27
 """Most entries of a sparse matrix that is written out, 1 GiB in float64."""
-
-_AT_ONCE = 2**20
-"""Entries that are multiplied by vectors at once."""
 
 
 class Columns:
@@ -47,7 +45,7 @@ class Columns:
         self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32, order="C")
         self.array.flags.writeable = False
         self.width = width
-        digest = hashlib.blake2b(self.array.data, digest_size=16)
+        digest = hashlib.blake2b(self.array, digest_size=16)
         digest.update(repr((self.array.shape, width)).encode())
         self._digest = digest.digest()
 
@@ -65,6 +63,12 @@ class Columns:
     def filled(self) -> np.ndarray:
         """Where a row has an entry, booleans (rows, entries)."""
         return self.array >= 0
+
+    @cached_property
+    def by_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Columns of all entries, row after row, and the ends of the rows, as SciPy has them."""
+        ends = np.concatenate([[0], np.cumsum(self.filled.sum(1))]).astype(np.int32)
+        return self.array[self.filled], ends
 
 
 @pytree
@@ -99,10 +103,15 @@ class SparseMatrix:
             raise ModelError(
                 f"a sparse matrix has entries {tuple(values.shape)} at columns {places.shape}"
             )
-        if places.max(initial=-1) >= self.columns.width:
+        lowest, highest = places.min(initial=0), places.max(initial=-1)
+        if lowest < -1 or highest >= self.columns.width:
+            column = lowest if lowest < -1 else highest
             raise ModelError(
-                f"a sparse matrix has an entry in column {places.max()} of {self.columns.width}"
+                f"a sparse matrix has an entry in column {column} of {self.columns.width}"
             )
+        numbers = detached(values)
+        if not isinstance(numbers, Tracer) and np.asarray(numbers)[~self.columns.filled].any():
+            raise ModelError("a sparse matrix has an entry that is not zero, and no column for it")
         set_arrays(self, values=values)
 
     @classmethod
@@ -152,16 +161,12 @@ class SparseMatrix:
 
     def csr(self) -> Any:
         """The matrix as one of SciPy, `scipy.sparse.csr_array`."""
-        return self._csr(slice(None))
-
-    def _csr(self, rows: slice) -> Any:
         from scipy.sparse import csr_array
 
-        columns = self.columns.array[rows]
-        filled = columns >= 0
-        starts = np.concatenate([[0], np.cumsum(filled.sum(1))])
-        entries = np.asarray(self.values)[rows][filled], columns[filled], starts
-        return csr_array(entries, shape=(len(columns), self.columns.width))
+        indices, ends = self.columns.by_rows
+        values = np.asarray(self.values)
+        entries = values.ravel() if len(indices) == values.size else values[self.columns.filled]
+        return csr_array((entries, indices, ends), shape=self.shape)
 
     def dense(self) -> Float[Array, "rows columns"]:
         """The matrix written out.
@@ -174,8 +179,8 @@ class SparseMatrix:
             raise TooLarge(
                 f"a sparse matrix of {rows:,} x {width:,} numbers would be written out, "
                 f"{rows * width / 2**27:,.1f} GiB in float64: Gaussian() and Symmetric() compare "
-                "convolutions with a linear readout as they are, and Empirical(images) compares "
-                "outputs"
+                "one or two layers of convolutions with a linear readout as they are, and "
+                "Empirical(images) compares outputs of any network"
             )
         xp = library(self.values)
         # Missing entries add zero to column 0.
@@ -197,11 +202,7 @@ class SparseMatrix:
             x: Inputs, one after another.
         """
         if library(self.values, x) is np:
-            # Some rows at once, as a matrix of SciPy is a copy of their entries.
-            step = max(1, _AT_ONCE // self.values.shape[1])
-            starts = range(0, len(self.values), step)
-            parts = [self._csr(slice(start, start + step)) @ np.asarray(x).T for start in starts]
-            return np.ascontiguousarray(np.concatenate(parts).T)
+            return np.ascontiguousarray((self.csr() @ np.asarray(x).T).T)
         places = np.maximum(self.columns.array, 0)
         dtype = jnp.result_type(self.values, x)
 

@@ -279,8 +279,9 @@ def compared(
     exponents = np.array([part.exponent for part in parts])
     models = [part.value for part in parts]
     crossed, squared = [], []
+    factors = cancellations(models, metric)
     for part in common.parts:  # in turn, so that one part is held at a time
-        both = block(models, exponents, plain, part, metric, dtype)
+        both = block(models, exponents, plain, part, metric, dtype, factors)
         crossed.append(products(both, both, slices))
         squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
@@ -317,6 +318,7 @@ def block(
     space: FeatureSpace,
     metric: Metric,
     dtype: str,
+    cancelled: Sequence[float] | None = None,
 ) -> FeatureBlock:
     """Features of `2 ** exponents * models`, or of combinations of these.
 
@@ -327,6 +329,7 @@ def block(
         space: Space of the vectors.
         metric: Metric of the inner products.
         dtype: Precision of the computation.
+        cancelled: Factors by which sums within each model cancel, measured now where None.
     """
     with execution.precision():
         values, own = _of_models(models, space, metric, dtype)
@@ -336,7 +339,7 @@ def block(
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
-        factors = np.sqrt(cancellations(models, metric))
+        factors = np.sqrt(cancellations(models, metric) if cancelled is None else cancelled)
         single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
         if weights is None:
             return single

@@ -28,13 +28,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.sparse import csr_array, eye_array
 
 from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import SparseMatrix
+from tnsim.models.matrices import Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
@@ -161,7 +160,9 @@ class FieldSpace(NamedTuple):
         """Means and deviations of the inputs; monomials are those of the inputs as they are."""
         if not self.gaussian:
             return np.zeros(self.d_in), np.ones(self.d_in)
-        mean, variances = _independent(metric, self.d_in)
+        moments = _independent(metric, self.d_in)
+        assert moments is not None  # else there were no space
+        mean, variances = moments
         return mean, np.sqrt(variances)
 
     def vector(self, weights: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
@@ -223,7 +224,8 @@ def receptive_fields(
     degree = max(degrees)
     orders = orders_of(degree, constants, gaussian)
     space = FieldSpace(d_in, d_out, degree, orders, gaussian, distinct, 0, d_in)
-    if packed.count(d_in, degree) > _PLACES:
+    ranks = max(layers[_last_nonlinear(layers) or 0].rank for layers in distinct)
+    if packed.count(d_in, degree) > _PLACES or d_out * ranks > _LARGEST:
         return None
     groups = [group for layers in distinct for group in _groups(layers)]
     if max(_entries(space, group) for group in groups) > _LARGEST:
@@ -240,7 +242,7 @@ def _reads_fields(layers: Kinds) -> bool:
         sparse = dict(kind.sparse)
         # The output map of the last nonlinear layer is a readout.
         read = kind.legs if kind.down is None or n == last else (*kind.legs, kind.down)
-        if kind.mixes_positions or not all(role in sparse for role in read):
+        if kind.mixes_positions or kind.activation or not all(role in sparse for role in read):
             return False
     return True
 
@@ -265,7 +267,7 @@ def _independent(metric: Metric, d_in: int) -> tuple[np.ndarray, np.ndarray] | N
     return mean, np.maximum(cov, 0.0)
 
 
-def _pattern(kind: LayerKind, role: str) -> csr_array:
+def _pattern(kind: LayerKind, role: str) -> Any:
     """Where the array of a role has entries."""
     columns = dict(kind.sparse)[role]
     ones = np.where(columns.filled, 1.0, 0.0)
@@ -277,7 +279,7 @@ def _groups(layers: Kinds) -> tuple[_Group, ...]:
     """The units that the readout of a model adds up, in groups of equal fields."""
     last = _last_nonlinear(layers)
     assert last is not None  # as `_reads_fields` says
-    below: Any = eye_array(layers[0].d_in, format="csr")
+    below: Any = _identity(layers[0].d_in)
     for kind in layers[:last]:
         below = _fields_after(kind, below)
     legs: Any = sum(_pattern(layers[last], role) for role in layers[last].legs)
@@ -304,14 +306,16 @@ def _fields_after(kind: LayerKind, below: Any) -> Any:
 
 def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
     """Units in groups of equal fields, given as rows of a sparse matrix."""
-    fields = csr_array(fields)
     fields.sort_indices()
     units: dict[bytes, list[int]] = {}
     rows = np.split(fields.indices, fields.indptr[1:-1])
     for n, row in enumerate(rows):
         units.setdefault(row.tobytes(), []).append(n)
     for members in units.values():
-        yield _Group(level, hidden, np.array(members), rows[members[0]].astype(np.int64))
+        field = rows[members[0]].astype(np.int64)
+        # Units that read nothing are constants in any coordinate.
+        field = field if len(field) else np.zeros(1, np.int64)
+        yield _Group(level, hidden, np.array(members), field)
 
 
 def _orders_below(layers: Kinds, level: int, space: FieldSpace) -> tuple[int, ...]:
@@ -342,14 +346,16 @@ def _indices_within(field: np.ndarray, order: int, space: FieldSpace) -> slice:
     return packed.block_slice(first, last, order)
 
 
-@session_cache
 def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
-    return packed.sorted_indices(width, order)
+    """The sorted indices over a field of some width."""
+    key = _table, width, order
+    return session().places.get(key, lambda: packed.sorted_indices(width, order))
 
 
-@session_cache
 def _multiplicities(width: int, order: int) -> Float[np.ndarray, " count"]:
-    return packed.multiplicities(width, order)
+    """The multiplicities of the indices over a field of some width."""
+    key = _multiplicities, width, order
+    return session().places.get(key, lambda: packed.multiplicities(width, order))
 
 
 @session_cache
@@ -367,13 +373,17 @@ def _part_ends(space: FieldSpace) -> tuple[int, ...]:
 
 def _by_largest(space: FieldSpace) -> Float[np.ndarray, " coordinates"]:
     """Numbers of the features of all fields and outputs, by the largest coordinate of an index."""
-    numbers = np.zeros(space.d_in)
-    numbers[0] = space.d_out
-    for field in _fields(space.layers):
-        for order in space.orders:
-            ends = [packed.count(n, order) for n in range(len(field) + 1)] if order else [0]
-            numbers[field[: len(ends) - 1]] += space.d_out * np.diff(ends)
-    return numbers
+
+    def make() -> Float[np.ndarray, " coordinates"]:
+        numbers = np.zeros(space.d_in)
+        numbers[0] = space.d_out
+        for field in _fields(space.layers):
+            for order in space.orders:
+                ends = [packed.count(n, order) for n in range(len(field) + 1)] if order else [0]
+                numbers[field[: len(ends) - 1]] += space.d_out * np.diff(ends)
+        return numbers
+
+    return session().places.get((_by_largest, space.layers, space.orders), make)
 
 
 @session_cache
@@ -481,13 +491,13 @@ def _steps(model: Model) -> tuple[list[_Step], _Readout]:
     for layer in layers[last + 1 :]:
         (weight, _), *_ = (step := _step(layer)).legs
         if step.skip:
-            weight = weight + step.skip * eye_array(weight.shape[0], format="csr")
+            weight = weight + step.skip * _identity(weight.shape[0])
         constant = weight @ constant + (0.0 if step.bias is None else step.bias)
         read = weight if read is None else weight @ read
     hidden = final.down if read is None else read @ final.down
     state = None
     if final.skip:
-        state = final.skip * (eye_array(out, format="csr") if read is None else read)
+        state = final.skip * (_identity(out) if read is None else read)
     return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
 
 
@@ -506,6 +516,11 @@ def _step(layer: Any) -> _Step:
         return _Step(((last, None),), None, bias, float(skip))
     legs = tuple((_plain(getattr(core, name)), getattr(core, bias_name(name))) for name in rows)
     return _Step(legs, last, bias, float(skip))
+
+
+def _identity(size: int) -> Any:
+    """The identity as a sparse matrix of SciPy."""
+    return SparseMatrix(np.ones((size, 1)), Columns(np.arange(size)[:, None], size)).csr()
 
 
 def _plain(matrix: Any) -> Any:
@@ -634,7 +649,7 @@ def _local_state(
     if step.skip:
         stream = _local_state(steps, level - 1, coordinates, field, inputs)
     matrix = step.legs[0][0] if step.down is None else step.down
-    rows = csr_array(matrix[coordinates])
+    rows = matrix[coordinates]  # sparse below the last nonlinear layer
     needed = np.unique(rows.indices)
     make = _local_state if step.down is None else _local_units
     units = make(steps, level - 1, needed, field, inputs)
@@ -680,6 +695,6 @@ def _products(one: Series, two: Series, width: int, gaussian: bool) -> Series:
     made = []
     for start in range(0, count, block):
         some = slice(start, start + block)
-        halves = [{n: entries[some] for n, entries in half.items()} for half in (one, two)]
-        made.append(product(*halves, None, whole(width), gaussian))
+        first, second = ({n: entries[some] for n, entries in half.items()} for half in (one, two))
+        made.append(product(first, second, None, whole(width), gaussian))
     return {n: np.concatenate([each[n] for each in made]) for n in made[0]}
