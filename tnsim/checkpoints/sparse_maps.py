@@ -40,6 +40,10 @@ FILLED = 4
 """A sparse matrix stores at most this part of its dense form, a quarter."""
 
 
+RUNS = 8
+"""Most runs of either kind for each row; a run backwards would give a row of the dense matrix."""
+
+
 @dataclass(frozen=True, eq=False)
 class LinearMap:
     """A linear map that is known by running it.
@@ -169,10 +173,11 @@ def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
         [False, True]
     """
     point = np.random.default_rng(0).uniform(0.5, 1.5, (1, linear.size))
-    expected = linear.run(point)
-    found = matrix.times(point)
+    expected = linear.run(point)[0]
+    rows = matrix.csr()
+    found = rows @ point[0]
     # Sizes of the sums, to which their rounding is relative.
-    sizes = matrix.with_values(np.abs(np.asarray(matrix.values))).times(point)
+    sizes = abs(rows) @ point[0]
     return bool((np.abs(found - expected) <= 1e6 * np.finfo(expected.dtype).eps * sizes).all())
 
 
@@ -184,7 +189,7 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
 
     Returns:
         The pattern of boxes around the entries; None for small matrices, for matrices that are
-        filled to more than a quarter, and where supports take as many runs as the dense matrix.
+        filled to more than a quarter, and where the runs would be many beside rows or coordinates.
 
     Raises:
         TooLarge: The entries are more than `LARGEST`.
@@ -201,13 +206,14 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
         [[0, 1], [1, 2]]
     """
     size, axes = linear.size, linear.axes
-    if linear.rows * size < FEWEST or sum(map(sum, axes)) >= min(linear.rows, size):
+    runs = sum(map(sum, axes))
+    if linear.rows * size < FEWEST or runs > RUNS * linear.rows or 2 * runs > size:
         return None
     touched = list(map(_Touched, (linear,) * len(axes), range(len(axes))))
     # The entries of a box are the product of its sizes.
     counts = np.sum([one.counts for one in touched], axis=0)
     most = max(1, int(counts.max(initial=0)))
-    if most * FILLED > size:
+    if most * FILLED > size or most > RUNS * linear.rows:
         return None
     check_stored(linear.rows, size, most)
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T

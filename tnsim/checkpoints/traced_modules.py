@@ -770,13 +770,19 @@ class _Stack:
         number, _, is_new = self._known[linear]
         # Entries that are zero in earlier readings may have no place.
         if not is_new and not agrees(made, by_runs):
-            self.patterns[number] = pattern = pattern_of(by_runs)
+            is_new, pattern = True, pattern_of(by_runs)
             if pattern is None:
                 return linear.matrix
             made = pattern.matrix_of(by_runs)
-            is_new = True
-        if is_new and self.is_filled:
-            self.patterns[number], made = pattern.trimmed(made)
+        if is_new:
+            if self.is_filled:
+                pattern, made = pattern.trimmed(made)
+            # The factors of a product often read the same coordinates, which are held once.
+            for other in self.patterns.values():
+                if other is not None and other.columns == pattern.columns:
+                    pattern, made = other, SparseMatrix(made.values, other.columns)
+                    break
+            self.patterns[number] = pattern
         self._matrices[linear] = made
         return made
 
