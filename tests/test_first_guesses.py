@@ -317,17 +317,36 @@ def test_data_loaders_and_named_inputs(nets):
         tnsim.Empirical({"p": x, "q": x})
     found = tnsim.baselines.cka(nets, loader)
     assert_close(found.values, tnsim.baselines.cka(nets, x).values)
+    fitted = tnsim.Gaussian.fit(x)
+    normed = nn.Sequential(nn.RMSNorm(3), nn.Linear(3, 2)).double()
+    folded = tnsim.from_module(normed, norm_inputs=x)
+    for given in (loader, {"inputs": x}):
+        assert (tnsim.Gaussian.fit(given).cov == fitted.cov).all()
+        read = tnsim.from_module(normed, norm_inputs=given)
+        assert (read.layers[0].weight == folded.layers[0].weight).all()
+        assert read.origin.caveats == folded.origin.caveats
+        assert (tnsim.inputs_of(nets[0], "left", given) == x.numpy()).all()
 
 
 def test_inputs_with_labels_are_refused(nets):
     """Pairs (x, y) are never read as two positions."""
     x, y = torch.randn(20, 3), torch.zeros(20)
     data = torch.utils.data.TensorDataset(x, y)
-    for given in ((x, y), data, torch.utils.data.DataLoader(data, batch_size=5), [(x[0], y[0])]):
-        with pytest.raises(tnsim.ModelError, match="inputs"):
-            tnsim.similarity(*nets[:2], tnsim.Empirical(given))
-        with pytest.raises(tnsim.ModelError, match="inputs"):
-            tnsim.baselines.cka(nets, given)
+    normed = nn.Sequential(nn.RMSNorm(3), nn.Linear(3, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=5)
+    pairs = torch.utils.data.TensorDataset(x, 2 * x)  # a loader gives a list of two equal shapes
+    batch = next(iter(torch.utils.data.DataLoader(pairs, batch_size=5)))
+    for given in ((x, y), (x, x), data, loader, [(x[0], y[0])], batch):
+        for read in (
+            lambda given: tnsim.similarity(*nets[:2], tnsim.Empirical(given)),
+            lambda given: tnsim.baselines.cka(nets, given),
+            tnsim.Gaussian.fit,
+            lambda given: tnsim.from_module(normed, norm_inputs=given),
+            lambda given: tnsim.inputs_of(nets[0], "left", given),
+            lambda given: tnsim.hidden_states(nets[0], given),
+        ):
+            with pytest.raises(tnsim.ModelError, match="inputs"):
+                read(given)
 
 
 def test_modules_are_checked(nets, models):

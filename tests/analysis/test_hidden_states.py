@@ -103,6 +103,33 @@ def test_every_part_against_every_part(nets, tokens):
     assert_close(heads.item(), x @ y / np.sqrt((x @ x) * (y @ y)), rtol=1e-12)
 
 
+class Placed(nn.Module):
+    """Embeddings of tokens and of places, which are the same for every input."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places, self.head = (
+            nn.Embedding(7, 4),
+            nn.Embedding(5, 4),
+            nn.Linear(4, 2),
+        )
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+        return self.head(self.tokens(tokens) + self.places(places))
+
+
+def test_parts_that_are_the_same_for_all_inputs_have_no_cka(tokens):
+    nets = [Placed() for _ in range(2)]
+    assert list(tnsim.hidden_states(nets[0], tokens)) == ["tokens", "places", "head"]
+    found = tnsim.layer_similarity(*nets, tokens)
+    assert found.a.values.tolist() == found.b.values.tolist() == ["tokens", "head"]
+    cosines = tnsim.layer_similarity(*nets, tokens, tnsim.baselines.output_cosine, layers="places")
+    assert cosines.shape == (1, 1)
+    with pytest.raises(tnsim.ModelError, match="places give the same for all inputs"):
+        tnsim.layer_similarity(*nets, tokens, layers="places")
+
+
 def test_models_and_checkpoints(rng, tmp_path):
     models = [
         tnsim.Model([bilinear(rng, 3, 4, width, True), bilinear(rng, width, 4, 2, True)])

@@ -102,6 +102,34 @@ def test_two_sets_have_no_phases_and_no_embedding(show):
     assert window.run("document.querySelectorAll('#models table').length") == 2
 
 
+@pytest.mark.parametrize("width", [1400, PHONE])
+@pytest.mark.parametrize("letter", ["", "W"])
+def test_names_of_points_cover_no_point_and_no_other_name(show, width, letter):
+    """Nor are they cut at the edges, wide letters or not."""
+    run = run_of([9, 8, 7])
+    names = [f"{letter * 30}{step}" for step in run.a.values]
+    window = show(run.assign_coords(a=names, b=names), width=width)
+    boxes, dots, frame = window.run("""(() => {
+        const svg = byId("plane"), { x, y, width, height } = svg.viewBox.baseVal;
+        const inner = [...svg.querySelectorAll("text")].map((text) => text.getBBox());
+        const dots = [...svg.querySelectorAll("circle")];
+        return [inner.map((box) => [box.x, box.y, box.x + box.width, box.y + box.height]),
+            dots.map((dot) => [+dot.getAttribute("cx"), +dot.getAttribute("cy")]),
+            [x, y, x + width, y + height]];
+    })()""")
+    assert len(boxes) >= 2
+    for n, (left, top, right, bottom) in enumerate(boxes):
+        assert (
+            frame[0] <= left
+            and right <= frame[2]
+            and frame[1] <= top + 3
+            and bottom - 3 <= frame[3]
+        )
+        assert not any(left < x < right and top < y < bottom for x, y in dots)
+        for a, b, c, d in boxes[:n]:  # a box of a line is higher than its letters
+            assert not (left < c and a < right and top + 2 < d - 2 and b + 2 < bottom - 2)
+
+
 def test_a_mouse_chooses_and_pins(show):
     run = run_of([3, 3])
     window = show(run)

@@ -436,6 +436,154 @@ def test_refusals_name_the_fix(name):
         tnsim.from_module(build(), **arguments)
 
 
+class Scored(nn.Module):
+    """Bilinear attention whose scores, or outputs, have a constant factor."""
+
+    def __init__(self, inside=1.0, outside=1.0, both=True):
+        super().__init__()
+        for name in ("q1", "k1", "q2", "k2", "v", "o"):
+            setattr(self, name, nn.Linear(4, 4, bias=False))
+        self.inside, self.outside, self.both = inside, outside, both
+
+    def forward(self, x):
+        scores = self.inside * (self.q1(x) @ self.k1(x).mT)
+        if self.both:
+            scores = scores * (self.q2(x) @ self.k2(x).mT)
+        return self.outside * self.o(scores.tril() @ self.v(x))
+
+
+class Scaled(nn.Module):
+    """A bilinear block, times a number."""
+
+    def __init__(self, factor=64.0):
+        super().__init__()
+        self.left, self.right, self.down = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * self.down(self.left(x) * self.right(x))
+
+
+class Times(nn.Module):
+    """Multiplies by a number."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+BLOCK = tnsim.BilinearRule(left="left.weight", right="right.weight", down="down.weight")
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "words"),
+    [
+        (
+            lambda: nn.Sequential(Scaled()),
+            {"layers": {Scaled: BLOCK}},
+            "gives 64 times the outputs",
+        ),
+        (lambda: Scored(inside=1 / 64), {"n_ctx": 3}, "q1 .* differ by the factor 0.015625 from"),
+        (lambda: Scored(inside=1 / 64), {}, "q1 .* differ by the factor 0.015625 from"),
+        (lambda: Scored(outside=64.0), {}, r"the output of o \(Linear\) times 64, a factor"),
+        (
+            lambda: nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 4), Times(3.0)),
+            {},
+            r"the output of 1 \(Linear\) times 3, a factor",
+        ),
+    ],
+)
+def test_a_constant_factor_is_said_as_a_factor(build, options, words):
+    with pytest.raises(tnsim.TnsimError, match=words):
+        tnsim.from_module(build(), **options)
+
+
+@pytest.mark.parametrize("length", [{}, {"n_ctx": 3}])
+def test_polynomials_of_whole_sequences_say_how_they_are_read(length, rng):
+    """Linear attention has a single score: no layer, but a polynomial of every length."""
+    torch.manual_seed(0)
+    module = Scored(both=False).double()
+    with pytest.raises(
+        tnsim.UnsupportedLayer, match=r"give inputs=, an example .* leave n_ctx out"
+    ):
+        tnsim.from_module(module, **length)
+    model = tnsim.from_module(module, inputs=torch.zeros(1, 3, 4))
+    x = rng.normal(size=(5, 3, 4))
+    expected = module(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x.reshape(5, 12)), expected.reshape(5, 12), scale=LARGEST, rtol=1e-11)
+
+
+class Late(nn.Module):
+    """Tokens are read by an embedding that was made last."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.embed = nn.Embedding(7, 4)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        return self.left(x) * self.right(x)
+
+
+def test_an_embedding_made_last_says_that_inputs_are_tokens():
+    assert tnsim.from_module(Late()).d_in == 7
+
+
+def test_files_of_other_widths_than_the_module_are_refused(tmp_path):
+    net, wide = (nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)) for n in (4, 5))
+    torch.save({"model": wide.state_dict()}, tmp_path / "step_1.pt")
+    said = r"'0\.weight' has shape \(5, 3\), in the module Sequential \(4, 3\): .*origin\.dialect"
+    for read in (
+        lambda: tnsim.load(tmp_path / "step_1.pt", net),
+        lambda: tnsim.load(tmp_path, net)[0],
+        lambda: tnsim.pairwise(tmp_path, dialect=net),
+        lambda: tnsim.from_state_dict(wide.state_dict(), net),
+    ):
+        with pytest.raises(tnsim.CheckpointError, match=said):
+            read()
+    # The dialect alone, as a file of the command line, has no widths.
+    model = tnsim.load(tmp_path / "step_1.pt", tnsim.from_module(net).origin.dialect)
+    assert_close(tnsim.similarity(model, wide), 1.0, rtol=1e-12)
+
+
+class Quantised(nn.Linear):
+    """A linear layer as bitsandbytes has it."""
+
+
+Quantised.__module__ = "bitsandbytes.nn.modules"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_weights_are_named(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    dynamic = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+    for module in (dynamic, nn.Sequential(Quantised(3, 4))):
+        with pytest.raises(
+            tnsim.UnsupportedLayer, match=r"0: .*quantised: .* module before quantisation"
+        ):
+            tnsim.from_module(module)
+    torch.save(dynamic.state_dict(), tmp_path / "dynamic.pt")
+    for dialect in (None, net):
+        with pytest.raises(tnsim.CheckpointError, match=r"quantised weights.* dequantise it"):
+            tnsim.load(tmp_path / "dynamic.pt", dialect)
+    float_state = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    rounded = {"0.weight": np.ones((4, 3), np.int8), "2.weight": np.ones((2, 4), np.int8)}
+    for besides in (
+        "0.SCB",
+        "0.weight.absmax",
+        "0.weight.quant_state.bitsandbytes__nf4",
+        "0.qweight",
+    ):
+        state = float_state | rounded | {besides: np.ones(4)}
+        with pytest.raises(tnsim.CheckpointError, match=f"{besides} belongs to quantised weights"):
+            tnsim.from_state_dict({"model": state}, net)
+
+
 def test_files_of_softmax_attention_have_parts():
     with pytest.raises(tnsim.UnsupportedLayer, match=r"attn\.q_proj.*tnsim\.parts\(path\)"):
         tnsim.from_state_dict(Softmax().state_dict())

@@ -90,8 +90,11 @@ def test_all_pairs_of_whatever_there_is(nets, models, run):
 def test_what_stands_for_several_is_refused_where_one_is_compared(run, models):
     with pytest.raises(tnsim.ModelError, match=r"holds 3 checkpoints, 0 to 2: choose one, as"):
         tnsim.similarity(run / "own", models[0])
-    with pytest.raises(tnsim.ModelError, match="a dialect reads files: give it with paths"):
-        tnsim.pairwise(models, dialect=models[0].origin.dialect)
+    for given in (models, [net.state_dict() for net in [nn.Linear(3, 2)] * 2]):
+        with pytest.raises(
+            tnsim.ModelError, match=r"reads files: .*from_state_dict\(state, dialect"
+        ):
+            tnsim.pairwise(given, dialect=models[0].origin.dialect)
 
 
 def test_baselines_take_what_pairwise_takes(nets, models, run, rng):
@@ -103,6 +106,22 @@ def test_baselines_take_what_pairwise_takes(nets, models, run, rng):
         assert found.a.values.tolist() == ["first", "second"]
         assert_close(found.values, expected.values, scale=1, rtol=1e-5, limited_by="float32")
         assert measure(run / "own").a.values.tolist() == [0, 1, 2]
+    expected = tnsim.baselines.cka(run / "own", inputs).values
+    loader = torch.utils.data.DataLoader(torch.as_tensor(inputs), batch_size=8)
+    for given in (torch.as_tensor(inputs), loader, {"x": torch.as_tensor(inputs)}):
+        assert (tnsim.baselines.cka(run / "own", given).values == expected).all()
+
+
+def test_inputs_say_the_length_in_whatever_they_come(rng, tmp_path):
+    """Models in files are open in their length; a loader of sequences closes them."""
+    torch.manual_seed(0)
+    models = [tnsim.from_module(Attention()) for _ in range(2)]
+    for n, model in enumerate(models):
+        tnsim.save(model, tmp_path / f"{n}.safetensors")
+    x = torch.as_tensor(rng.normal(size=(12, 3, 3)))
+    expected = tnsim.baselines.cka([tnsim.Model(model.layers, 3) for model in models], x)
+    for given in (x, torch.utils.data.DataLoader(x, batch_size=5), {"inputs_embeds": x}):
+        assert_close(tnsim.baselines.cka(tmp_path, given).values, expected.values, rtol=1e-12)
 
 
 def test_lengths_of_sequences_are_said_once(rng):

@@ -158,10 +158,13 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> Models:
-    """Models that run on inputs; modules stay functions where inputs are given as an array."""
-    drawn = isinstance(inputs, (int, np.integer))
-    return given_models(models, inputs=None if drawn else inputs, output=output)
+def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> tuple[Models, Inputs]:
+    """Models that run on inputs, and these; modules stay functions where inputs are an array."""
+    if isinstance(inputs, (int, np.integer)):
+        return given_models(models, output=output), inputs
+    # Loaders and mappings become arrays once, as the array says how long sequences are.
+    x = host_array(functions.input_rows(inputs))
+    return given_models(models, inputs=x, output=output), x
 
 
 def _each_model(models: Models) -> Iterable[Any]:
@@ -414,7 +417,7 @@ def output_cosine(
         >>> output_cosine([a, b], inputs).values.round(3)[0, 1].item()
         0.707
     """
-    models = _on_inputs(models, inputs, output)
+    models, inputs = _on_inputs(models, inputs, output)
     outputs, about = outputs_of(models, inputs, seed, np.ravel)
     about |= {
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
@@ -463,7 +466,7 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
-    models = _on_inputs(models, inputs, output)
+    models, inputs = _on_inputs(models, inputs, output)
     directions, about = outputs_of(models, inputs, seed, measures.directions)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
@@ -517,7 +520,7 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
-    models = _on_inputs(models, inputs, output)
+    models, inputs = _on_inputs(models, inputs, output)
     features, about = outputs_of(models, inputs, seed, measures.centred, one_width=False)
     if about["samples"] < 4:
         raise ModelError(
@@ -577,7 +580,7 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
-    models = _on_inputs(models, inputs, output)
+    models, inputs = _on_inputs(models, inputs, output)
     predictions, about = outputs_of(models, inputs, seed, measures.softmax)
     entropies = list(map(measures.entropy, predictions))
 
@@ -631,7 +634,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
-    models = _on_inputs(models, inputs, output)
+    models, inputs = _on_inputs(models, inputs, output)
     choices, about = outputs_of(models, inputs, seed, measures.largest)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",

@@ -110,7 +110,8 @@ def layer_similarity(
 
     Returns:
         The measure over (a, b), labelled by the names of parts: float64, in the units of the
-        measure. `tnsim.figures.layer_by_layer` draws it.
+        measure. `tnsim.figures.layer_by_layer` draws it. Parts that give the same for every input,
+        such as embeddings of positions, have no CKA and are left out of it.
 
     Raises:
         ModelError: The networks have no such parts, the measure needs parts of equal width, or the
@@ -138,6 +139,8 @@ def layer_similarity(
     else:
         x = host_array(detached(input_rows(inputs)))
     states = [hidden_states(model, x, layers) for model in (first, second)]
+    if measure is cka:
+        states = [_varying_states(found) for found in states]
     every = [*states[0].values(), *states[1].values()]
     # A baseline runs functions on batches of inputs. These functions look rows up.
     rows = np.arange(len(x), dtype=float)[:, None]
@@ -145,6 +148,17 @@ def layer_similarity(
     matrix = measure(functions, rows, seed=seed, **settings)
     count = len(states[0])
     return over_layers(matrix, count, [list(state_names) for state_names in states])
+
+
+def _varying_states(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The states that differ between inputs."""
+    varying = {name: rows for name, rows in states.items() if (rows != rows[:1]).any()}
+    if not varying:
+        raise ModelError(
+            f"{', '.join(list(states)[:4])} give the same for all inputs, where CKA is undefined: "
+            "choose other layers, or give inputs that differ"
+        )
+    return varying
 
 
 def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -119,7 +119,8 @@ def given_models(
     if dialect is not None:
         raise ModelError(
             "a dialect reads files: give it with paths, or load a series by "
-            "tnsim.load(paths, dialect)"
+            "tnsim.load(paths, dialect); a state dict in memory is read by "
+            "tnsim.from_state_dict(state, dialect)"
         )
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)

@@ -28,15 +28,15 @@ from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.module_calls import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
-from tnsim.checkpoints.state_dict import detect, model_from_state
-from tnsim.errors import CheckpointError, ModelError, printable
+from tnsim.checkpoints.state_dict import check_unquantised, detect, model_from_state
+from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.modules import StatesOf
+    from tnsim.checkpoints.modules import DialectOf, StatesOf
 
 log: logging.Logger = logging.getLogger(__name__)
 AnyDialect: TypeAlias = Any
@@ -122,29 +122,39 @@ def read(
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
         config = configuration(file)
-        known = known or detect(inventory.state, config, leave_out)
-        log.debug("by the dialect %s", known.name)
         model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
         return Checkpoint(model, inventory.dtypes)
 
 
 def _model_by(
-    reader: Dialect | StatesOf,
+    reader: Dialect | DialectOf | StatesOf | None,
     state: Mapping[str, Any],
     n_ctx: int | None,
     config: Mapping[str, Any] | None,
     leave_out: Sequence[str],
     norm_inputs: Any,
 ) -> Model:
-    """The model of named arrays, by a dialect or by a module."""
-    if isinstance(reader, Dialect):
-        return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
-    if leave_out or norm_inputs is not None:
-        raise CheckpointError(
-            f"{reader.name} is read whole, by the operations of its forward pass: leave_out and "
-            "norm_inputs have no place in it"
-        )
-    return reader.model(state, n_ctx)
+    """The model of named arrays, by a dialect or by a module; by the only preset that fits."""
+    try:
+        reader = reader or detect(state, config, leave_out)
+        log.debug("by the dialect %s", reader.name)
+        if isinstance(reader, Dialect):
+            return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
+        from tnsim.checkpoints.modules import DialectOf  # PyTorch's reader, where a module came
+
+        if isinstance(reader, DialectOf):
+            reader.check(state)
+            given = reader.dialect
+            return model_from_state(state, given, n_ctx, config, leave_out, norm_inputs)
+        if leave_out or norm_inputs is not None:
+            raise CheckpointError(
+                f"{reader.name} is read whole, by the operations of its forward pass: leave_out "
+                "and norm_inputs have no place in it"
+            )
+        return reader.model(state, n_ctx)
+    except TnsimError as refused:
+        check_unquantised(state, refused)
+        raise
 
 
 def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
@@ -175,7 +185,7 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
 
 def _reader_asked_for(
     dialect: AnyDialect | None, inputs: Any, output: str | int | None
-) -> Dialect | StatesOf | None:
+) -> Dialect | DialectOf | StatesOf | None:
     """The reader of files by a dialect or a module; None where files say what they hold."""
     if (inputs is not None or output is not None) and not hasattr(dialect, "named_parameters"):
         raise CheckpointError(
@@ -188,7 +198,7 @@ def _reader_asked_for(
 
 def find_dialect(
     dialect: AnyDialect, inputs: Any = None, output: str | int | None = None
-) -> Dialect | StatesOf:
+) -> Dialect | DialectOf | StatesOf:
     """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
@@ -198,7 +208,7 @@ def find_dialect(
         output: Output of a module that counts, as in `load`.
 
     Returns:
-        The dialect; for a module with layers that have no rules, the reader of its state dicts.
+        The dialect; for a module the reader of its state dicts.
 
     Raises:
         CheckpointError: When there is none, or its file is damaged.
@@ -215,7 +225,7 @@ def find_dialect(
 
         return reader_of_states(dialect, inputs, output)
     # A series hands on the reader that was found for its module.
-    if hasattr(dialect, "module"):
+    if hasattr(dialect, "module") or hasattr(dialect, "shapes"):
         return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
@@ -624,7 +634,7 @@ def from_state_dict(
         2
     """
     leave_out = patterns(leave_out)
-    reader = _reader_asked_for(dialect, inputs, output) or detect(state, config, leave_out)
+    reader = _reader_asked_for(dialect, inputs, output)
     return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)
 
 

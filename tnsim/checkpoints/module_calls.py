@@ -18,7 +18,7 @@ import numpy as np
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import MissingExtra, ModelError
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.functions import array_of, run_module
+from tnsim.models.functions import array_of, input_rows, run_module
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
@@ -121,7 +121,7 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
         near = names or [name for name in known if name]
         shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
         raise ModelError(f"there is no submodule {path!r}; there are {shown}")
-    rows = host_array(detached(inputs))
+    rows = host_array(detached(input_rows(inputs)))
     batches: list[np.ndarray] = []
 
     def record(_: Any, arguments: tuple, named: dict[str, Any]) -> None:
@@ -300,20 +300,19 @@ def _refusal_of(module: Any, example: Any) -> Exception | None:
 def _guessed_inputs(module: Any, n_ctx: int | None) -> Iterable[Any]:
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
-    for _, leaf in leaves_of(module, ()):
-        shape = (SAMPLES, n_ctx or POSITIONS)
-        # The first leaf that reads the input tells what the input is.
+    shape = (SAMPLES, n_ctx or POSITIONS)
+    readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
+    # The leaf that was made first mostly reads the input; an embedding made later may do so too.
+    later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
+    for leaf in (*readers[:1], *later):
         if kind(leaf) == "Embedding":
             yield torch.randint(leaf.num_embeddings, shape, generator=rng)
-        elif kind(leaf) == "Linear":
-            # Vectors first: most modules take a batch of either form.
-            if n_ctx is None:
-                vectors = (SAMPLES, leaf.in_features)
-                yield torch.randn(vectors, generator=rng, dtype=torch.float64)
-            yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
-        else:
             continue
-        return
+        # Vectors first: most modules take a batch of either form.
+        if n_ctx is None:
+            vectors = (SAMPLES, leaf.in_features)
+            yield torch.randn(vectors, generator=rng, dtype=torch.float64)
+        yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
 
 
 def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
@@ -353,10 +352,18 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     x = np.concatenate(given)
     for layer in layers:
         x = layer(x)
-    found = np.split(np.asarray(x), len(SCALES))
-    errors = [_relative_error(*pair) for pair in zip(found, expected, strict=True)]
+    both = list(zip(np.split(np.asarray(x), len(SCALES)), expected, strict=True))
+    errors = [_relative_error(*pair) for pair in both]
     # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
+        factors = [_common_factor(*pair) for pair in both]
+        first = factors[0]
+        if first and all(factor and abs(factor / first - 1) < TOLERANCE for factor in factors):
+            raise ModelError(
+                "what was recognised differs from the module by a constant factor: the module "
+                f"gives {first:.12g} times the outputs of the layers. Multiply the last layer that "
+                "was declared by it"
+            )
         each = ", ".join(f"{error:.2g}" for error in errors)
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
@@ -383,6 +390,14 @@ def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def _common_factor(outputs: np.ndarray, expected: np.ndarray) -> float | None:
+    """The number by which all outputs are multiplied in the expected ones; None where none is."""
+    if outputs.size != expected.size or not np.isfinite(expected).all() or not outputs.any():
+        return None
+    factor = float(outputs.ravel() @ expected.ravel() / (outputs.ravel() @ outputs.ravel()))
+    return factor if _relative_error(factor * outputs, expected) < TOLERANCE else None
 
 
 def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:

@@ -158,6 +158,9 @@ def attention_rules(
 
     Yields:
         The number of calls and the rule; nothing where no rule fits.
+
+    Raises:
+        UnsupportedLayer: A rule fits but for a factor that is no power of d_head.
     """
     # Attention reads a batch of sequences.
     if run[0].given.ndim != 3:
@@ -166,10 +169,19 @@ def attention_rules(
         output = run[shape.calls - 1].result
         for rule in _hypotheses(shape, module):
             # Nothing but the output decides; names only make the hypotheses fewer.
-            power = _fitting_power(rule, NamedArrays(arrays, None), run[0].given, output)
-            if power is not None:
-                yield shape.calls, replace(rule, score_power=power)
-                return
+            fit = _fitted_scores(rule, NamedArrays(arrays, None), run[0].given, output)
+            if fit is None:
+                continue
+            factor, power = fit
+            if power is None:
+                raise UnsupportedLayer(
+                    f"{_call_name(run[0])} begins bilinear attention, with scores that differ by "
+                    f"the factor {factor:.6g} from the product of both scores; known are 1, "
+                    "1 / d_head and 1 / d_head^2. Put the factor into the weights of the values, "
+                    "or declare the class: layers={Class: lambda module: tnsim.Attention(...)}"
+                )
+            yield shape.calls, replace(rule, score_power=power)
+            return
 
 
 class Shape(NamedTuple):
@@ -271,18 +283,27 @@ def _rotation_bases(module: Any) -> Iterator[float]:
                 yield float(value)
 
 
-def _fitting_power(
+def _fitted_scores(
     rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray
-) -> int | None:
-    """The power of d_head with which a rule computes the module's output, None where none does."""
-    # The rule has the power 2, so other powers differ by a factor of d_head alone.
+) -> tuple[float, int | None] | None:
+    """The factor of the scores with which a rule computes the module's output, and its power.
+
+    The factor is d_head^-p of the power p in `POWERS`, None for other factors. None where no factor
+    of the scores gives the output.
+    """
     attention: Any = layer(rule, arrays)
     bias = 0.0 if attention.o_bias is None else attention.o_bias
-    squared = attention(x) - bias
-    for power in POWERS:
-        given = squared * attention.d_head ** (2 - power) + bias
+    # The rule divides by d_head^2, so the output is that of plain scores, times the factor.
+    plain = (attention(x) - bias) * attention.d_head**2
+    squares = float((plain * plain).sum())
+    if squares == 0 or not np.isfinite(squares) or plain.shape != expected.shape:
+        return None
+    factor = float((plain * (expected - bias)).sum()) / squares
+    known = [(attention.d_head**-power, power) for power in POWERS]
+    for number, power in (*known, (factor, None)):
+        given = number * plain + bias
         if np.allclose(given, expected, rtol=0, atol=ATTENTION_FITS * np.abs(expected).max()):
-            return power
+            return number, power
     return None
 
 
@@ -401,7 +422,7 @@ def _next_unit(
     """
     # The layer behind a norm reads the norm's output, while its residual adds to the stream.
     available = stream if norm is None else norm.result
-    reads_stream = False
+    reads_stream, multiple = False, ""
     for unit in _possible_units(reader, calls):
         if not same(unit.given, available):
             continue
@@ -409,6 +430,8 @@ def _next_unit(
         after = _given_next(calls[unit.calls :], end)
         # A residual is tried first, as the plain layer is the case of skip 0.
         part = _with_residual(reader, unit, stream, after)
+        if part is None and (factor := _constant_factor(unit.result, after)) is not None:
+            multiple = f"it is the output of {_call_name(calls[unit.calls - 1])} times {factor:.6g}"
         if part is None and _is_activated(unit, after):
             part = unit.part
         if part is None or (_is_plain(unit.part.rule) and part is unit.part):
@@ -422,7 +445,7 @@ def _next_unit(
             f"{_call_name(norm)} does not stand directly before {_call_name(calls[0])}, so there "
             f"is no layer into which it could go. {ON_INPUTS}"
         )
-    raise _unexplained_step(calls, reads_stream, end, norm or last_norm)
+    raise _unexplained_step(calls, reads_stream, end, norm or last_norm, multiple)
 
 
 def _is_activated(unit: Unit, after: np.ndarray) -> bool:
@@ -614,6 +637,14 @@ def _fitted_residual(x: np.ndarray, y: np.ndarray, after: np.ndarray) -> tuple[f
     return skip, scale if fits and abs(scale) > FITS else None
 
 
+def _constant_factor(y: np.ndarray, after: np.ndarray) -> float | None:
+    """The number c for which `after = c y`, None where there is none."""
+    if y.size != after.size or y.dtype.kind != "f" or not y.any():
+        return None
+    factor = float(y.ravel() @ after.ravel() / (y.ravel() @ y.ravel()))
+    return factor if same(factor * y, after) else None
+
+
 def _behind_norm(norm: Call, part: ModulePart) -> ModulePart:
     """A layer with the norm before it."""
     if part.rule is None or part.rule.norm is not None:
@@ -654,9 +685,16 @@ def _is_norm(call: Call) -> bool:
 
 
 def _unexplained_step(
-    calls: Sequence[Call], after: bool, end: np.ndarray, norm: Call | None = None
+    calls: Sequence[Call],
+    after: bool,
+    end: np.ndarray,
+    norm: Call | None = None,
+    multiple: str = "",
 ) -> UnsupportedLayer:
-    """The refusal of a module in which no known layer explains a step between two calls."""
+    """The refusal of a module in which no known layer explains a step between two calls.
+
+    `multiple` says where a layer fits but for a constant factor.
+    """
     place, following = _call_name(calls[0]), "the output"
     if len(calls) > 1:
         following = f"what {_call_name(calls[1])} is given"
@@ -664,8 +702,11 @@ def _unexplained_step(
     if after:
         said = f"cannot tell how {following} follows from {place}"
     advice = ""
+    if multiple:
+        said += f": {multiple}, a factor for which rules have no place without a residual "
+        said += "connection: put it into the weights"
     # A function that is known by name says more than the place alone.
-    if name := unknown_function(calls, end):
+    elif name := unknown_function(calls, end):
         advice = f". {ON_INPUTS}"
         said += f": it is {name} of it, "
         if name.removeprefix("a gate by ") in ENTRYWISE:

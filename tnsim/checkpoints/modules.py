@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.dialects import Dialect
+from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
@@ -37,6 +38,7 @@ from tnsim.checkpoints.module_rules import (
     ModulePart,
     Reader,
     parts_of,
+    same,
 )
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
@@ -207,9 +209,45 @@ class StatesOf:
         return module
 
 
+@dataclass(frozen=True)
+class DialectOf:
+    """The dialect of a module, for state dicts of the module's own shapes.
+
+    Args:
+        dialect: Dialect that was read off the module.
+        shapes: Shapes of the tensors that its layers read, by name.
+    """
+
+    dialect: Dialect
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def name(self) -> str:
+        """Name of the dialect."""
+        return self.dialect.name
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` where a tensor has another shape than in the module.
+
+        Args:
+            state: Arrays by name, also within what training code puts around them.
+        """
+        named = inside(state, place_of(state, list(self.shapes)))
+        for name, shape in self.shapes.items():
+            value = named.get(name)
+            value = value.tensor if isinstance(value, Stored) else value
+            found = tuple(getattr(value, "shape", shape))
+            if found != shape:
+                raise CheckpointError(
+                    f"tensor {name!r} has shape {found}, in the module {self.name} {shape}: give a "
+                    "module of these widths, or the dialect alone, which reads all widths: "
+                    "tnsim.load(path, tnsim.from_module(net).origin.dialect)"
+                )
+
+
 def reader_of_states(
     module: Any, inputs: Any = None, output: str | int | None = None
-) -> Dialect | StatesOf:
+) -> DialectOf | StatesOf:
     """The reader of a module's state dicts: a dialect where its layers have rules.
 
     Args:
@@ -218,19 +256,24 @@ def reader_of_states(
         output: Name or place of the output that counts, as for `from_module`.
 
     Returns:
-        A dialect, else `StatesOf`, which reads the layers of every file anew.
+        The dialect with the shapes of the module, else `StatesOf`, which reads the layers of every
+        file anew.
 
     Raises:
         UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
 
     Example:
         >>> from torch import nn
-        >>> [rule.weight for rule in reader_of_states(nn.Sequential(nn.Linear(3, 2))).layers]
-        ['0.weight']
+        >>> reader_of_states(nn.Sequential(nn.Linear(3, 2))).shapes
+        {'0.weight': (2, 3), '0.bias': (2,)}
     """
     # A dialect reads files without running the module again.
     reading = recognised(module, None, None, inputs, output)
-    return _origin(reading).dialect or StatesOf(module, inputs, output)
+    dialect, arrays = _origin(reading).dialect, reading.arrays
+    if dialect is None:
+        return StatesOf(module, inputs, output)
+    used = [name for name in arrays.state if name in arrays.used]
+    return DialectOf(dialect, {name: tuple(arrays.state[name].shape) for name in used})
 
 
 class Recognised(NamedTuple):
@@ -307,8 +350,9 @@ def recognised(
             vectors = inputs is None and n_ctx is None and example.ndim == 2
             reading, reason = None, ""
             # Operations have no place for declarations, and a sequence would be read as one vector.
-            read = not declared and example.is_floating_point() and (vectors or inputs is not None)
-            if read and not any(map(_is_recurrent, module.modules())):
+            read = not declared and example.is_floating_point()
+            read = read and not any(map(_is_recurrent, module.modules()))
+            if read and (vectors or inputs is not None):
                 try:
                     reading = _traced_module(module, own, example, output)
                 except (UnsupportedLayer, ModelError, TooLarge) as why:
@@ -322,15 +366,20 @@ def recognised(
                     telling = " computes " in str(why) and not known
                     reason = str(why) if telling else ""
             if reading is not None and n_ctx is not None:
-                raise ModelError(
-                    f"the module mixes positions as no layer does, so its {example.shape[1]} "
-                    f"positions are read as a single vector of {example[0].numel()} numbers: give "
-                    "inputs= and leave n_ctx out"
-                ) from refused
-            if reading is None and vectors:
-                reading = _watched_on_sequences(module, double, own, declared, example)
+                raise ModelError(_of_whole_sequences(example)) from refused
+            if reading is None and vectors and _mixes_inputs(own, example):
+                # The batch was taken for a sequence, as attention takes it.
+                example = _sequences(example.shape[-1])
+                try:
+                    reading = _watched_layers(module, double, own, declared, example)
+                except (UnsupportedLayer, ModelError) as on_sequences:
+                    refused = on_sequences
+                except Exception as why:  # of a forward pass that takes no sequences
+                    log.debug("%s: %s", type(module).__name__, why)
             if reading is None and reason:
                 raise UnsupportedLayer(f"{reason}. {ON_INPUTS}") from refused
+            if reading is None and read and inputs is None and example.ndim == 3:
+                _check_sequences(module, own, example, output, refused)
             # What watching said is closest to the code of the user.
             if reading is None:
                 raise refused
@@ -424,18 +473,42 @@ def _traced_module(module: Any, own: Any, example: Any, output: str | int | None
     return read()
 
 
-def _watched_on_sequences(
-    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
-) -> Recognised | None:
-    """The layers of a module that takes a batch of vectors for a sequence, as attention does."""
+def _mixes_inputs(own: Any, example: Any) -> bool:
+    """Whether the last of several outputs depends on the other inputs, too."""
+    try:
+        return not same(array(own(example[-1:])), array(own(example))[-1:])
+    except Exception as reason:  # also of a forward pass that takes no single input
+        log.debug("%s", reason)
+        return False
+
+
+def _sequences(width: int) -> Any:
+    """Normal vectors (inputs, positions, width)."""
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
-    sequences = torch.randn((SAMPLES, POSITIONS, example.shape[-1]), generator=rng)
+    return torch.randn((SAMPLES, POSITIONS, width), generator=rng)
+
+
+def _check_sequences(
+    module: Any, own: Any, example: Any, output: str | int | None, refused: Exception
+) -> None:
+    """Raise `UnsupportedLayer` where a refused module is a polynomial of all positions together."""
     try:
-        return _watched_layers(module, double, own, declared, sequences)
-    except Exception as reason:  # also errors of a forward pass that takes vectors alone
+        _traced_module(module, own, example, output)
+    except Exception as reason:  # whatever else the module computes, the refusal says it
         log.debug("%s: %s", type(module).__name__, reason)
-        return None
+        return
+    raise UnsupportedLayer(
+        f"{refused}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
+    ) from refused
+
+
+def _of_whole_sequences(example: Any) -> str:
+    return (
+        f"the module mixes positions as no layer does, so its {example.shape[1]} positions are "
+        f"read as a single vector of {example[0].numel()} numbers: give inputs=, an example (1, "
+        "positions, d) of the length that counts, and leave n_ctx out"
+    )
 
 
 def _of_two_sizes(example: Any) -> Any:
@@ -514,6 +587,7 @@ def _check_repeatable(module: Any) -> None:
         )
     for path, child in module.named_modules():
         name = path or "the module"
+        _check_unquantised(name, child)
         # A hook may change outputs, and copies would lose it or run it twice.
         if child._forward_hooks or child._forward_pre_hooks:
             raise UnsupportedLayer(
@@ -525,6 +599,24 @@ def _check_repeatable(module: Any) -> None:
             raise UnsupportedLayer(
                 f"{name}: {type(child).__name__}{chance} in training mode, in which it gives "
                 "something else each time: call module.eval() first"
+            )
+
+
+QUANTISERS = ("bitsandbytes", "torchao", "optimum", "gptqmodel", "auto_gptq", "awq", "hqq")
+"""Packages whose layers and tensors hold integers with scales."""
+
+
+def _check_unquantised(name: str, module: Any) -> None:
+    """Raise `UnsupportedLayer` where a submodule or a tensor of its own is quantised."""
+    own = [*module._parameters.values(), *module._buffers.values()]
+    for cls in (type(module), *map(type, own)):
+        package = cls.__module__
+        if package.partition(".")[0] in QUANTISERS or ".quantized" in package:
+            raise UnsupportedLayer(
+                f"{name}: {cls.__name__} of {package}, which is quantised: its weights are "
+                "integers with scales. Give the module before quantisation, or load the "
+                "dequantised weights into it; as it is it is compared by its outputs, metric "
+                "tnsim.Empirical(inputs)"
             )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from tnsim.checkpoints.norms import Normed, fold
 from tnsim.checkpoints.rules import Rule
 from tnsim.errors import BY_PARTS, ON_INPUTS, CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.arrays import detached, rename_errors, requires_grad
+from tnsim.models.functions import input_rows
 from tnsim.models.layers import has_width
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
@@ -365,7 +367,7 @@ def assembled(
         return Model([normed.layer for normed in layers], n_ctx, origin)
     if norm_inputs is None:
         raise _unfolded(layers)
-    return _folded(layers, norm_inputs, n_ctx, origin)
+    return _folded(layers, input_rows(norm_inputs), n_ctx, origin)
 
 
 def _rules(rule: Rule, arrays: NamedArrays) -> Iterator[Rule]:
@@ -488,6 +490,37 @@ def detect(
             f"the dialects {names} all fit these keys but mean different functions; name one"
         )
     raise _closest(errors) or _unknown(state)
+
+
+_QUANTISED = re.compile(
+    r"(?:^|[._])(?:_packed_params|SCB|qweight|qzeros|absmax|quant_map|quant_state|weight_packed|"
+    r"weight_scale(?:_inv)?)(?:\.|$)"
+)
+"""Names beside quantised weights: of PyTorch, bitsandbytes, GPTQ and AWQ, compressed tensors."""
+
+
+def check_unquantised(state: Mapping[str, Any], refused: Exception) -> None:
+    """Raise where names that were refused are those of quantised weights.
+
+    Args:
+        state: Arrays by name, also within what training code puts around them.
+        refused: The refusal, which becomes the cause.
+
+    Raises:
+        CheckpointError: A name belongs to quantised weights.
+
+    Example:
+        >>> check_unquantised({"0.weight": None}, KeyError())
+    """
+    levels = [state] if isinstance(state, Mapping) else []
+    levels += [value for level in levels for value in level.values() if isinstance(value, Mapping)]
+    for name in itertools.chain.from_iterable(levels):
+        if _QUANTISED.search(str(name)):
+            raise CheckpointError(
+                f"{name} belongs to quantised weights, which are integers with scales: give the "
+                "checkpoint before quantisation, or dequantise it and save that state dict "
+                "(model.dequantize() of transformers)"
+            ) from refused
 
 
 def _by_names(preset: Dialect) -> Dialect:

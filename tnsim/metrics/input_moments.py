@@ -30,6 +30,7 @@ from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array
 from tnsim.models.checks import check_untraced
+from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
 from tnsim.names import COVARIANCE, MEAN
 from tnsim.scaled import library, shifted
@@ -52,7 +53,7 @@ class GaussianMoments:
 
         Args:
             samples: Vectors (n, d) with n > 1, all finite, or images (n, channels, height, width),
-                which models read as vectors.
+                which models read as vectors; a loader of batches, or a mapping as tokenizers give.
 
         Returns:
             The metric with a mean (d,) and a covariance (d, d), divided by n, both float64.
@@ -62,8 +63,9 @@ class GaussianMoments:
         """
         moments = "; Gaussian(mean, cov) takes traced moments"
         check_untraced("Gaussian.fit", samples, instead=moments)
-        axes = _axes_of(samples)
-        given = as_array(samples, "samples", axes if axes >= 4 else 2)
+        rows = input_rows(samples)
+        axes = _axes_of(rows)
+        given = as_array(rows, "samples", axes if axes >= 4 else 2)
         data = np.asarray(given, np.float64).reshape(len(given), -1)
         if len(data) < 2:
             raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")

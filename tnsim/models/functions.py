@@ -227,6 +227,10 @@ def input_rows(inputs: Any) -> Any:
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
         raise _labelled_refusal(first)
+    # Loaders collate pairs to a list of two batches, whereas two vectors have one axis each.
+    two = isinstance(inputs, list) and len(inputs) == 2
+    if two and all(len(getattr(entry, "shape", ())) > 1 for entry in inputs):
+        raise _labelled_refusal(inputs)
     return inputs
 
 
@@ -262,8 +266,9 @@ def _of_mapping(batch: Any) -> Any:
 
 def _labelled_refusal(arrays: Any) -> ModelError:
     return ModelError(
-        f"inputs are one array, found a tuple of {len(arrays)} arrays, as of inputs with labels "
-        "or of a batch: give the inputs alone, such as dataset.tensors[0], or np.stack them"
+        f"inputs are one array, found a {type(arrays).__name__} of {len(arrays)} arrays, as of "
+        "inputs with labels or of a batch: give the inputs alone, such as dataset.tensors[0], or "
+        "np.stack them"
     )
 
 

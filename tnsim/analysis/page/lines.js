@@ -6,8 +6,14 @@ const widthOf = (svg) => Math.max(svg.clientWidth, 240);
 const path = (points) =>
   points.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-const LETTER = 6.5; // pixels
-const longestRow = () => Math.max(...run.rows.map((label) => shortened(label).length));
+const ruler = document.createElement("canvas").getContext("2d");
+
+function textWidth(text) {
+  ruler.font = FONT;
+  return ruler.measureText(text).width;
+}
+
+const longestRow = () => Math.max(...run.rows.map((label) => textWidth(shortened(label))));
 
 const columnOf = (values, j) => Array.from({ length: rows }, (_, i) => values[i * columns + j]);
 
@@ -47,7 +53,7 @@ function heights(lines) {
 function drawTrajectory(values, { row, column, pinned }, points, W) {
   const svg = byId("trajectory");
   const [H, left, right, top] = [240, 52, 14, 10];
-  const below = 16 + LETTER * longestRow();
+  const below = 16 + longestRow();
   const lines = trajectories(values, column, pinned);
   const [low, high] = heights(lines);
   const x = (n) => left + (W - left - right) * (rows > 1 ? n / (rows - 1) : 0.5);
@@ -92,7 +98,7 @@ function legendEntry([text, , stroke, dashes]) {
 
 // Where the points stand, both axes to one scale, with room for labels at the sides.
 function placedPoints(W, H) {
-  const edges = [14 + LETTER * longestRow(), 20];
+  const edges = [16 + longestRow(), 20];
   const { points } = run.embedding;
   const bounds = [0, 1].map((axis) => {
     const along = points.map((point) => point[axis]);
@@ -103,6 +109,31 @@ function placedPoints(W, H) {
   const [across, up] = bounds.map(([low, high]) => (low + high) / 2);
   return points.map(([x, y]) => [W / 2 + unit * (x - across), H / 2 - unit * (y - up)]);
 }
+
+const MOST_NAMES = 400; // points that are tried for a label
+const LINE = 11; // pixels, the height of a line of text
+
+// Eight places for a label around a point, that away from the middle first.
+function labelPlaces([x, y], gap, length, [across, down]) {
+  const outward = Math.atan2(y - down, x - across);
+  return [0, 1, -1, 2, -2, 3, -3, 4].map((eighth) => {
+    const angle = (Math.round(outward / (Math.PI / 4)) + eighth) * (Math.PI / 4);
+    const [right, below] = [Math.cos(angle), Math.sin(angle)].map((part) => Math.round(10 * part) / 10);
+    const left = x + gap * right - length * (1 - Math.sign(right)) / 2;
+    const base = y + 4 + (gap + LINE / 2 - 2) * below;
+    const box = [left, base - LINE + 2, left + length, base + 2];
+    return { x: left, y: base, box };
+  });
+}
+
+const isWithin = ([left, top, right, bottom], W, H) =>
+  left >= 0 && top >= 0 && right <= W && bottom <= H;
+
+const meet = (one, other) =>
+  one[0] < other[2] && other[0] < one[2] && one[1] < other[3] && other[1] < one[3];
+
+const coveredDots = (box, dots) =>
+  dots.filter(([x, y]) => meet(box, [x - 4, y - 4, x + 4, y + 4])).length;
 
 function drawPlane({ row, column, pinned }, phaseOf, W) {
   const svg = byId("plane");
@@ -124,16 +155,22 @@ function drawPlane({ row, column, pinned }, phaseOf, W) {
     drawn.push(dot);
   });
   const taken = [];
-  for (const n of [row, column, ...held, rows - 1, 0, ...placed.keys()]) {
-    const [x, y] = placed[n];
-    const away = x < W / 2 ? -1 : 1;
+  const named = [...new Set([row, column, ...held, rows - 1, 0])];
+  const step = Math.ceil(rows / MOST_NAMES);
+  const others = [...placed.keys()].filter((n) => n % step === 0 && !named.includes(n));
+  for (const n of [...named, ...others]) {
     const text = shortened(run.rows[n]);
-    const length = 10 + LETTER * text.length;
-    if (taken.some(([u, v]) => Math.abs(u - x) < length && Math.abs(v - y) < 13)) continue;
-    taken.push([x, y]);
-    const anchor = away < 0 ? "end" : "start";
-    const beside = x + (radius(n) + 5) * away;
-    drawn.push(element("text", text, { x: beside, y: y + 4, "text-anchor": anchor }));
+    const isNamed = named.includes(n);
+    const places = labelPlaces(placed[n], radius(n) + 5, textWidth(text), [W / 2, H / 2])
+      .slice(0, isNamed ? 8 : 3)
+      .filter(({ box }) => isWithin(box, W, H) && !taken.some((other) => meet(box, other)))
+      .map((place) => ({ ...place, covered: coveredDots(place.box, placed) }));
+    const best = places.sort((one, other) => one.covered - other.covered)[0];
+    // Chosen points and the ends of a run keep their names in a crowd.
+    if (!best || (best.covered > 0 && !isNamed)) continue;
+    const [left, top, right, bottom] = best.box;
+    taken.push([left - 8, top - 2, right + 8, bottom + 2]);
+    drawn.push(element("text", text, { x: best.x, y: best.y }));
   }
   svg.setAttribute("viewBox", `0 0 ${W} ${H}`);
   svg.replaceChildren(...drawn);
