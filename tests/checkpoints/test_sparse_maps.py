@@ -135,6 +135,11 @@ def input_again(m, x):
     return m.out((m.c(state) * m.d(state) + m.e(x)).flatten(1))
 
 
+def three_factors(m, x):
+    """Half a product is hidden units still, each entry half of a unit."""
+    return m.out((0.5 * (m.a(x) * m.b(x)) * m.c(x)).flatten(1))
+
+
 def local(m, x):
     """Filters of their own for every patch."""
     patches = functional.unfold(x, 3)
@@ -251,6 +256,17 @@ NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse ma
         },
         (1, 12, 12),
         [9, 9, 1, 36, 36],
+    ),
+    "three factors": (
+        three_factors,
+        {
+            "a": conv(1, 4, 3),
+            "b": conv(1, 4, 3),
+            "c": conv(1, 4, 3),
+            "out": lambda: nn.Linear(400, 3),
+        },
+        (1, 12, 12),
+        [9, 9, 9],
     ),
     "local filters": (
         local,
@@ -413,3 +429,14 @@ def test_no_array_of_a_wide_network_is_large(rng):
     x = rng.normal(size=(2, 1, 28, 28))
     wanted = module(torch.as_tensor(x)).detach().numpy()
     assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-12)
+
+
+def test_rows_of_activations_and_of_gradients_are_dense():
+    """Kernels of activations and PyTorch's autograd read dense rows."""
+    module, example = built("padding")
+    live = tnsim.torch.from_module(module, inputs=example)
+    assert not is_sparse(live) and live.layers[0].left.requires_grad
+    fixed = tnsim.torch.from_module(module.requires_grad_(False), inputs=example)
+    assert is_sparse(fixed)
+    rectified = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+    assert not is_sparse(tnsim.from_module(rectified, inputs=torch.zeros(1, 1, 12, 12)))

@@ -136,13 +136,6 @@ class _Map:
         known = self.before[0].grids if self.before else (self.shape,)
         object.__setattr__(self, "grids", self.grids or known)
 
-    @classmethod
-    def of(cls, matrix: torch.Tensor) -> _Map:
-        """The map of a matrix (entries, coordinates)."""
-        entries, size = matrix.shape
-        coordinates = cls(size, (size,), matrix)
-        return cls(size, (entries,), matrix, lambda z: matrix @ z, (coordinates,))
-
     @property
     def entries(self) -> int:
         """Number of entries of the array."""
