@@ -118,7 +118,7 @@ def from_module(
         UnsupportedLayer: Where a submodule, which the message names with the choices, is not
             recognised.
         ModelError: When the recognised layers compute another function than the module.
-        TooLarge: A convolution would be a matrix of more than 1 GiB.
+        TooLarge: A layer would be a matrix of which more than 1 GiB is stored.
         MissingExtra: When PyTorch is not installed.
 
     Example:

@@ -40,6 +40,10 @@ FILLED = 4
 """A sparse matrix stores at most this part of its dense form, a quarter."""
 
 
+RUNS = 8
+"""Most runs of either kind for each row; a run backwards would give a row of the dense matrix."""
+
+
 @dataclass(frozen=True, eq=False)
 class LinearMap:
     """A linear map that is known by running it.
@@ -113,8 +117,7 @@ class Pattern:
                 given = np.flatnonzero(at >= 0)
                 values[given, at[given]] = result[given]
         assert values is not None  # as a pattern has a run
-        values.flags.writeable = False
-        return SparseMatrix(values, self.columns)
+        return SparseMatrix(fixed(values), self.columns)
 
     def trimmed(self, matrix: SparseMatrix) -> tuple[Pattern, SparseMatrix]:
         """The pattern and the matrix without places of boxes that are zero.
@@ -136,7 +139,8 @@ class Pattern:
             >>> pattern.columns.array.shape, trimmed.columns.array.shape
             ((64, 9), (64, 4))
         """
-        kept = matrix.values != 0
+        values = np.asarray(matrix.values)
+        kept = values != 0
         if (kept == self.columns.filled).all():
             return self, matrix
         parts = [self.boxes.astype(np.int64)[:, None].view(np.uint8), np.packbits(kept, axis=1)]
@@ -149,10 +153,15 @@ class Pattern:
         places[box, order[box, place]] = place
         slots = places[np.arange(len(first)), self.slots[:, self.boxes[first]]]
         columns = np.take_along_axis(np.where(kept, columns, -1), order, axis=1)[boxes]
-        values = np.take_along_axis(matrix.values, order[boxes], axis=1)
-        values.flags.writeable = False
         pattern = Pattern(Columns(columns, self.shape[1]), self.colours, boxes, slots)
-        return pattern, SparseMatrix(values, pattern.columns)
+        values = np.take_along_axis(values, order[boxes], axis=1)
+        return pattern, SparseMatrix(fixed(values), pattern.columns)
+
+
+def fixed(values: np.ndarray) -> np.ndarray:
+    """The same array, which nobody may write to any more and layers need not copy."""
+    values.flags.writeable = False
+    return values
 
 
 def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
@@ -164,10 +173,11 @@ def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
         [False, True]
     """
     point = np.random.default_rng(0).uniform(0.5, 1.5, (1, linear.size))
-    expected = linear.run(point)
-    found = matrix.times(point)
+    expected = linear.run(point)[0]
+    rows = matrix.csr()
+    found = rows @ point[0]
     # Sizes of the sums, to which their rounding is relative.
-    sizes = matrix.with_values(np.abs(matrix.values)).times(point)
+    sizes = abs(rows) @ point[0]
     return bool((np.abs(found - expected) <= 1e6 * np.finfo(expected.dtype).eps * sizes).all())
 
 
@@ -179,7 +189,7 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
 
     Returns:
         The pattern of boxes around the entries; None for small matrices, for matrices that are
-        filled to more than a quarter, and where supports take as many runs as the dense matrix.
+        filled to more than a quarter, and where the runs would be many beside rows or coordinates.
 
     Raises:
         TooLarge: The entries are more than `LARGEST`.
@@ -196,25 +206,37 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
         [[0, 1], [1, 2]]
     """
     size, axes = linear.size, linear.axes
-    if linear.rows * size < FEWEST or sum(map(sum, axes)) >= min(linear.rows, size):
+    runs = sum(map(sum, axes))
+    if linear.rows * size < FEWEST or runs > RUNS * linear.rows or 2 * runs > size:
         return None
     touched = list(map(_Touched, (linear,) * len(axes), range(len(axes))))
     # The entries of a box are the product of its sizes.
-    counts = sum(one.counts for one in touched)
+    counts = np.sum([one.counts for one in touched], axis=0)
     most = max(1, int(counts.max(initial=0)))
-    if most * FILLED > size:
+    if most * FILLED > size or most > RUNS * linear.rows:
         return None
-    if linear.rows * most > LARGEST:
-        raise TooLarge(
-            f"a layer would be a matrix of {linear.rows:,} x {size:,} numbers with {most:,} in a "
-            f"row, {linear.rows * most / 2**27:,.1f} GiB in float64, and layers such as "
-            f"convolutions are stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} such "
-            "rows: pool or stride before the product, give an example of smaller images, or "
-            "compare outputs, metric tnsim.Empirical(images)"
-        )
+    check_stored(linear.rows, size, most)
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
     _, first, boxes = _distinct(keys)
     return _coloured(linear, touched, first, boxes.ravel(), most)
+
+
+def check_stored(rows: int, size: int, most: int) -> None:
+    """Raise `TooLarge` where a sparse matrix would store more than `LARGEST` entries.
+
+    Args:
+        rows: Number of rows.
+        size: Number of columns.
+        most: Entries of a row.
+    """
+    if rows * most > LARGEST:
+        raise TooLarge(
+            f"a layer would be a matrix of {rows:,} x {size:,} numbers with {most:,} in a row, "
+            f"{rows * most / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
+            f"stored up to {LARGEST / 2**27:.3g} GiB, {LARGEST // most:,} such rows: pool or "
+            "stride before the product, give an example of smaller images, or compare outputs, "
+            "metric tnsim.Empirical(images)"
+        )
 
 
 class _Touched:

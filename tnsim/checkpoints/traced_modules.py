@@ -58,6 +58,8 @@ from tnsim.checkpoints.sparse_maps import (
     LinearMap,
     Pattern,
     agrees,
+    check_stored,
+    fixed,
     pattern_of,
 )
 from tnsim.checkpoints.written_activations import FILLS, Written, WrittenActivations
@@ -133,13 +135,6 @@ class _Map:
     def __post_init__(self) -> None:
         known = self.before[0].grids if self.before else (self.shape,)
         object.__setattr__(self, "grids", self.grids or known)
-
-    @classmethod
-    def of(cls, matrix: torch.Tensor) -> _Map:
-        """The map of a matrix (entries, coordinates)."""
-        entries, size = matrix.shape
-        coordinates = cls(size, (size,), matrix)
-        return cls(size, (entries,), matrix, lambda z: matrix @ z, (coordinates,))
 
     @property
     def entries(self) -> int:
@@ -759,7 +754,7 @@ class _Stack:
     def matrix(self, linear: _Map) -> _Rows:
         """The matrix of a map, sparse where rows have few entries."""
         pattern = self.pattern(linear)
-        if pattern is None:
+        if pattern is None or self.patterns is None:
             return linear.matrix
         if linear in self._matrices:
             return self._matrices[linear]
@@ -768,13 +763,19 @@ class _Stack:
         number, _, is_new = self._known[linear]
         # Entries that are zero in earlier readings may have no place.
         if not is_new and not agrees(made, by_runs):
-            self.patterns[number] = pattern = pattern_of(by_runs)
+            is_new, pattern = True, pattern_of(by_runs)
             if pattern is None:
                 return linear.matrix
             made = pattern.matrix_of(by_runs)
-            is_new = True
-        if is_new and self.is_filled:
-            self.patterns[number], made = pattern.trimmed(made)
+        if is_new:
+            if self.is_filled:
+                pattern, made = pattern.trimmed(made)
+            # The factors of a product often read the same coordinates, which are held once.
+            for other in self.patterns.values():
+                if other is not None and other.columns == pattern.columns:
+                    pattern, made = other, SparseMatrix(made.values, other.columns)
+                    break
+            self.patterns[number] = pattern
         self._matrices[linear] = made
         return made
 
@@ -817,7 +818,7 @@ class _Stack:
         size, ((weight, bias),) = self._unit_of(first)
         if function.name != "step":
             up, shift = self._unit_factors(second)[0]
-            factors = [(weight, bias), (size[:, None] * up, size * shift)]
+            factors = [(weight, bias), (_scaled_rows(up, size), size * shift)]
             return self._new_block(factors, one.shape, function)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
         height, thresholds = self._step_heights(first, second)
@@ -875,9 +876,8 @@ class _Stack:
             size, (up, shift) = torch.ones_like(bias), self._unit_factors(other)[0]
         else:
             size, ((up, shift),) = self._unit_of(other)
-        count = len(bias)
         # The step must read the rows that it multiplies.
-        if len(shift) != count or not bool((weight == up).all()):
+        if not _are_equal(weight, up):
             return None
         return size, shift - bias
 
@@ -1077,10 +1077,10 @@ class _Stack:
         self._append_linear(carried, self.like.new_zeros(total))
         behind = partial(torch.nn.functional.pad, pad=(kept, 0))
         before = partial(torch.nn.functional.pad, pad=(0, size))
-        factors = [(before(rows), shift) for rows, shift in factors]
-        self.drafts.append(
-            _Draft(factors, down.then(behind, (total,)), behind(bias), 1.0, function)
-        )
+        padded: list[tuple[_Rows, torch.Tensor]] = [
+            (before(_written_out(rows)), shift) for rows, shift in factors
+        ]
+        self.drafts.append(_Draft(padded, down.then(behind, (total,)), behind(bias), 1.0, function))
         every = _Map(total, (total,), self.like)
         self._append_linear(every.then(lambda z: z[kept:], (size,)), torch.zeros_like(bias))
 
@@ -1290,7 +1290,7 @@ def _check_size(outputs: int, inputs: int) -> None:
         )
 
 
-def _are_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _are_equal(one: Any, two: Any) -> bool:
     return one.shape == two.shape and bool((one == two).all())
 
 
@@ -1324,16 +1324,18 @@ def _stacked_rows(parts: list[_Rows]) -> _Rows:
     """The rows of several matrices, sparse where any is and it pays for all."""
     if len(parts) == 1:
         return parts[0]
-    known = [part for part in parts if isinstance(part, SparseMatrix)]
-    if not known:
-        return torch.cat(parts)  # pyright: ignore
-    parts = [part if isinstance(part, SparseMatrix) else SparseMatrix.of(part) for part in parts]
-    most = max(part.values.shape[1] for part in parts)
-    values = [_padded(part.values, most, 0) for part in parts]
-    columns = [_padded(part.columns.array, most, -1) for part in parts]
-    stacked = np.concatenate(values)
-    stacked.flags.writeable = False
-    return SparseMatrix(stacked, Columns(np.concatenate(columns), parts[0].columns.width))
+    sparse = [part if isinstance(part, SparseMatrix) else None for part in parts]
+    if not any(sparse):
+        return torch.cat([_written_out(part) for part in parts])
+    width = parts[0].shape[1]
+    made = [one or SparseMatrix.of(part) for one, part in zip(sparse, parts, strict=True)]
+    rows, most = sum(part.shape[0] for part in parts), max(one.values.shape[1] for one in made)
+    if most * FILLED > width and rows * width <= LARGEST:
+        return torch.cat([_written_out(part) for part in parts])
+    check_stored(rows, width, most)
+    values = np.concatenate([_padded(np.asarray(one.values), most, 0) for one in made])
+    columns = np.concatenate([_padded(one.columns.array, most, -1) for one in made])
+    return SparseMatrix(fixed(values), Columns(columns, width))
 
 
 def _padded(array: np.ndarray, width: int, value: int) -> np.ndarray:
@@ -1343,9 +1345,8 @@ def _padded(array: np.ndarray, width: int, value: int) -> np.ndarray:
 def _scaled_rows(matrix: _Rows, factors: torch.Tensor) -> _Rows:
     """A matrix with each row times a number."""
     if isinstance(matrix, SparseMatrix):
-        values = matrix.values * host_array(factors)[:, None]
-        values.flags.writeable = False
-        return matrix.with_values(values)
+        values = np.asarray(matrix.values) * host_array(factors)[:, None]
+        return matrix.with_values(fixed(values))
     return factors[:, None] * matrix
 
 
@@ -1353,9 +1354,8 @@ def _chosen_rows(matrix: _Rows, rows: torch.Tensor) -> _Rows:
     """Some rows of a matrix, in a given order."""
     if isinstance(matrix, SparseMatrix):
         chosen = host_array(rows)
-        values = matrix.values[chosen]
-        values.flags.writeable = False
-        return SparseMatrix(values, Columns(matrix.columns.array[chosen], matrix.columns.width))
+        columns = Columns(matrix.columns.array[chosen], matrix.columns.width)
+        return SparseMatrix(fixed(np.asarray(matrix.values)[chosen]), columns)
     return matrix[rows]
 
 
@@ -1370,14 +1370,16 @@ def _rows_with_entries(matrix: _Rows) -> torch.Tensor:
 
 def _counts(matrix: _Rows) -> Any:
     """The number of entries in each row that are not zero."""
-    return ((matrix.values if isinstance(matrix, SparseMatrix) else matrix) != 0).sum(1)
+    entries: Any = matrix.values if isinstance(matrix, SparseMatrix) else matrix
+    return (entries != 0).sum(1)
 
 
 def _single_entries(matrix: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Column and value of the largest entry of each row."""
     if isinstance(matrix, SparseMatrix):
-        rows, places = np.arange(len(matrix.values)), np.abs(matrix.values).argmax(1)
-        columns, values = matrix.columns.array[rows, places], matrix.values[rows, places]
+        entries = np.asarray(matrix.values)
+        rows, places = np.arange(len(entries)), np.abs(entries).argmax(1)
+        columns, values = matrix.columns.array[rows, places], entries[rows, places]
         return torch.from_numpy(columns.astype(np.int64)), torch.from_numpy(values)
     columns = matrix.abs().argmax(1)
     return columns, matrix.gather(1, columns[:, None])[:, 0]
@@ -1445,10 +1447,10 @@ def _with_fewer_units(
         return factors, down
     best: Any = None
     fewest = down.shape[1]
-    dense = _written_out(down, factors[0][1])
+    dense = _written_out(down).to(factors[0][1])
     # Biases are a last column, so that they go with their rows.
-    lifted = [torch.cat([_written_out(w, b), b[:, None]], 1) for w, b in factors]
-    for turn, (groups, group_of), is_shared in zip((1, -1), grouped, shared_by_many, strict=True):
+    lifted = [torch.cat([_written_out(w).to(b), b[:, None]], 1) for w, b in factors]
+    for turn, (_, group_of), is_shared in zip((1, -1), grouped, shared_by_many, strict=True):
         # Either factor may be the one that many units share.
         if not is_shared:
             continue
@@ -1485,10 +1487,10 @@ def _like_before(matrix: torch.Tensor, sparse: list[SparseMatrix]) -> _Rows:
     return SparseMatrix.of(matrix) if sparse and few else matrix
 
 
-def _written_out(matrix: _Rows, like: torch.Tensor) -> torch.Tensor:
-    """A matrix as a tensor beside another tensor."""
+def _written_out(matrix: _Rows) -> torch.Tensor:
+    """A matrix as a tensor."""
     if isinstance(matrix, SparseMatrix):
-        return torch.from_numpy(np.array(matrix.dense())).to(like)
+        return torch.from_numpy(np.array(matrix.dense()))
     return matrix
 
 

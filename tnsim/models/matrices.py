@@ -45,7 +45,7 @@ class Columns:
         self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32, order="C")
         self.array.flags.writeable = False
         self.width = width
-        digest = hashlib.blake2b(self.array, digest_size=16)
+        digest = hashlib.blake2b(self.array.data, digest_size=16)
         digest.update(repr((self.array.shape, width)).encode())
         self._digest = digest.digest()
 

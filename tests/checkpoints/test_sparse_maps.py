@@ -1,0 +1,442 @@
+"""Matrices of convolutions and of other maps of few coordinates, found by runs, beside dense ones."""
+
+import jax
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+
+import tnsim
+from tnsim.checkpoints import sparse_maps
+from tnsim.checkpoints.sparse_maps import LinearMap, agrees, pattern_of
+from tnsim.models.matrices import SparseMatrix, is_sparse, written_out
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+
+def linear_map(matrix, grids, block=5):
+    return LinearMap(lambda points: points @ matrix.T, grids, len(matrix), block)
+
+
+def supports(draw, rows, grids):
+    """A matrix of rows that read up to three indices on each axis of grids, or nothing."""
+    parts = []
+    for shape in grids:
+        part = np.ones((rows, 1))
+        for length in shape:
+            reads = draw.random((rows, length)).argsort(1) < draw.integers(4, size=(rows, 1))
+            part = (part[:, :, None] * reads[:, None]).reshape(rows, -1)
+        parts.append(part)
+    boxes = np.concatenate(parts, axis=1)
+    return boxes * draw.normal(size=boxes.shape)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_of_boxes_are_found_by_runs(seed):
+    """Index sets on axes of several grids, vectors among them; rows may read nothing."""
+    draw = np.random.default_rng(seed)
+    grids = [((12, 15),), ((1, 3, 9, 8),), ((7, 8), (5, 16)), ((120,),), ((6, 11), (48,), (1,))]
+    shapes = grids[seed % len(grids)]
+    matrix = supports(draw, int(draw.integers(60, 90)), shapes)
+    matrix[draw.random(len(matrix)) < 0.2] = 0
+    linear = linear_map(matrix, shapes)
+    pattern = pattern_of(linear)
+    assert pattern is not None
+    found = pattern.matrix_of(linear)
+    assert (np.asarray(found) == matrix).all() and agrees(found, linear)
+    smaller, trimmed = pattern.trimmed(found)
+    assert (np.asarray(trimmed) == matrix).all()
+    assert smaller.columns == SparseMatrix.of(matrix).columns
+    assert (np.asarray(smaller.matrix_of(linear)) == matrix).all()
+    order = np.diff(np.where(trimmed.columns.filled, trimmed.columns.array, 10**6), axis=1)
+    assert ((order > 0) | ~trimmed.columns.filled[:, 1:]).all()
+
+
+def test_a_pattern_knows_maps_that_it_has_no_places_for(rng):
+    matrix = supports(rng, 80, ((10, 12),))
+    pattern = pattern_of(linear_map(matrix, ((10, 12),)))
+    row, column = np.argwhere(matrix == 0)[-1]
+    matrix[row, column] = 1e-6
+    other = linear_map(matrix, ((10, 12),))
+    assert not agrees(pattern.matrix_of(other), other)
+
+
+def test_rows_that_read_much_stay_dense(rng):
+    full = rng.normal(size=(80, 120))
+    assert pattern_of(linear_map(full, ((10, 12),))) is None
+    # A quarter of the row is what pays, and a vector of prime length has no axes.
+    quarter = full * (np.arange(120) < 30)
+    assert pattern_of(linear_map(quarter, ((12, 10),))).columns.array.shape == (80, 30)
+    assert pattern_of(linear_map(full * (np.arange(120) < 31), ((12, 10),))) is None
+    assert pattern_of(linear_map(np.eye(127), ((127,),))) is None
+    assert pattern_of(linear_map(np.eye(60), ((6, 10),))) is None  # small
+
+
+class Images(nn.Module):
+    """A forward pass over named parts, of inputs in float64."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self._forward = forward
+        for name, part in parts.items():
+            setattr(self, name, part() if callable(part) else part)
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def conv(*arguments, **settings):
+    return lambda: nn.Conv2d(*arguments, **settings)
+
+
+def norm(channels):
+    """Batch norm that has seen inputs."""
+    module = nn.BatchNorm2d(channels)
+    for tensor in (module.running_mean, module.weight.data, module.bias.data):
+        tensor.normal_()
+    module.running_var.uniform_(0.5, 2)
+    return module
+
+
+def once(m, x):
+    return m.out((m.a(x) * m.b(x)).flatten(1))
+
+
+def twice(m, x):
+    state = m.a(x) * m.b(x)
+    return m.out((m.c(state) * m.d(state)).flatten(1))
+
+
+def pooled(m, x):
+    state = functional.avg_pool2d(m.norm(m.a((x - 0.13) / 0.3) * m.b((x - 0.13) / 0.3)), 2)
+    return m.out((m.c(state) * m.d(state)).flatten(1))
+
+
+def thrice(m, x):
+    state = m.a(x) * m.b(x)
+    state = m.c(state) * m.d(state)
+    return m.e(state) * m.f(state)
+
+
+def residual(m, x):
+    state = m.a(x) * m.b(x)
+    return m.out((state + m.c(state) * m.d(state)).flatten(1))
+
+
+def shortcut(m, x):
+    state = m.a(x) * m.b(x)
+    return m.out((m.e(state) + m.c(state) * m.d(state)).flatten(1))
+
+
+def input_again(m, x):
+    """The image itself is carried beside the first layer."""
+    state = m.a(x) * m.b(x)
+    return m.out((m.c(state) * m.d(state) + m.e(x)).flatten(1))
+
+
+def three_factors(m, x):
+    """Half a product is hidden units still, each entry half of a unit."""
+    return m.out((0.5 * (m.a(x) * m.b(x)) * m.c(x)).flatten(1))
+
+
+def local(m, x):
+    """Filters of their own for every patch."""
+    patches = functional.unfold(x, 3)
+    left, right = (torch.einsum("bpl,lpc->blc", patches, m.get_parameter(n)) for n in "ab")
+    return m.out((left * right).flatten(1))
+
+
+def filters():
+    return nn.Parameter(torch.randn(100, 9, 3))
+
+
+def from_vectors(m, x):
+    """Images as vectors, and hidden units as vectors."""
+    image = x.reshape(-1, 1, 12, 12)
+    state = (m.a(image).flatten(1) * m.b(image).flatten(1)).reshape(-1, 3, 10, 10)
+    return m.out((m.c(state) * m.d(state)).flatten(1))
+
+
+NETWORKS = {  # parts, shape of an image, and entries in a row of each sparse matrix
+    "padding": (
+        once,
+        {
+            "a": conv(3, 4, 3, padding=1),
+            "b": conv(3, 4, 3, padding=1, bias=False),
+            "out": lambda: nn.Linear(576, 3),
+        },
+        (3, 12, 12),
+        [27, 27],
+    ),
+    "stride": (
+        twice,
+        {
+            "a": conv(3, 4, 3, padding=1, stride=2),
+            "b": conv(3, 4, 3, padding=1, stride=2),
+            "c": conv(4, 4, 3),
+            "d": conv(4, 4, 3),
+            "out": lambda: nn.Linear(144, 3),
+        },
+        (3, 16, 16),
+        [27, 27, 1, 36, 36],
+    ),
+    "groups and dilation": (
+        twice,
+        {
+            "a": conv(2, 4, 3, dilation=2, groups=2),
+            "b": conv(2, 4, 3, dilation=2),
+            "c": conv(4, 8, 3, groups=4),
+            "d": conv(4, 8, 3),
+            "out": lambda: nn.Linear(800, 3),
+        },
+        (2, 16, 16),
+        [9, 18, 1, 9, 36],
+    ),
+    "normalised and pooled": (
+        pooled,
+        {
+            "a": conv(3, 4, 3, padding=1),
+            "b": conv(3, 4, 3, padding=1),
+            "norm": lambda: norm(4),
+            "c": conv(4, 5, 3, padding=1),
+            "d": conv(4, 5, 3, padding=1),
+            "out": lambda: nn.Linear(320, 3),
+        },
+        (3, 16, 16),
+        [27, 27, 4, 36, 36],
+    ),
+    "three layers": (
+        thrice,
+        {
+            "a": conv(1, 2, 3, padding=1),
+            "b": conv(1, 2, 3, padding=1),
+            "c": conv(2, 3, 3, padding=1),
+            "d": conv(2, 3, 3, padding=1),
+            "e": conv(3, 2, 1),
+            "f": conv(3, 2, 3, padding=1),
+        },
+        (1, 10, 10),
+        [9, 9, 1, 18, 18, 1, 3, 27, 1],
+    ),
+    "residual": (
+        residual,
+        {
+            "a": conv(2, 4, 3, padding=1),
+            "b": conv(2, 4, 3, padding=1),
+            "c": conv(4, 4, 3, padding=1),
+            "d": conv(4, 4, 3, padding=1),
+            "out": lambda: nn.Linear(400, 3),
+        },
+        (2, 10, 10),
+        [18, 18, 1, 36, 36, 1],
+    ),
+    "shortcut": (
+        shortcut,
+        {
+            "a": conv(2, 4, 3, padding=1),
+            "b": conv(2, 4, 3, padding=1),
+            "c": conv(4, 4, 3, padding=1),
+            "d": conv(4, 4, 3, padding=1),
+            "e": conv(4, 4, 1),
+            "out": lambda: nn.Linear(400, 3),
+        },
+        (2, 10, 10),
+        [18, 18, 1, 36, 36],
+    ),
+    "the input again": (
+        input_again,
+        {
+            "a": conv(1, 4, 3),
+            "b": conv(1, 4, 3),
+            "c": conv(4, 4, 3, padding=1),
+            "d": conv(4, 4, 3, padding=1),
+            "e": conv(1, 4, 3),
+            "out": lambda: nn.Linear(400, 3),
+        },
+        (1, 12, 12),
+        [9, 9, 1, 36, 36],
+    ),
+    "three factors": (
+        three_factors,
+        {
+            "a": conv(1, 4, 3),
+            "b": conv(1, 4, 3),
+            "c": conv(1, 4, 3),
+            "out": lambda: nn.Linear(400, 3),
+        },
+        (1, 12, 12),
+        [9, 9, 9],
+    ),
+    "local filters": (
+        local,
+        {"a": filters, "b": filters, "out": lambda: nn.Linear(300, 3)},
+        (1, 12, 12),
+        [9, 9],
+    ),
+    "vectors": (
+        from_vectors,
+        {
+            "a": conv(1, 3, 3),
+            "b": conv(1, 3, 3),
+            "c": conv(3, 4, 3),
+            "d": conv(3, 4, 3),
+            "out": lambda: nn.Linear(256, 3),
+        },
+        (144,),
+        [9, 9, 1, 27, 27],
+    ),
+    "a factor for all channels": (
+        once,
+        {"a": conv(1, 1, 3), "b": conv(1, 8, 3), "out": lambda: nn.Linear(800, 3)},
+        (1, 12, 12),
+        [9, 9],
+    ),
+}
+QUICK = ("normalised and pooled", "the input again", "a factor for all channels")
+
+
+def built(name, seed=0):
+    forward, parts, shape, _ = NETWORKS[name]
+    torch.manual_seed(seed)
+    return Images(forward, **parts).double().eval(), torch.zeros(1, *shape)
+
+
+def sparse_matrices(model):
+    leaves = jax.tree.leaves(model, is_leaf=lambda leaf: isinstance(leaf, SparseMatrix))
+    return [leaf for leaf in leaves if isinstance(leaf, SparseMatrix)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],
+)
+def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
+    """Layers compute the module's outputs, and are entry by entry those of dense matrices.
+
+    Another network of the same module has the same places.
+    """
+    module, example = built(name)
+    model = tnsim.from_module(module, inputs=example)
+    entries = [matrix.values.shape[1] for matrix in sparse_matrices(model)]
+    # Layers are listed factor by factor, with the matrix of the output last.
+    assert sorted(entries) == sorted(NETWORKS[name][-1])
+    other, _ = built(name, seed=1)
+    second = tnsim.from_module(other, inputs=example)
+    assert jax.tree.structure(second) == jax.tree.structure(model)
+    x = rng.normal(size=(3, *example.shape[1:]))
+    for network, read in ((module, model), (other, second)):
+        wanted = network(torch.as_tensor(x)).detach().numpy().reshape(3, -1)
+        assert_close(read(x.reshape(3, -1)), wanted, scale=LARGEST, rtol=1e-12)
+    monkeypatch.setattr(sparse_maps, "FEWEST", 2**60)
+    with tnsim.using(tnsim.Session()):
+        dense = tnsim.from_module(module, inputs=example)
+    assert not is_sparse(dense)
+    for found, expected in zip(
+        jax.tree.leaves(written_out(model)), jax.tree.leaves(dense), strict=True
+    ):
+        assert_close(found, expected, scale=LARGEST, rtol=1e-12)
+
+
+def test_weights_that_are_zero_keep_their_places(tmp_path):
+    """A run that starts at zero, with a pruned filter, has the places of all its checkpoints."""
+    name = "normalised and pooled"
+    networks = [built(name, seed)[0] for seed in range(3)]
+    with torch.no_grad():
+        networks[0].norm.weight.zero_()
+        networks[0].c.weight[1].zero_()
+        networks[0].a.weight[:, 2].zero_()
+        networks[2].d.weight[0, 0] = 0
+    for step, network in enumerate(networks):
+        torch.save(network.state_dict(), tmp_path / f"step_{step}.pt")
+    example = built(name)[1]
+    with tnsim.using(tnsim.Session()):
+        models = list(tnsim.load(tmp_path, networks[0], inputs=example))
+    with tnsim.using(tnsim.Session()):
+        models.append(tnsim.from_module(networks[1], inputs=example))
+    assert len({jax.tree.structure(model) for model in models}) == 1
+    x = np.random.default_rng(0).normal(size=(3, *example.shape[1:]))
+    for network, model in zip((*networks, networks[1]), models, strict=True):
+        wanted = network(torch.as_tensor(x)).detach().numpy()
+        assert_close(model(x.reshape(3, -1)), wanted, scale=LARGEST, rtol=1e-12)
+
+
+class Masked(nn.Module):
+    """A locally connected product of which a buffer says what each unit reads."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.register_buffer("mask", mask)
+        self.a, self.b = (nn.Parameter(torch.randn(mask.shape)) for _ in range(2))
+
+    def forward(self, x):
+        one, two = (torch.einsum("uhw,bhw->bu", w * self.mask, x) for w in (self.a, self.b))
+        return one * two
+
+
+def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
+    example = torch.zeros(1, 10, 12)
+    torch.manual_seed(0)
+    with tnsim.using(tnsim.Session()):
+        for _ in range(2):
+            mask = torch.as_tensor(supports(rng, 80, ((10, 12),)) != 0).reshape(80, 10, 12)
+            module = Masked(mask.double()).double()
+            model = tnsim.from_module(module, inputs=example)
+            wanted = (module.a * module.mask).detach().numpy().reshape(80, 120)
+            assert_close(np.asarray(model.layers[0].left), wanted, scale=LARGEST, rtol=1e-12)
+
+
+def test_what_is_stored_is_bounded(monkeypatch):
+    """The refusal counts the numbers of rows, not zeros between them."""
+    module, example = built("padding")
+    monkeypatch.setattr(sparse_maps, "LARGEST", 10_000)
+    message = r"576 x 432 numbers with 27 in a row, .* 370 such rows: .*images\)$"
+    with tnsim.using(tnsim.Session()), pytest.raises(tnsim.TooLarge, match=message):
+        tnsim.from_module(module, inputs=example)
+
+
+def test_a_layer_is_pooled_though_its_dense_matrix_is_too_large(monkeypatch):
+    """A state of few numbers is kept, so that rows of the next layer read nine pixels of it."""
+    from tnsim.checkpoints import traced_modules
+
+    def halved(m, x):
+        state = functional.avg_pool2d(x, 2)
+        return m.a(state) * m.b(state)
+
+    module = Images(halved, a=conv(1, 4, 3), b=conv(1, 4, 3)).double()
+    monkeypatch.setattr(traced_modules, "LARGEST", 0)  # no dense matrix at all
+    model = tnsim.from_module(module, inputs=torch.zeros(1, 1, 24, 24))
+    entries = [matrix.values.shape for matrix in sparse_matrices(model)]
+    assert entries == [(144, 4), (400, 9), (400, 9), (400, 1)]
+
+
+@pytest.mark.slow
+def test_no_array_of_a_wide_network_is_large(rng):
+    """Of two layers of 32 channels on 28 x 28 pixels, where a dense matrix takes 4.7 GiB."""
+    torch.manual_seed(0)
+    module = Images(
+        twice,
+        a=conv(1, 32, 3, padding=1),
+        b=conv(1, 32, 3, padding=1),
+        c=conv(32, 32, 3, padding=1),
+        d=conv(32, 32, 3, padding=1),
+        out=lambda: nn.Linear(25088, 10),
+    )
+    module = module.double().eval()
+    model = tnsim.from_module(module, inputs=torch.zeros(1, 1, 28, 28))
+    assert model.layers[1].left.values.shape == (25088, 288)
+    assert max(leaf.nbytes for leaf in jax.tree.leaves(model)) < 2**26
+    x = rng.normal(size=(2, 1, 28, 28))
+    wanted = module(torch.as_tensor(x)).detach().numpy()
+    assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-12)
+
+
+def test_rows_of_activations_and_of_gradients_are_dense():
+    """Kernels of activations and PyTorch's autograd read dense rows."""
+    module, example = built("padding")
+    live = tnsim.torch.from_module(module, inputs=example)
+    assert not is_sparse(live) and live.layers[0].left.requires_grad
+    fixed = tnsim.torch.from_module(module.requires_grad_(False), inputs=example)
+    assert is_sparse(fixed)
+    rectified = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+    assert not is_sparse(tnsim.from_module(rectified, inputs=torch.zeros(1, 1, 12, 12)))
