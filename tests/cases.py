@@ -1,7 +1,7 @@
 """The one declared list of what is tested by everything: model pairs by kind of layer, and metrics."""
 
 import numpy as np
-from oracles import bilinear, linear, random_gaussian
+from oracles import bilinear, linear, random_gaussian, thinned
 
 import tnsim
 
@@ -40,6 +40,14 @@ SHALLOW = {
         [linear(g, D, 2), linear(g, 2, 4, True), bilinear(g, 4, 3, 2)],
         [bilinear(g, D, 5, 2)],
     ),
+    "sparse": lambda g: (
+        [
+            thinned(g, linear(g, D, 4, True)),
+            thinned(g, bilinear(g, 4, 5, 3, True)),
+            linear(g, 3, 2),
+        ],
+        [thinned(g, bilinear(g, D, 6, 2))],
+    ),
     "linear": lambda g: (
         [linear(g, D, 4), tnsim.Residual(linear(g, 4, 4, True), 0.3, 0.4), linear(g, 4, 2)],
         [linear(g, D, 2)],
@@ -65,6 +73,14 @@ DEEP = {
         [linear(g, D, 3, True), bilinear(g, 3, 2, 2), bilinear(g, 2, 3, 2), linear(g, 2, 2)],
     ),
 }
+DEEP["sparse two"] = lambda g: (
+    [
+        tnsim.Residual(thinned(g, bilinear(g, D, 4, D, True)), 0.7, 0.3),
+        tnsim.Residual(thinned(g, bilinear(g, D, 5, D, True)), 0.8, 0.5),
+        linear(g, D, 2, True),
+    ],
+    [thinned(g, bilinear(g, D, 5, 4)), thinned(g, bilinear(g, 4, 4, 3)), linear(g, 3, 2)],
+)
 UNEVEN = {  # different numbers of nonlinear layers: no tree metric, but functions all the same
     "two over one": lambda g: (
         [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2)],

@@ -22,6 +22,19 @@ def linear(rng, d_in, d_out, bias=False):
     return tnsim.Linear(rng.normal(size=(d_out, d_in)), rng.normal(size=d_out) if bias else None)
 
 
+def thinned(rng, layer):
+    """The layer with a part of the entries of its matrices, some in each row, as sparse matrices."""
+
+    def thin(array):
+        if array.ndim < 2:
+            return array
+        kept = rng.random(array.shape) < 0.4
+        kept[np.arange(len(array)), rng.integers(array.shape[1], size=len(array))] = True
+        return tnsim.SparseMatrix.of(array * kept)
+
+    return jax.tree.map(thin, layer)
+
+
 def random_gaussian(rng, d):
     factor = rng.normal(size=(d, d))
     return rng.normal(size=d), factor @ factor.T + 0.5 * np.eye(d)
@@ -161,10 +174,11 @@ def _dense_layer(layer):
         else:
             legs = list(zip(layer.legs, layer.leg_biases, strict=True))
     tensor = np.zeros((layer.d_out + 1, *(layer.d_in + 1,) * len(legs)), number_type(layer))
-    columns = [np.c_[np.zeros(len(w)) if bias is None else bias, w] for w, bias in legs]
+    dense = [(np.asarray(w), bias) for w, bias in legs]
+    columns = [np.c_[np.zeros(len(w)) if bias is None else bias, w] for w, bias in dense]
     letters = "abcdef"[: len(legs)]
     terms = ",".join(f"h{letter}" for letter in letters)
-    tensor[1:] = np.einsum(f"kh,{terms}->k{letters}", down, *columns)
+    tensor[1:] = np.einsum(f"kh,{terms}->k{letters}", np.asarray(down), *columns)
     if constant is not None:
         tensor[(slice(1, None), *(0,) * len(legs))] += constant
     tensor[(0,) * tensor.ndim] = 1.0

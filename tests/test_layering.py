@@ -89,6 +89,7 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/chords",
         "analysis/correlations",
         "analysis/figures",
+        "models/matrices",
         "reproduce/images",
     },
     "xarray": {

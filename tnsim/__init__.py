@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Rule,
     )
     from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
+    from tnsim.compare.by_fields import FieldPlan
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
@@ -82,6 +83,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.models.attention import Attention
     from tnsim.models.components import components, switched
     from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+    from tnsim.models.matrices import SparseMatrix
     from tnsim.models.model import Combination, Model
     from tnsim.models.origin import Origin
     from tnsim.models.protocol import Layer, OwnLayer
@@ -94,6 +96,7 @@ _HOME = {
     "Linear": "models.layers",
     "Bilinear": "models.layers",
     "Multilinear": "models.layers",
+    "SparseMatrix": "models.matrices",
     "OwnLayer": "models.protocol",
     "Elementwise": "models.activated",
     "Gated": "models.activated",
@@ -148,6 +151,7 @@ _HOME = {
     "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
+    "FieldPlan": "compare.by_fields",
     "KernelPlan": "compare.by_kernels",
     "AnyPlan": "compare.planned",
     "network": "tensor_networks.network",
@@ -226,6 +230,7 @@ __all__ = [
     "Empirical",
     "ExecutorError",
     "Expression",
+    "FieldPlan",
     "FiniteMetric",
     "ForwardDifference",
     "ForwardPlan",
@@ -266,6 +271,7 @@ __all__ = [
     "SeriesParts",
     "Session",
     "SignedLog",
+    "SparseMatrix",
     "StoreMismatch",
     "StoreWarning",
     "Symmetric",

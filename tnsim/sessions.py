@@ -258,6 +258,7 @@ class Session:
         blocks: Prepared models, by run and content.
         belongings: Values made of models: kinds of their layers, arrays on the device.
         bound: Plans of small steps with memory of their own, ready to run; at most 128 MiB.
+        places: Tables of the features of receptive fields; at most 1 GiB.
         exports: Operations of modules of PyTorch, by the structure of the module; at most 32.
 
     Example:
@@ -290,6 +291,7 @@ class Session:
         )
         self.belongings = WeakCache(device_bytes)
         self.bound: LRUCache[Hashable, Any] = LRUCache(2**27, lambda bound: bound.nbytes)
+        self.places: LRUCache[Hashable, Any] = LRUCache(2**30, lambda places: places.nbytes)
         self.exports: LRUCache[Hashable, dict[Hashable, Any]] = LRUCache(32)
 
     def clear(self) -> None:
@@ -299,6 +301,7 @@ class Session:
         self.blocks.clear()
         self.belongings.clear()
         self.bound.clear()
+        self.places.clear()
         self.exports.clear()
 
 

@@ -298,6 +298,9 @@ def plan(
         keeps_digits = run.terms > 1 and features.fits(space)
         routes.append((0 if keeps_digits else candidate.multiplications + charge, candidate))
     contracted: Contracted = []
+    if routes and any(space.on_host for space in spaces):  # no plan would be as short
+        (_, cheapest), *_ = routes
+        return Route(cheapest, {space.route: space for space in spaces}, contracted)
     try:
         work = _contractions(several, examples, setting)
         contracted = work.plans

@@ -28,6 +28,7 @@ from tnsim.metrics.ways import ASKED
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
+from tnsim.models.matrices import SparseMatrix
 from tnsim.models.model import Combination, Model, caveats, guesses, terms
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
@@ -72,7 +73,7 @@ def _feed(digest: Any, value: Any) -> None:
     Fields are fed with their names, arrays with dtype, shape and bytes, so that different models
     feed different bytes. Everything else is fed as its `repr`.
     """
-    if hasattr(value, "shape"):
+    if hasattr(value, "shape") and not isinstance(value, SparseMatrix):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)

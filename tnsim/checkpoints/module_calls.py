@@ -331,8 +331,8 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     """
     torch = require_torch()
     rng = torch.Generator().manual_seed(2)
-    errors: list[float] = []
-    factors: list[float | None] = []
+    given: list[np.ndarray] = []
+    expected: list[np.ndarray] = []
     drawn = torch.zeros(())
     # A function that agrees at one size may differ at another, as ReLU does with the identity.
     for scale in SCALES:
@@ -340,20 +340,23 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
             # Opposite inputs take the other branch of a forward pass that asks for a sign.
             drawn = torch.randn(example.shape, generator=rng) if scale > 0 else drawn
             inputs = scale * drawn
-            x = array(inputs).reshape(_input_shape(example, layers[0].layer.d_in))
-            expected = array(module(inputs))
+            given.append(array(inputs).reshape(_input_shape(example, layers[0].layer.d_in)))
+            expected.append(array(module(inputs)))
         else:
             inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
             # Vectors of tokens are scaled, and so is the embedding of the module below.
-            x = scale * np.eye(layers[0].layer.d_in)[array(inputs)]
+            given.append(scale * np.eye(layers[0].layer.d_in)[array(inputs)])
             with _scaled_embeddings(module, scale):
-                expected = array(module(inputs))
-        for layer in layers:
-            x = layer(x)
-        errors.append(_relative_error(x, expected))
-        factors.append(_common_factor(x, expected))
+                expected.append(array(module(inputs)))
+    # All batches at once, as a layer may have many weights to go through.
+    x = np.concatenate(given)
+    for layer in layers:
+        x = layer(x)
+    both = list(zip(np.split(np.asarray(x), len(SCALES)), expected, strict=True))
+    errors = [_relative_error(*pair) for pair in both]
     # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
+        factors = [_common_factor(*pair) for pair in both]
         first = factors[0]
         if first and all(factor and abs(factor / first - 1) < TOLERANCE for factor in factors):
             raise ModelError(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,11 +29,13 @@ from tnsim.models.layers import (
     bias_name,
     map_names,
 )
+from tnsim.models.matrices import Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
 FORMAT = 1
+SPARSE = "sparse"  # the key of the widths of sparse matrices, in the description of a layer
 METADATA = "tnsim"  # the key of the architecture in the metadata
 _CLASSES = Linear, Bilinear, Multilinear, Attention, Elementwise, Gated
 KINDS = {cls.__name__: cls for cls in _CLASSES}
@@ -162,13 +164,21 @@ def _layer_spec(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> di
             "scale": float(layer.scale),
             "layer": _layer_spec(layer.layer, prefix, tensors),
         }
+    widths: dict[str, int] = {}
     # Absent biases leave no tensor and no name.
     for field in _array_fields(layer):
-        if getattr(layer, field) is not None:
-            tensors[f"{prefix}.{field}"] = np.ascontiguousarray(getattr(layer, field))
+        array = getattr(layer, field)
+        if isinstance(array, SparseMatrix):
+            tensors[f"{prefix}.{field}.values"] = np.ascontiguousarray(array.values)
+            tensors[f"{prefix}.{field}.columns"] = array.columns.array
+            widths[field] = array.shape[1]
+        elif array is not None:
+            tensors[f"{prefix}.{field}"] = np.ascontiguousarray(array)
     settings = {field: getattr(layer, field) for field in SETTINGS[type(layer)]}
     if "activation" in settings:
         settings["activation"] = _name_of(settings["activation"])
+    if widths:
+        settings[SPARSE] = widths
     return {"kind": type(layer).__name__, **settings}
 
 
@@ -209,28 +219,41 @@ def _build_layer(
         )
     cls: Any = KINDS[spec["kind"]]
     settings = {setting: spec[setting] for setting in SETTINGS[cls]}
+
+    def tensor(field: str) -> Any:
+        if field in spec.get(SPARSE, {}):
+            return _sparse_matrix(f"{prefix}.{field}", spec[SPARSE][field], state, used)
+        return _layer_tensor(field, prefix, state, used)
+
     if cls is Multilinear:
-        return _build_multilinear(settings["n_legs"], prefix, state, used)
+        return _build_multilinear(settings["n_legs"], prefix, len(state), tensor)
     arrays = {}
     # Without a second factor there is no matrix `up` in the file.
     if cls is Gated and settings.pop("multiplies") is not True:
         settings["up"] = None
     for field in dataclasses.fields(cls):
         if field.name not in settings:
-            arrays[field.name] = _layer_tensor(field.name, prefix, state, used)
+            arrays[field.name] = tensor(field.name)
     return cls(**arrays, **settings)
 
 
 def _build_multilinear(
-    n_legs: Any, prefix: str, state: Mapping[str, Any], used: set[str]
+    n_legs: Any, prefix: str, tensors: int, tensor: Callable[[str], Any]
 ) -> Multilinear:
     # The number comes from a text: a loop over it must be bounded by the file.
-    if type(n_legs) is not int or not 0 < n_legs <= len(state):
+    if type(n_legs) is not int or not 0 < n_legs <= tensors:
         raise CheckpointError(f"{prefix} has {n_legs!r} legs, of which no file has that many")
-    legs = [_layer_tensor(f"leg{n}", prefix, state, used) for n in range(n_legs)]
-    biases = [_layer_tensor(f"leg{n}_bias", prefix, state, used) for n in range(n_legs)]
-    down = _layer_tensor("down", prefix, state, used)
-    return Multilinear(legs, down, biases, _layer_tensor("down_bias", prefix, state, used))
+    legs = [tensor(f"leg{n}") for n in range(n_legs)]
+    biases = [tensor(f"leg{n}_bias") for n in range(n_legs)]
+    return Multilinear(legs, tensor("down"), biases, tensor("down_bias"))
+
+
+def _sparse_matrix(name: str, width: Any, state: Mapping[str, Any], used: set[str]) -> SparseMatrix:
+    """A matrix of rows with few entries."""
+    places = _layer_tensor("columns", name, state, used)
+    if type(width) is not int or places.ndim != 2 or places.dtype.kind != "i":
+        raise CheckpointError(f"{name} is sparse, but its columns are no whole numbers in rows")
+    return SparseMatrix(_layer_tensor("values", name, state, used), Columns(places, width))
 
 
 def _layer_tensor(field: str, prefix: str, state: Mapping[str, Any], used: set[str]) -> Any:

@@ -18,10 +18,11 @@ product behind it `f(W_1 z + b_1) * (W_2 z + b_2)`, the units of a `Gated` layer
 by a state (z, S z), to the second part of which a residual connection adds the units. A step that
 multiplies its own argument, as in JumpReLU, is an activation of its argument.
 
-The linear part of a value is kept as the operations that compute it (`_Map`), and is written out
-as a matrix for the rows of hidden units and at the end alone. So an image of n numbers needs no n^2
-of them on its way through normalisation, convolution and pooling, and a map to few numbers is
-computed row by row, backwards.
+The linear part of a value is kept as the operations that compute it (`_Map`), and becomes a matrix
+for the rows of hidden units and at the end alone. So an image of n numbers needs no n^2 of them on
+its way through normalisation, convolution and pooling, and a map to few numbers is computed row by
+row, backwards. Where rows have few entries, as those of convolutions of polynomial networks have,
+the matrix is a `SparseMatrix`, of which `sparse_maps` finds the entries alone.
 
 Reading order: `traced_layers` goes through the operations by a `_Trace`, which keeps the affine
 values (`_Value`); `_Stack` holds the state, the hidden units on top of it and the layers.
@@ -41,19 +42,31 @@ from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.fx
 
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.checkpoints.module_calls import array
 from tnsim.checkpoints.module_rules import activation_between
+from tnsim.checkpoints.sparse_maps import (
+    FEWEST,
+    FILLED,
+    LARGEST,
+    LinearMap,
+    Pattern,
+    agrees,
+    pattern_of,
+)
 from tnsim.checkpoints.written_activations import FILLS, Written, WrittenActivations
-from tnsim.errors import TooLarge, UnsupportedLayer
+from tnsim.errors import TnsimError, TooLarge, UnsupportedLayer
 from tnsim.models.activated import Gated
+from tnsim.models.arrays import host_array
 from tnsim.models.functions import array_of
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+from tnsim.models.matrices import Columns, SparseMatrix
 from tnsim.sessions import session
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -80,14 +93,17 @@ FIRST_ALONE = ("convolution", "div", "gather", "index")
 WHOLE = ("elu", "hardswish", "leaky_relu", "logaddexp", "relu6", "silu", "softplus")
 """Operations that an export would write as several."""
 
-LARGEST = 2**27
-"""Most entries of a matrix that is written out, 1 GiB in float64."""
-
-AT_ONCE = 2**23
+AT_ONCE = 2**19
 """Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
 
 NEGLIGIBLE = 1e-13
 """Singular values below this part of the largest are rounding."""
+
+MERGED = 2**22
+"""Most entries of sparse matrices that are written out in order to save hidden units."""
+
+_Rows: TypeAlias = torch.Tensor | SparseMatrix
+"""The matrix of a layer; sparse where it has no gradient and rows have few entries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +118,8 @@ class _Map:
             themselves, in the shape of the array.
         before: Maps of the same coordinates, the arrays of which the operation reads.
         inside: Entries of the largest array within the operation, where that is itself maps.
+        grids: Shapes of the arrays that the coordinates are, one after another; by default those of
+            the maps before, and the shape of the array for the coordinates themselves.
     """
 
     size: int
@@ -110,6 +128,11 @@ class _Map:
     operation: Callable[..., Any] | None = None
     before: tuple[_Map, ...] = ()
     inside: int = 0
+    grids: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = self.before[0].grids if self.before else (self.shape,)
+        object.__setattr__(self, "grids", self.grids or known)
 
     @classmethod
     def of(cls, matrix: torch.Tensor) -> _Map:
@@ -124,9 +147,14 @@ class _Map:
         return math.prod(self.shape)
 
     @property
-    def is_small(self) -> bool:
-        """Whether the matrix may be written out."""
+    def is_stored(self) -> bool:
+        """Whether the dense matrix may be written out."""
         return self.entries * self.size <= LARGEST
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the matrix costs hardly more than a few runs."""
+        return self.entries * self.size < FEWEST
 
     @cached_property
     def widest(self) -> int:
@@ -158,11 +186,7 @@ class _Map:
         _check_size(self.entries, self.size)
         if self.operation is None:
             return self._unit_rows(self.size)
-        block = max(1, AT_ONCE // self.widest)
-
-        def flat(coordinates: torch.Tensor) -> torch.Tensor:
-            return self.at(coordinates).flatten()
-
+        block, flat = self.block, self._flat_at
         if self.entries < self.size:
             # Row i of the matrix is what entry i sends back to the coordinates.
             back = torch.func.vjp(flat, self.like.new_zeros(self.size))[1]
@@ -170,6 +194,20 @@ class _Map:
             return torch.cat([torch.vmap(back)(some)[0] for some in rows])
         columns = self._unit_rows(self.size).split(block)
         return torch.cat([torch.vmap(flat)(some) for some in columns]).T
+
+    @property
+    def block(self) -> int:
+        """Vectors of coordinates that are computed at once."""
+        return max(1, AT_ONCE // self.widest)
+
+    @property
+    def by_runs(self) -> LinearMap:
+        """The map as a function of NumPy."""
+
+        def run(points: np.ndarray) -> np.ndarray:
+            return host_array(torch.vmap(self._flat_at)(torch.from_numpy(points).to(self.like)))
+
+        return LinearMap(run, self.grids, self.entries, self.block)
 
     @cached_property
     def probed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -183,6 +221,9 @@ class _Map:
         """Whether the map has a gradient or is not zero."""
         entries = self.matrix if self.is_small else self.probed[2]
         return entries.requires_grad or bool(entries.any())
+
+    def _flat_at(self, coordinates: torch.Tensor) -> torch.Tensor:
+        return self.at(coordinates).flatten()
 
     def _unit_rows(self, count: int) -> torch.Tensor:
         return torch.eye(count, dtype=self.like.dtype, device=self.like.device)
@@ -219,7 +260,7 @@ class _Draft:
         function: Activation of the first factor; None for a product.
     """
 
-    factors: list[tuple[torch.Tensor, torch.Tensor]]
+    factors: list[tuple[_Rows, torch.Tensor]]
     down: _Map
     bias: torch.Tensor
     skip: float | None = None
@@ -328,7 +369,7 @@ def traced_layers(
     Raises:
         UnsupportedLayer: The module cannot be traced, an operation is neither polynomial nor an
             activation.
-        TooLarge: A layer would be a matrix of more than `LARGEST` entries.
+        TooLarge: A layer would be a matrix of more than `LARGEST` numbers.
 
     Example:
         >>> class Product(torch.nn.Module):
@@ -353,16 +394,27 @@ def traced_layers(
     key = first.shape, first.dtype, torch.get_default_dtype()
     if key not in exports:
         exports[key] = _exported(module, first)
-    trace = _Trace(module, first, exports[key])
-    for node in trace.graph.nodes:
+    export = exports[key]
+    arrays = export.arrays(module)
+    # A weight that is zero now may not be zero in other checkpoints, whose places are the same.
+    filled = {node: _without_zeros(one) for node, one in arrays.items()}
+    is_filled = all(filled[node] is one for node, one in arrays.items())
+    trace = _Trace(first, export, arrays, is_filled)
+    if trace.stack.patterns == {} and not is_filled:
         try:
-            if node.op == "output":
-                return trace.layers(node)
-            trace.step(node)
-        except _NoLayerError as refused:
-            advice = trace.activations.advice_at(node)
-            raise UnsupportedLayer(f"{refused}{advice}") from refused
-    raise AssertionError("a graph ends with its output")
+            _Trace(first, export, filled, True).run()
+        except TnsimError as reason:  # of these numbers; the module's own say what is wrong
+            log.debug("places of entries are those of the weights: %s", reason)
+    return trace.run()
+
+
+def _without_zeros(array: Any) -> Any:
+    """A parameter with random numbers in the place of zeros; any other array unchanged."""
+    if not isinstance(array, torch.nn.Parameter) or bool(array.all()):
+        return array
+    rng = torch.Generator().manual_seed(0)
+    random = torch.rand(array.shape, generator=rng).to(array) + 0.5
+    return torch.where(array.detach() == 0, random, array.detach())
 
 
 class _NoLayerError(UnsupportedLayer):
@@ -372,6 +424,12 @@ class _NoLayerError(UnsupportedLayer):
 class _Trace:
     """A forward pass on affine values.
 
+    Args:
+        example: Input of the forward pass.
+        export: Operations of the forward pass.
+        arrays: Tensors of the module, by their nodes.
+        is_filled: Whether no parameter has zeros, so that zeros of layers are no weights.
+
     Attributes:
         graph: Operations of the forward pass.
         values: Arrays, affine values and lists of both, by the node that computed them.
@@ -379,18 +437,33 @@ class _Trace:
         stack: Layers, state and hidden units.
     """
 
-    def __init__(self, module: torch.nn.Module, example: torch.Tensor, export: _Export) -> None:
-        self.graph, self.values = export.graph, export.arrays(module)
+    def __init__(
+        self, example: torch.Tensor, export: _Export, arrays: dict[Any, Any], is_filled: bool
+    ) -> None:
+        self.graph, self.values = export.graph, dict(arrays)
         self.example = example
-        self.stack = _Stack(example)
         varying = self._fold_constants()
         self.activations = WrittenActivations(varying, self.values)
         self.written, self.reads = self._plan(set(varying))
+        patterns = export.patterns if self._may_be_sparse() else None
+        self.stack = _Stack(example, patterns, is_filled)
         # A value that no later operation reads is left out of the next state.
         self.uses: dict[Any, set[torch.fx.Node]] = {node: set() for node in self.graph.nodes}
         for node, before in self.reads.items():
             for one in before:
                 self.uses[one].add(node)
+
+    def run(self) -> list[Any]:
+        """Go through all operations, and give the layers."""
+        for node in self.graph.nodes:
+            try:
+                if node.op == "output":
+                    return self.layers(node)
+                self.step(node)
+            except _NoLayerError as refused:
+                advice = self.activations.advice_at(node)
+                raise UnsupportedLayer(f"{refused}{advice}") from refused
+        raise AssertionError("a graph ends with its output")
 
     def step(self, node: torch.fx.Node) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
@@ -424,6 +497,13 @@ class _Trace:
                 shapes = {one: self.example.new_empty(one.meta["val"].shape) for one in reading}
                 self.values[node] = self._applied_operation(node, self.values | shapes)
         return [node for node in varying if node.op != "output"]
+
+    def _may_be_sparse(self) -> bool:
+        """Whether layers may have sparse matrices: without gradients and without activations."""
+        # Kernels of activations read dense rows.
+        is_polynomial = not self.written and "gt" not in map(_operation_name, self.reads)
+        arrays = [value for value in self.values.values() if isinstance(value, torch.Tensor)]
+        return is_polynomial and not any(value.requires_grad for value in arrays)
 
     def _plan(
         self, varying: set[torch.fx.Node]
@@ -632,25 +712,79 @@ class _Stack:
 
     Attributes:
         drafts: The layers.
-        width: Coordinates of the state.
+        grids: Shapes of the arrays that a source is, one after another; source 0 is the state.
         units: Factors of each block of hidden units, pairs (W, b) of shapes (n, width) and (n,).
         functions: Activations of the first factors of blocks, if any.
+        patterns: Places of the entries of sparse matrices, in the order in which they are made;
+            None where all matrices are dense.
+        is_filled: Whether zeros in layers are no weights of the module.
     """
 
-    def __init__(self, example: torch.Tensor) -> None:
+    def __init__(
+        self, example: torch.Tensor, patterns: dict[int, Pattern | None] | None, is_filled: bool
+    ) -> None:
         self.like = example
         self.drafts: list[_Draft] = []
-        self.width: int = example.numel()
-        self.units: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.grids: dict[int, tuple[tuple[int, ...], ...]] = {0: (tuple(example.shape),)}
+        self.units: dict[int, list[tuple[_Rows, torch.Tensor]]] = {}
         self.functions: dict[int, Activation] = {}
+        self.patterns, self.is_filled = patterns, is_filled
+        self._known: dict[_Map, tuple[int, Pattern | None, bool]] = {}
+        self._matrices: dict[_Map, SparseMatrix] = {}
+
+    @property
+    def width(self) -> int:
+        """Coordinates of the state."""
+        return self.size(0)
+
+    def coordinates(self, source: int) -> _Map:
+        """The coordinates of a source, as a vector."""
+        size = self.size(source)
+        return _Map(size, (size,), self.like, grids=self.grids[source])
+
+    def pattern(self, linear: _Map) -> Pattern | None:
+        """Places of the entries of the matrix of a map; None where the matrix is dense."""
+        if self.patterns is None:
+            return None
+        if linear not in self._known:
+            number, shape = len(self._known), (linear.entries, linear.size)
+            pattern = self.patterns.get(number)
+            # An earlier reading met the same map at this number, unless it made other layers.
+            is_new = number not in self.patterns or (pattern is not None and pattern.shape != shape)
+            if is_new:
+                pattern = self.patterns[number] = pattern_of(linear.by_runs)
+            self._known[linear] = number, pattern, is_new
+        return self._known[linear][1]
+
+    def matrix(self, linear: _Map) -> _Rows:
+        """The matrix of a map, sparse where rows have few entries."""
+        pattern = self.pattern(linear)
+        if pattern is None:
+            return linear.matrix
+        if linear in self._matrices:
+            return self._matrices[linear]
+        by_runs = linear.by_runs
+        made = pattern.matrix_of(by_runs)
+        number, _, is_new = self._known[linear]
+        # Entries that are zero in earlier readings may have no place.
+        if not is_new and not agrees(made, by_runs):
+            self.patterns[number] = pattern = pattern_of(by_runs)
+            if pattern is None:
+                return linear.matrix
+            made = pattern.matrix_of(by_runs)
+            is_new = True
+        if is_new and self.is_filled:
+            self.patterns[number], made = pattern.trimmed(made)
+        self._matrices[linear] = made
+        return made
 
     def size(self, source: int) -> int:
         """Number of coordinates of the state (source 0) or of a block of hidden units."""
-        return len(self.units[source][0][1]) if source else self.width
+        return sum(map(math.prod, self.grids[source]))
 
     def state(self, shape: Sequence[int]) -> _Value:
         """The state itself, as an array of a shape."""
-        coordinates = _Map(self.width, tuple(shape), self.like)
+        coordinates = _Map(self.width, tuple(shape), self.like, grids=self.grids[0])
         return _Value(self.like.new_zeros(tuple(shape)), {0: coordinates})
 
     def multiplies(self, value: _Value) -> bool:
@@ -663,8 +797,11 @@ class _Stack:
         (slope,) = value.slopes.values()
         if slope.operation is None:
             return True
-        # Every entry has to be a multiple of exactly one unit; of large maps nobody looks.
-        return slope.is_small and bool(((slope.matrix != 0).sum(1) == 1).all())
+        # Every entry has to be a multiple of exactly one unit; of matrices that are too large
+        # nobody looks.
+        if self.pattern(slope) is None and not slope.is_stored:
+            return False
+        return bool((_counts(self.matrix(slope)) == 1).all())
 
     def multiplied(self, one: _Value, two: _Value) -> _Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
@@ -753,34 +890,32 @@ class _Stack:
         function = self._activation_in(value)
         return "" if function is None else function.name
 
-    def _unit_of(
-        self, value: _Value
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _unit_of(self, value: _Value) -> tuple[torch.Tensor, list[tuple[_Rows, torch.Tensor]]]:
         """The numbers by which entries are multiples of hidden units, and the factors of these."""
         ((block, slope),) = value.slopes.items()
         if slope.operation is None:
             return self.like.new_ones(slope.size), self.units[block]
         # `multiplies` has made sure of a single unit for each entry.
-        units = slope.matrix.abs().argmax(1)
-        size = slope.matrix.gather(1, units[:, None])[:, 0]
-        return size, [(w[units], b[units]) for w, b in self.units[block]]
+        units, size = _single_entries(self.matrix(slope))
+        units, size = units.to(self.like.device), size.to(self.like)
+        return size, [(_chosen_rows(w, units), b[units]) for w, b in self.units[block]]
 
     def _new_block(
         self,
-        factors: list[tuple[torch.Tensor, torch.Tensor]],
+        factors: list[tuple[_Rows, torch.Tensor]],
         shape: tuple[int, ...],
         function: Activation | None = None,
     ) -> _Value:
         """A new block of hidden units, for the entries of a value."""
         # Source 0 is the state.
         block = 1 + max(self.units, default=0)
-        self.units[block] = factors
+        self.units[block], self.grids[block] = factors, (tuple(shape),)
         if function is not None:
             self.functions[block] = function
         coordinates = _Map(math.prod(shape), tuple(shape), self.like)
         return _Value(self.like.new_zeros(shape), {block: coordinates})
 
-    def _unit_factors(self, value: _Value) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _unit_factors(self, value: _Value) -> list[tuple[_Rows, torch.Tensor]]:
         """The factors of every entry of a value that `multiplies`.
 
         An entry that is a multiple of a hidden unit has the factors of the unit.
@@ -789,10 +924,10 @@ class _Stack:
             flat = value.constant.flatten()
             # A value without slopes is a constant factor.
             if 0 not in value.slopes:
-                return [(self.like.new_zeros(len(flat), self.width), flat)]
-            return [(value.slopes[0].matrix, flat)]
+                return [(self.matrix(self._zero_map(0, flat.shape)), flat)]
+            return [(self.matrix(value.slopes[0]), flat)]
         factor, ((weight, bias), *others) = self._unit_of(value)
-        return [(factor[:, None] * weight, factor * bias), *others]
+        return [(_scaled_rows(weight, factor), factor * bias), *others]
 
     def ends_layer(self, value: _Value) -> bool:
         """Whether a value that all the rest depends on becomes a state of its own.
@@ -803,8 +938,13 @@ class _Stack:
         """
         if set(value.slopes) - {0}:
             return True
-        count = value.constant.numel()
-        return count < self.width and count * self.width <= LARGEST
+        if value.constant.numel() >= self.width:
+            return False
+        slope = value.slopes[0]
+        try:
+            return slope.is_stored or self.pattern(slope) is not None
+        except TooLarge:
+            return False
 
     def settle(self, values: dict[Hashable, _Value]) -> dict[Hashable, _Value]:
         """Add a layer that gives everything that values depend on, and make this the state.
@@ -819,7 +959,7 @@ class _Stack:
         """
         if len(values) == 1:
             ((name, value),) = values.items()
-            self._append_layer(value)
+            self._append_layer(value, (value.shape,))
             return {name: self.state(value.shape)}
         sources = sorted({source for value in values.values() for source in value.slopes})
         # Units of an activation cannot be carried over the next layer.
@@ -836,15 +976,15 @@ class _Stack:
         for source, size, end in zip(sources, sizes, ends, strict=True):
             around = (end - size, total - end)
             pad = partial(torch.nn.functional.pad, pad=around)
-            slopes[source] = _Map(size, (size,), self.like).then(pad, (total,))
+            slopes[source] = self.coordinates(source).then(pad, (total,))
         moved = {}
         for name, value in values.items():
             parts = [
-                value.slopes.get(source, _zero_map(size, value.shape, self.like))
-                for source, size in zip(sources, sizes, strict=True)
+                value.slopes.get(source, self._zero_map(source, value.shape)) for source in sources
             ]
             moved[name] = _Value(value.constant, {0: _side_by_side(parts)})
-        self._append_layer(_Value(self.like.new_zeros(total), slopes))
+        grids = tuple(shape for source in sources for shape in self.grids[source])
+        self._append_layer(_Value(self.like.new_zeros(total), slopes), grids)
         return moved
 
     def finished(self, value: _Value) -> list[Any]:
@@ -852,14 +992,19 @@ class _Stack:
         # A last layer that is the identity is left out.
         is_state = set(value.slopes) == {0} and _multiple_of_identity(value.slopes[0]) == 1
         if not self.drafts or not is_state or bool(value.constant.any()):
-            self._append_layer(value)
-        return [_layer_of(_with_fewer_units(draft)) for draft in self.drafts]
+            self._append_layer(value, (value.shape,))
+        # Layers take tensors, which they keep where these have gradients.
+        return [_layer_of(draft, self.matrix(draft.down)) for draft in self.drafts]
 
-    def _append_layer(self, value: _Value) -> None:
-        """Add the layer that gives a value, flat, and make the value the state."""
+    def _zero_map(self, source: int, shape: Sequence[int]) -> _Map:
+        """The map from a source that gives zeros."""
+        return self.coordinates(source).then(lambda z: z.new_zeros(tuple(shape)), shape)
+
+    def _append_layer(self, value: _Value, grids: tuple[tuple[int, ...], ...]) -> None:
+        """Add the layer that gives a value, flat, and make the value the state, of some grids."""
         bias = value.constant.flatten()
         flat = {one: slope.then(torch.flatten, bias.shape) for one, slope in value.slopes.items()}
-        matrix = flat.get(0, _zero_map(self.width, bias.shape, self.like))
+        matrix = flat.get(0, self._zero_map(0, bias.shape))
         blocks = [block for block in sorted(value.slopes) if block != 0]
         if blocks:
             down = _side_by_side([flat[block] for block in blocks])
@@ -869,32 +1014,43 @@ class _Stack:
             if any(functions):
                 self._append_activation(units, functions, matrix, down, bias)
             else:
-                self.drafts.append(self._product_layer(units, matrix, down, bias))
+                self.drafts.append(self._product_layer(units, matrix, down, bias, grids))
         else:
             self._append_linear(matrix, bias)
-        self.width = len(bias)
         # Values are affine in the new state from here on.
-        self.units, self.functions = {}, {}
+        self.units, self.functions, self.grids = {}, {}, {0: grids}
 
     def _product_layer(
         self,
-        units: list[list[tuple[torch.Tensor, torch.Tensor]]],
+        units: list[list[tuple[_Rows, torch.Tensor]]],
         matrix: _Map,
         down: _Map,
         bias: torch.Tensor,
+        grids: tuple[tuple[int, ...], ...],
     ) -> _Draft:
         """The layer `S z + D (units of all blocks) + c`."""
         # A multiple of the identity is a residual and costs no units.
         skip = _multiple_of_identity(matrix)
         if skip is None and matrix.matters:
+            rows = self.matrix(matrix)
+            carried = _Map(len(bias), (len(bias),), self.like, grids=grids)
+            # Rows of zeros, as of a state beside others, need no units.
+            needed = _rows_with_entries(rows)
+            if len(needed) < len(bias):
+                place = torch.full((len(bias),), len(needed), device=self.like.device)
+                place[needed] = torch.arange(len(needed), device=self.like.device)
+                rows = _chosen_rows(rows, needed)
+                carried = _Map(len(needed), tuple(needed.shape), self.like)
+                pad = torch.nn.functional.pad
+                carried = carried.then(lambda z: pad(z, (0, 1))[place], bias.shape)
             # The block has a single factor, which `_stacked_factors` multiplies by 1.
-            units = [*units, [(matrix.matrix, torch.zeros_like(bias))]]
-            down = _side_by_side([down, _Map(len(bias), (len(bias),), self.like)])
+            units = [*units, [(rows, self.like.new_zeros(len(needed)))]]
+            down = _side_by_side([down, carried])
         return _Draft(_stacked_factors(units), down, bias, skip)
 
     def _append_activation(
         self,
-        units: list[list[tuple[torch.Tensor, torch.Tensor]]],
+        units: list[list[tuple[_Rows, torch.Tensor]]],
         functions: list[Activation | None],
         matrix: _Map,
         down: _Map,
@@ -990,11 +1146,13 @@ class _Export(NamedTuple):
         graph: Operations.
         names: Names of tensors of the module, or of constants, by the placeholders for them.
         constants: Tensors that are no parameters and no buffers of the module, by name.
+        patterns: Places of the entries of sparse matrices that readings have found so far.
     """
 
     graph: torch.fx.Graph
     names: dict[Any, str]
     constants: dict[str, Any]
+    patterns: dict[int, Pattern | None]
 
     def arrays(self, module: torch.nn.Module) -> dict[Any, Any]:
         """The tensors of a module at placeholders; parameters are the module's own."""
@@ -1033,7 +1191,7 @@ def _exported(module: torch.nn.Module, example: torch.Tensor) -> _Export:
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in named
     }
-    return _Export(program.graph, names, dict(program.constants))
+    return _Export(program.graph, names, dict(program.constants), {})
 
 
 def _batch_norm(
@@ -1056,12 +1214,6 @@ def _batch_norm(
     return y, x.new_empty(0), x.new_empty(0)
 
 
-def _zero_map(size: int, shape: Sequence[int], like: torch.Tensor) -> _Map:
-    """The map that gives zeros."""
-    coordinates = _Map(size, (size,), like)
-    return coordinates.then(lambda z: z.new_zeros(tuple(shape)), shape)
-
-
 def _side_by_side(maps: Sequence[_Map]) -> _Map:
     """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
     if len(maps) == 1:
@@ -1073,7 +1225,8 @@ def _side_by_side(maps: Sequence[_Map]) -> _Map:
         return reduce(torch.add, (one.at(part) for one, part in zip(maps, parts, strict=True)))
 
     total = sum(sizes)
-    every = _Map(total, (total,), maps[0].like)
+    grids = tuple(shape for one in maps for shape in one.grids)
+    every = _Map(total, (total,), maps[0].like, grids=grids)
     return every.then(added, maps[0].shape, max(one.widest for one in maps))
 
 
@@ -1147,18 +1300,87 @@ def _unless_zero(bias: torch.Tensor) -> torch.Tensor | None:
 
 
 def _stacked_factors(
-    units: list[list[tuple[torch.Tensor, torch.Tensor]]],
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    units: list[list[tuple[_Rows, torch.Tensor]]],
+) -> list[tuple[_Rows, torch.Tensor]]:
     """The factors of a layer: matrix (units, in) and bias (units,) of all blocks, leg by leg."""
     factors = []
     for leg in range(max(map(len, units))):
         # A block of fewer factors than the layer has is multiplied by 1.
-        ones = [(torch.zeros_like(w), torch.ones_like(b)) for (w, b), *_ in units]
-        own = [
-            block[leg] if leg < len(block) else one for block, one in zip(units, ones, strict=True)
-        ]
-        factors.append((torch.cat([w for w, _ in own]), torch.cat([b for _, b in own])))
+        own = [block[leg] if leg < len(block) else _ones_like(*block[0]) for block in units]
+        rows = _stacked_rows([w for w, _ in own])
+        factors.append((rows, torch.cat([b for _, b in own])))
     return factors
+
+
+def _ones_like(matrix: _Rows, bias: torch.Tensor) -> tuple[_Rows, torch.Tensor]:
+    """The factor 1 for every unit of another factor."""
+    if not isinstance(matrix, SparseMatrix):
+        return torch.zeros_like(matrix), torch.ones_like(bias)
+    none = Columns(np.full((len(bias), 1), -1), matrix.columns.width)
+    return SparseMatrix(np.zeros((len(bias), 1), matrix.dtype), none), torch.ones_like(bias)
+
+
+def _stacked_rows(parts: list[_Rows]) -> _Rows:
+    """The rows of several matrices, sparse where any is and it pays for all."""
+    if len(parts) == 1:
+        return parts[0]
+    known = [part for part in parts if isinstance(part, SparseMatrix)]
+    if not known:
+        return torch.cat(parts)  # pyright: ignore
+    parts = [part if isinstance(part, SparseMatrix) else SparseMatrix.of(part) for part in parts]
+    most = max(part.values.shape[1] for part in parts)
+    values = [_padded(part.values, most, 0) for part in parts]
+    columns = [_padded(part.columns.array, most, -1) for part in parts]
+    stacked = np.concatenate(values)
+    stacked.flags.writeable = False
+    return SparseMatrix(stacked, Columns(np.concatenate(columns), parts[0].columns.width))
+
+
+def _padded(array: np.ndarray, width: int, value: int) -> np.ndarray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=value)
+
+
+def _scaled_rows(matrix: _Rows, factors: torch.Tensor) -> _Rows:
+    """A matrix with each row times a number."""
+    if isinstance(matrix, SparseMatrix):
+        values = matrix.values * host_array(factors)[:, None]
+        values.flags.writeable = False
+        return matrix.with_values(values)
+    return factors[:, None] * matrix
+
+
+def _chosen_rows(matrix: _Rows, rows: torch.Tensor) -> _Rows:
+    """Some rows of a matrix, in a given order."""
+    if isinstance(matrix, SparseMatrix):
+        chosen = host_array(rows)
+        values = matrix.values[chosen]
+        values.flags.writeable = False
+        return SparseMatrix(values, Columns(matrix.columns.array[chosen], matrix.columns.width))
+    return matrix[rows]
+
+
+def _rows_with_entries(matrix: _Rows) -> torch.Tensor:
+    """The rows that have a gradient, an entry, or the place of an entry."""
+    if isinstance(matrix, SparseMatrix):
+        return torch.from_numpy(np.flatnonzero(matrix.columns.filled.any(1)))
+    if matrix.requires_grad:
+        return torch.arange(len(matrix), device=matrix.device)
+    return matrix.any(1).nonzero().ravel()
+
+
+def _counts(matrix: _Rows) -> Any:
+    """The number of entries in each row that are not zero."""
+    return ((matrix.values if isinstance(matrix, SparseMatrix) else matrix) != 0).sum(1)
+
+
+def _single_entries(matrix: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Column and value of the largest entry of each row."""
+    if isinstance(matrix, SparseMatrix):
+        rows, places = np.arange(len(matrix.values)), np.abs(matrix.values).argmax(1)
+        columns, values = matrix.columns.array[rows, places], matrix.values[rows, places]
+        return torch.from_numpy(columns.astype(np.int64)), torch.from_numpy(values)
+    columns = matrix.abs().argmax(1)
+    return columns, matrix.gather(1, columns[:, None])[:, 0]
 
 
 def _multiple_of_identity(linear: _Map) -> float | None:
@@ -1180,14 +1402,16 @@ def _multiple_of_identity(linear: _Map) -> float | None:
     return float(matrix[0, 0]) if _are_equal(matrix, diagonal) else None
 
 
-def _layer_of(draft: _Draft) -> Any:
-    """The layer of tnsim of a draft."""
-    down: Any = draft.down.matrix  # layers take tensors, which they keep where these have gradients
+def _layer_of(draft: _Draft, down: Any) -> Any:
+    """The layer of tnsim of a draft, with the matrix of its map `down`."""
     bias: Any = _unless_zero(draft.bias)
     if not draft.factors:
         return Linear(down, bias)
-    rows: list[Any] = [w for w, _ in draft.factors]
-    biases: list[Any] = [_unless_zero(b) for _, b in draft.factors]
+    factors = draft.factors
+    if draft.function is None and len(factors) == 2:
+        factors, down = _with_fewer_units(factors, down)
+    rows: list[Any] = [w for w, _ in factors]
+    biases: list[Any] = [_unless_zero(b) for _, b in factors]
     if draft.function is not None:
         up, up_bias = (rows[1], biases[1]) if len(rows) == 2 else (None, None)
         layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
@@ -1198,37 +1422,50 @@ def _layer_of(draft: _Draft) -> Any:
     return layer if draft.skip is None else Residual(layer, skip=draft.skip)
 
 
-def _with_fewer_units(draft: _Draft) -> _Draft:
-    """The same layer with fewer hidden units, where many units share a factor.
+def _with_fewer_units(
+    factors: list[tuple[_Rows, torch.Tensor]], down: _Rows
+) -> tuple[list[tuple[_Rows, torch.Tensor]], _Rows]:
+    """Two factors and a map D with fewer hidden units, where many units share a factor.
 
     Units with the same left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as
     the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, is written by
-    `torch` with all products x_i x_j. Layers with gradients keep their units as they are.
+    `torch` with all products x_i x_j. Layers with gradients keep their units as they are, and so do
+    large sparse ones.
     """
-    down = draft.down.matrix
-    arrays = [down, *(array for factor in draft.factors for array in factor)]
-    if draft.function is not None or len(draft.factors) != 2:
-        return draft
-    if any(array.requires_grad for array in arrays):
-        return draft
+    arrays = [down, *(array for factor in factors for array in factor)]
+    if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
+        return factors, down
+    sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
+    if max((math.prod(matrix.shape) for matrix in sparse), default=0) > MERGED:
+        return factors, down
+    grouped = [torch.unique(_digests(*factor), return_inverse=True) for factor in factors]
+    # Groups of hardly more than one unit save nothing.
+    shared_by_many = [2 * len(groups) <= down.shape[1] for groups, _ in grouped]
+    if not any(shared_by_many):
+        return factors, down
     best: Any = None
     fewest = down.shape[1]
-    for turn in (1, -1):
+    dense = _written_out(down, factors[0][1])
+    # Biases are a last column, so that they go with their rows.
+    lifted = [torch.cat([_written_out(w, b), b[:, None]], 1) for w, b in factors]
+    for turn, (groups, group_of), is_shared in zip((1, -1), grouped, shared_by_many, strict=True):
         # Either factor may be the one that many units share.
-        groups, group_of = torch.unique(_digests(*draft.factors[::turn][0]), return_inverse=True)
-        # Groups of hardly more than one unit save nothing.
-        if 2 * len(groups) > down.shape[1]:
+        if not is_shared:
             continue
-        # Biases are a last column, so that they go with their rows.
-        shared, other = (torch.cat([w, b[:, None]], 1) for w, b in draft.factors[::turn])
+        shared, other = lifted[::turn]
         terms: list[tuple[Any, Any, Any]] = []
-        for group in range(len(groups)):
+        # In the order of their first units, so that models of one module have units in one order.
+        for group in dict.fromkeys(group_of.tolist()):
             members = group_of == group
             row = shared[members][0]
-            # The rank of a group is the number of units that it needs.
-            left, sizes, right = torch.linalg.svd(
-                down[:, members] @ other[members], full_matrices=False
-            )
+            # The rank of a group is the number of units that it needs. The product of a few members
+            # has the singular values of a small matrix between orthogonal ones.
+            outer, core = torch.linalg.qr(dense[:, members])
+            read = other[members].any(0)
+            inner, rest = torch.linalg.qr(other[members][:, read].T)
+            left, sizes, small = torch.linalg.svd(core @ rest.T, full_matrices=False)
+            left, right = outer @ left, other.new_zeros(len(sizes), other.shape[1])
+            right[:, read] = small @ inner.T
             kept = sizes > NEGLIGIBLE * sizes[0]
             one, two = row.expand(int(kept.sum()), -1), right[kept]
             one, two = (one, two)[::turn]
@@ -1237,23 +1474,39 @@ def _with_fewer_units(draft: _Draft) -> _Draft:
             one, two, out = zip(*terms, strict=True)
             fewest, best = count, (torch.cat(one), torch.cat(two), torch.cat(out, 1))
     if best is None:
-        return draft
+        return factors, down
     one, two, down = best
-    factors = [(rows[:, :-1], rows[:, -1]) for rows in (one, two)]
-    return _Draft(factors, _Map.of(down), draft.bias, draft.skip)
+    return [(_like_before(rows[:, :-1], sparse), rows[:, -1]) for rows in (one, two)], down
 
 
-def _digests(rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _like_before(matrix: torch.Tensor, sparse: list[SparseMatrix]) -> _Rows:
+    """A matrix made of others, as a sparse one where some of these are and it has few entries."""
+    few = int(_counts(matrix).max()) * FILLED <= matrix.shape[1] and matrix.numel() >= FEWEST
+    return SparseMatrix.of(matrix) if sparse and few else matrix
+
+
+def _written_out(matrix: _Rows, like: torch.Tensor) -> torch.Tensor:
+    """A matrix as a tensor beside another tensor."""
+    if isinstance(matrix, SparseMatrix):
+        return torch.from_numpy(np.array(matrix.dense())).to(like)
+    return matrix
+
+
+def _digests(matrix: _Rows, bias: torch.Tensor) -> torch.Tensor:
     """A number for every row with its bias, equal for equal rows.
 
     Sums of whole multiples of the bits, modulo 2^64, depend on no order of summation. Two rows that
     differ share a digest once in 2^64.
     """
     rng = torch.Generator().manual_seed(0)
-    digests = torch.zeros(len(rows), dtype=torch.int64)
-    for numbers in (rows, bias[:, None]):
+    digests = torch.zeros(len(bias), dtype=torch.int64)
+    for numbers in (matrix, bias[:, None]):
+        odd = torch.randint(-(2**62), 2**62, (numbers.shape[1],), generator=rng) * 2 + 1
+        if isinstance(numbers, SparseMatrix):
+            # Entries that are not stored are zeros, which add nothing.
+            odd = odd[torch.from_numpy(np.maximum(numbers.columns.array, 0))]
+            numbers = torch.from_numpy(np.array(numbers.values))
         # Adding zero makes -0.0 a 0.0.
         bits = (numbers.detach().cpu().double() + 0.0).view(torch.int64)
-        odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=rng) * 2 + 1
         digests = digests * 31 + (bits * odd).sum(1)
-    return digests.to(rows.device)
+    return digests.to(bias.device)

@@ -22,7 +22,7 @@ from tnsim.circuits.own_parts import OwnParts
 from tnsim.circuits.standard_parts import KINDS, PartName, StandardParts, View, checked_view
 from tnsim.circuits.transformer import Transformer
 from tnsim.errors import ModelError, TnsimError, printable
-from tnsim.models.model import Model
+from tnsim.models.model import Model, with_dense_matrices
 from tnsim.tables import html_table
 
 Anatomy: TypeAlias = StandardParts | OwnParts
@@ -440,7 +440,7 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
         CheckpointError, ModelError, UnsupportedLayer: Raised as by `parts`.
     """
     if isinstance(checkpoint, Model):
-        return OwnParts(checkpoint)
+        return OwnParts(with_dense_matrices(checkpoint))
     if isinstance(checkpoint, (str, os.PathLike)):
         return _of_file(checkpoint, reading)
     config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
@@ -450,7 +450,7 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
             f"these in a list or by label, found {type(checkpoint).__name__}"
         )
     if config is None:
-        return OwnParts(given_model(checkpoint))
+        return OwnParts(with_dense_matrices(given_model(checkpoint)))
     entries = config.to_dict() if hasattr(config, "to_dict") else dict(config)
     tensors: Any = state()
     return StandardParts(Transformer.of(tensors, entries))
@@ -469,7 +469,7 @@ def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
         if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
             return StandardParts(Transformer.of(inventory.state, config))
     try:
-        return OwnParts(read(path, *reading).model)
+        return OwnParts(with_dense_matrices(read(path, *reading).model))
     except TnsimError:
         if "model_type" not in config:
             raise

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from tnsim.compare.by_fields import by_fields
 from tnsim.compare.by_kernels import by_kernels
 from tnsim.compare.by_points import check_affordable, forward_plan, points_of
 from tnsim.compare.planned import affordable, runs_together
@@ -51,6 +52,7 @@ from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import adds_up
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
+from tnsim.models.matrices import written_out
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import COVARIANCE, Side
 from tnsim.problems import features, forward
@@ -60,6 +62,7 @@ from tnsim.problems.forward import Terms, sums, total, with_cancellation
 from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import in_units_of_inputs, units_of_inputs
+from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import (
     Scaled,
     ScaledSum,
@@ -350,7 +353,7 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
     traced = any(map(_is_traced, (a, b, request.metric)))
     if traced:
         same = b is a
-        a, b, metric = apart_by_precision((a, b, request.metric))
+        a, b, metric = apart_by_precision(written_out((a, b, request.metric)))
         request = request._replace(metric=metric)
         b = a if same else b
     first = _as_differences(a, request.dtype)
@@ -360,6 +363,12 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
     if answers(models, request.metric):
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
         return by_kernels(first, second, request, traced)
+    if not traced and any(kind.sparse for model in models for kind in kinds(model)):
+        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        if len(models) == 2 and _same_weights(*models):
+            second = first
+        if (products := by_fields(first, second, request)) is not None:
+            return products
     points = None
     # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
     if not traced or adds_up(request.metric):

@@ -38,8 +38,8 @@ class AnyPlan(Protocol):
     Attributes:
         metric: Name of the metric.
         exact: Whether the metric's definition is met exactly.
-        route: Way to compute: "contractions", "kernels", or the kind of points of forward passes,
-            "data", "quadrature", "enumeration" or "sampling".
+        route: Way to compute: "contractions", "kernels", "receptive fields", or the kind of points
+            of forward passes, "data", "quadrature", "enumeration" or "sampling".
         dtype: Precision of the computation, such as "float64".
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
         multiplications: Scalar multiplications of all inner products together.

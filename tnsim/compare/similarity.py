@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
+from tnsim.compare.by_fields import FieldPlan, field_plan, space_of
 from tnsim.compare.by_kernels import KernelPlan, kernel_plan
 from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
 from tnsim.compare.inner_products import inner_products
@@ -37,7 +38,7 @@ from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model, guesses
+from tnsim.models.model import Model, guesses, with_dense_matrices
 from tnsim.problems.families import choose
 from tnsim.problems.kernels import answers
 from tnsim.problems.state_sizes import common_units
@@ -236,6 +237,7 @@ def _differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[A
     # Its programs ask for the device of JAX, which is not to start before it is needed.
     from tnsim.compare.gradients import differentiated
 
+    a, b = with_dense_matrices(a), with_dense_matrices(b)
     return differentiated(answer, a, b, request)
 
 
@@ -249,7 +251,7 @@ def plan(
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Plan | ForwardPlan | KernelPlan:
+) -> Plan | ForwardPlan | KernelPlan | FieldPlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
@@ -269,7 +271,8 @@ def plan(
     Returns:
         A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
         points and their number, where the models are run on inputs; a `KernelPlan` where an
-        activation takes a sum over pairs of hidden units. All state multiplications (scalar
+        activation takes a sum over pairs of hidden units; a `FieldPlan` where sparse layers, such
+        as convolutions, have receptive fields. All state multiplications (scalar
         products of two numbers) and peak memory (bytes). None is exact where something about a
         model is guessed.
 
@@ -297,6 +300,10 @@ def plan(
     if answers([bra, ket], metric):
         kernels = kernel_plan(bra, ket, metric, wanted, dtype)
         return dataclasses.replace(kernels, exact=kernels.exact and not guesses(bra, ket))
+    models = [bra] if ket is bra else [bra, ket]
+    if (space := space_of(models, metric)) is not None:
+        fields = field_plan(space, models, metric, wanted, dtype)
+        return dataclasses.replace(fields, exact=fields.exact and not guesses(bra, ket))
     points = points_of([bra, ket], metric, wanted, slices, dtype)
     if points is not None:
         passes = forward_plan([bra, ket], metric, points, dtype, wanted)

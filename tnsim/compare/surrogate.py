@@ -57,7 +57,7 @@ from tnsim.models.layers import (
     activation_of,
     innermost,
 )
-from tnsim.models.model import Model
+from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
@@ -109,7 +109,7 @@ def polynomial(
         Hermite expansions of activations: Daniely et al. 2016, "Toward deeper understanding of
         neural networks".
     """
-    model = given_model(model)
+    model = with_dense_matrices(given_model(model))
     if not isinstance(model, Model):
         raise UnsupportedLayer(
             f"a surrogate is made of a model with layers, found {type(model).__name__}: "

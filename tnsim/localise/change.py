@@ -57,7 +57,7 @@ from tnsim.models.components import (
     interpolated_outputs,
 )
 from tnsim.models.differences import by_differences
-from tnsim.models.model import Combination, Model, caveats
+from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.tables import html_table
 
@@ -269,7 +269,7 @@ def change(
     if of not in MEASURES:
         raise ModelError(f"of must be one of {', '.join(MEASURES)}, found {of!r}")
     check_bilinear(metric)
-    one, two = comparables(a, b, metric, n_ctx)
+    one, two = map(with_dense_matrices, comparables(a, b, metric, n_ctx))
     check_untraced("change", one, two, metric)
     parts = components_of([one, two], by, linear=ends)
     check_polynomial(one, two)

@@ -50,7 +50,7 @@ from tnsim.models.components import (
     switched_layer,
 )
 from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
-from tnsim.models.model import Model, caveats
+from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
@@ -365,7 +365,8 @@ def paths(
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
     """A model and its partner, if any, of what stands for them."""
-    one, two = comparables(a, a if b is None else b, metric, n_ctx)
+    both = comparables(a, a if b is None else b, metric, n_ctx)
+    one, two = map(with_dense_matrices, both)
     return one, None if b is None else two
 
 

@@ -17,7 +17,8 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, affine, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, pytree, set_arrays, vector
+from tnsim.models.matrices import affine, matrix
 
 
 @pytree

@@ -9,7 +9,6 @@ PyTorch.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Float
 
 from tnsim.errors import ModelError
 from tnsim.scaled import library
@@ -378,31 +376,6 @@ def weight(value: Any, what: str, ndim: int) -> Any:
     return value if value.dtype.itemsize >= 4 else value.float()
 
 
-def matrix(value: Any, what: str, shape: tuple[int | None, int | None], why: str = "") -> Any:
-    """Check a matrix of a given shape and return it.
-
-    Args:
-        value: Matrix in any form that `weight` takes.
-        what: Words for the matrix in messages.
-        shape: Required sizes of the axes, None for any size.
-        why: Origin of the required sizes, put after the size in the message.
-
-    Raises:
-        ModelError: The matrix has another shape, or `as_array` refuses it.
-
-    Example:
-        >>> matrix([[1, 2]], "the weight", (None, 2)).shape
-        (1, 2)
-    """
-    array = weight(value, what, 2)
-    for axis, size in enumerate(shape):
-        if size is not None and array.shape[axis] != size:
-            raise ModelError(
-                f"{what} has shape {tuple(array.shape)}, axis {axis} must be {size}{why}"
-            )
-    return array
-
-
 def vector(value: Any, what: str, size: int) -> Any:
     """Check a vector of a given size and return it; None stays None.
 
@@ -460,27 +433,3 @@ def add(x: Any, bias: Any) -> Any:
         1.0
     """
     return x if bias is None else x + bias
-
-
-def affine(
-    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], bias: Float[Array, " out"] | None
-) -> Float[Array, "*batch out"]:
-    """The affine map `W x + b` along the last axis, as a single matrix product.
-
-    NumPy multiplies a stack of matrices by a matrix in turn and reads the second matrix
-    anew for each: 16 sequences of four positions took fifty times as long as their 64 rows.
-
-    Args:
-        x: Inputs, with any axes in front.
-        weight: Matrix W.
-        bias: Vector b, or None.
-
-    Example:
-        >>> affine(np.ones((2, 3, 1)), np.full((2, 1), 5.0), None).shape
-        (2, 3, 2)
-    """
-    if x.ndim < 3:
-        return add(x @ weight.T, bias)
-    # A single product of all rows, in which the matrix is read once.
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return add((rows @ weight.T).reshape(*x.shape[:-1], len(weight)), bias)

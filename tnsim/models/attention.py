@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, affine, as_array, matrix, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, as_array, pytree, set_arrays, vector
+from tnsim.models.matrices import affine, matrix
 from tnsim.scaled import library
 
 MASKS = ("causal", "none")

@@ -32,7 +32,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import Array, affine, as_array
+from tnsim.models.arrays import Array, as_array
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.forward import embedded, hidden_values, plain_step
@@ -45,6 +45,7 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
+from tnsim.models.matrices import affine
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced

@@ -46,6 +46,7 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
+from tnsim.models.matrices import is_sparse
 from tnsim.models.model import Combination, Model, terms
 from tnsim.models.protocol import Layer
 
@@ -226,7 +227,7 @@ def _relative_gap(a: Model, b: Model) -> float:
 
     Zero for equal weights, infinite for models of different structure.
     """
-    if len(a.layers) != len(b.layers):
+    if len(a.layers) != len(b.layers) or is_sparse((a, b)):
         return math.inf
     if not (a.is_polynomial and b.is_polynomial):
         return math.inf  # see `problems.kernels.small_differences`

@@ -39,7 +39,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add, affine
+from tnsim.models.arrays import Array, add
 from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import (
     Linear,
@@ -50,6 +50,7 @@ from tnsim.models.layers import (
     innermost,
     map_names,
 )
+from tnsim.models.matrices import affine
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
@@ -534,7 +535,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     reading = (*model.layers[:count], *following)
     if not reading:
         return np.eye(model.d_in) if model.d_in <= most else None
-    if min(model.d_in, len(_stacked_factors(reading[-1]))) > most:
+    if min(model.d_in, _factor_rows(reading[-1])) > most:
         return None
     matrices = map(_stacked_factors, scaled(Model(reading)).value.layers)
     # Rows of the reading layer times the linear layers before it span the same directions as the
@@ -548,6 +549,12 @@ def _leading_linear(model: Model) -> int:
     while count < len(model.layers) and isinstance(model.layers[count], Linear):
         count += 1
     return count
+
+
+def _factor_rows(layer: Layer) -> int:
+    """Number of rows through which a layer reads its input."""
+    factors, output = affine_maps(innermost(layer))
+    return sum(getattr(layer, name).shape[0] for name in factors or (output,))
 
 
 def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:

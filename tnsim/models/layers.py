@@ -23,9 +23,7 @@ from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import (
     Array,
-    affine,
     is_traced,
-    matrix,
     pytree,
     requires_grad,
     scalar,
@@ -33,6 +31,7 @@ from tnsim.models.arrays import (
     vector,
 )
 from tnsim.models.attention import Attention
+from tnsim.models.matrices import affine, matrix
 from tnsim.models.protocol import Layer, OwnLayer
 
 

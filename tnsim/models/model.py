@@ -29,6 +29,7 @@ from tnsim.models.layers import (
     map_names,
     with_widths,
 )
+from tnsim.models.matrices import is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
 from tnsim.tables import html_table
@@ -138,6 +139,8 @@ class Model(_Vector):
                     f"layer {i + 1} expects {second.d_in} inputs but layer {i} gives {first.d_out}"
                 )
         check_length(n_ctx)
+        if n_ctx is not None:  # sequences are read through dense matrices
+            known = tuple(map(written_out, known))
         # Attributes are set once, past the refusal of `__setattr__`.
         object.__setattr__(self, "layers", known)
         object.__setattr__(self, "n_ctx", n_ctx)
@@ -318,6 +321,31 @@ def terms(model: Any) -> tuple[tuple[Any, Model], ...]:
         "becomes one by tnsim.load(path), a state dict by tnsim.from_state_dict(state, dialect), "
         "an nn.Module by tnsim.from_module(module)"
     )
+
+
+def with_dense_matrices(model: Any) -> Any:
+    """A model, or each model of a combination, with dense arrays in the place of sparse matrices.
+
+    Args:
+        model: A model or a combination; anything else is returned unchanged.
+
+    Returns:
+        The same functions; a model without sparse matrices itself.
+
+    Raises:
+        TooLarge: A matrix is too large to be written out.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = Model([tnsim.Linear(tnsim.SparseMatrix.of(np.eye(2)))])
+        >>> with_dense_matrices(model).layers[0].weight.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    if isinstance(model, Combination) and is_sparse(model):
+        return Combination((c, with_dense_matrices(part)) for c, part in terms(model))
+    if isinstance(model, Model) and is_sparse(model):
+        return Model(map(written_out, model.layers), model.n_ctx, model.origin)
+    return model
 
 
 def caveats(*models: Any) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
+from tnsim.models.matrices import Matrix, SparseMatrix, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.scaled import Scaled, exponents_of, larger, library, shifted
@@ -158,7 +159,9 @@ def _scaled_model(
     for n, layer in enumerate(model.layers):
         # A stream is added to the output of the layer inside its residual, and its skip is a single
         # number: the bonds at both ends of a residual therefore have one unit for all coordinates.
-        streams = any(isinstance(x, Residual) for x in model.layers[n : n + 2])
+        # Sparse layers keep equal rows equal, as those of a convolution are, in a single unit too.
+        ends = model.layers[n : n + 2]
+        streams = any(isinstance(x, Residual) or is_sparse(x) for x in ends)
         last = n + 1 == len(model.layers)
         shared = streams or (last and not slices)
         by, unit = _layer_shifts(layer, unit, shared, states)
@@ -311,7 +314,7 @@ def _with_units_of_zeros(
         largest = unit.max()
         largest = xp.where(largest == -np.inf, 0.0, largest)
         finite[name] = xp.where(unit == -np.inf, largest, unit)
-    reads = (exponents_of(getattr(layer, output)) - above[..., None]).max(axis=0)
+    reads = _largest_by_column(getattr(layer, output), above)
     hidden = _hidden_units(layer, finite)
     excess = xp.maximum(hidden + reads, 0.0)
     if isinstance(layer, Attention):  # a row of a head, of queries and keys all rows of the head
@@ -338,13 +341,17 @@ def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> U
     """Units of the rows of a leg: from weights alone, or from values if states are measured."""
     # Units of weights first, then of values read through weights near 1: of_rows sees no overflow.
     unit = _row_units(layer, name, below)
+    sparse = isinstance(getattr(layer, name), SparseMatrix)
+    if sparse:
+        unit = _of_outputs(unit, shared=True)
     if states is None:
         return unit
     names = name, bias_name(name)
     weight, bias = (getattr(layer, each) for each in names)
     by, bias_by = (_shifts_between(layer, name, below, unit)[each] for each in names)
     bias = None if bias is None else shifted(bias, bias_by)
-    return unit + nearest_unit(states.of_rows(shifted(weight, by), bias))
+    sizes = states.of_rows(jax.tree.map(shifted, weight, by), bias)
+    return unit + nearest_unit(sizes.max() if sparse else sizes)
 
 
 def _residual_shifts(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
@@ -383,10 +390,11 @@ def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict
 def _row_units(layer: Layer, name: str, below: Unit) -> Unit:
     """Units of the rows of `[W, b]` read from the unit below, -inf for a row of zeros."""
     weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
+    entries = weight.values if isinstance(weight, SparseMatrix) else weight
     if below.ndim == 0:
-        exponents = exponents_of(abs(weight).max(axis=1)) + below
+        exponents = exponents_of(abs(entries).max(axis=1)) + below
     else:
-        exponents = (exponents_of(weight) + below).max(axis=1)
+        exponents = (exponents_of(entries) + _of_entries(weight, below)).max(axis=1)
     if bias is not None:
         # The constant that the bias reads has the exponent 0 in every unit.
         exponents = larger(exponents, exponents_of(bias))
@@ -408,8 +416,29 @@ def _stepped_units(exponents: Any) -> Any:
 
 def _shifts_between(layer: Layer, name: str, below: Unit, above: Unit) -> dict[str, Any]:
     """The exponents that write the arrays `W` and `b` of an affine map between two units."""
-    bias = getattr(layer, bias_name(name))
-    return {name: below - above[..., None], bias_name(name): None if bias is None else -above}
+    weight, bias = getattr(layer, name), getattr(layer, bias_name(name))
+    between = _of_entries(weight, below) - above[..., None]
+    if isinstance(weight, SparseMatrix):
+        between = weight.with_values(between)
+    return {name: between, bias_name(name): None if bias is None else -above}
+
+
+def _largest_by_column(weight: Matrix, above: Unit) -> Any:
+    """The largest exponent of each column of an output matrix in the units of its outputs."""
+    if not isinstance(weight, SparseMatrix):
+        return (exponents_of(weight) - above[..., None]).max(axis=0)
+    largest = np.full(weight.shape[1], -np.inf)
+    exponents = np.broadcast_to(exponents_of(weight.values) - above[..., None], weight.values.shape)
+    filled = weight.columns.filled
+    np.maximum.at(largest, weight.columns.array[filled], exponents[filled])
+    return largest
+
+
+def _of_entries(weight: Matrix, below: Unit) -> Any:
+    """Units of the inputs as they broadcast against the entries of a matrix."""
+    if isinstance(weight, SparseMatrix) and below.ndim:
+        return below[weight.columns.array]
+    return below
 
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:

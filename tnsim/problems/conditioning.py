@@ -110,7 +110,7 @@ def amplification(model: Model, metric: Metric) -> Any:
         [True, False]
     """
     # A generator with a fixed seed: equal models are judged equally in every process.
-    inputs = _inputs(model, metric, np.random.default_rng(0), _POINTS)
+    inputs = sampled_inputs(model, metric, np.random.default_rng(0), _POINTS)
     model = not_differentiated(_widest(model))
     if is_traced((model, inputs)):
         return _amplified_by_jax(model, inputs)
@@ -322,7 +322,7 @@ def regauged(model: Model, metric: Metric) -> tuple[Model, Bases]:
     """
     # More inputs than coordinates, so that the principal axes of every state are determined.
     widest = max(layer.d_out for layer in model.layers)
-    inputs = _inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
+    inputs = sampled_inputs(model, metric, np.random.default_rng(0), 2 * widest + _POINTS)
     model = _widest(model)
     return (_regauged_by_jax if library(model, inputs) is jnp else _regauged)(model, inputs)
 
@@ -557,8 +557,15 @@ def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices row
     return np.stack(slices)
 
 
-def _inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:
-    """Inputs with the means and variances of a metric; token ids under `Categorical`."""
+def sampled_inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:
+    """Inputs with the means and variances of a metric; token ids under `Categorical`.
+
+    Args:
+        model: Model that reads the inputs.
+        metric: Metric with the mean and variances of the inputs.
+        rng: Generator of the draws.
+        points: Number of inputs; fewer where states are large.
+    """
     count = min(model.n_ctx or 1, _POSITIONS)
     positions = () if model.n_ctx is None else (count,)
     of_one = max(model.d_in, *(layer.d_out for layer in model.layers)) * count

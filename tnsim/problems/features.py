@@ -32,6 +32,7 @@ from tnsim.metrics.ways import PairingRule
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import cancellations
 from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
+from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
@@ -74,6 +75,10 @@ class EntrySpace(NamedTuple):
     @property
     def at_once(self) -> int:
         return _TOGETHER
+
+    @property
+    def on_host(self) -> bool:
+        return False
 
     def multiplications(self, layers: Kinds) -> int:
         rank = max(kind.rank for kind in layers)
@@ -153,6 +158,11 @@ class FeatureSpace(Hashable, Protocol):
         """Number of models of equal layers with vectors that are made together."""
         ...
 
+    @property
+    def on_host(self) -> bool:
+        """Whether vectors are made by NumPy, of models with too many zeros for any plan."""
+        ...
+
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a single model."""
         ...
@@ -170,7 +180,7 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
     def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model; JAX traces it."""
+        """The vector of a model; JAX traces it, unless it is made on the host."""
         ...
 
 
@@ -191,7 +201,8 @@ def spaces(
         n_ctx: Number of positions of the sequences that the models read, None for vectors.
 
     Returns:
-        A space of each family that has vectors for the models.
+        A space of each family that has vectors for the models; of models with receptive fields
+        the space of these alone, with which no other and no plan competes.
 
     Example:
         >>> import numpy as np, tnsim
@@ -201,13 +212,16 @@ def spaces(
         >>> [space.length for space in spaces([kinds(deep)], tnsim.Gaussian())]
         [9]
     """
+    fields = receptive_fields(models, metric, n_ctx)
+    if fields is not None:
+        return (fields,)
     candidates = [family(models, metric, n_ctx) for family in _FAMILIES]
     return tuple(space for space in candidates if space is not None)
 
 
 def fits(space: FeatureSpace) -> bool:
     """Whether vectors of combinations fit; they lose fewer digits than sums of products."""
-    return space.length * space.d_out <= _LARGEST
+    return space.on_host or space.length * space.d_out <= _LARGEST
 
 
 class FeatureBlock(NamedTuple):
@@ -251,8 +265,7 @@ def compared(
         Inner products, (out,) or (); None where the models have no vectors that fit.
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
-    several = spaces([kinds(model) for model in models], metric, models[0].n_ctx)
-    common = next((space for space in several if fits(space)), None)
+    common = common_space(models, metric)
     if common is None:
         return None
     number = {id(model): n for n, model in enumerate(models)}
@@ -261,18 +274,41 @@ def compared(
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
+    plain = None if np.array_equal(weights, np.eye(len(models))) else weights
     parts, metric = in_common_units(models, metric, slices)
     exponents = np.array([part.exponent for part in parts])
     models = [part.value for part in parts]
-    blocks = [block(models, exponents, weights, part, metric, dtype) for part in common.parts]
-    cross = add([products(both, both, slices) for both in blocks])
-    squares = add([norms(both, slices) for both in blocks])
+    crossed, squared = [], []
+    factors = cancellations(models, metric)
+    for part in common.parts:  # in turn, so that one part is held at a time
+        both = block(models, exponents, plain, part, metric, dtype, factors)
+        crossed.append(products(both, both, slices))
+        squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
+    squares = add(squared)
+    alone = list(one) == list(two)
     return {
-        "AB": taken(cross, (0, 1)),
+        "AB": taken(squares, 0) if alone else taken(add(crossed), (0, 1)),
         "AA": taken(squares, 0),
         "BB": taken(squares, 1),
     }
+
+
+def common_space(models: Sequence[Model], metric: Metric) -> FeatureSpace | None:
+    """A space that holds some models, with vectors that fit.
+
+    Args:
+        models: Models that are not traced.
+        metric: Any metric.
+
+    Example:
+        >>> import tnsim
+        >>> square = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+        >>> common_space([square], tnsim.Gaussian()).length
+        4
+    """
+    several = spaces([kinds(model) for model in models], metric, models[0].n_ctx)
+    return next((space for space in several if fits(space)), None)
 
 
 def block(
@@ -282,6 +318,7 @@ def block(
     space: FeatureSpace,
     metric: Metric,
     dtype: str,
+    cancelled: Sequence[float] | None = None,
 ) -> FeatureBlock:
     """Features of `2 ** exponents * models`, or of combinations of these.
 
@@ -292,6 +329,7 @@ def block(
         space: Space of the vectors.
         metric: Metric of the inner products.
         dtype: Precision of the computation.
+        cancelled: Factors by which sums within each model cancel, measured now where None.
     """
     with execution.precision():
         values, own = _of_models(models, space, metric, dtype)
@@ -301,7 +339,7 @@ def block(
         is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
         exponent = np.where(is_zero, SMALLEST, own + exponents)
         # The relative error of a vector is the root of the factor for its square.
-        factors = np.sqrt(cancellations(models, metric))
+        factors = np.sqrt(cancellations(models, metric) if cancelled is None else cancelled)
         single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
         if weights is None:
             return single
@@ -322,7 +360,8 @@ def _combined_features(
     sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
     # k rows, m models, o outputs, f features.
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
-    values = jnp.einsum(sums, jnp.asarray(factors, dtype), single.values)
+    xp = library(single.values)
+    values = xp.einsum(sums, xp.asarray(factors, dtype), single.values)
     return FeatureBlock(values, exponent, _vector_lengths(values), sizes)
 
 
@@ -366,6 +405,8 @@ def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledS
 
 def _vector_lengths(values: Any) -> Float[np.ndarray, "models out"]:
     """Lengths of vectors by output."""
+    if library(values) is np:
+        return np.sqrt(np.einsum("mof,mof->mo", values, values, dtype=np.float64))
     return np.sqrt(np.asarray(_squared_norms(values), np.float64))
 
 
@@ -393,6 +434,12 @@ def _of_models(
     Models of equal layers are stacked and go through a single compiled program.
     """
     inputs = space.inputs(metric, dtype)
+    if space.on_host:
+        made = np.stack([space.vector(space.weights(model), inputs) for model in models])
+        exponents = np.array([float(scale_exponent(values)) for values in made])
+        for values, by in zip(made, exponents, strict=True):
+            shifted(values, np.float64(-by), out=values)
+        return made, exponents
     groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
         groups.setdefault(kinds(model), []).append(n)

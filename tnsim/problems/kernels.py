@@ -60,6 +60,7 @@ from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import Array, add, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
+from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import library
@@ -256,7 +257,7 @@ def segments(model: Model) -> list[HiddenUnits]:
     # The last of `hidden` is the function since, and linear layers act on its outputs.
     state = Affine()
     hidden: list[HiddenUnits] = []
-    for layer in model.layers:
+    for layer in written_out(model).layers:
         core: Any = core_of(layer)
         skip, scale = residual_rule(layer)
         if core.order > 1:

@@ -401,6 +401,10 @@ class PolynomialSpace(NamedTuple):
         """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 1
 
+    @property
+    def on_host(self) -> bool:
+        return False
+
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
@@ -438,7 +442,7 @@ class PolynomialSpace(NamedTuple):
         return (0, 1) if self.lifted else (1,)
 
     def _up_to(self, degree: int) -> tuple[int, ...]:
-        return _orders_of(degree, self.lifted, self.gaussian)
+        return orders_of(degree, self.lifted, self.gaussian)
 
 
 def polynomials(
@@ -458,7 +462,7 @@ def polynomials(
     if n_ctx is not None or any(kind.mixes_positions for kind in flat):
         return None
     degrees = {math.prod(kind.order for kind in layers) for layers in models}
-    way = _way_of(models, metric)
+    way = rule_of(models, metric)
     if way is None or (way is not PairingRule.ISSERLIS and len(degrees) > 1):
         return None
     degree = max(degrees)
@@ -473,7 +477,7 @@ def polynomials(
         mean, root = _affine_inputs(metric, d_in)
         lifted = lifted or bool(mean.any())
         width = root.shape[1]
-    orders = _orders_of(degree, lifted, gaussian)
+    orders = orders_of(degree, lifted, gaussian)
     block = whole(width)
     space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
     if width == 0 or space.length * space.d_out > _LONGEST:
@@ -486,8 +490,13 @@ def way_of_one_layer(metric: Metric) -> PairingRule | None:
     return pairing_rule(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
 
 
-def _way_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
-    """The rule that says which coefficients have the metric's inner products; None for none."""
+def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
+    """The rule that says which coefficients have the metric's inner products; None for none.
+
+    Args:
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+    """
     depth = max(nonlinear(layers) for layers in models)
     largest = max(kind.order for layers in models for kind in layers)
     if depth > 1 or largest > LARGEST_ORDER:
@@ -499,8 +508,13 @@ def _way_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     return way
 
 
-def _orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
-    """Orders of the coefficients of a single model.
+def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:
+    """Orders of the coefficients of the polynomials of some models.
+
+    Args:
+        degree: Largest degree.
+        lifted: Whether there are constants, so that all orders may occur.
+        gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
 
     Without constants a polynomial is homogeneous, and its Hermite coefficients are of even or of
     odd order.

@@ -47,11 +47,18 @@ from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, not_differentiated, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
+from tnsim.models.matrices import affine, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import Unit, nearest_unit, scaled_with_shifts
+from tnsim.models.scaling import States, Unit, nearest_unit, scaled_with_shifts
 from tnsim.names import DOWN, SKIP, UNIT, Side
-from tnsim.problems.conditioning import Bases, amplification, in_given_bases, without_skew
+from tnsim.problems.conditioning import (
+    Bases,
+    amplification,
+    in_given_bases,
+    sampled_inputs,
+    without_skew,
+)
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
 from tnsim.problems.tensors.lifted import arrays, in_float64
@@ -61,6 +68,9 @@ _ROWS_AT_ONCE = 1024
 """Number of rows of the second moment of hidden units that are held at a time."""
 _MOST_ORDERS = 5
 """Most legs of a layer for an average over their orders: six legs have 720 orders."""
+
+_SAMPLES = 64
+"""Number of inputs on which the states of sparse layers are measured."""
 
 Joinings: TypeAlias = tuple[Joining, ...]
 LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
@@ -133,8 +143,13 @@ def _in_notation(
 ) -> tuple[Scaled[Model], _Found]:
     """A model in scientific notation, see `scaled_under`, and how it was written so."""
     metric = units.metric
-    states = _input_states(model, metric) if units.by_states else None
+    sparse = is_sparse(model)
+    states: States | None = None
+    if units.by_states:
+        states = _sampled_states(model, metric) if sparse else _input_states(model, metric)
     made, shifts = scaled_with_shifts(model, slices, states, units.inputs)
+    if sparse:  # another basis would fill its matrices
+        return made, _Found(shifts, None, None)
     gauged, bases = without_skew(made.value, metric, measured)
     if gauged is made.value or units.by_states:  # in any basis the states are near one
         return Scaled(gauged, made.exponent), _Found(shifts, bases, None)
@@ -475,6 +490,37 @@ class MeasuredStates:
         return dataclasses.replace(self, second=xp.concatenate([mean[None, :], lifted]), mean=mean)
 
 
+@pytree
+@dataclass(frozen=True, eq=False)
+class SampledStates:
+    """States on some inputs, in the units of their bond; implements `scaling.States`.
+
+    Second moments of the states of sparse layers would be dense.
+
+    Args:
+        values: States (points, width).
+    """
+
+    values: Float[Array, "points width"]
+
+    @property
+    def sizes(self) -> Unit:
+        """Root mean squares of the coordinates of the state, (width,)."""
+        return _half_log2((self.values**2).mean(axis=0))
+
+    def of_rows(self, weight: Any, bias: Any) -> Unit:
+        """Sizes of the entries of `W h + b`."""
+        return _half_log2((affine(self.values, weight, bias) ** 2).mean(axis=0))
+
+    def in_units(self, unit: Unit) -> SampledStates:
+        """The same states in units of `2 ** unit`."""
+        return SampledStates(shifted(self.values, -unit))
+
+    def after(self, layer: Layer) -> SampledStates:
+        """The states above a layer that is written in the units of this state."""
+        return SampledStates(in_float64(layer)(self.values))
+
+
 class _JoinedLegs:
     """Moments of products of legs under the joinings of a metric.
 
@@ -600,6 +646,12 @@ class _JoinedLegs:
         if isinstance(rows, str):
             return mean[:1] if rows == "constant" else mean
         return rows @ mean
+
+
+def _sampled_states(model: Model, metric: Metric) -> SampledStates:
+    """States below the first layer on random inputs with the moments of a metric."""
+    rng = np.random.default_rng(0)
+    return SampledStates(np.asarray(sampled_inputs(model, metric, rng, _SAMPLES), np.float64))
 
 
 def _input_states(model: Model, metric: Metric) -> MeasuredStates:

@@ -35,7 +35,7 @@ from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.forward import as_read
-from tnsim.models.model import caveats, terms
+from tnsim.models.model import caveats, terms, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
 from tnsim.torch.models import model_of
@@ -149,7 +149,7 @@ def _model(model: Any, n_ctx: int | None) -> Any:
     """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
         return model_of(model, None, n_ctx, None)
-    model = given_model(model, n_ctx)
+    model = with_dense_matrices(given_model(model, n_ctx))
     terms(model)  # refuses anything but a model or a combination
     return model
 

@@ -17,6 +17,7 @@ from tnsim.models.layers import (
     innermost,
     map_names,
 )
+from tnsim.models.matrices import Columns, SparseMatrix, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import SCORES, WEIGHT
@@ -40,6 +41,7 @@ class LayerKind(NamedTuple):
         rotary: Whether queries and keys depend on the position (RoPE).
         causal: Whether an output sees its own and earlier positions only.
         dense: Whether the layer is given by its whole tensor, lifted, and not by arrays.
+        sparse: Roles of sparse matrices, with the columns of their entries.
         activation: Activation of the first leg, or of the input itself where there are no legs;
             None for polynomial layers.
 
@@ -61,6 +63,7 @@ class LayerKind(NamedTuple):
     rotary: bool = False
     causal: bool = False
     dense: bool = False
+    sparse: tuple[tuple[str, Columns], ...] = ()
     activation: Activation | None = None
 
     @property
@@ -134,9 +137,13 @@ def layer_kind(layer: Layer) -> LayerKind:
     core = innermost(layer)
     names = map_names(core)
     biases: list[str] = []
+    sparse: list[tuple[str, Columns]] = []
     for name in names:
+        weight = getattr(core, name)
         if getattr(core, bias_name(name)) is not None:
             biases.append(name.upper())
+        if isinstance(weight, SparseMatrix):
+            sparse.append((name.upper(), weight.columns))
     # A layer that reads its input through a single map, without an activation, is linear, whatever
     # its class.
     own = LayerKind(
@@ -146,6 +153,7 @@ def layer_kind(layer: Layer) -> LayerKind:
         d_in=core.d_in,
         d_out=core.d_out,
         biases=(WEIGHT,) if biases else (),
+        sparse=tuple(sparse),
     )
     if not names:
         return own._replace(legs=(), skips=core is not layer, activation=activation_of(core))
@@ -180,6 +188,7 @@ def core_of(layer: Layer) -> Core:
     if len(map_names(core)) != 2 or activation_of(core) is not None:
         return core
     rows, output = affine_maps(core)
+    core = written_out(core)
     down, bias = getattr(core, output), getattr(core, bias_name(output))
     first = getattr(core, bias_name(rows[0]))
     if first is not None:

@@ -33,6 +33,7 @@ from jaxtyping import Float
 
 from tnsim.models.arrays import Array
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
+from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
@@ -149,7 +150,7 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
-    layer = in_float64(layer)
+    layer = in_float64(written_out(layer))
     xp = library(layer)
     core = core_of(layer)
     rows, output = affine_maps(core)

@@ -23,6 +23,7 @@ import numpy as np
 
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
+from tnsim.models.matrices import written_out
 from tnsim.models.protocol import Layer
 from tnsim.names import MASK, OUTPUT, SCORES, SKIP, VALUE, WEIGHT, bias_of
 from tnsim.problems.tensors.kinds import LayerKind, core_of
@@ -88,7 +89,7 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
-    layer = in_float64(layer)
+    layer = in_float64(written_out(layer))
     xp = library(layer)
     core = core_of(layer)
     rows, output = affine_maps(core)

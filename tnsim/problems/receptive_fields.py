@@ -1,0 +1,700 @@
+"""Models of few inputs for every hidden unit, as vectors of the coefficients of their polynomials.
+
+A unit of a convolution reads a patch of the image, and a unit of the next convolution reads the
+patch of its patches. Its polynomial is one of these coordinates alone, the *receptive field* of the
+unit: two layers of 3 x 3 see 25 pixels, with 20,475 coefficients of order four, where the image of
+784 pixels has 1.6e10. A model that ends in linear layers is a sum over units,
+
+    f_o = c_o + sum_v R[o, v] h_v(x_field(v)),
+
+and so are its coefficients, as in `polynomial_space`: those of a field stand in the vector at the
+places of their indices among all coordinates. Places that no field of any model reaches are left
+out. Inputs are independent of one another, so that a coordinate of the input stays a coordinate of
+the series; correlated inputs have no fields.
+
+Units of the same field are a *group*. The series of a group depends on the weights below it alone.
+Groups with equal weights below, as all those of a convolution within the image, share a series.
+Fields keep the order of the coordinates, so the indices of a field with a largest coordinate in a
+range are a slice, and vectors are made in parts by the largest coordinate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from tnsim.metrics.input_moments import check_coordinates
+from tnsim.metrics.protocol import Metric
+from tnsim.metrics.ways import PairingRule
+from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
+from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.model import Model
+from tnsim.problems.polynomial_space import (
+    Series,
+    mapped,
+    multiplications,
+    orders_of,
+    plus,
+    product,
+    rule_of,
+    whole,
+)
+from tnsim.problems.tensors import packed
+from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
+from tnsim.problems.tensors.lifted import in_float64
+from tnsim.sessions import session, session_cache
+
+_LARGEST = 2**26
+"""Most coefficients of the units of a group, 512 MiB in float64."""
+_PART = 2**24
+"""Numbers of all fields and outputs together from which a part of a vector ends, 128 MiB."""
+_KEPT = 2**27
+"""Coefficients of units that are kept between the parts of a vector, 1 GiB."""
+_AT_ONCE = 2**24
+"""Most elements of the products of some units."""
+_PLACES = 2**62
+"""Number of indices over all coordinates that an integer can count."""
+
+
+class _Group(NamedTuple):
+    """Some units of equal receptive fields.
+
+    Args:
+        level: Number of layers below the units.
+        hidden: Whether the units are hidden units of the layer, or coordinates of the state below.
+        units: Numbers of the units.
+        field: Coordinates of the input that the units read, sorted.
+    """
+
+    level: int
+    hidden: bool
+    units: Int[np.ndarray, " units"]
+    field: Int[np.ndarray, " field"]
+
+
+class FieldSpace(NamedTuple):
+    """The coefficients of the polynomials of models with receptive fields, or a part of them.
+
+    Hashable.
+
+    Args:
+        d_in, d_out: Numbers of inputs and outputs of the models.
+        degree: Largest degree of the polynomials.
+        orders: Orders of the coefficients.
+        gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
+        layers: Kinds of the layers of the models that are compared, each once.
+        start, stop: Range of the largest coordinate of an index.
+    """
+
+    d_in: int
+    d_out: int
+    degree: int
+    orders: tuple[int, ...]
+    gaussian: bool
+    layers: tuple[Kinds, ...]
+    start: int
+    stop: int
+
+    @property
+    def route(self) -> str:
+        return "receptive fields"
+
+    @property
+    def on_host(self) -> bool:
+        return True
+
+    @property
+    def length(self) -> int:
+        """Most coefficients per output: those that fields have in common count for each of them."""
+        counted = _by_largest(self)[self.start : self.stop].sum()
+        return int(counted) // self.d_out
+
+    @property
+    def parts(self) -> tuple[FieldSpace, ...]:
+        """Ranges that are made in turn; dot products are sums over the ranges."""
+        ends = _part_ends(self)
+        starts = self.start, *ends[:-1]
+        return tuple(
+            self._replace(start=start, stop=stop) for start, stop in zip(starts, ends, strict=True)
+        )
+
+    @property
+    def at_once(self) -> int:
+        """Number of models that are made together."""
+        return 1
+
+    def multiplications(self, layers: Kinds) -> int:
+        """Number of scalar multiplications for the vector of a model, no two groups being alike."""
+        number = 0
+        for group in _groups(layers):
+            width, units = len(group.field), len(group.units)
+            entries = sum(packed.count(width, order) for order in self.orders)
+            number += self.d_out * units * entries
+            if group.hidden:
+                order = layers[group.level].order
+                below = _orders_below(layers, group.level, self)
+                read = below
+                for _ in range(order - 1):
+                    number += multiplications(read, below, units, 1, width, self.gaussian)
+                    read = tuple(range(max(read) + max(below) + 1))
+        return number
+
+    def in_flight(self, layers: Kinds, models: int) -> int:
+        """Number of elements of intermediates while a part of a model's vector is made."""
+        groups = _groups(layers)
+        widest = max(_entries(self, group) for group in groups)
+        distinct = sum(_entries(self, group) for group in groups)
+        made = min(distinct, _KEPT) + 4 * widest + 3 * min(widest, _AT_ONCE)
+        return made + 4 * self.d_out * max(part.length for part in self.parts)
+
+    def weights(self, model: Model) -> Any:
+        return model
+
+    def inputs(self, metric: Metric, dtype: str) -> tuple[Any, Any]:
+        """Means and deviations of the inputs; monomials are those of the inputs as they are."""
+        if not self.gaussian:
+            return np.zeros(self.d_in), np.ones(self.d_in)
+        moments = _independent(metric, self.d_in)
+        assert moments is not None  # else there were no space
+        mean, variances = moments
+        return mean, np.sqrt(variances)
+
+    def vector(self, weights: Model, inputs: tuple[Any, Any]) -> Float[np.ndarray, "out features"]:
+        steps, readout = _steps(weights)
+        groups = _groups(kinds(weights))
+        places = _places(self)
+        # All outputs of a feature stand together, as they are added to together.
+        vector = {order: np.zeros((count, self.d_out)) for order, count in places.counts.items()}
+        if not self.start and 0 in vector:
+            vector[0][0] = readout.constant * _norms(self, 1, 0)
+        made = _all_series(weights, groups, steps, inputs, self.gaussian)
+        for group, key in zip(groups, made.keys, strict=True):
+            if not _meets(group.field, self):
+                continue
+            series = made.known.get(key)
+            if series is None:
+                series = _series(_local(group, steps, inputs), len(group.field), self.gaussian)
+            columns = readout.of(group)
+            for order, entries in series.items():
+                within = _indices_within(group.field, order, self)
+                norms = _norms(self, len(group.field), order)[within]
+                # The indices of a field are distinct, so none is added to twice.
+                read = (entries[:, within] * norms).T @ columns.T
+                vector[order][places.of_fields[group.field.tobytes(), order]] += read
+        parts = [vector[order] for order in self.orders]
+        return np.concatenate(parts).T
+
+
+def receptive_fields(
+    models: Sequence[Kinds], metric: Metric, n_ctx: int | None
+) -> FieldSpace | None:
+    """The space of the receptive fields of all models.
+
+    Args:
+        models: Kinds of the layers of every model.
+        metric: Any metric.
+        n_ctx: Number of positions of the input; None for vectors, the only inputs with a space.
+
+    Returns:
+        Space, or None where a model has no receptive fields, the metric has none, or vectors are
+        too long.
+    """
+    distinct = tuple(dict.fromkeys(models))
+    if n_ctx is not None or not all(map(_reads_fields, distinct)):
+        return None
+    rule = rule_of(models, metric)
+    degrees = {math.prod(kind.order for kind in layers) for layers in distinct}
+    if rule is None or (rule is not PairingRule.ISSERLIS and len(degrees) > 1):
+        return None
+    gaussian = rule is PairingRule.ISSERLIS
+    d_in, d_out = distinct[0][0].d_in, distinct[0][-1].d_out
+    constants = any(kind.constant for layers in distinct for kind in layers)
+    constants = constants or len({degree % 2 for degree in degrees}) > 1
+    if gaussian:
+        moments = _independent(metric, d_in)
+        if moments is None:
+            return None
+        constants = constants or bool(moments[0].any())
+    degree = max(degrees)
+    orders = orders_of(degree, constants, gaussian)
+    space = FieldSpace(d_in, d_out, degree, orders, gaussian, distinct, 0, d_in)
+    ranks = max(layers[_last_nonlinear(layers) or 0].rank for layers in distinct)
+    if packed.count(d_in, degree) > _PLACES or d_out * ranks > _LARGEST:
+        return None
+    groups = [group for layers in distinct for group in _groups(layers)]
+    if max(_entries(space, group) for group in groups) > _LARGEST:
+        return None
+    return space if _by_largest(space).max() <= 16 * _PART else None
+
+
+def _reads_fields(layers: Kinds) -> bool:
+    """Whether all layers up to the last nonlinear layer are sparse, and linear layers follow."""
+    last = _last_nonlinear(layers)
+    if last is None:
+        return False
+    for n, kind in enumerate(layers[: last + 1]):
+        sparse = dict(kind.sparse)
+        # The output map of the last nonlinear layer is a readout.
+        read = kind.legs if kind.down is None or n == last else (*kind.legs, kind.down)
+        if kind.mixes_positions or kind.activation or not all(role in sparse for role in read):
+            return False
+    return True
+
+
+def _last_nonlinear(layers: Kinds) -> int | None:
+    nonlinear = [n for n, kind in enumerate(layers) if kind.down is not None]
+    return nonlinear[-1] if nonlinear else None
+
+
+def _independent(metric: Metric, d_in: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Means and variances of independent inputs; None for correlated inputs."""
+    check_coordinates(metric, d_in)
+    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
+    mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+    if cov is None:
+        return mean, np.ones(d_in)
+    cov = np.asarray(cov, np.float64)
+    if cov.ndim == 2:
+        if np.count_nonzero(cov) > np.count_nonzero(cov.diagonal()):
+            return None
+        cov = cov.diagonal()
+    return mean, np.maximum(cov, 0.0)
+
+
+def _pattern(kind: LayerKind, role: str) -> Any:
+    """Where the array of a role has entries."""
+    columns = dict(kind.sparse)[role]
+    ones = np.where(columns.filled, 1.0, 0.0)
+    return SparseMatrix(ones, columns).csr()
+
+
+@session_cache
+def _groups(layers: Kinds) -> tuple[_Group, ...]:
+    """The units that the readout of a model adds up, in groups of equal fields."""
+    last = _last_nonlinear(layers)
+    assert last is not None  # as `_reads_fields` says
+    below: Any = _identity(layers[0].d_in)
+    for kind in layers[:last]:
+        below = _fields_after(kind, below)
+    legs: Any = sum(_pattern(layers[last], role) for role in layers[last].legs)
+    groups = list(_grouped(legs @ below, last, True))
+    if layers[last].skips:
+        groups += _grouped(below, last, False)
+    return tuple(groups)
+
+
+def _fields_after(kind: LayerKind, below: Any) -> Any:
+    """The fields of the outputs of a layer, as a sparse matrix (outputs, inputs of the model)."""
+    if kind.down is None:
+        (leg,) = kind.legs
+        after = _pattern(kind, leg) @ below
+        # A residual around a linear layer leaves no trace in its kind.
+        square = kind.d_in == kind.d_out
+        return after + below if square else after
+    legs: Any = sum(_pattern(kind, role) for role in kind.legs)
+    after = _pattern(kind, kind.down) @ (legs @ below)
+    after = after + below if kind.skips else after
+    after.data[:] = 1.0  # numbers of paths would grow with depth
+    return after
+
+
+def _grouped(fields: Any, level: int, hidden: bool) -> Iterator[_Group]:
+    """Units in groups of equal fields, given as rows of a sparse matrix."""
+    fields.sort_indices()
+    units: dict[bytes, list[int]] = {}
+    rows = np.split(fields.indices, fields.indptr[1:-1])
+    for n, row in enumerate(rows):
+        units.setdefault(row.tobytes(), []).append(n)
+    for members in units.values():
+        field = rows[members[0]].astype(np.int64)
+        # Units that read nothing are constants in any coordinate.
+        field = field if len(field) else np.zeros(1, np.int64)
+        yield _Group(level, hidden, np.array(members), field)
+
+
+def _orders_below(layers: Kinds, level: int, space: FieldSpace) -> tuple[int, ...]:
+    """Orders of the series of the state below a layer."""
+    degree = math.prod(kind.order for kind in layers[:level])
+    return orders_of(degree, 1 in space.orders and 0 in space.orders, space.gaussian)
+
+
+def _entries(space: FieldSpace, group: _Group) -> int:
+    """Number of coefficients of the units of a group."""
+    width = len(group.field)
+    return len(group.units) * sum(packed.count(width, order) for order in space.orders)
+
+
+def _meets(field: np.ndarray, space: FieldSpace) -> bool:
+    """Whether an index of a field is in the range of a space."""
+    if not space.start:
+        return True  # the index of order 0 is in the first range
+    first, last = np.searchsorted(field, (space.start, space.stop))
+    return first < last
+
+
+def _indices_within(field: np.ndarray, order: int, space: FieldSpace) -> slice:
+    """The slice of the indices of a field with a largest coordinate in the range of a space."""
+    if order == 0:
+        return packed.block_slice(space.start, space.stop, 0)
+    first, last = (int(n) for n in np.searchsorted(field, (space.start, space.stop)))
+    return packed.block_slice(first, last, order)
+
+
+def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
+    """The sorted indices over a field of some width."""
+    key = _table, width, order
+    return session().places.get(key, lambda: packed.sorted_indices(width, order))
+
+
+def _multiplicities(width: int, order: int) -> Float[np.ndarray, " count"]:
+    """The multiplicities of the indices over a field of some width."""
+    key = _multiplicities, width, order
+    return session().places.get(key, lambda: packed.multiplicities(width, order))
+
+
+@session_cache
+def _part_ends(space: FieldSpace) -> tuple[int, ...]:
+    """Ends of the ranges of the largest coordinate in which the parts of a space are made."""
+    by_largest = _by_largest(space)
+    ends, held = [], 0.0
+    for coordinate in range(space.start, space.stop):
+        if held and held + by_largest[coordinate] > _PART:
+            ends.append(coordinate)
+            held = 0.0
+        held += by_largest[coordinate]
+    return (*ends, space.stop)
+
+
+def _by_largest(space: FieldSpace) -> Float[np.ndarray, " coordinates"]:
+    """Numbers of the features of all fields and outputs, by the largest coordinate of an index."""
+
+    def make() -> Float[np.ndarray, " coordinates"]:
+        numbers = np.zeros(space.d_in)
+        numbers[0] = space.d_out
+        for field in _fields(space.layers):
+            for order in space.orders:
+                ends = [packed.count(n, order) for n in range(len(field) + 1)] if order else [0]
+                numbers[field[: len(ends) - 1]] += space.d_out * np.diff(ends)
+        return numbers
+
+    return session().places.get((_by_largest, space.layers, space.orders), make)
+
+
+@session_cache
+def _fields(models: tuple[Kinds, ...]) -> tuple[Int[np.ndarray, " field"], ...]:
+    """The distinct fields of some models."""
+    groups = [group for layers in models for group in _groups(layers)]
+    return tuple({group.field.tobytes(): group.field for group in groups}.values())
+
+
+class _Places(NamedTuple):
+    """The places of indices in the vector of a part of a space.
+
+    Args:
+        counts: Number of features of every order.
+        of_fields: Places of the indices of a field, by the field and their order.
+    """
+
+    counts: dict[int, int]
+    of_fields: dict[tuple[bytes, int], Int[np.ndarray, " indices"]]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all places."""
+        return sum(places.nbytes for places in self.of_fields.values())
+
+
+def _places(space: FieldSpace) -> _Places:
+    """The places of all indices that a field of any model reaches."""
+
+    def make() -> _Places:
+        fields = [field for field in _fields(space.layers) if _meets(field, space)]
+        counts, of_fields = {}, {}
+        for order in space.orders:
+            # Positions of the indices of every field among those of all coordinates.
+            several = []
+            for field in fields:
+                within = _indices_within(field, order, space)
+                several.append(packed.positions(field[_table(len(field), order)[within]]))
+            known, back = np.unique(np.concatenate(several), return_inverse=True)
+            counts[order] = len(known)
+            ends = np.cumsum([len(each) for each in several])[:-1]
+            for field, places in zip(fields, np.split(back.astype(np.int32), ends), strict=True):
+                of_fields[field.tobytes(), order] = places
+        return _Places(counts, of_fields)
+
+    return session().places.get(space, make)
+
+
+def _norms(space: FieldSpace, width: int, order: int) -> Float[np.ndarray, " count"]:
+    """Lengths of the basis over a field of some width, see `PolynomialSpace`."""
+    multiple = _multiplicities(width, order)
+    if space.gaussian:
+        return np.sqrt(math.factorial(order) * multiple)
+    return np.sqrt(multiple / math.comb(space.degree, order))
+
+
+class _Step(NamedTuple):
+    """A layer `skip x + down (leg_1 * leg_2 * ...) + bias`, on sparse matrices of SciPy.
+
+    A linear layer has a single leg and no `down`.
+
+    Args:
+        legs: Pairs of matrix and bias, None for no bias.
+        down: Output matrix.
+        bias: Bias of the output, None for none.
+        skip: Factor of the input.
+    """
+
+    legs: tuple[tuple[Any, Any], ...]
+    down: Any
+    bias: Any
+    skip: float
+
+
+class _Readout(NamedTuple):
+    """The linear map of a model behind its last nonlinear layer.
+
+    Args:
+        hidden: Matrix (out, hidden units).
+        state: Matrix (out, coordinates below the layer), None without a skip.
+        constant: Constant (out,).
+    """
+
+    hidden: Float[np.ndarray, "out units"]
+    state: Float[np.ndarray, "out coordinates"] | None
+    constant: Float[np.ndarray, " out"]
+
+    def of(self, group: _Group) -> Float[np.ndarray, "out units"]:
+        """The columns that read the units of a group."""
+        matrix = self.hidden if group.hidden else self.state
+        assert matrix is not None
+        return matrix[:, group.units]
+
+
+def _steps(model: Model) -> tuple[list[_Step], _Readout]:
+    """The layers up to the last nonlinear layer, and the readout behind it."""
+    layers = [in_float64(layer) for layer in model.layers]
+    last = _last_nonlinear(kinds(model))
+    assert last is not None
+    steps = [_step(layer) for layer in layers[: last + 1]]
+    final = steps[-1]
+    out = layers[last].d_out
+    constant = np.zeros(out) if final.bias is None else np.asarray(final.bias)
+    read: Any = None
+    for layer in layers[last + 1 :]:
+        (weight, _), *_ = (step := _step(layer)).legs
+        if step.skip:
+            weight = weight + step.skip * _identity(weight.shape[0])
+        constant = weight @ constant + (0.0 if step.bias is None else step.bias)
+        read = weight if read is None else weight @ read
+    hidden = final.down if read is None else read @ final.down
+    state = None
+    if final.skip:
+        state = final.skip * (_identity(out) if read is None else read)
+    return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
+
+
+def _as_dense(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
+
+
+def _step(layer: Any) -> _Step:
+    core = core_of(layer)
+    rows, output = affine_maps(core)
+    skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
+    bias = getattr(core, bias_name(output))
+    bias = None if bias is None else scale * np.asarray(bias)
+    last = scale * _plain(getattr(core, output))
+    if not rows:
+        return _Step(((last, None),), None, bias, float(skip))
+    legs = tuple((_plain(getattr(core, name)), getattr(core, bias_name(name))) for name in rows)
+    return _Step(legs, last, bias, float(skip))
+
+
+def _identity(size: int) -> Any:
+    """The identity as a sparse matrix of SciPy."""
+    return SparseMatrix(np.ones((size, 1)), Columns(np.arange(size)[:, None], size)).csr()
+
+
+def _plain(matrix: Any) -> Any:
+    """A matrix of SciPy or NumPy."""
+    return matrix.csr() if isinstance(matrix, SparseMatrix) else np.asarray(matrix)
+
+
+class _State(NamedTuple):
+    """Coordinates of a state, as the weights below them on a receptive field.
+
+    Args:
+        root: Matrix (coordinates, field) of the input, None above the input.
+        down: Matrix (coordinates, hidden units) or (coordinates, state below), None at the input.
+        bias: Constants (coordinates,).
+        units: Hidden units, or the state that a linear layer reads.
+        skip: Factor of the same coordinates below.
+        stream: The same coordinates below, None without a skip.
+    """
+
+    root: Any
+    down: Any
+    bias: Any
+    units: Any = None
+    skip: Any = 0.0
+    stream: Any = None
+
+
+class _Units(NamedTuple):
+    """Hidden units, as the weights below them on a receptive field.
+
+    Args:
+        legs: Pairs of a matrix (units, state below) and a bias (units,).
+        below: State that the legs read.
+    """
+
+    legs: tuple[tuple[Any, Any], ...]
+    below: _State
+
+
+class _Made(NamedTuple):
+    """The series of the units of a model.
+
+    Args:
+        keys: Digest of the weights below each group.
+        known: Series of the first groups by digest, up to `_KEPT` coefficients.
+    """
+
+    keys: list[bytes]
+    known: dict[bytes, Series]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the series."""
+        return sum(entries.nbytes for series in self.known.values() for entries in series.values())
+
+
+def _all_series(
+    model: Model,
+    groups: Sequence[_Group],
+    steps: Sequence[_Step],
+    inputs: tuple[Any, Any],
+    gaussian: bool,
+) -> _Made:
+    """The series of all groups of a model, made once for all parts of its vector."""
+
+    def make() -> _Made:
+        made = _Made([], {})
+        held = 0
+        for group in groups:
+            local = _local(group, steps, inputs)
+            key = _digest(local)
+            made.keys.append(key)
+            if key not in made.known and held < _KEPT:
+                series = _series(local, len(group.field), gaussian)
+                made.known[key] = series
+                held += sum(entries.size for entries in series.values())
+        return made
+
+    key = _all_series, gaussian, *(array.tobytes() for array in inputs)
+    return session().belongings.get(model, key, make, lambda made: made.nbytes)
+
+
+def _local(group: _Group, steps: Sequence[_Step], inputs: tuple[Any, Any]) -> _Units | _State:
+    """The units of a group with the weights below them."""
+    make = _local_units if group.hidden else _local_state
+    return make(steps, group.level, group.units, group.field, inputs)
+
+
+def _series(local: _Units | _State, width: int, gaussian: bool) -> Series:
+    """The series of some units in the coordinates of their receptive field."""
+    if isinstance(local, _State):
+        return _state_series(local, width, gaussian)
+    below = _state_series(local.below, width, gaussian)
+    first, *others = [_shifted_series(mapped(leg, below), bias) for leg, bias in local.legs]
+    for factor in others:
+        first = _products(first, factor, width, gaussian)
+    return first
+
+
+def _local_units(
+    steps: Sequence[_Step], level: int, units: np.ndarray, field: np.ndarray, inputs: Any
+) -> _Units:
+    """The weights of some hidden units of a layer and of all that is below them."""
+    legs = [matrix[units] for matrix, _ in steps[level].legs]
+    needed = np.unique(np.concatenate([leg.indices for leg in legs]))
+    read = tuple(
+        (leg[:, needed].toarray(), None if bias is None else np.asarray(bias)[units])
+        for leg, (_, bias) in zip(legs, steps[level].legs, strict=True)
+    )
+    return _Units(read, _local_state(steps, level, needed, field, inputs))
+
+
+def _local_state(
+    steps: Sequence[_Step], level: int, coordinates: np.ndarray, field: np.ndarray, inputs: Any
+) -> _State:
+    """The weights of some coordinates of the state below a layer, and of all that is below them."""
+    if level == 0:
+        mean, deviation = inputs
+        root = np.zeros((len(coordinates), len(field)))
+        places = np.searchsorted(field, coordinates)
+        root[np.arange(len(coordinates)), places] = deviation[coordinates]
+        return _State(root, None, mean[coordinates])
+    step = steps[level - 1]
+    bias = np.zeros(len(coordinates)) if step.bias is None else step.bias[coordinates]
+    stream = None
+    if step.skip:
+        stream = _local_state(steps, level - 1, coordinates, field, inputs)
+    matrix = step.legs[0][0] if step.down is None else step.down
+    rows = matrix[coordinates]  # sparse below the last nonlinear layer
+    needed = np.unique(rows.indices)
+    make = _local_state if step.down is None else _local_units
+    units = make(steps, level - 1, needed, field, inputs)
+    return _State(None, rows[:, needed].toarray(), bias, units, step.skip, stream)
+
+
+def _digest(local: Any) -> bytes:
+    """A digest of the numbers and the structure of local weights."""
+    leaves, form = jax.tree.flatten(local)
+    digest = hashlib.blake2b(str(form).encode(), digest_size=16)
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf, np.float64)
+        digest.update(repr(array.shape).encode())
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def _state_series(state: _State, width: int, gaussian: bool) -> Series:
+    """The series of coordinates of a state."""
+    if state.root is not None:
+        return _shifted_series({1: state.root}, state.bias)
+    below = _series(state.units, width, gaussian)
+    result = _shifted_series(mapped(state.down, below), state.bias)
+    if state.stream is None:
+        return result
+    carried = _state_series(state.stream, width, gaussian)
+    return plus(result, {order: state.skip * entries for order, entries in carried.items()})
+
+
+def _shifted_series(series: Series, bias: Any) -> Series:
+    """A series after constants were added."""
+    if bias is None or not np.any(bias):
+        return series
+    return plus(series, {0: np.asarray(bias)[:, None]})
+
+
+def _products(one: Series, two: Series, width: int, gaussian: bool) -> Series:
+    """The products of two series, unit by unit, some units at a time."""
+    orders = max(one) + max(two)
+    largest = packed.count(width, max(one)) * packed.count(width, max(two))
+    count = len(next(iter(one.values())))
+    block = max(1, _AT_ONCE // max(largest, packed.count(width, orders)))
+    made = []
+    for start in range(0, count, block):
+        some = slice(start, start + block)
+        first, second = ({n: entries[some] for n, entries in half.items()} for half in (one, two))
+        made.append(product(first, second, None, whole(width), gaussian))
+    return {n: np.concatenate([each[n] for each in made]) for n in made[0]}
