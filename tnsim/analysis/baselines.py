@@ -282,20 +282,21 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
         The paper's matrix similarity, figure 2.
     """
     each = list(_each_model(models)) if isinstance(models, list | tuple | Mapping) else []
+    read: Any = models
     try:
-        models = given_models(models)
+        read = given_models(models)
     except (UnsupportedLayer, ModelError, TooLarge):
         if not each or not all(hasattr(one, "named_parameters") for one in each):
             raise
         rows = _parameters(each)
     else:
-        rows = list(map(_flat_weights, _of_one_structure(models)))
+        rows = list(map(_flat_weights, _of_one_structure(read)))
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|",
         "invariant_to": "a factor on all weights; skip and scale of residuals",
     }
     cosines = measures.cosines(rows, "has zero weights only")
-    return of_models(models, names, "weight_cosine", cosines, about)
+    return of_models(read, names, "weight_cosine", cosines, about)
 
 
 def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
