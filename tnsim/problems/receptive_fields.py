@@ -173,20 +173,19 @@ class FieldSpace(NamedTuple):
         vector = {order: np.zeros((count, self.d_out)) for order, count in places.counts.items()}
         if not self.start and 0 in vector:
             vector[0][0] = readout.constant * _norms(self, 1, 0)
-        made = _all_series(weights, groups, steps, inputs, self.gaussian)
+        made = _all_series(weights, groups, steps, inputs, self)
         for group, key in zip(groups, made.keys, strict=True):
             if not _meets(group.field, self):
                 continue
             series = made.known.get(key)
             if series is None:
-                series = _series(_local(group, steps, inputs), len(group.field), self.gaussian)
+                series = _normalised(_local(group, steps, inputs), len(group.field), self)
             columns = readout.of(group)
             for order, entries in series.items():
                 within = _indices_within(group.field, order, self)
-                norms = _norms(self, len(group.field), order)[within]
                 # The indices of a field are distinct, so none is added to twice.
-                read = (entries[:, within] * norms).T @ columns.T
-                vector[order][places.of_fields[group.field.tobytes(), order]] += read
+                at = places.of_fields[group.field.tobytes(), order]
+                vector[order][at] += entries[within] @ columns.T
         parts = [vector[order] for order in self.orders]
         return np.concatenate(parts).T
 
@@ -565,11 +564,11 @@ class _Made(NamedTuple):
 
     Args:
         keys: Digest of the weights below each group.
-        known: Series of the first groups by digest, up to `_KEPT` coefficients.
+        known: Normalised coefficients of the first groups by digest and order, up to `_KEPT`.
     """
 
     keys: list[bytes]
-    known: dict[bytes, Series]
+    known: dict[bytes, dict[int, Float[np.ndarray, "indices units"]]]
 
     @property
     def nbytes(self) -> int:
@@ -582,7 +581,7 @@ def _all_series(
     groups: Sequence[_Group],
     steps: Sequence[_Step],
     inputs: tuple[Any, Any],
-    gaussian: bool,
+    space: FieldSpace,
 ) -> _Made:
     """The series of all groups of a model, made once for all parts of its vector."""
 
@@ -594,13 +593,23 @@ def _all_series(
             key = _digest(local)
             made.keys.append(key)
             if key not in made.known and held < _KEPT:
-                series = _series(local, len(group.field), gaussian)
-                made.known[key] = series
-                held += sum(entries.size for entries in series.values())
+                made.known[key] = _normalised(local, len(group.field), space)
+                held += sum(entries.size for entries in made.known[key].values())
         return made
 
-    key = _all_series, gaussian, *(array.tobytes() for array in inputs)
+    key = _all_series, space.gaussian, space.degree, *(array.tobytes() for array in inputs)
     return session().belongings.get(model, key, make, lambda made: made.nbytes)
+
+
+def _normalised(
+    local: _Units | _State, width: int, space: FieldSpace
+) -> dict[int, Float[np.ndarray, "indices units"]]:
+    """Coefficients of some units by order, in a basis of length one, unit beside unit."""
+    series = _series(local, width, space.gaussian)
+    return {
+        order: np.ascontiguousarray((entries * _norms(space, width, order)).T)
+        for order, entries in series.items()
+    }
 
 
 def _local(group: _Group, steps: Sequence[_Step], inputs: tuple[Any, Any]) -> _Units | _State:
