@@ -311,6 +311,11 @@ def test_data_loaders_and_named_inputs(nets):
     assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical({"inputs": x})), wanted)
     tokens = {"input_ids": x, "attention_mask": torch.ones(50, 3)}
     assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical(tokens)), wanted)
+    rows = [{"input_ids": row, "labels": 1} for row in x]
+    assert_close(tnsim.similarity(*nets[:2], tnsim.Empirical(rows)), wanted)
+    rows[0] = {"input_ids": x[0, :2], "labels": 1}
+    with pytest.raises(tnsim.ModelError, match="no array can be made"):
+        tnsim.Empirical(rows)
     with pytest.raises(tnsim.ModelError, match="some inputs are padded"):
         tnsim.Empirical(tokens | {"attention_mask": torch.eye(50, 3)})
     with pytest.raises(tnsim.ModelError, match="found p, q: give the inputs alone"):

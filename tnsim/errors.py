@@ -22,9 +22,11 @@ BY_PARTS = (
 
 OWN_ACTIVATION = (
     "An activation of your own is declared with the class of its module: "
-    "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))}, "
-    "with polynomials between kinks tnsim.Activation(kinks=..., pieces=...), "
-    "or with the class around it, which becomes a list of layers"
+    "layers={Class: lambda module: tnsim.Elementwise(tnsim.Activation(function, strip=...))} where "
+    "it is analytic near the real line; with polynomials between kinks, as Hardshrink, "
+    "tnsim.Activation(kinks=(-0.5, 0.5), pieces=((0, 1), (0,), (0, 1))); "
+    "or with the class around it, which becomes a list of layers. Functions with a kink and no "
+    "polynomials, as softsign, are compared on inputs"
 )
 """Advice for functions of single numbers that have no name here."""
 

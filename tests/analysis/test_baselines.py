@@ -62,6 +62,29 @@ def test_weight_cosine(models):
     assert found.attrs["needs_data"] == 0 and found.a.values.tolist() == [0, 1, 2]
 
 
+def test_weight_cosine_of_modules_that_are_no_models():
+    """By their parameters, each once, as of networks with softmax and max pooling."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    def network(width=4):
+        tied = nn.Linear(width, width)
+        layers = nn.Linear(3, width), nn.Softmax(-1), tied, nn.ReLU(), tied, nn.Softmax(-1)
+        return nn.Sequential(*layers)
+
+    nets = [network() for _ in range(2)]
+    one, two = (
+        np.concatenate([x.detach().double().numpy().ravel() for x in net.parameters()])
+        for net in nets
+    )
+    wanted = one @ two / np.sqrt((one @ one) * (two @ two))
+    found = baselines.weight_cosine({"a": nets[0], "b": nets[1]})
+    assert found.a.values.tolist() == ["a", "b"]
+    assert_close(found.values[0, 1], wanted, scale=1.0, rtol=1e-12)
+    with pytest.raises(tnsim.ModelError, match=r"0\.weight of shape \(5, 3\) and \(4, 3\)"):
+        baselines.weight_cosine([nets[0], network(5)])
+
+
 def test_weight_cosine_says_that_it_is_blind_to_residuals(rng):
     layer = bilinear(rng, 3, 4, 3)
     rules = ((1.0, 1.0), (0.2, 0.8))

@@ -1,6 +1,7 @@
 """Figures of a pairwise run: what is drawn, that labels do not overlap, what is refused."""
 
 import itertools
+import re
 
 import matplotlib.text
 import numpy as np
@@ -348,6 +349,20 @@ def test_a_legend_covers_no_curve_and_no_title(run, name):
             if axes.get_legend() and axes.get_title():
                 legend = axes.get_legend().get_window_extent()
                 assert legend.y1 <= axes.title.get_window_extent().y0
+
+
+def test_long_names_leave_room_for_the_matrix(run):
+    """Paths of files are labels where nothing shorter tells them apart."""
+    names = [f"/home/somebody/runs/{'long' * 15}/step_{n}/model.pt" for n in run.a.values]
+    named = run.assign_coords(a=names, b=names)
+    for kind in ("heatmap", "mds", "dendrogram", "trajectory"):
+        figure = figures.pairwise(named, kind)
+        figure.canvas.draw()
+        box = figure.axes[0].get_window_extent()
+        width, height = figure.canvas.get_width_height()
+        assert box.width > 0.3 * width and box.height > 0.3 * height
+        texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+        assert any(re.fullmatch(r"/home/somebo….*/step_\d+/model\.pt", text) for text in texts)
 
 
 NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%"]

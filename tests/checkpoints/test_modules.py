@@ -516,6 +516,25 @@ def test_polynomials_of_whole_sequences_say_how_they_are_read(length, rng):
     assert_close(model(x.reshape(5, 12)), expected.reshape(5, 12), scale=LARGEST, rtol=1e-11)
 
 
+@pytest.mark.parametrize("activation", [nn.Softsign, nn.Hardshrink])
+def test_activations_without_a_name_have_a_road(activation):
+    net = nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 2))
+    with pytest.raises(
+        tnsim.UnsupportedLayer,
+        match=r"as Hardshrink, tnsim\.Activation\(kinks=.*as softsign, .*Empirical\(inputs\)",
+    ):
+        tnsim.from_module(net)
+
+
+def test_a_declared_hardshrink_is_the_one_of_pytorch(rng):
+    """By the pieces that the refusal shows."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Hardshrink(), nn.Linear(4, 2)).double()
+    shrink = tnsim.Activation(kinks=(-0.5, 0.5), pieces=((0, 1), (0,), (0, 1)))
+    model = tnsim.from_module(net, layers={nn.Hardshrink: lambda _: tnsim.Elementwise(shrink)})
+    x = rng.normal(size=(50, 3))
+    assert_close(model(x), forward(net, x), scale=LARGEST, rtol=1e-12)
+
+
 class Late(nn.Module):
     """Tokens are read by an embedding that was made last."""
 

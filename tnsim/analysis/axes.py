@@ -289,6 +289,31 @@ def written(label: Any) -> str:
     return printable(str(label)).replace("$", r"\$")
 
 
+LONGEST = 32
+"""Most letters of a label of a model; longer ones would take the picture."""
+
+
+def shortened(label: Any) -> str:
+    """The label of a model, at most `LONGEST` letters of it, as matplotlib writes it.
+
+    Names of checkpoints differ at their ends more than elsewhere, so the end keeps more letters.
+
+    Args:
+        label: Label of a model.
+
+    Returns:
+        The text with escapes, the middle of long ones left out.
+
+    Example:
+        >>> shortened("/home/somebody/runs/first/step_100/model.safetensors")
+        '/home/somebo…0/model.safetensors'
+    """
+    text = str(label)
+    if len(text) > LONGEST:
+        text = f"{text[:12]}…{text[13 - LONGEST :]}"
+    return written(text)
+
+
 def heading(title: str) -> str:
     """A title that the caller wrote, formulas and lines included, as fonts can write it.
 
@@ -326,7 +351,7 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
     style: dict[str, Any] = {"fontsize": SMALL}
     if axis.axis_name == "x":
         style["rotation"] = 90
-    axis.set_ticks(places, list(map(written, labels[places])), **style)
+    axis.set_ticks(places, list(map(shortened, labels[places])), **style)
 
 
 def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarray) -> None:
@@ -363,7 +388,7 @@ def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarra
         if outward[0] > 0:
             side = "left"
         axes.annotate(
-            written(labels[n]),
+            shortened(labels[n]),
             points[n],
             xytext=9 * outward,
             textcoords="offset points",

@@ -18,7 +18,7 @@ hidden units changes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -28,9 +28,9 @@ from jaxtyping import Float
 from tnsim.analysis import measures
 from tnsim.analysis.matrices import Names, of_models
 from tnsim.checkpoints.given import given_models
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
-from tnsim.models.arrays import host_array
+from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed, check_comparable, check_numbers, check_untraced, seed_number
 from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
@@ -259,7 +259,8 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     blind to the skip and scale of residuals, which are no weights; `attrs["invariant_to"]` says so.
 
     Args:
-        models: K models with the same layers, of the same shapes, as `pairwise` takes them.
+        models: K models with the same layers, of the same shapes, as `pairwise` takes them; modules
+            that are no models, such as GPT-2, by all of their parameters.
         names: K labels.
 
     Returns:
@@ -280,14 +281,22 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     Source:
         The paper's matrix similarity, figure 2.
     """
-    models = given_models(models)
-    rows = list(map(_flat_weights, _of_one_structure(models)))
+    each = list(_each_model(models)) if isinstance(models, list | tuple | Mapping) else []
+    read: Any = models
+    try:
+        read = given_models(models)
+    except (UnsupportedLayer, ModelError, TooLarge):
+        if not each or not all(hasattr(one, "named_parameters") for one in each):
+            raise
+        rows = _parameters(each)
+    else:
+        rows = list(map(_flat_weights, _of_one_structure(read)))
     about = {
         "formula": "<w_a, w_b> / |w_a||w_b|",
         "invariant_to": "a factor on all weights; skip and scale of residuals",
     }
     cosines = measures.cosines(rows, "has zero weights only")
-    return of_models(models, names, "weight_cosine", cosines, about)
+    return of_models(read, names, "weight_cosine", cosines, about)
 
 
 def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
@@ -361,6 +370,31 @@ def _weight_arrays(model: Model) -> list[Any]:
 
 def _flat_weights(model: Model) -> Float[np.ndarray, " size"]:
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in _weight_arrays(model)])
+
+
+def _parameters(modules: Sequence[Any]) -> list[Float[np.ndarray, " size"]]:
+    """The parameters of PyTorch modules, flattened into a vector for each module."""
+    rows: list[np.ndarray] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for n, module in enumerate(modules):
+        tensors = {name: host_array(detached(x)) for name, x in module.named_parameters()}
+        found = {name: x.shape for name, x in tensors.items()}
+        shapes = shapes or found
+        if found != shapes:
+            raise ModelError(
+                f"module {n} has other parameters than module 0, so their weights do not match one "
+                f"to one: {_differing(found, shapes)}"
+            )
+        if not found:
+            raise ModelError(f"module {n} has no parameters")
+        rows.append(np.concatenate([x.astype(np.float64).ravel() for x in tensors.values()]))
+    return rows
+
+
+def _differing(found: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]) -> str:
+    """The first parameter in which two modules differ, with both shapes."""
+    name = next(name for name in {**found, **shapes} if found.get(name) != shapes.get(name))
+    return f"{name} of shape {found.get(name, 'none')} and {shapes.get(name, 'none')}"
 
 
 def _structure(model: Model) -> tuple[Any, ...]:

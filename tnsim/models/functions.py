@@ -204,7 +204,8 @@ def input_rows(inputs: Any) -> Any:
 
     Args:
         inputs: An array, which is returned as it is; a loader of batches, which are put together; a
-            mapping with an entry of a name in `INPUTS`, or with a single entry, as tokenizers give.
+            mapping with an entry of a name in `INPUTS`, or with a single entry, as tokenizers give;
+            a list of such mappings, one for each input.
 
     Returns:
         An array, a tensor or a list of rows.
@@ -227,6 +228,8 @@ def input_rows(inputs: Any) -> Any:
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
         raise _labelled_refusal(first)
+    if hasattr(first, "keys") and not hasattr(first, "shape"):
+        return [host_array(detached(_of_mapping(row))) for row in inputs]
     # Loaders collate pairs to a list of two batches, whereas two vectors have one axis each.
     two = isinstance(inputs, list) and len(inputs) == 2
     if two and all(len(getattr(entry, "shape", ())) > 1 for entry in inputs):

@@ -118,7 +118,8 @@ function labelPlaces([x, y], gap, length, [across, down]) {
   const outward = Math.atan2(y - down, x - across);
   return [0, 1, -1, 2, -2, 3, -3, 4].map((eighth) => {
     const angle = (Math.round(outward / (Math.PI / 4)) + eighth) * (Math.PI / 4);
-    const [right, below] = [Math.cos(angle), Math.sin(angle)].map((part) => Math.round(10 * part) / 10);
+    const parts = [Math.cos(angle), Math.sin(angle)];
+    const [right, below] = parts.map((part) => Math.round(10 * part) / 10);
     const left = x + gap * right - length * (1 - Math.sign(right)) / 2;
     const base = y + 4 + (gap + LINE / 2 - 2) * below;
     const box = [left, base - LINE + 2, left + length, base + 2];
