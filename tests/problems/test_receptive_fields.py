@@ -217,6 +217,13 @@ def test_beyond_the_budget(rng):
         tnsim.similarity(wide, wide, tnsim.TreeSymmetric())
 
 
+def test_columns_are_whole_numbers():
+    with pytest.raises(tnsim.ModelError, match="whole numbers"):
+        Columns([[0.5]], 3)
+    with pytest.raises(tnsim.ModelError, match="width 0"):
+        Columns([[0]], 0)
+
+
 @pytest.mark.parametrize(
     ("values", "columns", "message"),
     [

@@ -33,7 +33,7 @@ from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
@@ -58,6 +58,8 @@ _KEPT = 2**27
 """Coefficients of units that are kept between the parts of a vector, 1 GiB."""
 _AT_ONCE = 2**24
 """Most elements of the products of some units."""
+_SLOWER = 10
+"""Ratio of the rates of matrix products and of the features of fields, which wait for memory."""
 _PLACES = 2**62
 """Number of indices over all coordinates that an integer can count."""
 
@@ -229,7 +231,29 @@ def receptive_fields(
     groups = [group for layers in distinct for group in _groups(layers)]
     if max(_entries(space, group) for group in groups) > _LARGEST:
         return None
-    return space if _by_largest(space).max() <= 16 * _PART else None
+    if _by_largest(space).max() > 16 * _PART:
+        return None
+    by_fields = sum(map(space.multiplications, distinct))
+    written_out = sum(map(_dense_multiplications, distinct))
+    return space if _SLOWER * by_fields <= written_out else None
+
+
+def _dense_multiplications(layers: Kinds) -> float:
+    """Multiplications of the products of a model, written out, with another of its kind.
+
+    Fitted to plans of `Gaussian` and two bilinear layers of U and V hidden units, which take
+    between 70 and 140 times V U^3 + V^2 U^2.
+    """
+    ranks = [kind.rank for kind in layers if kind.down is not None]
+    orders = {kind.order for kind in layers if kind.down is not None}
+    entries = max(kind.rank * kind.d_in for kind in layers)
+    if len(ranks) > 2 or orders != {2} or entries > MOST_DENSE:
+        return math.inf
+    first = ranks[0]
+    grams = 4.0 * first**2 * layers[0].d_in
+    if len(ranks) == 1:
+        return grams
+    return grams + 100.0 * (ranks[1] * first**3 + ranks[1] ** 2 * first**2)
 
 
 def _reads_fields(layers: Kinds) -> bool:
