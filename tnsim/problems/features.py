@@ -440,7 +440,7 @@ def _of_models(
         made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
         exponents = np.array([float(scale_exponent(values)) for values in made])
         for values, by in zip(made, exponents, strict=True):
-            shifted(values, -np.asarray(by), out=values)
+            shifted(values, np.array(-by), out=values)
         return made, exponents
     groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):
