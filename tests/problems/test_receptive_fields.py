@@ -193,6 +193,20 @@ def test_other_metrics_and_verbs_write_out(rng):
     assert_close(tnsim.change(a, b).share, tnsim.change(*whole).share, rtol=1e-9)
 
 
+def test_a_small_dense_layer_among_sparse_ones(monkeypatch, rng):
+    """A convolution of few pixels may read nearly all of them."""
+    monkeypatch.setattr(receptive_fields, "_SLOWER", 0)
+    a, b = (network(rng, kernels=(3, 2), biases=True) for _ in "ab")
+
+    def mixed(model):
+        first, second, readout = model.layers
+        arrays = (np.asarray(m) for m in (second.left, second.right, second.down))
+        biases = second.left_bias, second.right_bias, second.down_bias
+        return tnsim.Model([first, tnsim.Bilinear(*arrays, *biases), readout])
+
+    makes_same_products(mixed(a), mixed(b), tnsim.Gaussian())
+
+
 @pytest.mark.slow
 def test_gradients_write_out(rng):
     a, b = (network(rng, size=4, kernels=(3,), biases=True) for _ in "ab")
