@@ -200,11 +200,11 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 @pytest.mark.slow
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
-    some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(4)]
-    assert set(Pairs.of(some[0], some[1], setting(some, 10)).shares.own) == {"A", "B"}
+    some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(3)]
+    assert set(Pairs.of(some[0], some[1], setting(some, 6)).shares.own) == {"A", "B"}
     one_by_one = tnsim.Budget(memory_bytes=2**26)
     alone = tnsim.pairwise(some, CLOSURE, budget=one_by_one)
-    assert alone.attrs["plan"].endswith("10 tiles of 1 x 1")
+    assert alone.attrs["plan"].endswith("6 tiles of 1 x 1")
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
         beside = tnsim.pairwise(some, CLOSURE, budget=one_by_one, executor=processes)
     assert beside.identical(alone)
