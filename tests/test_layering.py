@@ -29,7 +29,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "all_pairs": "analysis checkpoints circuits compare engine errors files metrics models names problems scaled sessions tables tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems scaled tables",
     "tensor_networks": "engine errors metrics models names problems scaled sessions",
-    "torch": "analysis checkpoints compare engine errors metrics models problems",
+    "torch": "analysis checkpoints compare engine errors metrics models problems scaled",
     "reproduce": "errors files tnsim",
     "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tensor_networks tnsim",
     "__main__": "cli",
@@ -80,6 +80,7 @@ CONFINED = {  # foreign package: the files that import it
         "models/functions",
         "torch/__init__",
         "torch/autograd",
+        "torch/outputs",
     },
     "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
     "scipy": {

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -200,14 +201,15 @@ def test_gradcheck_of_forward_passes(build, shapes, metric):
 
 
 def test_a_batch_of_each_step_needs_no_new_program():
-    net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    module, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
+    net = tnsim.torch.from_module(module)
     batches = [tnsim.Empirical(np.random.default_rng(seed).normal(size=(4, 2))) for seed in (1, 2)]
     values = []
     for metric in batches:
         values.append(tnsim.torch.similarity(net, goal, metric, dtype="float32").item())
         known = gradients._number_after_plans._cache_size()
     assert values[0] != values[1] and known == gradients._number_after_plans._cache_size()
-    expected = tnsim.similarity(tnsim.from_module(net), goal, batches[1])
+    expected = tnsim.similarity(tnsim.from_module(module), goal, batches[1])
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 
@@ -321,6 +323,262 @@ def test_nothing_is_kept_where_no_gradient_is_wanted():
     value = tnsim.torch.similarity(net.requires_grad_(False), goal)
     assert value.grad_fn is None
     assert value.item() == tnsim.similarity(tnsim.from_module(net), goal)
+
+
+class Attending(nn.Module):
+    """Tokens, softmax attention with a layer norm and a ReLU, two outputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(5, 4), nn.LayerNorm(4)
+        self.attend, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        x = self.norm(self.table(ids))
+        x = x + self.attend(x, x, x)[0]
+        return {"logits": self.out(torch.relu(x)), "states": x}
+
+
+def units(*widths):
+    layers = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in (nn.GELU(), layer)))
+
+
+def pooled():
+    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(2, 3, 1))
+
+
+DATA = np.random.default_rng(0)
+ON_INPUTS = {
+    "units": (
+        lambda: units(4, 6, 6, 2),
+        tnsim.Empirical(DATA.normal(size=(40, 4)), DATA.random(40)),
+    ),
+    "attention": (Attending, tnsim.Empirical(DATA.integers(0, 5, size=(20, 3)))),
+    "states": (Attending, tnsim.Empirical(DATA.integers(0, 5, size=(20, 3)), output="states")),
+    "pooling": (pooled, tnsim.Empirical(DATA.normal(size=(10, 1, 5, 5)))),
+}
+
+
+def by_hand(a, b, metric):
+    """The cosine of the outputs of two modules, all inputs at once."""
+    inputs = torch.from_numpy(np.array(metric.inputs))
+    weights = np.ones(len(inputs)) if metric.weights is None else metric.weights
+
+    def vector(module):
+        outputs = module(inputs)
+        if isinstance(outputs, dict):
+            outputs = outputs[metric.output or "logits"]
+        return (outputs.flatten(1) * torch.from_numpy(weights).sqrt()[:, None]).flatten()
+
+    return nn.functional.cosine_similarity(vector(a), vector(b), dim=0)
+
+
+@pytest.mark.parametrize("case", ON_INPUTS)
+def test_modules_that_are_no_models_on_inputs(case):
+    """Value and gradients of both sides against PyTorch's own cosine, values also of single precision."""
+    build, metric = ON_INPUTS[case]
+    nets = [build() for _ in range(2)]
+    value = tnsim.torch.similarity(*nets, metric)
+    assert value.dtype == torch.float64 and next(nets[0].parameters()).dtype == torch.float32
+    expected = tnsim.similarity(*nets, metric)
+    assert_close(value.item(), expected, scale=1.0, rtol=1e-12)
+    nets = [net.double() for net in nets]
+    weights = [weight for net in nets for weight in net.parameters()]
+    value, oracle = tnsim.torch.similarity(*nets, metric), by_hand(*nets, metric)
+    assert_close(value.item(), tnsim.similarity(*nets, metric), scale=1.0, rtol=1e-14)
+    assert_close(value.item(), oracle.item(), scale=1.0, rtol=1e-13)
+    found = torch.autograd.grad(value, weights, allow_unused=True)
+    wanted = torch.autograd.grad(oracle, weights, allow_unused=True)
+    size = max(gradient.abs().max().item() for gradient in wanted if gradient is not None)
+    for one, two in zip(found, wanted, strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert_close(one.numpy(), two.numpy(), scale=size, rtol=1e-12)
+
+
+def test_gradients_on_inputs_are_slopes_of_the_similarity():
+    """Both modules move, against differences of eighth order of the similarity without gradients."""
+    nets = [units(4, 6, 2).double() for _ in range(2)]
+    metric = ON_INPUTS["units"][1]
+    tnsim.torch.similarity(*nets, metric).backward()
+    weights = [weight for net in nets for weight in net.parameters()]
+    direction = [torch.randn_like(weight) for weight in weights]
+    length = sum((v * v).sum() for v in direction).item() ** 0.5
+
+    def moved(step):
+        there = copy.deepcopy(nets)
+        with torch.no_grad():
+            own = (weight for net in there for weight in net.parameters())
+            for weight, v in zip(own, direction, strict=True):
+                weight += step / length * v
+        return tnsim.similarity(*there, metric)
+
+    step = 0.01
+    slope = sum(c * (moved(n * step) - moved(-n * step)) for n, c in enumerate(STENCIL, 1)) / step
+    found = sum((x.grad * v).sum().item() for x, v in zip(weights, direction, strict=True))
+    assert_close(found / length, slope, scale=1.0, rtol=1e-9)
+
+
+def line(weight, bias):
+    return tnsim.Model([tnsim.Linear(weight, bias)])
+
+
+def sum_of_models(weight, scale, down):
+    model = tnsim.Model([tnsim.Linear(weight), tnsim.Bilinear(*[np.eye(3, 2)] * 2, down)])
+    return model - scale * tnsim.Model([tnsim.Residual(tnsim.Linear(weight), scale=scale)])
+
+
+@pytest.mark.parametrize(
+    "build, shapes, live_first",
+    [
+        (line, [(2, 2), (2,)], True),
+        pytest.param(sum_of_models, [(2, 2), (), (2, 3)], True, marks=pytest.mark.slow),
+        pytest.param(sum_of_models, [(2, 2), (), (2, 3)], False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_first):
+    """Weights of both sides against differences of the value."""
+    net = units(2, 3, 2).double()
+    metric = tnsim.Empirical(POINTS, np.arange(5.0))
+    weights = [random(*shape) for shape in shapes]
+    parameters = [parameter.detach().requires_grad_() for parameter in net.parameters()]
+
+    def cosine(*tensors):
+        model = build(*tensors[: len(shapes)])
+        named = dict(zip(dict(net.named_parameters()), tensors[len(shapes) :], strict=True))
+
+        def function(x):
+            return torch.func.functional_call(net, named, (torch.from_numpy(x),))
+
+        sides = (model, function) if live_first else (function, model)
+        return tnsim.torch.similarity(*sides, metric)
+
+    assert torch.autograd.gradcheck(cosine, (*weights, *parameters))
+    plain = [x.detach() for x in (*weights, *parameters)]
+    expected = tnsim.similarity(build(*plain[: len(shapes)]), net, metric)
+    assert_close(cosine(*plain).item(), expected, scale=1.0, rtol=1e-13)
+    with torch.no_grad():
+        assert cosine(*weights, *parameters).grad_fn is None
+    value = cosine(*weights, *parameters)
+    with pytest.raises(tnsim.TnsimError, match="second derivatives"):
+        torch.autograd.grad(value, weights, create_graph=True)
+
+
+def test_modules_on_inputs_have_second_derivatives():
+    nets, metric = [units(2, 3, 2).double() for _ in range(2)], tnsim.Empirical(POINTS)
+    weights = nets[0][1].weight, nets[1][1].weight
+
+    def twice(value):
+        (slope,) = torch.autograd.grad(value, weights[0], create_graph=True)
+        return torch.autograd.grad((slope**2).sum(), weights)
+
+    pairs = zip(
+        twice(tnsim.torch.similarity(*nets, metric)), twice(by_hand(*nets, metric)), strict=True
+    )
+    for found, wanted in pairs:
+        assert_close(found, wanted, scale=LARGEST, rtol=1e-11)
+
+
+def test_a_module_beside_a_fixed_model_a_path_and_a_function(tmp_path):
+    net, goal = units(2, 3, 2), tnsim.from_module(Net())
+    tnsim.save(goal, tmp_path / "goal.safetensors")
+    metric = tnsim.Empirical(POINTS)
+    values = []
+    for other in (goal, tmp_path / "goal.safetensors", goal.__call__):
+        value = tnsim.torch.similarity(net, other, metric)
+        value.backward()
+        assert_close(value.item(), tnsim.similarity(net, other, metric), scale=1.0, rtol=1e-13)
+        values.append(value.item())
+    assert_close(values, np.full(3, values[0]), scale=1.0, rtol=1e-13)
+    one = net[1].weight.grad.clone()
+    net.zero_grad()
+    tnsim.torch.similarity(goal, net, metric).backward()
+    assert_close(3 * net[1].weight.grad, one, scale=LARGEST, rtol=1e-6, limited_by="float32")
+
+
+def test_many_inputs_pass_in_batches():
+    """No call has all inputs, and batches change neither value nor gradient."""
+    calls = []
+    net, goal = units(3, 4, 2).double(), units(3, 2).double()
+    goal.register_forward_hook(lambda module, inputs, outputs: calls.append(len(inputs[0])))
+    metric = tnsim.Empirical(DATA.normal(size=(2500, 3)), DATA.random(2500))
+    value, oracle = tnsim.torch.similarity(net, goal, metric), by_hand(net, goal, metric)
+    assert sum(calls[:-1]) == 2500 and max(calls[:-1]) <= 1024
+    assert_close(value.item(), oracle.item(), scale=1.0, rtol=1e-13)
+    found, wanted = (torch.autograd.grad(x, net[1].weight)[0] for x in (value, oracle))
+    assert_close(found, wanted, scale=LARGEST, rtol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e-30, 1e30, 1e300])
+def test_outputs_of_any_size_on_inputs(factor):
+    net, goal = units(3, 4, 2).double(), units(3, 2).double()
+    metric = tnsim.Empirical(DATA.normal(size=(9, 3)))
+    plain = tnsim.torch.similarity(net, goal, metric)
+    value = tnsim.torch.similarity(lambda x: factor * net(torch.from_numpy(x)), goal, metric)
+    assert_close(value.item(), plain.item(), scale=1.0, rtol=1e-13)
+    found, wanted = (torch.autograd.grad(x, net[1].weight)[0] for x in (value, plain))
+    assert_close(found, wanted, scale=LARGEST, rtol=1e-12)
+
+
+def test_a_module_on_inputs_with_itself_and_held_fixed():
+    net = units(2, 3, 2)
+    metric = tnsim.Empirical(POINTS)
+    value = tnsim.torch.similarity(net, net, metric)
+    value.backward()
+    assert value.item() == 1.0 and net[1].weight.grad.abs().max() < 1e-6
+    with torch.no_grad():
+        assert tnsim.torch.similarity(net, units(2, 2), metric).grad_fn is None
+
+
+def wild(value):
+    """The identity, but for inputs of which the first coordinate is 9."""
+    return lambda x: np.where(x[:, :1] == 9, value, x)
+
+
+LONG = DATA.normal(size=(1500, 2))
+LONG[1300, 0] = 9.0
+LONG = tnsim.Empirical(LONG)
+REFUSED_ON_INPUTS = {
+    "not a number": (wild(np.nan), {"metric": LONG}, "NaN or infinite, first for input 1300"),
+    "infinite": (
+        wild(np.inf),
+        {"metric": LONG},
+        "NaN or infinite, first for input 1300",
+    ),
+    "far apart": (
+        wild(1e200),
+        {"metric": LONG},
+        "on some inputs are beyond float64, relative to",
+    ),
+    "zero": (np.zeros_like, {}, "the second model is the zero function"),
+    "random": (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), {}, r"call module\.eval\(\) first"),
+    "other outputs": (nn.Linear(2, 3), {}, "one shape of outputs"),
+    "other inputs": (nn.Linear(3, 2), {}, "Linear does not take these inputs"),
+    "another metric": (abs, {"metric": tnsim.Gaussian()}, r"use tnsim\.Empirical\(inputs\)"),
+    "little memory": (
+        nn.Linear(2, 2),
+        {"budget": tnsim.Budget(memory_bytes=1)},
+        "for a single input here, and the budget is",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_ON_INPUTS)
+def test_refusals_on_inputs(case):
+    other, options, message = REFUSED_ON_INPUTS[case]
+    with pytest.raises(tnsim.TnsimError, match=message):
+        tnsim.torch.similarity(
+            nn.Linear(2, 2), other, **{"metric": tnsim.Empirical(POINTS)} | options
+        )
+
+
+@pytest.mark.parametrize(
+    "metric", [tnsim.Gaussian(), tnsim.Symmetric(), tnsim.Product(([-1.0], [1.0]))]
+)
+def test_modules_that_are_no_models_need_inputs(metric):
+    with pytest.raises(tnsim.TnsimError):
+        tnsim.torch.similarity(units(2, 3, 3, 2), units(2, 3, 2), metric)
 
 
 class Doubled:

@@ -17,6 +17,7 @@ from tnsim import ModelError
 from tnsim.activations.activation import (
     ACTIVATIONS,
     Activation,
+    Remainder,
     activation,
     elu,
     jump_relu,
@@ -245,6 +246,64 @@ def test_first_moments_of_a_relu():
     """E relu(u) = m Phi(m/s) + s phi(m/s), E relu'(u) = Phi(m/s)."""
     mean, slope = first_moments("relu", Units(np.zeros(1), np.array([[2.0]])))
     assert_close([mean[0], slope[0]], [2 / np.sqrt(2 * pi), 0.5], rtol=1e-15)
+
+
+ANALYTIC = {  # and the distance of the nearest singularity from the real line, or a moderate one
+    "tanh": (jnp.tanh, pi / 2),
+    "sigmoid": (jax.nn.sigmoid, pi),
+    "silu": (jax.nn.silu, pi),
+    "softplus": (jax.nn.softplus, pi),
+    "gelu": (partial(jax.nn.gelu, approximate=False), 3.0),
+    "sin": (jnp.sin, 3.0),
+    "arctan": (jnp.arctan, 1.0),
+    "root": (lambda u: jnp.sqrt(1 + u * u), 1.0),
+}
+KINKED = {
+    "softsign": lambda u: u / (1 + abs(u)),
+    "abs": abs,
+    "relu": lambda u: jnp.maximum(u, 0.0),
+    "a kink elsewhere": lambda u: jnp.maximum(u - 1.2345, 0.0),
+    "elu": jax.nn.elu,
+    "squared relu": lambda u: jnp.maximum(u, 0.0) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_strips_that_hold_are_believed(name):
+    function, strip = ANALYTIC[name]
+    for scale in (0.1, 1.0, 10.0):
+        for share in (0.1, 1.0):
+            Activation(lambda u, scale=scale: function(scale * u), strip=share * strip / scale)
+
+
+def test_strips_of_named_activations_hold():
+    parts = [part for named in ACTIVATIONS.values() for part in named.parts]
+    remainders = [part for part in parts if isinstance(part, Remainder)]
+    assert len(remainders) > 5
+    for part in remainders:
+        assert Activation(part.function, strip=part.strip).parts[0].strip == part.strip
+
+
+def test_strips_are_judged_inside_a_trace():
+    assert jax.jit(lambda x: Activation(jnp.tanh, strip=1.0)(x))(0.0) == 0.0
+    with pytest.raises(ModelError, match="show a kink"):
+        jax.jit(lambda x: Activation(jnp.abs, strip=1.0)(x))(0.0)
+    with pytest.raises(ModelError, match="show a kink"):
+        Activation(jnp.log, strip=1.0)  # NaN below 0
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_strips_that_the_values_contradict_are_refused(name):
+    """x / (1 + |x|) was believed, and kernels with it called exact."""
+    for strip in (3.0, 0.5, 0.1):
+        with pytest.raises(ModelError, match=r"declared analytic within .* show a kink"):
+            Activation(KINKED[name], strip=strip)
+
+
+@pytest.mark.parametrize("name, strip", [("tanh", 8.0), ("arctan", 4.0)])
+def test_strips_beyond_a_pole_are_refused(name, strip):
+    with pytest.raises(ModelError, match="a singularity nearer"):
+        Activation(ANALYTIC[name][0], strip=strip)
 
 
 @pytest.mark.slow

@@ -218,13 +218,14 @@ def _number_facts(number: Number | Numbers) -> str:
     return facts
 
 
-def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
+def cosine(products: InnerProducts, models: Two, request: Request, stacklevel: int = 3) -> Any:
     """The cosine `AB / sqrt(AA BB)`, elementwise.
 
     Args:
         products: Inner products AB, AA and BB.
         models: Models that were compared.
         request: Question asked of them.
+        stacklevel: Level of warnings as for `warnings.warn`, counted from this function.
 
     Returns:
         A `Number`, or `Numbers` where outputs are told apart; inside a trace an array, NaN where a
@@ -249,8 +250,8 @@ def cosine(products: InnerProducts, models: Two, request: Request) -> Any:
         return values_known.astype(arithmetic.dtype)
     # Within its error bound a value beyond 1 is rounding; further out it is refused, never clipped.
     clipped = precision.clipped(cosines)
-    precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel=3)
-    warn_of_caveats(_model_caveats(models), stacklevel=3)
+    precision.report(float(cosines.error.max()), "the cosine", arithmetic, stacklevel)
+    warn_of_caveats(_model_caveats(models), stacklevel)
     error = _standard_error(products, cosine_error)
     return _labelled_values(clipped, request.metric, models, products, error)
 

@@ -95,25 +95,63 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
             mode and its outputs are random.
         TnsimError: The outputs are not finite.
     """
-    output = None
-    if isinstance(function, WithOutput):
-        function, output = function.function, function.output
-    if hasattr(function, "named_parameters"):
-        outputs = run_module(function, inputs)
-    else:
-        outputs = function(inputs)
     # Outputs are compared in NumPy, wherever the function computed them.
-    outputs = host_array(detached(array_of(outputs, output)))
-    if outputs.ndim < 2 or len(outputs) != len(inputs):
-        raise ModelError(
-            f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
-            f"{outputs.shape} for {len(inputs)} inputs"
-        )
-    if outputs.ndim > 3:  # feature maps, every pixel of which is an output
-        outputs = outputs.reshape(len(outputs), -1)
+    outputs = host_array(detached(array_at(function, inputs, run_module)))
+    outputs = in_rows(outputs, len(inputs))
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs
+
+
+def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) -> Any:
+    """The array or tensor that counts among the outputs of a plain function, as it was given.
+
+    Args:
+        function: Plain function, PyTorch module, or either with the choice of an output.
+        inputs: Batch of inputs, in NumPy.
+        run: Function of a module and inputs that runs the module.
+
+    Returns:
+        The array, in the library of the function.
+
+    Raises:
+        ModelError: The outputs do not say which array counts.
+
+    Example:
+        >>> array_at(lambda x: (2 * x, None), np.ones((1, 2)), run_module).tolist()
+        [[2.0, 2.0]]
+    """
+    output = None
+    if isinstance(function, WithOutput):
+        function, output = function.function, function.output
+    given = run(function, inputs) if hasattr(function, "named_parameters") else function(inputs)
+    return array_of(given, output)
+
+
+def in_rows(outputs: Any, count: int) -> Any:
+    """Outputs with a row for every input, feature maps as vectors.
+
+    Args:
+        outputs: Array or tensor of outputs.
+        count: Number of inputs.
+
+    Returns:
+        Outputs (points, out) or (points, positions, out).
+
+    Raises:
+        ModelError: There is no row for every input.
+
+    Example:
+        >>> in_rows(np.ones((2, 3, 4, 5)), 2).shape
+        (2, 60)
+    """
+    if outputs.ndim < 2 or len(outputs) != count:
+        raise ModelError(
+            f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
+            f"{tuple(outputs.shape)} for {count} inputs"
+        )
+    # Every pixel of a feature map is an output.
+    return outputs.reshape(len(outputs), -1) if outputs.ndim > 3 else outputs
 
 
 MAIN_OUTPUTS = ("logits", "last_hidden_state")
@@ -297,6 +335,30 @@ def run_module(module: Any, inputs: Any) -> Any:
     # PyTorch is loaded already where a module is given.
     import torch
 
+    with torch.no_grad():
+        return run_with_gradients(module, inputs)
+
+
+def run_with_gradients(module: Any, inputs: Any) -> Any:
+    """The outputs of a PyTorch module on a batch, as a part of the caller's autograd graph.
+
+    Args:
+        module: Module, as for `run_module`.
+        inputs: Batch of inputs, in NumPy.
+
+    Returns:
+        The outputs in the form in which the module gives them.
+
+    Raises:
+        ModelError: The module is in training mode and its outputs are random, or it raises.
+
+    Example:
+        >>> import torch
+        >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
+        True
+    """
+    import torch
+
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
             raise ModelError(
@@ -311,8 +373,7 @@ def run_module(module: Any, inputs: Any) -> Any:
         if tensor.is_floating_point():
             tensor = tensor.to(parameter.dtype)
     try:
-        with torch.no_grad():
-            return module(tensor)
+        return module(tensor)
     except Exception as error:  # whatever the forward pass of a user raises
         said = str(error).strip().partition("\n")[0]
         raise ModelError(

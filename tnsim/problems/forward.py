@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -222,7 +222,7 @@ def sums(
                 # products.
                 share += np.exp(batch.log_weights).reshape(together, -1).sum(axis=1)
                 vectors = passes.at(batch)
-                _check_shapes(vectors, batch)
+                check_shapes([x.values.shape for x in vectors.values()], len(batch.log_weights))
                 first = [_sum_vector(terms, vectors, dtype) for terms in rows]
                 second = first
                 if columns is not None:
@@ -476,13 +476,21 @@ def _squares(values: Any, together: int) -> Float[Any, "groups out"]:
     return (values * values).reshape(len(values), together, -1).sum(axis=2).T
 
 
-def _check_shapes(vectors: dict[int, Vector], batch: WeightedPoints) -> None:
-    """Raise `ModelError` unless the vectors of all parts have the same shape."""
-    shapes = sorted({tuple(vector.values.shape) for vector in vectors.values()})
-    if len(shapes) > 1:
-        numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in shapes]
+def check_shapes(shapes: Iterable[Sequence[int]], count: int) -> None:
+    """Raise `ModelError` unless vectors of functions have a single shape.
+
+    Args:
+        shapes: Shapes (out, features) of the vectors.
+        count: Number of inputs.
+
+    Example:
+        >>> check_shapes([(3, 10), (3, 10)], count=10)
+    """
+    distinct = sorted({tuple(shape) for shape in shapes})
+    if len(distinct) > 1:
+        numbers = [f"{shape[0]} outputs, {shape[1]} rows" for shape in distinct]
         raise ModelError(
-            f"functions that are compared have one shape of outputs; on {len(batch.log_weights)} "
+            f"functions that are compared have one shape of outputs; on {count} "
             f"inputs found {' and '.join(numbers)}"
         )
 
@@ -679,6 +687,54 @@ def _state_numbers(layer: LayerKind, seen: int) -> int:
     # Four rows and their rotations, two products at a time; two scores and their product.
     inside += heads * (10 * d_head + 3 * d_value + 3 * seen)
     return 2 * layer.d_in + inside + 4 * layer.d_out
+
+
+def vectors_of(terms: Terms, dtype: str) -> Callable[[WeightedPoints], Vector]:
+    """The vector of a sum of models as a function of a batch of points, in NumPy.
+
+    Args:
+        terms: Coefficients and models, numbers.
+        dtype: Precision of the forward passes.
+
+    Returns:
+        A function that keeps the scaled weights from batch to batch.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> batch = tnsim.Empirical([[3.0], [4.0]]).points(None).block(0, 2)
+        >>> vector = vectors_of([(1.0, line)], "float64")(batch)
+        >>> round(float((vector.values**2).sum() * 4 ** vector.exponent[0]), 12)
+        12.5
+    """
+    passes = _Passes({id(part): part for _, part in terms}, False, dtype, "eager")
+    return lambda batch: _sum_vector(terms, passes.at(batch), dtype)
+
+
+def traced_vector(
+    terms: Terms, batch: WeightedPoints, exponent: Any, dtype: str
+) -> Float[jax.Array, "out features"]:
+    """The vector of a sum of models in units of `2 ** exponent`, inside a JAX trace.
+
+    Args:
+        terms: Coefficients and models, traced or not.
+        batch: Points, which are numbers.
+        exponent: Exponent of the unit, such as the exponent of the vector in NumPy.
+        dtype: Precision of inputs and outputs.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[1.0]])])
+        >>> batch = tnsim.Empirical([[3.0]]).points(None).block(0, 1)
+        >>> traced_vector([(1.0, line)], batch, 1.0, "float32").tolist()
+        [[1.5]]
+    """
+    vectors = _Passes({id(part): part for _, part in terms}, False, dtype, "traced").at(batch)
+    total: Any = 0.0
+    for coefficient, part in terms:
+        vector = vectors[id(part)]
+        total = total + vector.values * (coefficient * jnp.exp2(vector.exponent - exponent))
+    return total
 
 
 def inner_product(

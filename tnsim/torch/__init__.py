@@ -2,8 +2,8 @@
 
 Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
 module in the layers of a model; `autograd` hands tensors to JAX and gradients back (see
-`compare/gradients.py`); `monitor` records a network while it trains. `import torch` means PyTorch
-in these modules.
+`compare/gradients.py`); `outputs` compares functions by their outputs on inputs; `monitor` records
+a network while it trains. `import torch` means PyTorch in these modules.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.module_calls import require_torch
 from tnsim.checkpoints.module_rules import Declared
+from tnsim.compare.request import comparables
 from tnsim.engine.budget import Budget
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
+from tnsim.models.functions import is_function
 from tnsim.models.model import Model
 
 if TYPE_CHECKING:
@@ -48,32 +51,40 @@ def similarity(
 ) -> torch.Tensor:
     """The similarity of two models, with gradients with respect to the tensors in either model.
 
-    The value is computed on the default device of JAX. Tensors on this device pass without a copy,
-    all others through the host (also tensors on a GPU, where JAX knows the CPU alone). Gradients
-    come back in the type and on the device of each tensor. Second derivatives are not supported.
+    Under `Empirical` modules run on the inputs in PyTorch, in their own mode, precision and place,
+    whatever they compute. Models are computed on the default device of JAX. Tensors on this device
+    pass without a copy, all others through the host (also tensors on a GPU, where JAX knows the CPU
+    alone). Gradients come back in the type and on the device of each tensor. Second derivatives
+    with respect to weights of models are not supported.
 
     Args:
-        a: An `nn.Module`, which is recognised at every call as by `tnsim.from_module`; a model with
-            weights that may be tensors that require grad; a combination of such models; or the path
-            of a file.
-        b: The other module, model, combination or path. A model without tensors that require grad
-            is held fixed.
+        a: An `nn.Module`, which is recognised at every call as by `tnsim.from_module`, and under
+            `Empirical` runs on the inputs; a model with weights that may be tensors that require
+            grad; a combination of such models; the path of a file; under `Empirical` also a plain
+            function, with gradients where its outputs are tensors that require grad.
+        b: The other module, model, combination, path or function. A side without tensors that
+            require grad is held fixed.
         metric: Metric that weighs the inputs. The inputs of `Empirical` may change from call to
             call.
         n_ctx: Length of the sequences on which models with attention are compared.
-        dtype: Precision of the computation, float64 or float32.
-        budget: Limits on work and memory.
+        dtype: Precision in which models are computed, float64 or float32; modules that run on
+            inputs have their own.
+        budget: Limits on work and memory. Values that modules and plain functions keep for the way
+            back are not counted, as nothing tells them beforehand.
 
     Returns:
-        A float64 tensor of no axes, in [-1, 1], on the device of the first tensor.
+        A float64 tensor of no axes, in [-1, 1], on the device of the first tensor, or of the
+            first outputs on an accelerator.
 
     Raises:
-        ModelError: The models cannot be compared, see `tnsim.similarity`.
+        ModelError: The models cannot be compared, see `tnsim.similarity`; or a module that runs on
+            inputs is in training mode, and its outputs are random.
         UnsupportedLayer: A module holds a layer that `tnsim.from_module` does not know.
         TooLarge: The computation, gradients included, would exceed the budget.
         MissingExtra: PyTorch is not installed.
-        TnsimError: Second derivatives are asked for, or a gradient is not finite; `backward` raises
-            it.
+        TnsimError: Outputs of a function are not finite, or too far apart for float64; or second
+            derivatives are asked for, or a gradient of a model is not finite, which `backward`
+            raises.
 
     Example:
         >>> import torch, tnsim
@@ -89,7 +100,13 @@ def similarity(
     """
     require_torch()
     from tnsim.torch.autograd import compared
+    from tnsim.torch.outputs import compared_on_inputs
 
+    if isinstance(metric, Empirical):
+        # Modules run on the inputs as they are.
+        a, b = comparables(a, b, metric, n_ctx)
+        if is_function(a) or is_function(b):
+            return compared_on_inputs(a, b, metric, dtype, budget)
     return compared(a, b, metric, n_ctx, dtype, budget)
 
 

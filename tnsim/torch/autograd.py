@@ -35,6 +35,7 @@ from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.forward import as_read
+from tnsim.models.functions import is_function, refused_under
 from tnsim.models.model import caveats, terms, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import needs
@@ -105,7 +106,7 @@ def compared(
         TnsimError: The similarity is not a number.
     """
     check_metric(metric)
-    a, b = _model(a, n_ctx), _model(b, n_ctx)
+    a, b = _model(a, metric, n_ctx), _model(b, metric, n_ctx)
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
@@ -145,10 +146,12 @@ def _arithmetic(models: Two, dtype: str) -> precision.Arithmetic:
     return precision.Arithmetic(max(m.growth for one in models for _, m in terms(one)), dtype)
 
 
-def _model(model: Any, n_ctx: int | None) -> Any:
+def _model(model: Any, metric: Metric, n_ctx: int | None) -> Any:
     """The model of a module's tensors, else the model that `tnsim.similarity` would compare."""
     if isinstance(model, torch.nn.Module):
         return model_of(model, None, n_ctx, None)
+    if is_function(model):
+        raise refused_under(metric)
     model = with_dense_matrices(given_model(model, n_ctx))
     terms(model)  # refuses anything but a model or a combination
     return model
@@ -168,7 +171,7 @@ class _Cosine(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         with execution.precision():
-            moving = dict(zip(places, map(_to_jax, tensors), strict=True))
+            moving = dict(zip(places, map(to_jax, tensors), strict=True))
             if wanted:
                 cosines, ctx.gradient = number_and_pullback(comparison, moving, fixed)
             else:
@@ -183,11 +186,7 @@ class _Cosine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
-        if torch.is_grad_enabled():
-            raise TnsimError(
-                "second derivatives of a similarity are not supported: call backward without "
-                "create_graph. jax.hessian differentiates tnsim.similarity twice"
-            )
+        check_first_derivative()
         # The values kept by the pullback may share the memory of the tensors. Reading the saved
         # tensors makes PyTorch raise an error where they were written to since the forward pass.
         tensors = ctx.saved_tensors
@@ -197,12 +196,21 @@ class _Cosine(torch.autograd.Function):
             slopes = ctx.gradient()
         gradients = []
         for place, tensor in zip(ctx.places, tensors, strict=True):
-            gradients.append(_of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
+            gradients.append(of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
         # No derivatives with respect to comparison, arithmetic, fixed numbers, places and flag.
         return None, None, None, None, None, *gradients
 
 
-def _to_jax(tensor: torch.Tensor) -> jax.Array:
+def check_first_derivative() -> None:
+    """Raise `TnsimError` on a way back of which autograd records a graph."""
+    if torch.is_grad_enabled():
+        raise TnsimError(
+            "second derivatives of a similarity are not supported: call backward without "
+            "create_graph. jax.hessian differentiates tnsim.similarity twice"
+        )
+
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
     """A tensor as an array on the device of JAX, without a copy where it is there already."""
     tensor = tensor.detach()
     # DLPack shares memory and asks for contiguous tensors. `device_put` copies only where the array
@@ -212,7 +220,7 @@ def _to_jax(tensor: torch.Tensor) -> jax.Array:
     return jax.device_put(tensor.cpu().numpy())
 
 
-def _of_jax(array: jax.Array, beside: torch.Tensor) -> torch.Tensor:
+def of_jax(array: jax.Array, beside: torch.Tensor) -> torch.Tensor:
     """A derivative as a tensor on the device of its weight."""
     derivative = torch.from_dlpack(array).to(beside.device)
     if not torch.isfinite(derivative).all():

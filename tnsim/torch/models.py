@@ -53,7 +53,7 @@ def model_of(
         raise UnsupportedLayer(
             f"a norm stands before layer {', '.join(normed)}. At a constant energy it is part of "
             "the layer, but the energy changes with the weights, so a gradient would lack a part: "
-            "train with the outputs of the module, and use "
+            "train with tnsim.Empirical(inputs), on which the module runs as it is, and use "
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
     return Model([layer.layer for layer in live], n_ctx)

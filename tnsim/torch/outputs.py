@@ -1,0 +1,260 @@
+"""The cosine of the outputs of two functions on inputs, with gradients by autograd.
+
+With `F_a = sqrt(w_i) a(x_i)` over all inputs, positions and outputs, the cosine is
+`F_a . F_b / (|F_a| |F_b|)`, see `problems.forward`. Modules and functions of PyTorch run in their
+own precision and on their own device, as a part of the autograd graph. Models run in JAX; models
+with moving weights run once more on the way back. Inputs pass in batches, of which autograd keeps
+the values inside of modules that have a gradient, and the outputs of the other side beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import DTypeLike
+
+from tnsim.compare import numbers as numbers_of
+from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.request import InnerProducts, Request, Two, check_comparison, parts
+from tnsim.engine.budget import Budget
+from tnsim.engine.ir.dtypes import dtype_name
+from tnsim.engine.runtime import execution
+from tnsim.errors import TnsimError
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.points import WeightedPoints
+from tnsim.models.arrays import host_array, numbers, requires_grad
+from tnsim.models.checks import check_untraced
+from tnsim.models.functions import array_at, in_rows, is_function, run_with_gradients
+from tnsim.models.model import Model, with_dense_matrices
+from tnsim.problems.forward import (
+    Sums,
+    batch_size,
+    check_shapes,
+    traced_vector,
+    vectors_of,
+    with_cancellation,
+)
+from tnsim.scaled import ScaledSum, taken
+from tnsim.torch.autograd import check_first_derivative, of_jax, to_jax
+
+
+class Rows(NamedTuple):
+    """The vector of a function on a batch.
+
+    Attributes:
+        values: Vector in the unit of its side, float64, a part of the autograd graph.
+        size: Length of the vector; of sums of models the sum of the lengths of the terms.
+    """
+
+    values: Float[torch.Tensor, "out features"]
+    size: float
+
+
+def compared_on_inputs(
+    a: Any, b: Any, metric: Empirical, dtype: DTypeLike, budget: Budget
+) -> torch.Tensor:
+    """The cosine of two functions, of which a side at least is no model, see
+    `tnsim.torch.similarity`.
+
+    Args:
+        a: A plain function, a module, a model or a combination of models.
+        b: The other function, module, model or combination.
+        metric: Metric with the inputs.
+        dtype: Precision of the forward passes of models.
+        budget: Limits on work and memory.
+
+    Returns:
+        A tensor of no axes, float64.
+
+    Raises:
+        ModelError: The functions do not read the inputs, differ in the shape of their outputs, or
+            are zero.
+        TooLarge: The forward passes of models are over the budget.
+        TnsimError: Outputs, or sums of their products, are not finite.
+    """
+    check_untraced("tnsim.torch.similarity", a, b, metric)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
+    first = _numbers(a)
+    fixed = first, first if b is a else _numbers(b)
+    check_comparison(*fixed, metric)
+    (product, *norms), products = _inner_products(a, b, fixed, request)
+    # The errors and warnings are those of `tnsim.similarity`, and so is the number.
+    value = float(numbers_of.cosine(products, fixed, request, stacklevel=4))
+    cosine = product / (norms[0].sqrt() * norms[1].sqrt())
+    return cosine + (value - cosine.detach())
+
+
+def _inner_products(
+    a: Any, b: Any, fixed: Two, request: Request
+) -> tuple[list[torch.Tensor], InnerProducts]:
+    """AB, AA and BB in the graph of autograd, in the units of both sides, and as numbers.
+
+    `fixed` are both sides without gradients.
+    """
+    terms = [parts(one) for one in fixed]
+    known = [part for one in terms for _, part in one]
+    models = [part for part in known if isinstance(part, Model)]
+    points = points_of(models, request.metric, request.pairs, request.slices, request.dtype)
+    assert points is not None  # Empirical always has points
+    plan = forward_plan(models, request.metric, points, request.dtype, request.pairs)
+    check_affordable(plan, request.metric, request.budget)
+    size = batch_size(known, points, points.count, request.dtype, request.budget)
+    sides = [_Side(a, request.dtype)]
+    if b is not a:
+        sides.append(_Side(b, request.dtype))
+    products, sizes = [], []
+    for start in range(0, points.count, size):
+        batch = points.block(start, min(start + size, points.count))
+        # Models run first: their messages about inputs that do not fit tell the most.
+        order = sorted(sides, key=lambda side: is_function(side.given))
+        rows = {id(side): side.at(batch, start) for side in order}
+        one, two = rows[id(sides[0])], rows[id(sides[-1])]
+        check_shapes([one.values.shape, two.values.shape], len(batch.log_weights))
+        products.append(_products(one.values, two.values))
+        sizes.append((one.size * two.size, one.size**2, two.size**2))
+    sums = list(torch.stack(products).sum(dim=0))
+    if not all(torch.isfinite(value) for value in sums):
+        raise TnsimError(
+            "the squared outputs on some inputs are beyond float64, relative to outputs on the "
+            "inputs before: a function gives outputs that differ by more than 1e150; divide them"
+        )
+    shapes = (1, 1, 1), (1, 1), (1, 1)  # groups, rows, columns
+    ab, aa, bb = (
+        ScaledSum(np.full(shape, value.item()), np.zeros(shape), np.full(shape, count))
+        for shape, value, count in zip(shapes, sums, np.sum(sizes, axis=0), strict=True)
+    )
+    whole = with_cancellation(Sums(ab, aa, bb, np.ones(1)), [terms[0]], [terms[1]], points)
+    values = {
+        "AB": taken(whole.products, (0, 0, 0)),
+        "AA": taken(whole.rows, (0, 0)),
+        "BB": taken(whole.columns, (0, 0)),
+    }
+    return sums, InnerProducts(values, 0.0, False, request.dtype, plan)
+
+
+def _numbers(given: Any) -> Any:
+    """A model or a sum of models without gradients; anything else itself."""
+    if not any(map(requires_grad, jax.tree.leaves(given))):
+        return given
+    return numbers(with_dense_matrices(given))
+
+
+def _products(first: torch.Tensor, second: torch.Tensor) -> Float[torch.Tensor, "3"]:
+    """Inner product and squared norms of two vectors, on an accelerator where a vector is there."""
+    # The outputs of models and of functions in NumPy go to the device of the module beside them.
+    if first.device.type == "cpu":
+        first = first.to(second.device)
+    second = second.to(first.device)
+    pairs = (first, second), (first, first), (second, second)
+    return torch.stack([(one * two).sum() for one, two in pairs])
+
+
+class _Side:
+    """One of the two functions, batch by batch in a unit of its own.
+
+    The largest output of the first batch that has one is near 1, so that squares of outputs of any
+    size are floats. A factor of its own does not change a cosine.
+    """
+
+    def __init__(self, given: Any, dtype: str) -> None:
+        self.given, self.unit = given, None
+        self.run = _of_function(given) if is_function(given) else _of_model(given, dtype)
+
+    def at(self, batch: WeightedPoints, start: int) -> Rows:
+        """The vector on a batch that begins with the input number `start`."""
+        values, exponent, cancelled = self.run(batch, start)
+        top = float(values.detach().abs().max())
+        if self.unit is None and top > 0:
+            # A power of two beyond 2^1000 would be no float.
+            self.unit = exponent + max(math.frexp(top)[1], -1000)
+        if self.unit is not None:
+            with np.errstate(over="ignore"):
+                values = values * float(np.exp2(exponent - self.unit))
+        return Rows(values, cancelled * float(values.detach().norm()))
+
+
+Run: TypeAlias = Callable[[WeightedPoints, int], tuple[torch.Tensor, float, float]]
+"""A function of a batch and of the number of its first input: a vector in a unit, the exponent of
+the unit, and the sum of the lengths of the terms of a sum of models by the length of the sum."""
+
+
+def _of_function(function: Any) -> Run:
+    """The vectors of a plain function or module, with the graph that it makes."""
+
+    def at(batch: WeightedPoints, start: int) -> tuple[torch.Tensor, float, float]:
+        given = array_at(function, batch.inputs, run_with_gradients)
+        if not isinstance(given, torch.Tensor):
+            given = torch.from_numpy(np.array(host_array(given)))
+        outputs = in_rows(given, len(batch.inputs)).double()
+        if not torch.isfinite(outputs).all():
+            finite = torch.isfinite(outputs).flatten(1).all(1)
+            raise TnsimError(
+                "a function gives outputs that are NaN or infinite, first for input "
+                f"{start + int(finite.int().argmin())}"
+            )
+        roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(outputs.device)
+        weighted = outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
+        return weighted.movedim(-1, 0).reshape(outputs.shape[-1], -1), 0.0, 1.0
+
+    return at
+
+
+def _of_model(model: Any, dtype: str) -> Run:
+    """The vectors of a model or a sum of models, with gradients to weights that are tensors."""
+    fixed = _numbers(model)
+    leaves, form = jax.tree.flatten(model if fixed is model else with_dense_matrices(model))
+    moving = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    vector = vectors_of(parts(fixed), dtype)
+
+    def at(batch: WeightedPoints, start: int) -> tuple[torch.Tensor, float, float]:
+        with execution.precision():
+            values, exponent, lengths, sizes = vector(batch)
+        length = np.linalg.norm(lengths)
+        cancelled = float(np.linalg.norm(sizes) / length) if length else 1.0
+
+        def traced(weights: dict[int, jax.Array]) -> jax.Array:
+            own = [weights.get(n, leaf) for n, leaf in enumerate(leaves)]
+            own = [jnp.asarray(x, dtype) if hasattr(x, "dtype") else x for x in own]
+            return traced_vector(parts(jax.tree.unflatten(form, own)), batch, exponent, dtype)
+
+        numbers = np.array(values, np.float64)
+        tensor: Any = _Outputs.apply(numbers, traced, tuple(moving), *moving.values())
+        return tensor, float(exponent[0]), cancelled
+
+    return at
+
+
+class _Outputs(torch.autograd.Function):
+    """The outputs of a model in autograd, which runs once more in JAX for its pullback."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: np.ndarray,
+        traced: Callable[[dict[int, jax.Array]], jax.Array],
+        places: tuple[int, ...],
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.traced, ctx.places = traced, places
+        return torch.from_numpy(values)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> Any:
+        check_first_derivative()
+        tensors = ctx.saved_tensors
+        with execution.precision():
+            moving = dict(zip(ctx.places, map(to_jax, tensors), strict=True))
+            made, pullback = jax.vjp(ctx.traced, moving)
+            (slopes,) = pullback(jnp.asarray(outer[0].cpu().numpy(), made.dtype))
+        gradients = [
+            of_jax(slopes[place], tensor) for place, tensor in zip(ctx.places, tensors, strict=True)
+        ]
+        return None, None, None, *gradients
