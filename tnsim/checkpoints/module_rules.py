@@ -10,10 +10,11 @@ such a function of the layer before, a known activation is a layer, or the gate 
 another function is named by the refusal (`unknown_function`). Activations are told apart by their
 values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
-Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
-parts of a single linear layer that stacks all but o. Everything that no name tells is tried: the
-number of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted
-where it computes the output of the module (`attention_rules`).
+Attention without softmax takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from
+the parts of a single linear layer that stacks all but o. Everything that no name tells is tried:
+two scores that share q and k, or a single score (linear attention); the number of heads, the mask,
+the rotation and the power of d_head in the scores. A rule is accepted where it computes the output
+of the module (`attention_rules`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.rules import (
     PROJECTIONS,
+    SECOND_SCORE,
     AttentionRule,
     BilinearRule,
     ElementwiseRule,
@@ -66,9 +68,12 @@ ENTRYWISE = ("selu", "celu", "softsign", "logsigmoid")
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
-POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+POWERS = (2, 1, 0, 0.5)  # powers of d_head by which scores may be divided, the paper's first
 BASES = re.compile(r"rope|theta|base")
-_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+_ROLE = re.compile(
+    r"(?:^|\.)(?:w_?|to_?)?([qkvo][12]?|query|key|value|out(?:put)?)(?:_?proj)?(?:\.\d+)?$",
+    re.IGNORECASE,
+)
 FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 Declared = Rule | Callable[[Any], Any]
@@ -174,11 +179,13 @@ def attention_rules(
                 continue
             factor, power = fit
             if power is None:
+                plain = "q . k" if rule.scores == 1 else "the product of both scores"
                 raise UnsupportedLayer(
-                    f"{_call_name(run[0])} begins bilinear attention, with scores that differ by "
-                    f"the factor {factor:.6g} from the product of both scores; known are 1, "
-                    "1 / d_head and 1 / d_head^2. Put the factor into the weights of the values, "
-                    "or declare the class: layers={Class: lambda module: tnsim.Attention(...)}"
+                    f"{_call_name(run[0])} begins attention without softmax, with scores that "
+                    f"differ by the factor {factor:.6g} from {plain}; known are 1, "
+                    "1 / sqrt(d_head), 1 / d_head and 1 / d_head^2. Put the factor into the "
+                    "weights of the values, or declare the class: "
+                    "layers={Class: lambda module: tnsim.Attention(...)}"
                 )
             yield shape.calls, replace(rule, score_power=power)
             return
@@ -239,13 +246,14 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
     """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
-        # The last part of the path is the name that the user gave.
-        named = _ROLE.match(call.path.rpartition(".")[2])
+        # The end of the path is the name that the user gave, before a place in a Sequential.
+        named = _ROLE.search(call.path)
         if named is None:
             break
         role = named[1].lower()
-        if role == "out":
-            role = "o"
+        # Words stand for their first letter, and q1 for itself.
+        if role.isalpha():
+            role = role[0]
         roles[role] = call
         # The output map closes the layer.
         if role == "o":
@@ -259,8 +267,9 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
 
 
 def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
-    """Rules for every number of heads, mask and rotation, the plainest first."""
+    """Rules for every number of scores and heads, mask and rotation, the plainest first."""
     rows = shape.rows
+    single = _single_score(shape.keys)
     # Heads divide the rows of queries and the rows of values alike.
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
     # Without a rotation first, then bases that the module itself names.
@@ -269,10 +278,24 @@ def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
         rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
+            # A constant second score survives no rotation, so a single score is tried without.
+            if single is not None:
+                yield AttentionRule(**single, n_heads=n_heads, mask=mask)
         elif rows[0] // n_heads % 2 == 0:
             # A rotation needs pairs of coordinates.
             for layout, turn in itertools.product(("half", "interleaved"), (1, -1)):
                 yield replace(rule, rope_layout=layout, rope_direction=turn)
+
+
+def _single_score(keys: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of linear attention, None where queries or keys of two scores are told apart."""
+    shared = keys.get("q1") == keys.get("q2") and keys.get("k1") == keys.get("k2")
+    # A stack in another order than q-k-v tells them apart.
+    shared = shared and keys.get("fused_order") in (None, "q-k-v")
+    if not shared:
+        return None
+    second = {name for role in SECOND_SCORE for name in (role, f"{role}_bias")}
+    return {name: key for name, key in keys.items() if name not in second} | {"scores": 1}
 
 
 def _rotation_bases(module: Any) -> Iterator[float]:
@@ -285,7 +308,7 @@ def _rotation_bases(module: Any) -> Iterator[float]:
 
 def _fitted_scores(
     rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray
-) -> tuple[float, int | None] | None:
+) -> tuple[float, float | None] | None:
     """The factor of the scores with which a rule computes the module's output, and its power.
 
     The factor is d_head^-p of the power p in `POWERS`, None for other factors. None where no factor
@@ -725,9 +748,10 @@ def _unexplained_step(
         advice = f". {ON_INPUTS}, inputs here being tokens (n, positions)"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
-        "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
-        "o, or q, k, v in one). Declare the class around it: layers={Class: BilinearRule(...) or a "
-        f"function from an instance to layers of tnsim}}{advice}"
+        "connections, norms before a layer, embeddings and attention without softmax (q1, k1, q2, "
+        "k2, v, o; q, k, v, o; or q, k, v in one). Declare the class around it: "
+        "layers={Class: BilinearRule(...) or a function from an instance to layers of tnsim}"
+        f"{advice}"
     )
 
 
