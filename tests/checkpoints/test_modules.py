@@ -218,6 +218,65 @@ def test_fused_attention_by_what_it_gives(rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
+class LinearAttention(nn.Module):
+    """Attention without softmax by a single score."""
+
+    def __init__(self, names="q k v o", power=0.5, causal=True, rope=False, residual=False):
+        super().__init__()
+        self.names, self.power, self.causal = names.split(), power, causal
+        self.rope, self.residual = rope, residual
+        for name in self.names:
+            setattr(self, name, nn.Linear(8, 8, bias=residual))
+        # Libraries put the last projection before dropout.
+        setattr(self, name, nn.Sequential(nn.Linear(8, 8, bias=residual), nn.Dropout(0.5)))
+
+    def forward(self, x):
+        *legs, out = (getattr(self, name) for name in self.names)
+        q, k, v = (leg(x).unflatten(-1, (2, 4)).transpose(1, 2) for leg in legs)
+        if self.rope:
+            angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.01])
+            cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+            q, k = (y * cos + torch.cat([-y[..., 2:], y[..., :2]], -1) * sin for y in (q, k))
+        scores = q @ k.mT / 4**self.power
+        scores = scores.tril() if self.causal else scores
+        return out((scores @ v).transpose(1, 2).flatten(-2)) + self.residual * x
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("q k v o",),
+        ("q_proj k_proj v_proj out_proj", 1, False),
+        ("to_q to_k to_v to_out", 0, True, False, True),
+        ("W_Q W_K W_V W_O", 2, False, False, True),
+    ],
+)
+def test_linear_attention_by_what_it_gives(options, rng):
+    torch.manual_seed(0)
+    module, x = LinearAttention(*options).double().eval(), rng.normal(size=(3, 5, 8))
+    model = tnsim.from_module(module, n_ctx=5)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+    assert "a single score (linear attention)" in " ".join(model.origin.assumptions)
+    # The dialect that was found reads other weights.
+    other = LinearAttention(*options).double().eval()
+    read = tnsim.from_state_dict(
+        other.state_dict(), tnsim.Dialect.from_json(model.origin.dialect.to_json())
+    )
+    assert_close(read(x), forward(other, x), scale=LARGEST, rtol=1e-13)
+
+
+def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
+    module, x = LinearAttention().double().eval(), rng.normal(size=(3, 5, 8))
+    model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 8))
+    assert [type(layer).__name__ for layer in model.layers] == ["Attention"]
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
+def test_a_single_score_under_a_rotation_is_no_layer():
+    with pytest.raises(tnsim.UnsupportedLayer, match="its 4 positions are read as a single vector"):
+        tnsim.from_module(LinearAttention(rope=True).eval(), n_ctx=4)
+
+
 def test_images_are_flat():
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     assert tnsim.from_module(module, inputs=torch.zeros(3, 1, 3, 4)).d_in == 12
