@@ -169,11 +169,19 @@ def test_a_single_score_in_files(rng):
         (SINGLE | {"k1": None}, "names q1, k1, v, o, n_heads, or fused"),
         (SINGLE | {"scores": 2}, "names q1, k1, q2, k2, v, o, n_heads, or fused"),
         (SINGLE | {"fused": "f", "fused_order": "q1-k1-q2-k2-v"}, "single score is q-k-v"),
+        (SINGLE | {"by_head": True, "transpose": True}, "neither stacked .* nor transposed"),
     ],
 )
-def test_a_rule_of_a_single_score_has_no_second(fields, words):
+def test_rules_of_attention_refuse_what_does_not_fit(fields, words):
     with pytest.raises(tnsim.CheckpointError, match=words):
         Dialect("mine", (AttentionRule(**fields),))
+
+
+def test_arrays_by_head_have_the_heads_of_the_rule(rng):
+    state = {name: rng.normal(size=(4, WIDTH, 3)) for name in "qkvo"}
+    rule = AttentionRule(**SINGLE, by_head=True)
+    with pytest.raises(tnsim.ModelError, match=r"'q' must have the shape \(heads, in, out\) of 2"):
+        tnsim.from_state_dict(state, Dialect("mine", (rule,)))
 
 
 def test_numbers_are_not_guessed(tmp_path, rng):

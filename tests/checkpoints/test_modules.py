@@ -265,6 +265,42 @@ def test_linear_attention_by_what_it_gives(options, rng):
     assert_close(read(x), forward(other, x), scale=LARGEST, rtol=1e-13)
 
 
+class ByHead(nn.Module):
+    """Attention without softmax by parameters with an axis of heads."""
+
+    def __init__(self, scores):
+        super().__init__()
+        both = [f"{leg}{i}" for i in (1, 2) for leg in "QK"]
+        self.scores = [both[:2], both[2:]] if scores == 2 else [["Q", "K"]]
+        for name in both if scores == 2 else "QK":
+            setattr(self, f"W_{name}", nn.Parameter(torch.randn(3, 6, 4)))
+        self.b_V, self.b_O = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(6))
+        self.W_V = nn.Parameter(torch.randn(3, 6, 2))
+        self.W_O = nn.Parameter(torch.randn(3, 2, 6))
+
+    def forward(self, x):
+        scores = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        for q, k in self.scores:
+            q, k = (torch.einsum("bsd,hdk->bhsk", x, getattr(self, f"W_{leg}")) for leg in (q, k))
+            scores = scores * torch.einsum("bhsk,bhtk->bhst", q, k) / 4**0.5
+        v = torch.einsum("bsd,hdk->bhsk", x, self.W_V) + self.b_V[:, None]
+        return torch.einsum("bhst,bhtv,hvd->bsd", scores, v, self.W_O) + self.b_O
+
+
+@pytest.mark.parametrize("scores", [1, 2])
+def test_attention_of_parameters_by_head(scores, rng):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), ByHead(scores), nn.Linear(6, 3)).double()
+    x = rng.normal(size=(3, 4, 6))
+    model = tnsim.from_module(module, n_ctx=4)
+    assert model.layers[1].n_heads == 3 and model.layers[1].d_value == 2
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+    state = {name: tensor + 1.0 for name, tensor in module.state_dict().items()}
+    module.load_state_dict(state)
+    read = tnsim.from_state_dict(state, model.origin.dialect)
+    assert_close(read(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
 def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
     module, x = LinearAttention().double().eval(), rng.normal(size=(3, 5, 8))
     model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 8))
@@ -273,8 +309,9 @@ def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
 
 
 def test_a_single_score_under_a_rotation_is_no_layer():
-    with pytest.raises(tnsim.UnsupportedLayer, match="its 4 positions are read as a single vector"):
-        tnsim.from_module(LinearAttention(rope=True).eval(), n_ctx=4)
+    module = nn.Sequential(nn.Embedding(5, 8), LinearAttention(rope=True)).eval()
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"what 1\.k \(Linear\) is given follows from"):
+        tnsim.from_module(module, n_ctx=4)
 
 
 def test_images_are_flat():

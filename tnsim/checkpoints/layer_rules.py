@@ -243,8 +243,27 @@ def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tupl
             yield role, stacked.get(role, stacked.get(both))
             yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
             continue
+        bias = arrays.get(getattr(rule, f"{role}_bias"))
+        if rule.by_head:
+            yield role, _rows_of_heads(getattr(rule, role), role, rule, arrays)
+            yield f"{role}_bias", None if bias is None else bias.reshape(-1)
+            continue
         yield role, arrays.required_matrix(getattr(rule, role), rule.transpose)
-        yield f"{role}_bias", arrays.get(getattr(rule, f"{role}_bias"))
+        yield f"{role}_bias", bias
+
+
+def _rows_of_heads(key: str, role: str, rule: AttentionRule, arrays: NamedArrays) -> Any:
+    """The matrix of a projection that is stored with an axis of heads."""
+    array: Any = arrays.get(key)
+    if array.ndim != 3 or array.shape[0] != rule.n_heads:
+        raise ModelError(
+            f"tensor {key!r} must have the shape (heads, in, out) of {rule.n_heads} heads, found "
+            f"{tuple(array.shape)}"
+        )
+    # The values of all heads stand side by side before the output map.
+    if role == "o":
+        return array.reshape(-1, array.shape[2]).T
+    return array.swapaxes(1, 2).reshape(-1, array.shape[1])
 
 
 def _rotary_rows(array: np.ndarray, heads: int, rule: AttentionRule) -> np.ndarray:

@@ -11,7 +11,8 @@ another function is named by the refusal (`unknown_function`). Activations are t
 values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
 Attention without softmax takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from
-the parts of a single linear layer that stacks all but o. Everything that no name tells is tried:
+the parts of a single linear layer that stacks all but o, or from parameters (heads, d_in, d_head)
+of a submodule that calls no other. Everything that no name tells is tried:
 two scores that share q and k, or a single score (linear attention); the number of heads, the mask,
 the rotation and the power of d_head in the scores. A rule is accepted where it computes the output
 of the module (`attention_rules`).
@@ -74,6 +75,8 @@ _ROLE = re.compile(
     r"(?:^|\.)(?:w_?|to_?)?([qkvo][12]?|query|key|value|out(?:put)?)(?:_?proj)?(?:\.\d+)?$",
     re.IGNORECASE,
 )
+_BIAS = re.compile(r"^(?:b_?(\w+)|(\w+)_bias)$", re.IGNORECASE)
+ROLES = (set(PROJECTIONS), {"q", "k", "v", "o"})  # names of a whole layer
 FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 Declared = Rule | Callable[[Any], Any]
@@ -158,7 +161,7 @@ def attention_rules(
 
     Args:
         module: The whole module, whose attributes may hold the base of a rotation.
-        run: Calls of linear layers.
+        run: Calls of linear layers, or the call of a submodule with parameters of its own.
         arrays: Tensors of the module by name.
 
     Yields:
@@ -170,7 +173,8 @@ def attention_rules(
     # Attention reads a batch of sequences.
     if run[0].given.ndim != 3:
         return
-    for shape in (*_stacked_projections(run), *_separate_projections(run)):
+    shapes = *_stacked_projections(run), *_separate_projections(run), *_by_head(run[0])
+    for shape in shapes:
         output = run[shape.calls - 1].result
         for rule in _hypotheses(shape, module):
             # Nothing but the output decides; names only make the hypotheses fewer.
@@ -198,11 +202,13 @@ class Shape(NamedTuple):
         calls: Number of calls.
         keys: Fields of the rule of the layer.
         rows: Number of rows of queries, and of values.
+        heads: Number of heads, None where unknown.
     """
 
     calls: int
     keys: dict[str, Any]
     rows: tuple[int, int]
+    heads: int | None = None
 
 
 def _separate_projections(run: Sequence[Call]) -> Iterator[Shape]:
@@ -234,6 +240,32 @@ def _stacked_projections(run: Sequence[Call]) -> Iterator[Shape]:
             yield Shape(2, keys, (rows, rows))
 
 
+def _by_head(call: Call) -> Iterator[Shape]:
+    """Projections by parameters of a single submodule that have an axis of heads, by their names.
+
+    Biases are called b_Q, bq or q_bias.
+    """
+    own = dict(call.module.named_parameters(recurse=False))
+    roles: dict[str, Any] = {}
+    keys: dict[str, Any] = {"by_head": True}
+    biases: dict[str, str] = {}
+    for name in own:
+        bias = _BIAS.match(name)
+        if (role := _role(bias[1] or bias[2] if bias else name)) is None:
+            return
+        (biases if bias else roles)[role] = name
+    if set(roles) not in ROLES or any(own[name].ndim != 3 for name in roles.values()):
+        return
+    for role in PROJECTIONS:
+        # Where q and k have no number, both scores share them.
+        shared = role if role in roles else role[0]
+        keys[role] = join(call.path, roles[shared])
+        if shared in biases:
+            keys[f"{role}_bias"] = join(call.path, biases[shared])
+    query, value = (own[roles[role]].shape for role in ("q1" if "q1" in roles else "q", "v"))
+    yield Shape(1, keys, (query[0] * query[2], value[0] * value[2]), query[0])
+
+
 def _attention_keys(role: str, call: Call) -> dict[str, str]:
     """The fields of a rule for the weights of a single linear layer."""
     keys = {role: join(call.path, "weight")}
@@ -246,14 +278,8 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
     """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
-        # The end of the path is the name that the user gave, before a place in a Sequential.
-        named = _ROLE.search(call.path)
-        if named is None:
+        if (role := _role(call.path)) is None:
             break
-        role = named[1].lower()
-        # Words stand for their first letter, and q1 for itself.
-        if role.isalpha():
-            role = role[0]
         roles[role] = call
         # The output map closes the layer.
         if role == "o":
@@ -261,9 +287,18 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
         # All projections but o read the same state.
         if call.given is not run[0].given and not np.array_equal(call.given, run[0].given):
             return None
-    if set(roles) in ({"q1", "k1", "q2", "k2", "v", "o"}, {"q", "k", "v", "o"}):
-        return roles
-    return None
+    return roles if set(roles) in ROLES else None
+
+
+def _role(path: str) -> str | None:
+    """The role that a name says, such as q or k1, None for other names."""
+    # The end of the path is the name that the user gave, before a place in a Sequential.
+    named = _ROLE.search(path)
+    if named is None:
+        return None
+    role = named[1].lower()
+    # Words stand for their first letter, and q1 for itself.
+    return role[0] if role.isalpha() else role
 
 
 def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
@@ -272,6 +307,7 @@ def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
     single = _single_score(shape.keys)
     # Heads divide the rows of queries and the rows of values alike.
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
+    heads = [n for n in heads if shape.heads in (None, n)]
     # Without a rotation first, then bases that the module itself names.
     bases = (None, *dict.fromkeys((*_rotation_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
@@ -503,6 +539,8 @@ def _possible_units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
         # Embeddings are stored by token, so rows are outputs.
         rule = LinearRule(weight=join(first.path, "weight"), transpose=True)
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
+    if not kind(first.module):
+        yield from _attention_units(reader, [first])
     if kind(first.module) != "Linear":
         return
     run = list(_leading_linears(calls))
@@ -610,7 +648,7 @@ def _gated_units(run: Sequence[Call]) -> Iterator[Unit]:
 
 
 def _attention_units(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
-    """Bilinear attention, recognised by the names of its linear layers and by its output."""
+    """Attention without softmax, recognised by the names of its projections and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
         yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 

@@ -208,6 +208,8 @@ class AttentionRule(StackedRule):
         fused: Key of an array that stacks all projections but o on axis 0; `fused_bias` is the key
             of their stacked biases, and `fused_order` is "q-k-v", where both scores share q and k,
             or "q1-k1-q2-k2-v".
+        by_head: Whether arrays have an axis of heads: queries, keys and values (heads, d_in,
+            d_head), their biases (heads, d_head), and o (heads, d_head, d_out).
         scores: 2, or 1 for linear attention: without q2, k2 and RoPE, and "q-k-v" where stacked.
         n_heads: The number of heads, or "config:a.b".
         mask: "causal" or "none".
@@ -245,6 +247,7 @@ class AttentionRule(StackedRule):
     k2_bias: str | None = None
     v_bias: str | None = None
     o_bias: str | None = None
+    by_head: bool = False
     scores: int = 2
     n_heads: int | str | None = None
     mask: str = "causal"
@@ -404,6 +407,8 @@ def _attention_facts(rule: AttentionRule) -> list[str]:
         phrases.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
     else:
         phrases.append("no RoPE")
+    if rule.by_head:
+        phrases.append("matrices are stored by head")
     if rule.scores == 1:
         phrases.append("a single score (linear attention)")
     # A stack in the order q-k-v leaves all keys at None, which are equal too.
@@ -471,6 +476,10 @@ def check_rule(rule: Any, where: str) -> None:
 
 def _check_keys(rule: Rule, where: str) -> None:
     required = own = _required_keys(rule, where)
+    if isinstance(rule, AttentionRule) and rule.by_head and (rule.fused or rule.transpose):
+        raise CheckpointError(
+            f"{where}: arrays by head (by_head) are neither stacked (fused) nor transposed"
+        )
     instead = ""
     if isinstance(rule, StackedRule):
         instead = ", or fused"
