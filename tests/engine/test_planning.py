@@ -78,7 +78,7 @@ def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
     assert "scalar multiplications" in str(planned) and "MiB of float32" in str(planned)
 
 
-@pytest.mark.parametrize("name", [name for name in cases.SHALLOW | cases.DEEP if name != "sparse"])
+@pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
 def test_json_both_ways(name, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True)

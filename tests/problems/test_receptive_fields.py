@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from closeness import assert_close
-from sequence_cases import slow
 
 import tnsim
 from tnsim.models.matrices import Columns
@@ -76,11 +75,18 @@ def makes_same_products(a, b, metric, rtol=1e-12):
     assert_close(tnsim.slices(a, b, metric), tnsim.slices(*whole, metric), scale=1, rtol=rtol)
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("form", NETWORKS)
+DEAR = {"pooling", "residual"}  # plans of the dense models take seconds
+WRITTEN_OUT = [
+    pytest.param(
+        form, metric, marks=pytest.mark.slow if form in DEAR and metric != "symmetric" else ()
+    )
+    for form in NETWORKS
+    for metric in METRICS
+]
+
+
+@pytest.mark.parametrize(("form", "metric"), WRITTEN_OUT)
 def test_as_if_written_out(form, metric, rng):
-    if form == "residual" and metric == "mean and variances":
-        pytest.skip("the plan of the dense model takes 10 s")
     a, b = (network(rng, **NETWORKS[form]) for _ in "ab")
     makes_same_products(a, b, METRICS[metric])
 
@@ -185,6 +191,26 @@ def test_other_metrics_and_verbs_write_out(rng):
         expected = tnsim.similarity(*whole, metric)
         assert_close(tnsim.similarity(a, b, metric), expected, scale=1, rtol=1e-11)
     assert_close(tnsim.change(a, b).share, tnsim.change(*whole).share, rtol=1e-9)
+
+
+def test_a_small_dense_layer_among_sparse_ones(monkeypatch, rng):
+    """A convolution of few pixels may read nearly all of them."""
+    monkeypatch.setattr(receptive_fields, "_SLOWER", 0)
+    a, b = (network(rng, kernels=(3, 2), biases=True) for _ in "ab")
+
+    def mixed(model):
+        first, second, readout = model.layers
+        arrays = (np.asarray(m) for m in (second.left, second.right, second.down))
+        biases = second.left_bias, second.right_bias, second.down_bias
+        return tnsim.Model([first, tnsim.Bilinear(*arrays, *biases), readout])
+
+    makes_same_products(mixed(a), mixed(b), tnsim.Gaussian())
+
+
+@pytest.mark.slow
+def test_gradients_write_out(rng):
+    a, b = (network(rng, size=4, kernels=(3,), biases=True) for _ in "ab")
+    whole = with_dense_matrices(a), with_dense_matrices(b)
     gradient = jax.grad(lambda model: tnsim.similarity(model, b))(a)
     expected = jax.grad(lambda model: tnsim.similarity(model, whole[1]))(whole[0])
     filled = np.nonzero(whole[0].layers[0].left)
@@ -217,6 +243,13 @@ def test_beyond_the_budget(rng):
         tnsim.similarity(wide, wide, tnsim.TreeSymmetric())
 
 
+def test_columns_are_whole_numbers():
+    with pytest.raises(tnsim.ModelError, match="whole numbers"):
+        Columns([[0.5]], 3)
+    with pytest.raises(tnsim.ModelError, match="width 0"):
+        Columns([[0]], 0)
+
+
 @pytest.mark.parametrize(
     ("values", "columns", "message"),
     [
@@ -232,7 +265,7 @@ def test_damaged_matrices_are_refused(values, columns, message):
         tnsim.SparseMatrix(values, Columns(columns, 3))
 
 
-@slow
+@pytest.mark.slow
 def test_a_network_of_many_channels(rng):
     """Sixteen channels on 14 x 14 pixels: 37 million products of units, against draws."""
     a = network(rng, channels=16, size=14, kernels=(3, 3), biases=True)

@@ -21,10 +21,10 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.models.arrays import Array, add, detached, host_array, pytree, set_arrays, weight
+from tnsim.models.arrays import Array, add, as_array, host_array, pytree, set_arrays, weight
 from tnsim.scaled import library
 
-_DENSE = 2**27
+MOST_DENSE = 2**27
 """Most entries of a sparse matrix that is written out, 1 GiB in float64."""
 
 
@@ -36,13 +36,24 @@ class Columns:
             row with fewer entries than others.
         width: Number of columns of the matrix.
 
+    Raises:
+        ModelError: The columns are no whole numbers in rows, or there is no column.
+
     Example:
         >>> Columns([[0, 2], [1, -1]], 3) == Columns([[0, 2], [1, -1]], 3)
         True
     """
 
     def __init__(self, array: Any, width: int) -> None:
-        self.array: Int[np.ndarray, "rows entries"] = np.array(array, np.int32, order="C")
+        given = np.asarray(array)
+        if given.ndim != 2 or given.dtype.kind not in "iu" or not 0 < width < 2**31:
+            raise ModelError(
+                "columns of a sparse matrix are whole numbers (rows, entries) below its width, "
+                f"found {given.dtype} {given.shape} and the width {width}"
+            )
+        # Columns beyond the width stay beyond it as integers of 32 bits, and are refused later.
+        places = given.clip(-2, width)
+        self.array: Int[np.ndarray, "rows entries"] = np.array(places, np.int32, order="C")
         self.array.flags.writeable = False
         self.width = width
         digest = hashlib.blake2b(self.array.data, digest_size=16)
@@ -97,7 +108,7 @@ class SparseMatrix:
     columns: Columns = dataclasses.field(metadata={"static": True})
 
     def __post_init__(self) -> None:
-        values = weight(self.values, "the entries of a sparse matrix", 2)
+        values = as_array(self.values, "the entries of a sparse matrix", 2)
         places = self.columns.array
         if tuple(values.shape) != places.shape:
             raise ModelError(
@@ -109,8 +120,7 @@ class SparseMatrix:
             raise ModelError(
                 f"a sparse matrix has an entry in column {column} of {self.columns.width}"
             )
-        numbers = detached(values)
-        if not isinstance(numbers, Tracer) and np.asarray(numbers)[~self.columns.filled].any():
+        if not isinstance(values, Tracer) and np.asarray(values)[~self.columns.filled].any():
             raise ModelError("a sparse matrix has an entry that is not zero, and no column for it")
         set_arrays(self, values=values)
 
@@ -175,7 +185,7 @@ class SparseMatrix:
             TooLarge: The matrix has more than 2^27 entries.
         """
         rows, width = self.shape
-        if rows * width > _DENSE:
+        if rows * width > MOST_DENSE:
             raise TooLarge(
                 f"a sparse matrix of {rows:,} x {width:,} numbers would be written out, "
                 f"{rows * width / 2**27:,.1f} GiB in float64: Gaussian() and Symmetric() compare "

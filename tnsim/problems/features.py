@@ -439,8 +439,8 @@ def _of_models(
         # Row after row, as products read them.
         made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
         exponents = np.array([float(scale_exponent(values)) for values in made])
-        for values, by in zip(made, exponents, strict=True):
-            shifted(values, np.float64(-by), out=values)
+        for n, exponent in enumerate(exponents):
+            shifted(made[n], np.array(-exponent), out=made[n])
         return made, exponents
     groups: dict[Kinds, list[int]] = {}
     for n, model in enumerate(models):

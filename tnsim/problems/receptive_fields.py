@@ -33,7 +33,7 @@ from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import Columns, SparseMatrix
+from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
@@ -47,7 +47,7 @@ from tnsim.problems.polynomial_space import (
 )
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
-from tnsim.problems.tensors.lifted import in_float64
+from tnsim.problems.tensors.lifted import in_float64, shapes
 from tnsim.sessions import session, session_cache
 
 _LARGEST = 2**26
@@ -56,8 +56,12 @@ _PART = 2**24
 """Numbers of all fields and outputs together from which a part of a vector ends, 128 MiB."""
 _KEPT = 2**27
 """Coefficients of units that are kept between the parts of a vector, 1 GiB."""
+_LARGEST_DENSE = 2**22
+"""Most entries of a dense matrix among sparse ones."""
 _AT_ONCE = 2**24
 """Most elements of the products of some units."""
+_SLOWER = 10
+"""Ratio of the rates of matrix products and of the features of fields, which wait for memory."""
 _PLACES = 2**62
 """Number of indices over all coordinates that an integer can count."""
 
@@ -229,19 +233,46 @@ def receptive_fields(
     groups = [group for layers in distinct for group in _groups(layers)]
     if max(_entries(space, group) for group in groups) > _LARGEST:
         return None
-    return space if _by_largest(space).max() <= 16 * _PART else None
+    if _by_largest(space).max() > 16 * _PART:
+        return None
+    by_fields = sum(map(space.multiplications, distinct))
+    written_out = sum(map(_dense_multiplications, distinct))
+    return space if _SLOWER * by_fields <= written_out else None
+
+
+def _dense_multiplications(layers: Kinds) -> float:
+    """Multiplications of the products of a model, written out, with another of its kind.
+
+    Fitted to plans of `Gaussian` and two bilinear layers of U and V hidden units, which take
+    between 70 and 140 times V U^3 + V^2 U^2.
+    """
+    ranks = [kind.rank for kind in layers if kind.down is not None]
+    orders = {kind.order for kind in layers if kind.down is not None}
+    entries = max(kind.rank * kind.d_in for kind in layers)
+    if len(ranks) > 2 or orders != {2} or entries > MOST_DENSE:
+        return math.inf
+    first = ranks[0]
+    grams = 4.0 * first**2 * layers[0].d_in
+    if len(ranks) == 1:
+        return grams
+    return grams + 100.0 * (ranks[1] * first**3 + ranks[1] ** 2 * first**2)
 
 
 def _reads_fields(layers: Kinds) -> bool:
-    """Whether all layers up to the last nonlinear layer are sparse, and linear layers follow."""
+    """Whether layers up to the last nonlinear layer are sparse, and linear layers follow.
+
+    Small layers among them may be dense, such as a convolution of few pixels.
+    """
     last = _last_nonlinear(layers)
-    if last is None:
+    if last is None or not any(kind.sparse for kind in layers[: last + 1]):
         return False
     for n, kind in enumerate(layers[: last + 1]):
-        sparse = dict(kind.sparse)
+        if kind.mixes_positions or kind.activation:
+            return False
         # The output map of the last nonlinear layer is a readout.
         read = kind.legs if kind.down is None or n == last else (*kind.legs, kind.down)
-        if kind.mixes_positions or kind.activation or not all(role in sparse for role in read):
+        dense = [role for role in read if role not in dict(kind.sparse)]
+        if any(math.prod(shapes(kind, False)[role]) > _LARGEST_DENSE for role in dense):
             return False
     return True
 
@@ -268,7 +299,9 @@ def _independent(metric: Metric, d_in: int) -> tuple[np.ndarray, np.ndarray] | N
 
 def _pattern(kind: LayerKind, role: str) -> Any:
     """Where the array of a role has entries."""
-    columns = dict(kind.sparse)[role]
+    columns = dict(kind.sparse).get(role)
+    if columns is None:
+        return SparseMatrix.of(np.ones(shapes(kind, False)[role])).csr()
     ones = np.where(columns.filled, 1.0, 0.0)
     return SparseMatrix(ones, columns).csr()
 
@@ -497,11 +530,25 @@ def _steps(model: Model) -> tuple[list[_Step], _Readout]:
     state = None
     if final.skip:
         state = final.skip * (_identity(out) if read is None else read)
+    # Groups read rows of all matrices but the last, which is a part of the readout.
+    steps = [_with_sparse_rows(step, n < last) for n, step in enumerate(steps)]
     return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
 
 
 def _as_dense(matrix: Any) -> np.ndarray:
     return matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
+
+
+def _with_sparse_rows(step: _Step, reads_down: bool) -> _Step:
+    """A layer with sparse legs, and a sparse output matrix where groups read its rows."""
+
+    def sparse(matrix: Any) -> Any:
+        return matrix if hasattr(matrix, "tocsr") else SparseMatrix.of(matrix).csr()
+
+    legs = tuple((sparse(matrix), bias) for matrix, bias in step.legs)
+    return step._replace(
+        legs=legs, down=sparse(step.down) if reads_down and step.down is not None else step.down
+    )
 
 
 def _step(layer: Any) -> _Step:
@@ -658,7 +705,7 @@ def _local_state(
     if step.skip:
         stream = _local_state(steps, level - 1, coordinates, field, inputs)
     matrix = step.legs[0][0] if step.down is None else step.down
-    rows = matrix[coordinates]  # sparse below the last nonlinear layer
+    rows = matrix[coordinates]
     needed = np.unique(rows.indices)
     make = _local_state if step.down is None else _local_units
     units = make(steps, level - 1, needed, field, inputs)
