@@ -599,7 +599,7 @@ def test_a_constant_factor_is_said_as_a_factor(build, options, words):
 
 @pytest.mark.parametrize("length", [{}, {"n_ctx": 3}])
 def test_polynomials_of_whole_sequences_say_how_they_are_read(length, rng):
-    """Linear attention has a single score: no layer, but a polynomial of every length."""
+    """A score under names that tell no roles is no layer, but a polynomial of every length."""
     torch.manual_seed(0)
     module = Scored(both=False).double()
     with pytest.raises(
