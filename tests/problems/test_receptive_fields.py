@@ -235,6 +235,9 @@ def test_beyond_the_budget(rng):
         tnsim.similarity(a, b, budget=few)
     with pytest.raises(tnsim.TooLarge, match="GiB"):
         tnsim.similarity(a, b, budget=tnsim.Budget(memory_bytes=1000))
+    correlated = tnsim.Gaussian(cov=np.eye(25) + 0.1)
+    with pytest.raises(tnsim.TooLarge, match="where pixels are independent"):
+        tnsim.similarity(a, b, correlated, budget=tnsim.Budget(multiplications=1000))
     rows = np.arange(2**14)[:, None]
     eye = tnsim.SparseMatrix(np.ones(rows.shape), Columns(rows, 2**14))
     wide = tnsim.Model([tnsim.Bilinear(eye, eye, eye)])

@@ -78,6 +78,10 @@ from tnsim.sessions import per_object_cache
 
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Model], ...]]
 """A sum of scaled models: triples (coefficient, exponent, model), and the exponent of the sum."""
+_SPARSE = (
+    "; one or two layers of convolutions are compared as they are where pixels are independent, "
+    "tnsim.Gaussian(mean, variances)"
+)
 _CERTIFICATE = 1e12
 """Most multiplications of a second computation in float64: about half a minute on two cores."""
 
@@ -363,7 +367,8 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
     if answers(models, request.metric):
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
         return by_kernels(first, second, request, traced)
-    if not traced and any(kind.sparse for model in models for kind in kinds(model)):
+    sparse = not traced and any(kind.sparse for model in models for kind in kinds(model))
+    if sparse:
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
         if len(models) == 2 and _same_weights(*models):
             second = first
@@ -375,7 +380,10 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
         points = points_of(models, request.metric, request.pairs, request.slices, request.dtype)
     if points is None:
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
-        return by_plans(first, second, request, traced)
+        try:
+            return by_plans(first, second, request, traced)
+        except TooLarge as beyond:
+            raise TooLarge(f"{beyond}{_SPARSE}" if sparse else str(beyond)) from None
     plan = forward_plan(models, request.metric, points, request.dtype, request.pairs)
     check_affordable(plan, request.metric, request.budget)
     if traced:
