@@ -301,6 +301,12 @@ def test_attention_of_parameters_by_head(scores, rng):
     assert_close(read(x), forward(module, x), scale=LARGEST, rtol=1e-13)
 
 
+def test_parameters_tell_the_width_of_a_sequence(rng):
+    module, x = ByHead(1).double(), rng.normal(size=(3, 4, 6))
+    model = tnsim.from_module(module, n_ctx=4)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
 def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
     module, x = LinearAttention().double().eval(), rng.normal(size=(3, 5, 8))
     model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 8))
