@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles import bilinear, linear
 from seeds import generator
-from sequence_oracles import attention
+from sequence_oracles import attention, linear_attention
 
 import tnsim
 
@@ -29,6 +29,10 @@ ONE_LAYER = {
             linear(g, 3, 2, True),
         ],
         [linear(g, D, 2), attention(g, 2, 1, 2, 2, 2, rope_base=None), linear(g, 2, 2)],
+    ),
+    "single score": lambda g: (
+        [tnsim.Residual(linear_attention(g, D, 2, 2, 1, D, True), 0.7, 0.35)],
+        [linear_attention(g, D, 1, 2, 2, D, mask="none")],
     ),
     "against a linear model": lambda g: (
         [tnsim.Residual(attention(g, D, 1, 2, 2, D, True))],

@@ -16,6 +16,20 @@ def attention(rng, d_in, heads, d_head, d_value, d_out, biases=False, **options)
     return tnsim.Attention(*weights, heads, *found, **{"rope_base": 10.0, **options})
 
 
+def linear_attention(rng, d_in, heads, d_head, d_value, d_out, biases=False, **options):
+    """A layer of a single score, as files have it."""
+    names = {role: role for role in ("q1", "k1", "v", "o")}
+    sizes = [(heads * d_head, d_in)] * 2 + [(heads * d_value, d_in), (d_out, heads * d_value)]
+    state = {name: rng.normal(size=size) for name, size in zip(names, sizes, strict=True)}
+    if biases:
+        names |= {f"{role}_bias": f"{role}_bias" for role in names}
+        state |= {f"{name}_bias": rng.normal(size=len(rows)) for name, rows in state.items()}
+    rule = tnsim.AttentionRule(
+        **names, **{"scores": 1, "score_power": 0.5, "n_heads": heads} | options
+    )
+    return tnsim.from_state_dict(state, tnsim.Dialect("linear attention", (rule,))).layers[0]
+
+
 def plain_attention(layer, x):
     """The formula of the layer with loops over heads and positions; x: (n_ctx, d)."""
     n, half = len(x), layer.d_head // 2

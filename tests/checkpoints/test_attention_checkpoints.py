@@ -1,5 +1,6 @@
 """Attention in files: conventions of others turned into tnsim's, against their own forward passes; the own format; many at once."""
 
+import itertools
 import json
 
 import numpy as np
@@ -130,6 +131,57 @@ def test_conventions(layout, direction, power, rng):
     assert (
         f"RoPE base 100.0, {layout} layout, {'forward' if direction == 1 else 'backward'}" in said
     )
+
+
+SINGLE = {"q1": "q", "k1": "k", "v": "v", "o": "o", "scores": 1, "n_heads": HEADS}
+
+
+def test_a_single_score_in_files(rng):
+    """Separate and stacked projections, against the formula with loops."""
+    q, k, v, o = (rng.normal(size=(WIDTH, WIDTH)) for _ in range(4))
+    stacked = {"fused": "qkv", "fused_order": "q-k-v", "o": "o", "scores": 1, "n_heads": HEADS}
+    x, width = rng.normal(size=(4, WIDTH)), WIDTH // HEADS
+    z = np.zeros((4, WIDTH))
+    for s, t, h in itertools.product(range(4), range(4), range(HEADS)):
+        rows = slice(h * width, (h + 1) * width)
+        # A query sees itself and what comes before it.
+        if t > s:
+            continue
+        z[s, rows] += (q[rows] @ x[s]) @ (k[rows] @ x[t]) / width**0.5 * (v[rows] @ x[t])
+    for fields, state in (
+        (SINGLE, {"q": q, "k": k, "v": v, "o": o}),
+        (stacked, {"qkv": np.concatenate([q, k, v]), "o": o}),
+    ):
+        rule = AttentionRule(**fields, score_power=0.5)
+        layer = tnsim.from_state_dict(state, Dialect("mine", (rule,))).layers[0]
+        assert_close(layer(x), z @ o.T, scale=LARGEST, rtol=1e-13)
+        # The weights themselves are kept to the bit.
+        assert np.array_equal(layer.q1, q)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (SINGLE | {"q2": "q"}, r"a single score \(scores = 1\) has no q2, leave it out"),
+        (SINGLE | {"k2_bias": "b"}, "has no k2_bias"),
+        (SINGLE | {"rope_base": 100.0}, "has no rope_base"),
+        (SINGLE | {"scores": 3}, "scores 3 is unknown, use 2 or 1"),
+        (SINGLE | {"k1": None}, "names q1, k1, v, o, n_heads, or fused"),
+        (SINGLE | {"scores": 2}, "names q1, k1, q2, k2, v, o, n_heads, or fused"),
+        (SINGLE | {"fused": "f", "fused_order": "q1-k1-q2-k2-v"}, "single score is q-k-v"),
+        (SINGLE | {"by_head": True, "transpose": True}, "neither stacked .* nor transposed"),
+    ],
+)
+def test_rules_of_attention_refuse_what_does_not_fit(fields, words):
+    with pytest.raises(tnsim.CheckpointError, match=words):
+        Dialect("mine", (AttentionRule(**fields),))
+
+
+def test_arrays_by_head_have_the_heads_of_the_rule(rng):
+    state = {name: rng.normal(size=(4, WIDTH, 3)) for name in "qkvo"}
+    rule = AttentionRule(**SINGLE, by_head=True)
+    with pytest.raises(tnsim.ModelError, match=r"'q' must have the shape \(heads, in, out\) of 2"):
+        tnsim.from_state_dict(state, Dialect("mine", (rule,)))
 
 
 def test_numbers_are_not_guessed(tmp_path, rng):

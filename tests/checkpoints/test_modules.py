@@ -218,6 +218,108 @@ def test_fused_attention_by_what_it_gives(rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
+class LinearAttention(nn.Module):
+    """Attention without softmax by a single score."""
+
+    def __init__(self, names="q k v o", power=0.5, causal=True, rope=False, residual=False):
+        super().__init__()
+        self.names, self.power, self.causal = names.split(), power, causal
+        self.rope, self.residual = rope, residual
+        for name in self.names:
+            setattr(self, name, nn.Linear(8, 8, bias=residual))
+        # Libraries put the last projection before dropout.
+        setattr(self, name, nn.Sequential(nn.Linear(8, 8, bias=residual), nn.Dropout(0.5)))
+
+    def forward(self, x):
+        *legs, out = (getattr(self, name) for name in self.names)
+        q, k, v = (leg(x).unflatten(-1, (2, 4)).transpose(1, 2) for leg in legs)
+        if self.rope:
+            angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.01])
+            cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+            q, k = (y * cos + torch.cat([-y[..., 2:], y[..., :2]], -1) * sin for y in (q, k))
+        scores = q @ k.mT / 4**self.power
+        scores = scores.tril() if self.causal else scores
+        return out((scores @ v).transpose(1, 2).flatten(-2)) + self.residual * x
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("q k v o",),
+        ("q_proj k_proj v_proj out_proj", 1, False),
+        ("to_q to_k to_v to_out", 0, True, False, True),
+        ("W_Q W_K W_V W_O", 2, False, False, True),
+    ],
+)
+def test_linear_attention_by_what_it_gives(options, rng):
+    torch.manual_seed(0)
+    module, x = LinearAttention(*options).double().eval(), rng.normal(size=(3, 5, 8))
+    model = tnsim.from_module(module, n_ctx=5)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+    assert "a single score (linear attention)" in " ".join(model.origin.assumptions)
+    # The dialect that was found reads other weights.
+    other = LinearAttention(*options).double().eval()
+    read = tnsim.from_state_dict(
+        other.state_dict(), tnsim.Dialect.from_json(model.origin.dialect.to_json())
+    )
+    assert_close(read(x), forward(other, x), scale=LARGEST, rtol=1e-13)
+
+
+class ByHead(nn.Module):
+    """Attention without softmax by parameters with an axis of heads."""
+
+    def __init__(self, scores):
+        super().__init__()
+        both = [f"{leg}{i}" for i in (1, 2) for leg in "QK"]
+        self.scores = [both[:2], both[2:]] if scores == 2 else [["Q", "K"]]
+        for name in both if scores == 2 else "QK":
+            setattr(self, f"W_{name}", nn.Parameter(torch.randn(3, 6, 4)))
+        self.b_V, self.b_O = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(6))
+        self.W_V = nn.Parameter(torch.randn(3, 6, 2))
+        self.W_O = nn.Parameter(torch.randn(3, 2, 6))
+
+    def forward(self, x):
+        scores = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        for q, k in self.scores:
+            q, k = (torch.einsum("bsd,hdk->bhsk", x, getattr(self, f"W_{leg}")) for leg in (q, k))
+            scores = scores * torch.einsum("bhsk,bhtk->bhst", q, k) / 4**0.5
+        v = torch.einsum("bsd,hdk->bhsk", x, self.W_V) + self.b_V[:, None]
+        return torch.einsum("bhst,bhtv,hvd->bsd", scores, v, self.W_O) + self.b_O
+
+
+@pytest.mark.parametrize("scores", [1, 2])
+def test_attention_of_parameters_by_head(scores, rng):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), ByHead(scores), nn.Linear(6, 3)).double()
+    x = rng.normal(size=(3, 4, 6))
+    model = tnsim.from_module(module, n_ctx=4)
+    assert model.layers[1].n_heads == 3 and model.layers[1].d_value == 2
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+    state = {name: tensor + 1.0 for name, tensor in module.state_dict().items()}
+    module.load_state_dict(state)
+    read = tnsim.from_state_dict(state, model.origin.dialect)
+    assert_close(read(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
+def test_parameters_tell_the_width_of_a_sequence(rng):
+    module, x = ByHead(1).double(), rng.normal(size=(3, 4, 6))
+    model = tnsim.from_module(module, n_ctx=4)
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
+def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
+    module, x = LinearAttention().double().eval(), rng.normal(size=(3, 5, 8))
+    model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 8))
+    assert [type(layer).__name__ for layer in model.layers] == ["Attention"]
+    assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
+
+
+def test_a_single_score_under_a_rotation_is_no_layer():
+    module = nn.Sequential(nn.Embedding(5, 8), LinearAttention(rope=True)).eval()
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"what 1\.k \(Linear\) is given follows from"):
+        tnsim.from_module(module, n_ctx=4)
+
+
 def test_images_are_flat():
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     assert tnsim.from_module(module, inputs=torch.zeros(3, 1, 3, 4)).d_in == 12
@@ -503,7 +605,7 @@ def test_a_constant_factor_is_said_as_a_factor(build, options, words):
 
 @pytest.mark.parametrize("length", [{}, {"n_ctx": 3}])
 def test_polynomials_of_whole_sequences_say_how_they_are_read(length, rng):
-    """Linear attention has a single score: no layer, but a polynomial of every length."""
+    """A score under names that tell no roles is no layer, but a polynomial of every length."""
     torch.manual_seed(0)
     module = Scored(both=False).double()
     with pytest.raises(

@@ -3,6 +3,7 @@
 Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` and derivatives need.
 """
 
+import dataclasses
 import itertools
 
 import backends
@@ -15,6 +16,7 @@ from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
 from sequence_oracles import (
     attention,
     dense_tree_product,
+    linear_attention,
     plain_attention,
     sequence_closure,
     sequence_products,
@@ -144,6 +146,29 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
         rtol=1e-10,
     )
     assert tnsim.similarity(a, b, metric).exact
+
+
+def test_a_constant_second_score_costs_no_digits():
+    """Linear attention over tokens, on samples, and with weights of any size."""
+    rng = generator(15)
+    one, two = (linear_attention(rng, TOKENS, 2, 3, 2, 4) for _ in range(2))
+    a, b = tnsim.Model([one], n_ctx=2), tnsim.Model([two], n_ctx=2)
+    sequences = np.eye(TOKENS)[list(itertools.product(range(TOKENS), repeat=2))]
+    p = np.array([0.2, 0.3, 0.5])
+    weights = {"tokens": sequences @ p, "samples": np.full((9, 2), 1 / 3)}
+    metrics = {"tokens": tnsim.Categorical(p), "samples": tnsim.Empirical(sequences)}
+    for name, metric in metrics.items():
+        products = [
+            np.einsum("n,nsk->", weights[name].prod(axis=1), x(sequences) * y(sequences))
+            for x, y in ((a, b), (a, a), (b, b))
+        ]
+        cosine = products[0] / np.sqrt(products[1] * products[2])
+        assert_close(tnsim.similarity(a, b, metric), cosine, scale=1.0, rtol=1e-12)
+    metric = tnsim.Gaussian()
+    expected = tnsim.similarity(a, b, metric)
+    for factor in (1e-200, 1e200):
+        larger = tnsim.Model([dataclasses.replace(one, q1=factor * np.asarray(one.q1))], n_ctx=2)
+        assert_close(tnsim.similarity(larger, b, metric), expected, scale=1.0, rtol=1e-12)
 
 
 def test_categorical_refuses():

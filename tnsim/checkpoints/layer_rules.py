@@ -16,6 +16,7 @@ from tnsim.checkpoints.named_arrays import NamedArrays, constant
 from tnsim.checkpoints.norms import Norm, Normed, at_energy
 from tnsim.checkpoints.rules import (
     PROJECTIONS,
+    SECOND_SCORE,
     AttentionRule,
     BilinearRule,
     ElementwiseRule,
@@ -196,9 +197,11 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
     if not isinstance(heads, int) or heads < 1 or rows % heads:
         raise ModelError(f"{rows} query rows cannot be {heads!r} heads")
     d_head = rows // heads
+    # The file divides by d_head^p, `Attention` by d_head^2.
+    factor = d_head ** (2 - rule.score_power)
     for role in SCORES:
         for name in (role, f"{role}_bias"):
-            array = weights[name]
+            array = weights.get(name)
             if array is None:
                 continue
             if array.shape[0] != rows:
@@ -206,24 +209,61 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
             # Without a rotation the order of rows inside a head means nothing.
             if base:
                 array = _rotary_rows(array, heads, rule)
-            if role == "q1":  # the file divides by d_head^p, `Attention` by d_head^2
-                array = array * d_head ** (2 - rule.score_power)
+            if role == "q1" and rule.scores == 2:
+                array = array * factor
             weights[name] = array
+    if rule.scores == 1:
+        weights |= _constant_score(weights["q1"], heads, factor)
     if base is not None:
         base = float(base)
     return Attention(**weights, n_heads=heads, mask=rule.mask, rope_base=base)
 
 
+def _constant_score(queries: Any, heads: int, value: float) -> dict[str, np.ndarray]:
+    """The arrays of a second score that has the same value for every query and key.
+
+    Matrices are zero, and the biases of all heads have the value as their inner product.
+    """
+    dtype = host_array(detached(queries[:1])).dtype
+    first = np.zeros((heads, queries.shape[0] // heads), dtype)
+    first[:, 0] = 1.0
+    nothing, bias = np.zeros(tuple(queries.shape), dtype), first.reshape(-1)
+    # The number keeps the type of the weights.
+    queries_bias = bias * dtype.type(value)
+    return {"q2": nothing, "k2": nothing, "q2_bias": queries_bias, "k2_bias": bias}
+
+
 def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
     stacked = _unstacked_roles(rule, arrays) if rule.fused else {}
     for role in PROJECTIONS:
+        if rule.scores == 1 and role in SECOND_SCORE:
+            continue
         if rule.fused and role != "o":
             both = role[0]  # the name q or k, shared by both scores
             yield role, stacked.get(role, stacked.get(both))
             yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
             continue
+        bias = arrays.get(getattr(rule, f"{role}_bias"))
+        if rule.by_head:
+            yield role, _rows_of_heads(getattr(rule, role), role, rule, arrays)
+            yield f"{role}_bias", None if bias is None else bias.reshape(-1)
+            continue
         yield role, arrays.required_matrix(getattr(rule, role), rule.transpose)
-        yield f"{role}_bias", arrays.get(getattr(rule, f"{role}_bias"))
+        yield f"{role}_bias", bias
+
+
+def _rows_of_heads(key: str, role: str, rule: AttentionRule, arrays: NamedArrays) -> Any:
+    """The matrix of a projection that is stored with an axis of heads."""
+    array: Any = arrays.get(key)
+    if array.ndim != 3 or array.shape[0] != rule.n_heads:
+        raise ModelError(
+            f"tensor {key!r} must have the shape (heads, in, out) of {rule.n_heads} heads, found "
+            f"{tuple(array.shape)}"
+        )
+    # The values of all heads stand side by side before the output map.
+    if role == "o":
+        return array.reshape(-1, array.shape[2]).T
+    return array.swapaxes(1, 2).reshape(-1, array.shape[1])
 
 
 def _rotary_rows(array: np.ndarray, heads: int, rule: AttentionRule) -> np.ndarray:

@@ -272,13 +272,14 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
             return example
     # Modules of parameters alone do not say which axis reads the input.
     widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
-    vectors = [torch.ones(SAMPLES, width, dtype=torch.float64) for width in widths]
+    batch = (SAMPLES,) if n_ctx is None else (SAMPLES, n_ctx)
+    vectors = [torch.ones(*batch, width, dtype=torch.float64) for width in widths]
     # A single width that fits is the input; several would be a guess.
-    taken = [example for example in vectors if n_ctx is None and not _refusal_of(module, example)]
+    taken = [example for example in vectors if not _refusal_of(module, example)]
     if len(taken) == 1:
         return taken[0]
     if taken:
-        fits = ", ".join(str(example.shape[1]) for example in taken)
+        fits = ", ".join(str(example.shape[-1]) for example in taken)
         raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
     last = "" if error is None else f" (the last try: {error})"
     raise ModelError(

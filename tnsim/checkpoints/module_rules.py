@@ -10,10 +10,12 @@ such a function of the layer before, a known activation is a layer, or the gate 
 another function is named by the refusal (`unknown_function`). Activations are told apart by their
 values alone, so that no name can be mistaken: the two forms of GELU differ by 4e-4.
 
-Bilinear attention takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from the
-parts of a single linear layer that stacks all but o. Everything that no name tells is tried: the
-number of heads, the mask, the rotation and the power of d_head in the scores. A rule is accepted
-where it computes the output of the module (`attention_rules`).
+Attention without softmax takes its roles from names (q1, k1, q2, k2, v, o; or q, k, v, o), or from
+the parts of a single linear layer that stacks all but o, or from parameters (heads, d_in, d_head)
+of a submodule that calls no other. Everything that no name tells is tried:
+two scores that share q and k, or a single score (linear attention); the number of heads, the mask,
+the rotation and the power of d_head in the scores. A rule is accepted where it computes the output
+of the module (`attention_rules`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from tnsim.checkpoints.module_calls import Call, join, kind, require_torch
 from tnsim.checkpoints.named_arrays import NamedArrays
 from tnsim.checkpoints.rules import (
     PROJECTIONS,
+    SECOND_SCORE,
     AttentionRule,
     BilinearRule,
     ElementwiseRule,
@@ -66,9 +69,14 @@ ENTRYWISE = ("selu", "celu", "softsign", "logsigmoid")
 OVER_COORDINATES = ("softmax", "log_softmax", "normalize")
 NORMS = ("layer_norm", "rms_norm")
 ATTENTION_FITS = 1e-5  # relative to the output: tables of a rotation are often of float32
-POWERS = (2, 1, 0)  # powers of d_head by which scores may be divided, the paper's first
+POWERS = (2, 1, 0, 0.5)  # powers of d_head by which scores may be divided, the paper's first
 BASES = re.compile(r"rope|theta|base")
-_ROLE = re.compile(r"^(?:w_?)?([qkvo][12]?|out)(?:_?proj)?$", re.IGNORECASE)
+_ROLE = re.compile(
+    r"(?:^|\.)(?:w_?|to_?)?([qkvo][12]?|query|key|value|out(?:put)?)(?:_?proj)?(?:\.\d+)?$",
+    re.IGNORECASE,
+)
+_BIAS = re.compile(r"^(?:b_?(\w+)|(\w+)_bias)$", re.IGNORECASE)
+ROLES = (set(PROJECTIONS), {"q", "k", "v", "o"})  # names of a whole layer
 FITS = 1e-9  # relative to the size of an array: float64 leaves six digits more
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 Declared = Rule | Callable[[Any], Any]
@@ -153,7 +161,7 @@ def attention_rules(
 
     Args:
         module: The whole module, whose attributes may hold the base of a rotation.
-        run: Calls of linear layers.
+        run: Calls of linear layers, or the call of a submodule with parameters of its own.
         arrays: Tensors of the module by name.
 
     Yields:
@@ -165,7 +173,8 @@ def attention_rules(
     # Attention reads a batch of sequences.
     if run[0].given.ndim != 3:
         return
-    for shape in (*_stacked_projections(run), *_separate_projections(run)):
+    shapes = *_stacked_projections(run), *_separate_projections(run), *_by_head(run[0])
+    for shape in shapes:
         output = run[shape.calls - 1].result
         for rule in _hypotheses(shape, module):
             # Nothing but the output decides; names only make the hypotheses fewer.
@@ -174,11 +183,13 @@ def attention_rules(
                 continue
             factor, power = fit
             if power is None:
+                plain = "q . k" if rule.scores == 1 else "the product of both scores"
                 raise UnsupportedLayer(
-                    f"{_call_name(run[0])} begins bilinear attention, with scores that differ by "
-                    f"the factor {factor:.6g} from the product of both scores; known are 1, "
-                    "1 / d_head and 1 / d_head^2. Put the factor into the weights of the values, "
-                    "or declare the class: layers={Class: lambda module: tnsim.Attention(...)}"
+                    f"{_call_name(run[0])} begins attention without softmax, with scores that "
+                    f"differ by the factor {factor:.6g} from {plain}; known are 1, "
+                    "1 / sqrt(d_head), 1 / d_head and 1 / d_head^2. Put the factor into the "
+                    "weights of the values, or declare the class: "
+                    "layers={Class: lambda module: tnsim.Attention(...)}"
                 )
             yield shape.calls, replace(rule, score_power=power)
             return
@@ -191,11 +202,13 @@ class Shape(NamedTuple):
         calls: Number of calls.
         keys: Fields of the rule of the layer.
         rows: Number of rows of queries, and of values.
+        heads: Number of heads, None where unknown.
     """
 
     calls: int
     keys: dict[str, Any]
     rows: tuple[int, int]
+    heads: int | None = None
 
 
 def _separate_projections(run: Sequence[Call]) -> Iterator[Shape]:
@@ -227,6 +240,32 @@ def _stacked_projections(run: Sequence[Call]) -> Iterator[Shape]:
             yield Shape(2, keys, (rows, rows))
 
 
+def _by_head(call: Call) -> Iterator[Shape]:
+    """Projections by parameters of a single submodule that have an axis of heads, by their names.
+
+    Biases are called b_Q, bq or q_bias.
+    """
+    own = dict(call.module.named_parameters(recurse=False))
+    roles: dict[str, Any] = {}
+    keys: dict[str, Any] = {"by_head": True}
+    biases: dict[str, str] = {}
+    for name in own:
+        bias = _BIAS.match(name)
+        if (role := _role(bias[1] or bias[2] if bias else name)) is None:
+            return
+        (biases if bias else roles)[role] = name
+    if set(roles) not in ROLES or any(own[name].ndim != 3 for name in roles.values()):
+        return
+    for role in PROJECTIONS:
+        # Where q and k have no number, both scores share them.
+        shared = role if role in roles else role[0]
+        keys[role] = join(call.path, roles[shared])
+        if shared in biases:
+            keys[f"{role}_bias"] = join(call.path, biases[shared])
+    query, value = (own[roles[role]].shape for role in ("q1" if "q1" in roles else "q", "v"))
+    yield Shape(1, keys, (query[0] * query[2], value[0] * value[2]), query[0])
+
+
 def _attention_keys(role: str, call: Call) -> dict[str, str]:
     """The fields of a rule for the weights of a single linear layer."""
     keys = {role: join(call.path, "weight")}
@@ -239,13 +278,8 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
     """Calls by role, None where names or inputs do not fit attention."""
     roles: dict[str, Call] = {}
     for call in run:
-        # The last part of the path is the name that the user gave.
-        named = _ROLE.match(call.path.rpartition(".")[2])
-        if named is None:
+        if (role := _role(call.path)) is None:
             break
-        role = named[1].lower()
-        if role == "out":
-            role = "o"
         roles[role] = call
         # The output map closes the layer.
         if role == "o":
@@ -253,26 +287,51 @@ def _projection_roles(run: Sequence[Call]) -> dict[str, Call] | None:
         # All projections but o read the same state.
         if call.given is not run[0].given and not np.array_equal(call.given, run[0].given):
             return None
-    if set(roles) in ({"q1", "k1", "q2", "k2", "v", "o"}, {"q", "k", "v", "o"}):
-        return roles
-    return None
+    return roles if set(roles) in ROLES else None
+
+
+def _role(path: str) -> str | None:
+    """The role that a name says, such as q or k1, None for other names."""
+    # The end of the path is the name that the user gave, before a place in a Sequential.
+    named = _ROLE.search(path)
+    if named is None:
+        return None
+    role = named[1].lower()
+    # Words stand for their first letter, and q1 for itself.
+    return role[0] if role.isalpha() else role
 
 
 def _hypotheses(shape: Shape, module: Any) -> Iterator[AttentionRule]:
-    """Rules for every number of heads, mask and rotation, the plainest first."""
+    """Rules for every number of scores and heads, mask and rotation, the plainest first."""
     rows = shape.rows
+    single = _single_score(shape.keys)
     # Heads divide the rows of queries and the rows of values alike.
     heads = [n for n in range(1, rows[0] + 1) if rows[0] % n == rows[1] % n == 0]
+    heads = [n for n in heads if shape.heads in (None, n)]
     # Without a rotation first, then bases that the module itself names.
     bases = (None, *dict.fromkeys((*_rotation_bases(module), 10_000.0)))
     for base, n_heads, mask in itertools.product(bases, heads, ("causal", "none")):
         rule = AttentionRule(**shape.keys, n_heads=n_heads, mask=mask, rope_base=base)
         if base is None:
             yield rule
+            # A constant second score survives no rotation, so a single score is tried without.
+            if single is not None:
+                yield AttentionRule(**single, n_heads=n_heads, mask=mask)
         elif rows[0] // n_heads % 2 == 0:
             # A rotation needs pairs of coordinates.
             for layout, turn in itertools.product(("half", "interleaved"), (1, -1)):
                 yield replace(rule, rope_layout=layout, rope_direction=turn)
+
+
+def _single_score(keys: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of linear attention, None where queries or keys of two scores are told apart."""
+    shared = keys.get("q1") == keys.get("q2") and keys.get("k1") == keys.get("k2")
+    # A stack in another order than q-k-v tells them apart.
+    shared = shared and keys.get("fused_order") in (None, "q-k-v")
+    if not shared:
+        return None
+    second = {name for role in SECOND_SCORE for name in (role, f"{role}_bias")}
+    return {name: key for name, key in keys.items() if name not in second} | {"scores": 1}
 
 
 def _rotation_bases(module: Any) -> Iterator[float]:
@@ -285,7 +344,7 @@ def _rotation_bases(module: Any) -> Iterator[float]:
 
 def _fitted_scores(
     rule: Rule, arrays: NamedArrays, x: np.ndarray, expected: np.ndarray
-) -> tuple[float, int | None] | None:
+) -> tuple[float, float | None] | None:
     """The factor of the scores with which a rule computes the module's output, and its power.
 
     The factor is d_head^-p of the power p in `POWERS`, None for other factors. None where no factor
@@ -480,6 +539,8 @@ def _possible_units(reader: Reader, calls: Sequence[Call]) -> Iterator[Unit]:
         # Embeddings are stored by token, so rows are outputs.
         rule = LinearRule(weight=join(first.path, "weight"), transpose=True)
         yield Unit(1, first.given, first.result, ModulePart(first.path, rule))
+    if not kind(first.module):
+        yield from _attention_units(reader, [first])
     if kind(first.module) != "Linear":
         return
     run = list(_leading_linears(calls))
@@ -587,7 +648,7 @@ def _gated_units(run: Sequence[Call]) -> Iterator[Unit]:
 
 
 def _attention_units(reader: Reader, run: Sequence[Call]) -> Iterator[Unit]:
-    """Bilinear attention, recognised by the names of its linear layers and by its output."""
+    """Attention without softmax, recognised by the names of its projections and by its output."""
     for count, rule in attention_rules(reader.module, run, reader.arrays):
         yield Unit(count, run[0].given, run[count - 1].result, ModulePart(run[0].path, rule))
 
@@ -725,9 +786,10 @@ def _unexplained_step(
         advice = f". {ON_INPUTS}, inputs here being tokens (n, positions)"
     return UnsupportedLayer(
         f"{said}. Known are linear layers, products of two of them, activations, gates, residual "
-        "connections, norms before a layer, embeddings and bilinear attention (q1, k1, q2, k2, v, "
-        "o, or q, k, v in one). Declare the class around it: layers={Class: BilinearRule(...) or a "
-        f"function from an instance to layers of tnsim}}{advice}"
+        "connections, norms before a layer, embeddings and attention without softmax (q1, k1, q2, "
+        "k2, v, o; q, k, v, o; or q, k, v in one). Declare the class around it: "
+        "layers={Class: BilinearRule(...) or a function from an instance to layers of tnsim}"
+        f"{advice}"
     )
 
 

@@ -93,9 +93,10 @@ def from_module(
     """A model that computes the function of a PyTorch module.
 
     Linear layers, products of two, activations, gates, residual connections, embeddings and
-    bilinear attention are recognised by their outputs, however the forward pass is written. The
-    model is compared with the module in float64, on several batches of random inputs of different
-    sizes. Activations are told apart by their values: `gelu` is never taken for `gelu_tanh`.
+    attention without softmax are recognised by their outputs, however the forward pass is written.
+    The model is compared with the module in float64, on several batches of random inputs of
+    different sizes. Activations are told apart by their values: `gelu` is never taken for
+    `gelu_tanh`.
 
     Args:
         module: An `nn.Module` in evaluation mode. It is not changed.
@@ -400,8 +401,7 @@ def _watched_layers(
         example: Inputs that the module takes.
     """
     _check_describable(module, tuple(declared))
-    # Inputs of two sizes pass the kinks of activations such as ReLU6.
-    parts = _module_parts(double, declared, _of_two_sizes(example))
+    parts = _module_parts(double, declared, _drawn(example))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
     arrays = NamedArrays(tensors, None)
     layers = []
@@ -511,13 +511,19 @@ def _of_whole_sequences(example: Any) -> str:
     )
 
 
-def _of_two_sizes(example: Any) -> Any:
-    """An example with every second vector eight times as large, so that all kinks are passed."""
+def _drawn(example: Any) -> Any:
+    """Random numbers in the shape of an example, as an example of zeros fits any layer.
+
+    Every second vector is eight times as large, so that the kinks of activations such as ReLU6 are
+    passed. Token numbers stay as they are.
+    """
     if not example.is_floating_point():
         return example
     torch = require_torch()
+    rng = torch.Generator().manual_seed(3)
+    numbers = torch.randn(example.shape, generator=rng, dtype=torch.float64)
     sizes = 1.0 + 7.0 * (torch.arange(len(example)) % 2)
-    return example * sizes.reshape(-1, *(1,) * (example.ndim - 1))
+    return numbers * sizes.reshape(-1, *(1,) * (example.ndim - 1))
 
 
 def _unwrapped_module(module: Any) -> Any:

@@ -20,13 +20,15 @@ from tnsim.errors import CheckpointError, TnsimError, UnsupportedLayer
 from tnsim.models.attention import MASKS
 
 PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
+SECOND_SCORE = ("q2", "k2")  # projections that linear attention lacks
 # Fields whose numbers a file or its configuration may hold.
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
 # Keys under which configurations of transformers state the number of heads.
 CONFIGURED_HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
 _CHOICES = {  # values that a field may have
     "mask": MASKS,
-    "score_power": (0, 1, 2),
+    "scores": (2, 1),
+    "score_power": (0, 0.5, 1, 2),
     "rope_layout": ("half", "interleaved"),
     "rope_direction": (1, -1),
     "residual": ("additive", "lerp", None),
@@ -198,7 +200,7 @@ class BilinearRule(StackedRule):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class AttentionRule(StackedRule):
-    """An attention layer with two scores, in terms of names of keys.
+    """An attention layer with two scores or a single score, in terms of names of keys.
 
     Attributes:
         q1, k1, q2, k2, v, o: Keys of the projections; two roles may name the same array.
@@ -206,9 +208,13 @@ class AttentionRule(StackedRule):
         fused: Key of an array that stacks all projections but o on axis 0; `fused_bias` is the key
             of their stacked biases, and `fused_order` is "q-k-v", where both scores share q and k,
             or "q1-k1-q2-k2-v".
+        by_head: Whether arrays have an axis of heads: queries, keys and values (heads, d_in,
+            d_head), their biases (heads, d_head), and o (heads, d_head, d_out).
+        scores: 2, or 1 for linear attention: without q2, k2 and RoPE, and "q-k-v" where stacked.
         n_heads: The number of heads, or "config:a.b".
         mask: "causal" or "none".
-        score_power: Exponent p; the product of the two scores is divided by d_head^p.
+        score_power: Exponent p, one of 0, 0.5, 1 and 2; the product of the scores is divided by
+            d_head^p.
         rope_base: Base of the rotary angles or "config:a.b"; None for no RoPE.
         rope_layout: "half" turns coordinates (i, i + d_head / 2), "interleaved" (2 i, 2 i + 1).
         rope_direction: Sign of the angle, 1 or -1.
@@ -241,9 +247,11 @@ class AttentionRule(StackedRule):
     k2_bias: str | None = None
     v_bias: str | None = None
     o_bias: str | None = None
+    by_head: bool = False
+    scores: int = 2
     n_heads: int | str | None = None
     mask: str = "causal"
-    score_power: int = 2
+    score_power: float = 2
     rope_base: float | str | None = None
     rope_layout: str = "half"
     rope_direction: int = 1
@@ -399,8 +407,12 @@ def _attention_facts(rule: AttentionRule) -> list[str]:
         phrases.append(f"RoPE base {rule.rope_base}, {rule.rope_layout} layout, {direction}")
     else:
         phrases.append("no RoPE")
+    if rule.by_head:
+        phrases.append("matrices are stored by head")
+    if rule.scores == 1:
+        phrases.append("a single score (linear attention)")
     # A stack in the order q-k-v leaves all keys at None, which are equal too.
-    if (rule.q1 == rule.q2 and rule.k1 == rule.k2) and rule.fused_order != "q1-k1-q2-k2-v":
+    elif (rule.q1 == rule.q2 and rule.k1 == rule.k2) and rule.fused_order != "q1-k1-q2-k2-v":
         phrases.append("both scores share their weights")
     return phrases
 
@@ -463,7 +475,11 @@ def check_rule(rule: Any, where: str) -> None:
 
 
 def _check_keys(rule: Rule, where: str) -> None:
-    required = rule.required
+    required = own = _required_keys(rule, where)
+    if isinstance(rule, AttentionRule) and rule.by_head and (rule.fused or rule.transpose):
+        raise CheckpointError(
+            f"{where}: arrays by head (by_head) are neither stacked (fused) nor transposed"
+        )
     instead = ""
     if isinstance(rule, StackedRule):
         instead = ", or fused"
@@ -477,7 +493,7 @@ def _check_keys(rule: Rule, where: str) -> None:
     for field in required:
         key = getattr(rule, field)
         if not key:
-            names = ", ".join(rule.required)
+            names = ", ".join(own)
             raise CheckpointError(f"{where}: a {rule.kind} rule names {names}{instead}")
         # A layer without its main arrays is no layer, so these cannot be optional.
         if isinstance(key, str) and key.endswith("?"):
@@ -488,6 +504,24 @@ def _check_keys(rule: Rule, where: str) -> None:
             f"{where}: repeats {rule.main_key!r}, which is the same key each time; "
             "put {i} where the number of the layer stands"
         )
+
+
+def _required_keys(rule: Rule, where: str) -> tuple[str, ...]:
+    """The fields that a rule without stacked arrays has to name."""
+    if not (isinstance(rule, AttentionRule) and rule.scores == 1):
+        return rule.required
+    # The second score is a constant then, which no rotation may turn.
+    for field in (*SECOND_SCORE, *(f"{role}_bias" for role in SECOND_SCORE), "rope_base"):
+        if getattr(rule, field) is not None:
+            raise CheckpointError(
+                f"{where}: attention of a single score (scores = 1) has no {field}, leave it out"
+            )
+    if rule.fused and rule.fused_order != "q-k-v":
+        raise CheckpointError(
+            f"{where}: fused_order of attention with a single score is q-k-v, found "
+            f"{rule.fused_order}"
+        )
+    return tuple(field for field in rule.required if field not in SECOND_SCORE)
 
 
 @functools.cache

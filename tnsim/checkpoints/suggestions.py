@@ -463,7 +463,8 @@ def _attention_rule(roles: Mapping[str, Weight]) -> dict[str, Any]:
         "?mask": "causal; none where every position reads all others",
         "score_power": 2,
         "?score_power": "two scores are multiplied as they are and divided by d_head^p, where p "
-        "is 2; softmax attention is no polynomial",
+        "is 2; linear attention has scores 1, without q2 and k2; softmax attention is no "
+        "polynomial",
         "residual": "additive",
         "?residual": _RESIDUAL,
     }
