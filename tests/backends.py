@@ -19,9 +19,16 @@ interpreted = _on("interpret")
 both = _on("interpret", pytest.param("compile", marks=pytest.mark.slow))
 
 
-def with_inputs(several, compiled):
-    """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m slow`."""
+def with_inputs(several, compiled, rare=()):
+    """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m slow`.
+
+    The rare ones are interpreted there too.
+    """
     cases = [pytest.param(name, "interpret", id=f"{name}-interpret") for name in several]
+    cases += [
+        pytest.param(name, "interpret", id=f"{name}-interpret", marks=pytest.mark.slow)
+        for name in rare
+    ]
     cases += [
         pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.slow)
         for name in compiled

@@ -114,7 +114,12 @@ def test_every_metric_keeps_its_value(kind, metric, rng):
 
 @pytest.mark.parametrize(
     "metric",
-    [tnsim.Frobenius(), tnsim.TreeSymmetric(), tnsim.Gaussian(), tnsim.Categorical()],
+    [
+        tnsim.Frobenius(),
+        pytest.param(tnsim.TreeSymmetric(), marks=pytest.mark.slow),
+        tnsim.Gaussian(),
+        tnsim.Categorical(),
+    ],
     ids=lambda metric: metric.name,
 )
 def test_sequences_keep_their_value(metric, rng):

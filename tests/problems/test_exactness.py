@@ -35,9 +35,7 @@ def check(a, b, metric, slices):
     assert_close(sign * np.exp(log), inner, rtol=1e-11)
 
 
-@backends.with_inputs(
-    cases.INPUTS, ["standard", "diagonal", "mean and covariance", "singular covariance"]
-)
+@backends.with_inputs(cases.INPUTS, ["standard", "diagonal", "mean and covariance"])
 @pytest.mark.parametrize("name", cases.SHALLOW)
 def test_gaussian_against_quadrature(name, inputs, rng):
     a, b = cases.pair(cases.SHALLOW[name], rng)
@@ -46,15 +44,10 @@ def test_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
-@backends.both
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        "standard",
-        pytest.param("diagonal", marks=pytest.mark.slow),
-        "mean and covariance",
-        pytest.param("singular covariance", marks=pytest.mark.slow),
-    ],
+@backends.with_inputs(
+    ["standard", "mean and covariance"],
+    ["standard", "mean and covariance"],
+    rare=["diagonal", "singular covariance"],
 )
 @pytest.mark.parametrize("name", cases.DEEP | cases.UNEVEN)
 def test_deep_gaussian_against_quadrature(name, inputs, rng):
