@@ -46,7 +46,7 @@ def test_gaussian_against_quadrature(name, inputs, rng):
 
 @backends.with_inputs(
     ["standard", "mean and covariance"],
-    ["standard", "mean and covariance"],
+    ["mean and covariance"],
     rare=["diagonal", "singular covariance"],
 )
 @pytest.mark.parametrize("name", cases.DEEP | cases.UNEVEN)
