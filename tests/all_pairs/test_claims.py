@@ -99,6 +99,7 @@ def test_claims_are_renewed(tmp_path, monkeypatch):
         assert renewed.wait(10)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     """What another process has in hand is left to it, until it is there or its process is gone."""
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"

@@ -29,6 +29,7 @@ def test_paths_of_a_run_and_of_a_checkpoint(tmp_path):
     assert "others" not in command("paths", file, *TOKENS).stdout
 
 
+@pytest.mark.slow
 def test_edges_by_legs(tmp_path):
     file, picture = DATA / "step_004000.safetensors", tmp_path / "edges.png"
     options = ("--metric", "categorical", "--samples", 4, "--n-ctx", 4, "--legs")

@@ -221,6 +221,7 @@ def test_what_is_kept_gives_way_to_a_plan_that_needs_the_memory(rng, own_session
     assert tnsim.similarity(a, b) == expected
 
 
+@pytest.mark.slow
 def test_nothing_traced_is_kept(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     with jax.enable_x64(True):

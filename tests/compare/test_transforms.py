@@ -67,15 +67,16 @@ def test_gradient_with_respect_to_the_metric(rng):
     assert_close(gradient, slope, scale=LARGEST, rtol=1e-6, limited_by="finite differences")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [
         ("gaussian", "lerp residual"),
-        pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
-        pytest.param("gaussian", "two with biases", marks=pytest.mark.slow),
-        pytest.param("symmetric", "lerp residual", marks=pytest.mark.slow),
-        pytest.param("closure", "lerp residual", marks=pytest.mark.slow),
-        pytest.param("tree", "lerp residual", marks=pytest.mark.slow),
+        ("gaussian", "two bilinear"),
+        ("gaussian", "two with biases"),
+        ("symmetric", "lerp residual"),
+        ("closure", "lerp residual"),
+        ("tree", "lerp residual"),
     ],
 )
 def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):

@@ -282,7 +282,10 @@ def limited(setup: str, verb: str, room: int, tier: str = "auto") -> dict[str, s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
-@pytest.mark.parametrize("room", [40, 800, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "room",
+    [pytest.param(40, marks=pytest.mark.slow), 800, pytest.param(1500, marks=pytest.mark.slow)],
+)
 def test_under_a_limit_a_run_is_refused_or_completes(room):
     said = limited(TWO, "similarity(a, b)", room, "compile")
     assert ("value" in said) != ("refused" in said)

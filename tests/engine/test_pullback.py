@@ -105,7 +105,7 @@ WORKS = {
         tnsim.GaussianClosure(),
     ),
 }
-DEAR = ("attention with biases", "a transformer")
+DEAR = ("attention", "attention with biases", "a transformer")
 
 
 def slopes_and_steps(plan, wanted, seed=0):

@@ -117,7 +117,7 @@ def test_every_metric_keeps_its_value(kind, metric, rng):
     [
         tnsim.Frobenius(),
         pytest.param(tnsim.TreeSymmetric(), marks=pytest.mark.slow),
-        tnsim.Gaussian(),
+        pytest.param(tnsim.Gaussian(), marks=pytest.mark.slow),
         tnsim.Categorical(),
     ],
     ids=lambda metric: metric.name,

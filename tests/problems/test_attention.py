@@ -39,9 +39,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
 @pytest.mark.parametrize(
     "form", ["standard", slow("alike"), slow("diagonal"), slow("each"), "full"]
 )
-@pytest.mark.parametrize(
-    "layers", [name if name in ("plain", "transformer") else slow(name) for name in ONE_LAYER]
-)
+@pytest.mark.parametrize("layers", [name if name == "plain" else slow(name) for name in ONE_LAYER])
 def test_one_nonlinear_layer_is_exact(layers, form):
     a, b = pair(ONE_LAYER[layers], 2)
     metric = tnsim.Gaussian(*inputs(generator(3), 2, D)[form])

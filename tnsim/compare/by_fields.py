@@ -42,13 +42,13 @@ class FieldPlan:
 
     Example:
         >>> import numpy as np, tnsim
-        >>> square = tnsim.Bilinear(*[tnsim.SparseMatrix.of(np.eye(3))] * 2, np.ones((1, 3)))
+        >>> square = tnsim.Bilinear(*[tnsim.SparseMatrix.of(np.eye(100))] * 2, np.ones((1, 100)))
         >>> print(tnsim.plan(tnsim.Model([square]), tnsim.Model([square])))
         metric           gaussian (exact)
-        route            receptive fields, up to 7 coefficients
+        route            receptive fields, up to 101 coefficients
         inner products   AB
-        multiplications  up to 26 scalar multiplications of float64
-        peak memory      384.00 MiB of float64 beside the models
+        multiplications  up to 1,101 scalar multiplications of float64
+        peak memory      0.01 MiB of float64 beside the models
     """
 
     metric: str
