@@ -211,6 +211,17 @@ def test_a_small_dense_layer_among_sparse_ones(monkeypatch, rng):
     makes_same_products(mixed(a), mixed(b), tnsim.Gaussian())
 
 
+def test_a_sparse_model_beside_a_dense_one(rng):
+    """A model without receptive fields is compared with the other one written out."""
+    a, b = network(rng, size=4, kernels=(3,), biases=True), network(rng, size=4, kernels=(3,))
+    whole = with_dense_matrices(a), with_dense_matrices(b)
+    for metric in (tnsim.Gaussian(), tnsim.Symmetric(), tnsim.TreeSymmetric()):
+        expected = tnsim.similarity(*whole, metric)
+        assert_close(tnsim.similarity(a, whole[1], metric), expected, scale=1, rtol=1e-12)
+        found = tnsim.pairwise([a, whole[1]], metric).similarity.values
+        assert_close(found[0, 1], expected, scale=1, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_gradients_write_out(rng):
     a, b = (network(rng, size=4, kernels=(3,), biases=True) for _ in "ab")

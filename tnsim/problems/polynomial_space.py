@@ -461,21 +461,20 @@ def polynomials(
     flat = [kind for layers in models for kind in layers]
     if n_ctx is not None or any(kind.mixes_positions for kind in flat):
         return None
-    degrees = {math.prod(kind.order for kind in layers) for layers in models}
-    way = rule_of(models, metric)
-    if way is None or (way is not PairingRule.ISSERLIS and len(degrees) > 1):
+    rule = rule_of(models, metric)
+    if rule is None:
         return None
+    degrees = degrees_of(models)
     degree = max(degrees)
     if degree > _WAYS or math.comb(degree, degree // 2) > _WAYS:
         return None  # the first test spares large binomials
     d_in, d_out = models[0][0].d_in, models[0][-1].d_out
-    gaussian = way is PairingRule.ISSERLIS
-    # A constant, a mean, or an odd and an even polynomial: coefficients of all orders may occur.
-    lifted = any(kind.constant for kind in flat) or len({n % 2 for n in degrees}) > 1
+    gaussian = rule is PairingRule.ISSERLIS
+    lifted = need_all_orders(models)
     width = d_in
     if gaussian:
         mean, root = _affine_inputs(metric, d_in)
-        lifted = lifted or bool(mean.any())
+        lifted = lifted or bool(mean.any())  # a mean is a constant too
         width = root.shape[1]
     orders = orders_of(degree, lifted, gaussian)
     block = whole(width)
@@ -483,6 +482,17 @@ def polynomials(
     if width == 0 or space.length * space.d_out > _LONGEST:
         return None
     return space
+
+
+def degrees_of(models: Sequence[Kinds]) -> set[int]:
+    """The degrees of some polynomials, given by the kinds of their layers."""
+    return {math.prod(kind.order for kind in layers) for layers in models}
+
+
+def need_all_orders(models: Sequence[Kinds]) -> bool:
+    """Whether coefficients of all orders may occur: beside a constant, or odd and even degrees."""
+    constants = any(kind.constant for layers in models for kind in layers)
+    return constants or len({degree % 2 for degree in degrees_of(models)}) > 1
 
 
 def way_of_one_layer(metric: Metric) -> PairingRule | None:
@@ -493,6 +503,8 @@ def way_of_one_layer(metric: Metric) -> PairingRule | None:
 def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     """The rule that says which coefficients have the metric's inner products; None for none.
 
+    Symmetrised tensors of unequal degrees are not compared.
+
     Args:
         models: Kinds of the layers of every model.
         metric: Any metric.
@@ -501,11 +513,13 @@ def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     largest = max(kind.order for layers in models for kind in layers)
     if depth > 1 or largest > LARGEST_ORDER:
         whole = {Gaussian: PairingRule.ISSERLIS, Symmetric: PairingRule.SYMMETRISED}
-        return whole.get(type(metric))
-    way = way_of_one_layer(metric)
-    if way is PairingRule.AS_WRITTEN:  # a single leg is symmetric as written
-        return PairingRule.SYMMETRISED if depth == 0 else None
-    return way
+        rule = whole.get(type(metric))
+    else:
+        rule = way_of_one_layer(metric)
+    if rule is PairingRule.AS_WRITTEN:  # a single leg is symmetric as written
+        rule = PairingRule.SYMMETRISED if depth == 0 else None
+    comparable = rule is PairingRule.ISSERLIS or len(degrees_of(models)) == 1
+    return rule if comparable else None
 
 
 def orders_of(degree: int, lifted: bool, gaussian: bool) -> tuple[int, ...]:

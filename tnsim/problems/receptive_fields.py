@@ -37,8 +37,10 @@ from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
+    degrees_of,
     mapped,
     multiplications,
+    need_all_orders,
     orders_of,
     plus,
     product,
@@ -211,20 +213,18 @@ def receptive_fields(
     distinct = tuple(dict.fromkeys(models))
     if n_ctx is not None or not all(map(_reads_fields, distinct)):
         return None
-    rule = rule_of(models, metric)
-    degrees = {math.prod(kind.order for kind in layers) for layers in distinct}
-    if rule is None or (rule is not PairingRule.ISSERLIS and len(degrees) > 1):
+    rule = rule_of(distinct, metric)
+    if rule is None:
         return None
     gaussian = rule is PairingRule.ISSERLIS
     d_in, d_out = distinct[0][0].d_in, distinct[0][-1].d_out
-    constants = any(kind.constant for layers in distinct for kind in layers)
-    constants = constants or len({degree % 2 for degree in degrees}) > 1
+    constants = need_all_orders(distinct)
     if gaussian:
         moments = _independent(metric, d_in)
         if moments is None:
             return None
         constants = constants or bool(moments[0].any())
-    degree = max(degrees)
+    degree = max(degrees_of(distinct))
     orders = orders_of(degree, constants, gaussian)
     space = FieldSpace(d_in, d_out, degree, orders, gaussian, distinct, 0, d_in)
     ranks = max(layers[_last_nonlinear(layers) or 0].rank for layers in distinct)
