@@ -116,6 +116,62 @@ def test_functions_stand_beside_models(rng):
         tnsim.similarity(a, lambda x: a(x) * np.inf, metric)
 
 
+@pytest.mark.parametrize("sizes", [(1e-200,), (1e200,), (1e-310,), (1e-200, 1e200, 1.0)])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_outputs_of_functions_are_of_any_size(sizes, dtype, rng):
+    """All alike, and each output by itself, beside functions, models and modules of PyTorch."""
+    torch = pytest.importorskip("torch")
+    x = rng.normal(size=(64, 3))
+    maps = rng.normal(size=(2, 3, 3))
+    # Powers of two near the sizes: products by them are exact.
+    powers = np.exp2(np.rint(np.log2(np.broadcast_to(sizes, 3))))
+    a, b = (lambda x, m=m: x @ m for m in maps)
+    c, d = (lambda x, m=m: powers * (x @ m) for m in maps)
+    net = torch.nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    net.weight.data = torch.from_numpy((maps[1] * powers).T.copy())
+    metric = tnsim.Empirical(x)
+    # Far smaller outputs count for nothing beside larger ones.
+    seen = powers > 1e-100 * powers.max()
+    rtol = {"float64": 1e-12, "float32": 1e-5}[dtype]
+    limits = {"scale": 1.0, "rtol": rtol, **({} if dtype == "float64" else {"limited_by": dtype})}
+    wanted = cosine(a(x)[:, seen], b(x)[:, seen])
+    by_output = [cosine(a(x)[:, [k]], b(x)[:, [k]]) for k in range(3)]
+    for other in (d, net):
+        assert_close(tnsim.similarity(c, other, metric, dtype=dtype), wanted, **limits)
+        assert_close(tnsim.slices(c, other, metric, dtype=dtype), by_output, **limits)
+    assert_close(tnsim.similarity(c, c, metric, dtype=dtype), 1.0, **limits)
+    found = tnsim.pairwise([a, c, net], metric, slices=True, dtype=dtype)
+    assert_close(found.similarity[1, 2], wanted, **limits)
+    assert_close(found.slices[1, 2], by_output, **limits)
+    assert_close(found.slices[0, 1], np.ones(3), **limits)
+    inner = (a(x) * b(x)).mean(axis=0)[seen].sum()
+    sign, log = tnsim.log_inner(c, d, metric, dtype=dtype)
+    assert sign == np.sign(inner)
+    assert_close(log, np.log(abs(inner)) + 2 * np.log(powers.max()), **{**limits, "scale": 1000.0})
+    value = tnsim.similarity(c, d, metric, dtype=dtype)
+    known = tnsim.similarity(a, b, metric, dtype=dtype)
+    if seen.all():
+        assert_close(value.standard_error, known.standard_error, **limits)
+
+
+@pytest.mark.slow
+def test_functions_of_any_size_are_differentiated_beside_models(rng):
+    """A function is a constant of the trace, in whichever units its outputs are."""
+    x, weight = rng.normal(size=(16, 3)), rng.normal(size=(2, 3))
+    y, metric = rng.normal(size=(16, 2)), tnsim.Empirical(x)
+
+    def gradient(weight, size):
+        a = tnsim.Model([tnsim.Linear(weight)])
+        return tnsim.similarity(a, lambda x: size * y[: len(x)], metric)
+
+    out = x @ weight.T
+    norm, product = np.linalg.norm(out), (out * y).sum()
+    wanted = (y.T @ x - product / norm**2 * out.T @ x) / (norm * np.linalg.norm(y))
+    with jax.enable_x64(True):
+        for size in (2.0**-700, 2.0**700):
+            assert_close(jax.grad(gradient)(weight, size), wanted, scale=1.0, rtol=1e-13)
+
+
 def test_modules_of_pytorch_are_run_without_gradients(rng):
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

@@ -1,13 +1,18 @@
 """Edges: gates on what one component reads of another, against blocks of the stream by hand."""
 
+import itertools
+
 import component_oracles as oracle
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS
+from oracles import bilinear, linear
 from sequence_cases import slow
+from sequence_oracles import attention, linear_attention
 
 import tnsim
+from tnsim.models.components import components_of, edges_of, wired
 
 LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
 
@@ -36,15 +41,17 @@ def apart(core, index):
 
 
 def gated_outputs(model, x, gates):
-    """Outputs by head with gates on edges, by label; an edge without a gate is open."""
+    """Outputs by head with gates on edges, by label; an edge without a gate is open.
+
+    Constants of linear layers belong to what is below all components, while a skip keeps it.
+    """
     blocks = {"embed": x}
     for n, layer in enumerate(model.layers):
         if isinstance(layer, tnsim.Linear):
-            blocks = {
-                name: value @ layer.weight.T
-                + (0 if layer.bias is None or name != "embed" else layer.bias)
-                for name, value in blocks.items()
-            }
+            blocks = {name: value @ layer.weight.T for name, value in blocks.items()}
+            if layer.bias is not None:
+                own = "embed" if "embed" in blocks else "constants"
+                blocks[own] = blocks.get(own, 0) + layer.bias
             continue
         core, skip, scale = oracle.core_of(layer)
 
@@ -65,6 +72,72 @@ def gated_outputs(model, x, gates):
             found[f"layer {n}"] = scale * core(read(f"layer {n}", "in"))
         blocks = found
     return sum(blocks.values())
+
+
+KINDS = {
+    "linear": lambda g, d, biases: linear(g, d, d, biases),
+    "bilinear": lambda g, d, biases: bilinear(g, d, 2, d, biases),
+    "multilinear": lambda g, d, biases: tnsim.Multilinear(
+        [g.normal(size=(2, d)) for _ in range(3)],
+        g.normal(size=(d, 2)),
+        [g.normal(size=2), None, g.normal(size=2)] if biases else None,
+        g.normal(size=d) if biases else None,
+    ),
+    "attention": lambda g, d, biases: attention(g, d, 2, 2, 1, d, biases),
+    "single score": lambda g, d, biases: linear_attention(g, d, 2, 2, 1, d, biases),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biases", [False, True], ids=["no bias", "biases"])
+@pytest.mark.parametrize("skip", [None, 0.0, 0.7], ids=["plain", "skip 0", "skip"])
+def test_a_model_of_gated_edges_is_the_model_by_hand(kind, biases, skip, rng):
+    def part():
+        core = KINDS[kind](rng, 2, biases)
+        # A linear layer is a component inside a residual alone.
+        return core if skip is None and kind != "linear" else tnsim.Residual(core, skip or 0.0, 0.6)
+
+    for linears in itertools.product((False, True), repeat=3):
+        # Linear layers with a bias before, between and behind the components.
+        first, middle, last = ([linear(rng, 2, 2, True)] if own else [] for own in linears)
+        layers = [*first, part(), *middle, *middle, part(), part(), *last]
+        model = tnsim.Model(layers, n_ctx=3 if hasattr(KINDS[kind](rng, 2, False), "o") else None)
+        x = rng.normal(size=(2, 3, 2) if model.attends else (4, 2))
+        parts = components_of([model], by_of(model))
+        edges = edges_of(model, parts)
+        name = {-1: "embed"} | {n: part.label for n, part in enumerate(parts)}
+        labels = [f"{name[e.source]} > {e.leg} of {name[e.target]}" for e in edges]
+        for gates in (np.ones(len(edges)), rng.normal(size=len(edges))):
+            given = wired(model, gates, parts, edges)(x)
+            by_hand = gated_outputs(model, x, dict(zip(labels, gates, strict=True)))
+            assert_close(given, by_hand, scale=LARGEST, rtol=1e-11)
+            if np.all(gates == 1):
+                assert_close(given, model(x), scale=LARGEST, rtol=1e-11)
+
+
+def test_constants_behind_a_layer_without_skip_need_no_edge():
+    square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+    model = tnsim.Model([square, tnsim.Linear([[1.0]], [1.0]), square])
+    found = tnsim.paths(model, metric=tnsim.Empirical([[1.0]]), legs=True)
+    # (g1 (g0 x)^2 + 1)^2 = 4 at x = 1 with open gates, and 1 with either closed.
+    assert found.edges == ("embed > in of layer 0", "layer 0 > in of layer 2")
+    assert_close(found.share, [0.5, 0.25], scale=1.0, rtol=1e-13)
+    assert_close(found.cut, [0.5625, 0.5625], scale=1.0, rtol=1e-13)
+    assert_close(found.rest, 0.25, scale=1.0, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda g: tnsim.Elementwise("relu", 2),
+        lambda g: tnsim.Gated(*(g.normal(size=(2, 2)) for _ in range(3)), "relu"),
+        lambda g: tnsim.Residual(tnsim.Elementwise("gelu", 2)),
+    ],
+)
+def test_edges_of_layers_with_activations_are_refused_by_name(make, rng):
+    model = tnsim.Model([linear(rng, 2, 2), make(rng)])
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"layer 1 has the activation (relu|gelu)"):
+        tnsim.paths(model, legs=True)
 
 
 def by_of(model):

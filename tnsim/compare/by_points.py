@@ -31,7 +31,7 @@ from tnsim.metrics.points import Points, Reading
 from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
-from tnsim.models.forward import directions
+from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import Model
 from tnsim.names import Pair
 from tnsim.problems import forward
@@ -126,14 +126,17 @@ def points_of(
 ) -> Points | None:
     """The points at which models are compared, None where a plan answers.
 
+    Whoever needs points asks here, with all models that are to run on them: points depend on what
+    each of them reads, and models of equal layers read different directions.
+
     Args:
-        models: All models, or a model of each structure; empty where only plain functions are
-            compared.
+        models: All models; empty where only plain functions are compared. Where `read` is given, a
+            model of each structure is enough.
         metric: Metric of the comparison.
         wanted: Inner products that are wanted, for the cost of a plan.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
-        read: Rows from `what_is_read` of every model, where `models` has a model of each structure.
+        read: Rows from `what_is_read` of every model, where not all models are at hand.
 
     Returns:
         The points, or None.
@@ -153,7 +156,9 @@ def points_of(
     if not joins_whole_trees(Gaussian, nonlinear(*map(kinds, models))):
         return None
     if read is None:
-        read = [what_is_read(model, metric) for model in models]
+        # Models with switches share the layers that they read inputs with.
+        readers = {tuple(map(id, reading_layers(model))): model for model in models}
+        read = [what_is_read(model, metric) for model in readers.values()]
     # A model that reads too many directions has no quadrature.
     rows = [sample for sample in read if sample is not None]
     if len(rows) < len(read):
@@ -161,9 +166,10 @@ def points_of(
     points = gaussian_points(metric, reading_of(models), np.concatenate(rows))
     if points is None:
         return None
-    # Both routes are exact, so the cheaper wins; equal costs go to forward passes, which plan
-    # nothing.
-    passes = sum(_forward_work(model, points) for model in models)
+    # Both routes are exact, so the cheaper wins for a pair; equal costs go to forward passes, which
+    # plan nothing.
+    pair = {id(model): model for model in (models[0], models[-1])}
+    passes = sum(_forward_work(model, points) for model in pair.values())
     if passes <= _diagram_work(models, metric, wanted, slices, dtype, passes):
         return points
     return None

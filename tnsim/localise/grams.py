@@ -78,12 +78,18 @@ class Setting:
         return max(1.0, math.sqrt(float(amplification(model, self.metric))))
 
     def points(self, *models: Model) -> Any:
-        """Points at which models are compared; None where a plan answers."""
+        """Points at which models are compared; None where a plan answers.
+
+        Args:
+            models: All models that are to run on the points.
+        """
         check_bilinear(self.metric)
         check_comparison(models[0], models[-1], self.metric)
         points = points_of(models, self.metric, CROSS, False, self.dtype)
         if points is not None:
-            plan = forward_plan(models, self.metric, points, self.dtype)
+            # Layers that models have in common run once, so one of each form tells the cost.
+            forms = list({kinds(model): model for model in models}.values())
+            plan = forward_plan(forms, self.metric, points, self.dtype)
             check_affordable(plan, self.metric, self.budget)
         return points
 
@@ -116,11 +122,13 @@ class Gram:
         exponent: Exponent of their common scale.
         left_out: The same matrix without each group of draws, (groups, rows, columns), in scales
             of their own; None where nothing was sampled.
+        points: Points at which all models ran; None along plans.
     """
 
     values: Float[np.ndarray, "rows columns"]
     exponent: float
     left_out: Float[np.ndarray, "groups rows columns"] | None = None
+    points: Points | None = None
 
 
 def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Setting) -> Gram:
@@ -141,10 +149,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
         >>> (found.values * 2.0**found.exponent).round(9).tolist()
         [[2.5, 7.5], [7.5, 22.5]]
     """
-    every = [*rows, *(columns or ())]
-    # One model of each form decides whether there are points, as points depend on forms alone.
-    distinct = {tuple(kinds(model)): model for model in every}
-    points = setting.points(*distinct.values())
+    points = setting.points(*rows, *(columns or ()))
     if points is None:
         return _along_plans(rows, columns, setting)
     sums = forward.sums(
@@ -162,7 +167,7 @@ def gram(rows: Sequence[Model], columns: Sequence[Model] | None, setting: Settin
     if points.drawn and np.count_nonzero(counted) > 1:
         left_out, exponents = without_each(sums.products, counted)
         left_out = left_out * np.exp2(exponents - exponents.max())
-    return Gram(values, exponent, left_out)
+    return Gram(values, exponent, left_out, points)
 
 
 def _in_one_scale(products: ScaledSum) -> Scaled[Float[np.ndarray, "rows columns"]]:

@@ -524,9 +524,8 @@ def _error_of_shares(bra: _Side, ket: _Side, inner: Gram, setting: Setting, degr
         return 0.0
     sizes = abs(inner.values)
     if setting.dtype == "float32":
-        points = setting.points(*bra.models, *ket.models)
         factors = [
-            np.array([setting.enlarged(model, points) for model in side.models])
+            np.array([setting.enlarged(model, inner.points) for model in side.models])
             for side in (bra, ket)
         ]
         sizes = sizes * (factors[0][:, None] + factors[1]) / 2

@@ -735,7 +735,10 @@ def basis_of_embedding(a: Model, b: Model) -> Float[np.ndarray, "width width"]:
 _LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
 """Classes of legs that no gauge of a layer mixes; the legs of other layers are of class `in`."""
 EMBED = -1
-"""Number of the source that is no component: the stream below all of them."""
+"""Number of the source that is no component: the stream below all of them, and the biases of linear
+layers that it passes through. Where no skip has kept this stream, no edge leads to it."""
+_CLOSED, _OPEN = 0, 1
+"""Places of the gates of what is never read, and of what is read through no edge."""
 
 
 @dataclass(frozen=True)
@@ -782,8 +785,10 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
 def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[Edge]) -> Model:
     """The model with a gate on every edge, the same function where all gates are 1.
 
-    The stream becomes a block for each component and a block for the layers below all of them. The
-    rows of a leg read each block through the gate of their edge.
+    The stream becomes a block for each component, and block 0 for what belongs to none: the layers
+    below all of them and the biases of linear layers between them. The rows of a leg read each
+    block through the gate of their edge. Where the layers below are forgotten, block 0 holds
+    constants alone, which are read through no edge.
 
     Args:
         model: Any model.
@@ -798,9 +803,8 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
         >>> wired(model, np.array([1.0, 1.0, 0.0]), parts, edges_of(model, parts))(np.ones(1))
         array([3.])
     """
-    # Place 0 is a closed gate: a block that is not read.
-    place = {edge: n + 1 for n, edge in enumerate(edges)}
-    known = library(gates).concatenate([np.zeros(1), gates])
+    place = {edge: n + 2 for n, edge in enumerate(edges)}
+    known = library(gates).concatenate([np.array([0.0, 1.0]), gates])
     blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
     layers: list[Layer] = []
     for n, layer in enumerate(model.layers):
@@ -880,6 +884,7 @@ def _wired_layer(
 
 
 def _gate_numbers(place: Mapping[Edge, int], target: int, leg: str, blocks: int) -> list[int]:
-    """Numbers of the gates through which a target reads every block, 0 where there is none."""
-    # Block 0 is the stream below all components, so block n belongs to component n - 1.
-    return [place.get(Edge(block - 1, target, leg), 0) for block in range(blocks)]
+    """Places of the gates through which a target reads every block."""
+    # Block 0 is read by everyone; block n belongs to component n - 1.
+    without = [_OPEN] + [_CLOSED] * (blocks - 1)
+    return [place.get(Edge(n - 1, target, leg), gate) for n, gate in enumerate(without)]
