@@ -290,6 +290,52 @@ def assert_gradient_is_slope(value, a, rng):
     assert_close(slope, numeric, scale=1.0, rtol=1e-6, limited_by="finite differences")
 
 
+def with_activation(model, name):
+    """The same weights around another activation."""
+    first, *others = model.layers
+    if isinstance(first, tnsim.Gated):
+        return tnsim.Model([dataclasses.replace(first, activation=name)])
+    return tnsim.Model([first, tnsim.Elementwise(name), others[-1]])
+
+
+@pytest.mark.parametrize("make", [pytest.param(mlp, marks=pytest.mark.slow), gated])
+def test_a_student_begins_as_a_copy_with_another_activation(rng, make):
+    """Gated ones were off by 1e-2, and called exact: all units are parallel to units of the other."""
+    teacher = make(rng, "silu", hidden=3)
+    assert_right(with_activation(teacher, "relu6"), teacher, gaussian(rng))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["grad", "jit", "torch"])
+def test_the_first_step_of_a_student(rng, by):
+    """Slopes of a similarity by all weights of a hardswish network, its teacher one of silu."""
+    metric, teacher = gaussian(rng), mlp(rng, "silu")
+    student = with_activation(teacher, "hardswish")
+    if by == "torch":
+        torch = pytest.importorskip("torch")
+        traced = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), student)
+        tnsim.torch.similarity(traced, teacher, metric).backward()
+        slopes = jax.tree.map(lambda x: x.grad.numpy(), traced)
+    else:
+        gradient = jax.grad(lambda model: tnsim.similarity(model, teacher, metric))
+        with jax.enable_x64(True):
+            slopes = (jax.jit(gradient) if by == "jit" else gradient)(student)
+    first, _, last = student.layers
+    x, weights = points([student, teacher], metric)
+    u, one, other = x @ first.weight.T + first.bias, student(x), teacher(x)
+    cross, own, others = (
+        weights @ (y * z).sum(1) for y, z in ((one, other), (one, one), (other, other))
+    )
+    # The slope of a cosine by an output of the student at an input.
+    goal = weights[:, None] * (other - cross / own * one) / np.sqrt(own * others)
+    slope = np.where(abs(u) < 3, (2 * u + 3) / 6, u > 0) * (goal @ last.weight)
+    hidden = u * np.clip(u + 3, 0, 6) / 6
+    expected = slope.T @ x, slope.sum(0), goal.T @ hidden, goal.sum(0)
+    found = (y for layer in slopes.layers[::2] for y in (layer.weight, layer.bias))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, scale=LARGEST, rtol=1e-11)
+
+
 def test_gradients_beyond_the_budget_are_refused(rng):
     a, b = mlp(rng, "relu", hidden=40), mlp(rng, "relu", hidden=40)
     budget = tnsim.Budget(memory_bytes=2**17)

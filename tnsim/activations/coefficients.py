@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, Part, Remainder, Wave
+from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
 from tnsim.activations.normal import Real, cumulative, density, repeat, smallest, threshold
 from tnsim.errors import ModelError
 from tnsim.scaled import library
@@ -54,15 +54,17 @@ def _divisor(deviation: Real) -> Real:
     return xp.where(deviation > 0, deviation, tiny) if xp is np else xp.maximum(deviation, tiny)
 
 
-def trapezoidal_step(distance: Real, order: int = 0) -> Real:
+def trapezoidal_step(distance: Real, order: int = 0, derivatives: int = 0) -> Real:
     """Distance of nodes in sums over z ~ N(0, 1), for functions analytic within `distance`.
 
     The error of a sum of step h is exp(-2 pi y / h + y^2 / 2) for any y up to the distance, with
-    the Gaussian's growth off the axis; Hermite polynomials of order k add exp(y sqrt k) each.
+    the Gaussian's growth off the axis; Hermite polynomials of order k add exp(y sqrt k) each. A
+    derivative multiplies the error by 2 pi / h, beside values that grow as 1 / y.
     """
     xp = library(distance)
     # Natural logarithm of the accuracy wanted: an error of eps, with a factor e to spare.
     digits = 1.0 - log(xp.finfo(xp.result_type(distance)).eps)
+    digits += derivatives * log(digits)
     # The exponent -2 pi y / h + y^2 / 2 equals -digits at the step below. A y beyond sqrt(2 digits)
     # would lose more by the Gaussian's growth than it gains.
     y = xp.minimum(distance, sqrt(2 * digits))
@@ -148,24 +150,26 @@ def average(f: Activation, mean: Real, deviation: Real, order: int = 0) -> Real:
     Returns:
         Array in the shape of the means.
     """
+    parts = (average_of_part(part, mean, deviation, order) for part in f.parts)
+    return sum(parts, 0 * mean)
+
+
+def average_of_part(part: ClosedPart | Remainder, mean: Real, deviation: Real, order: int) -> Real:
+    """E of a derivative of one part of an activation."""
     # Closed means have derivatives of every order as they are. Those of a remainder are sums, for
     # which a rule of their own takes derivatives under the sum.
-    total = 0 * mean
-    for part in f.parts:
-        if not isinstance(part, Remainder):
-            total = total + part.mean(mean, deviation, order)
-        elif isinstance(total, jax.Array):
-            total = total + _traced_average(part, order, mean, deviation)
-        else:
-            total = total + _remainder_average(part, order, mean, deviation)
-    return total
+    if not isinstance(part, Remainder):
+        return part.mean(mean, deviation, order)
+    traced = library(mean, deviation) is jnp
+    return (_traced_average if traced else _remainder_average)(part, order, mean, deviation)
 
 
 def _remainder_average(part: Remainder, derivative: int, mean: Real, deviation: Real) -> Real:
     """E of a derivative of a remainder, by a trapezoidal sum."""
     xp = library(mean, deviation)
     low, high = span(part, mean, deviation, REACH)
-    step = trapezoidal_step(part.strip / xp.maximum(deviation, smallest(mean.dtype)), 2)
+    distance = part.strip / xp.maximum(deviation, smallest(mean.dtype))
+    step = trapezoidal_step(distance, derivatives=derivative)
     count = nodes_of(part, (high - low) / step)
 
     # Nodes of different units differ in number; nodes beyond the end count zero.

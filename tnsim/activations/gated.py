@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, Tail, activation
+from tnsim.activations.activation import Activation, Gate, Tail, Wave, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
     DerivativeWeights,
@@ -269,5 +269,8 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     plain, whole, *_ = squared_norms
     size = xp.sqrt(whole + spread**2 * plain)
     factors = abs(shift) + abs(slope) + spread
+    if any(isinstance(x, Wave) for x in f.parts):
+        # A wave is as large as its derivatives, which the lemma multiplies by deviations.
+        factors = factors * (1 + deviation)
     gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
     return Side(parameters, xp.stack(kinds), xp.stack(rest), size, gross)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from math import inf
 from typing import Any, TypeAlias, TypeGuard
@@ -20,7 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Tail, Wave
-from tnsim.activations.coefficients import NODES, WEIGHTS, nodes_of, span, trapezoidal_step
+from tnsim.activations.coefficients import (
+    NODES,
+    WEIGHTS,
+    average_of_part,
+    nodes_of,
+    span,
+    trapezoidal_step,
+)
 from tnsim.activations.normal import (
     Real,
     density,
@@ -95,10 +102,10 @@ def _sum_over_parts(
         # A part without a closed mean is integrated over, and the other part enters through its
         # mean given the first variable. Of two parts with closed means a gate, if there is one,
         # enters through its mean.
-        if _is_kink(a) and isinstance(b, Tail):
-            derivatives.append(_kink_and_tail(a, b, orders, *law))
-        elif isinstance(a, Tail) and _is_kink(b):
-            derivatives.append(_kink_and_tail(b, a, exchanged, *flipped))
+        if _is_kink(a):
+            derivatives.append(_beside_kink(a, b, orders, *law))
+        elif _is_kink(b):
+            derivatives.append(_beside_kink(b, a, exchanged, *flipped))
         elif isinstance(a, Wave) and isinstance(b, Wave):
             derivatives.append([_waves(i, j, *law) for i, j in orders])
         elif not isinstance(a, Remainder) and (isinstance(a, Gate) or isinstance(b, Remainder)):
@@ -106,7 +113,7 @@ def _sum_over_parts(
         elif not isinstance(b, Remainder):
             derivatives.append(_one_integral(a, b, orders, *law))
         elif traced:
-            derivatives.append(_traced_integrals(a, b, orders, *law))
+            derivatives.append(_traced(_two_integrals, a, b, orders, *law))
         else:
             derivatives.append(_two_integrals_by_scale(a, b, orders, *law))
     return [sum(same, 0 * rho) for same in zip(*derivatives, strict=True)]
@@ -162,9 +169,9 @@ def _is_kink(part: Part) -> TypeGuard[Gate]:
     return isinstance(part, Gate) and part.width == 0
 
 
-def _kink_and_tail(
+def _kink_and_other(
     gate: Gate,
-    tail: Tail,
+    part: Tail | Wave | Remainder,
     orders: Orders,
     m: Real,
     s: Real,
@@ -173,26 +180,41 @@ def _kink_and_tail(
     rho: Real,
     gap: Real,
 ) -> list[Real]:
-    """E of derivatives of a kink in u and a tail in v.
+    """E of derivatives of a kink in u and of a part in v that is no gate.
 
-    A density at the kink fixes u, and leaves the mean of the tail given u: no sum over nodes, which
-    would miss the density where it meets the end of the tail. There the tail ends as the gates
-    begin beside this density, by the same digits (`thresholds`), so that both make one continuous
-    function.
+    A density at the kink fixes u, and leaves the mean of the other part given u: no sum over nodes,
+    which sees no density where correlations of 1 and -1 leave it no width. A tail ends there as the
+    gates begin beside this density, by the same digits (`thresholds`), so that both make one
+    continuous function.
     """
     xp = library(rho)
     exchanged = tuple((j, i) for i, j in orders)
-    values = _one_integral(tail, _Opened(gate), exchanged, n, t, m, s, rho, gap)
-    weights = [gate.derivative(i)[1] for i, _ in orders]
-    if not any(weights):
-        return values
+    values = _one_integral(part, _Opened(gate), exchanged, n, t, m, s, rho, gap)
     m = m - gate.knot
-    unit, tiny = unit_of(m, s, 0.0), smallest(rho.dtype)
-    h = threshold(m, s)
+    unit, h = unit_of(m, s, 0.0), threshold(m, s)
+    safe = xp.maximum(s / unit, smallest(rho.dtype)) * unit
     _, k_given_h, _, bar = thresholds(h, threshold(n, t), rho, gap)
-    at_kink = density(h) / xp.maximum(s / unit, tiny) / unit
-    inside = tail.mean(k_given_h * bar * t, bar * t)
-    return [x + w[0] * at_kink * inside if w else x for x, w in zip(values, weights, strict=True)]
+
+    @cache
+    def at_kink(derivative: int, order: int) -> Real:
+        """E of a derivative of the density at the kink and of part^(order).
+
+        By Stein's lemma E z d g = s E d' g + rho t E d g' of a derivative d of the density, and
+        z = (u - m) / s, where u d is the derivative before d, as often negative as d has been
+        differentiated.
+        """
+        if not derivative:
+            mean = average_of_part(part, k_given_h * bar * t, bar * t, order)
+            return density(h) / safe * mean
+        before = (derivative - 1) * at_kink(derivative - 2, order) / safe if derivative > 1 else 0.0
+        by_z = h * at_kink(derivative - 1, order) + before
+        return -(by_z + rho * t * at_kink(derivative - 1, order + 1)) / safe
+
+    # The kink's derivative i has the density of derivative i - k, differentiated k times.
+    return [
+        sum((w * at_kink(k, j) for k in range(i) for w in gate.derivative(i - k)[1] if w), value)
+        for value, (i, j) in zip(values, orders, strict=True)
+    ]
 
 
 def _waves(i: int, j: int, m: Real, s: Real, n: Real, t: Real, rho: Real, gap: Real) -> Real:
@@ -352,7 +374,9 @@ def _one_integral(
     # Where the part is alive. Panels are no longer than 2, on which 20 nodes integrate the density
     # to rounding, and no longer than the strip of the part allows.
     low, high = span(part, m, s, _REACH)
-    longest = xp.minimum(2.0, 2 * part.strip / xp.maximum(s, tiny))
+    # Derivatives are steeper beside a singularity, and take shorter panels.
+    strip = part.strip / (1 + max(i for i, _ in orders) / 8)
+    longest = xp.minimum(2.0, 2 * strip / xp.maximum(s, tiny))
     # The conditional law of v: its mean moves by `slope` with z, and `left_over` is its deviation,
     # from 1 - rho^2 = (1 - |rho|) (1 + |rho|).
     slope, left_over = t * rho, t * xp.sqrt(gap * (2 - gap))
@@ -372,13 +396,6 @@ def _one_integral(
         nodes_of(part, (high - low) / longest)
     start = xp.clip(centre, low, high)
 
-    # A derivative of a gate without any width left is a density without width, so a deviation of
-    # rounding is kept.
-    def conditional(mean: Real, deviation: Real, order: int) -> Real:
-        if order:
-            deviation = xp.maximum(deviation, eps)
-        return closed.mean(mean, deviation + 0 * mean, order)
-
     def panel(edge: Real, end: Real, sign: float) -> tuple[Real, Real]:
         # A panel ends at the end of the interval at the latest; at the end its length is zero.
         length = xp.minimum(longest, 2 * xp.maximum(width, xp.abs(edge - centre)))
@@ -386,7 +403,7 @@ def _one_integral(
         z = edge[:, None] + sign * length[:, None] * nodes
         # Every order of either function once, for all pairs of orders.
         mean, weighted = n[:, None] + slope[:, None] * z, weights * density(z)
-        inner = {j: conditional(mean, left_over[:, None], j) for _, j in orders}
+        inner = {j: closed.mean(mean, left_over[:, None] + 0 * mean, j) for _, j in orders}
         outer = {i: weighted * part(m[:, None] + s[:, None] * z, i) for i, _ in orders}
         sums = xp.stack([xp.sum(outer[i] * inner[j], 1) for i, j in orders])
         return edge + sign * length, length * sums
@@ -420,10 +437,11 @@ def _two_integrals(a, b, orders, m, s, n, t, rho, gap):
     tiny = smallest(dtype)
     low, high = span(a, m, s, _REACH)
     slope, spread = t * rho, t * xp.sqrt(gap * (2 - gap))
-    step = trapezoidal_step(
-        xp.minimum(a.strip / xp.maximum(s, tiny), b.strip / xp.maximum(xp.abs(slope), tiny))
+    distance = xp.minimum(a.strip / xp.maximum(s, tiny), b.strip / xp.maximum(xp.abs(slope), tiny))
+    step = trapezoidal_step(distance, derivatives=max(i + j for i, j in orders))
+    inner_step = trapezoidal_step(
+        b.strip / xp.maximum(spread, tiny), derivatives=max(j for _, j in orders)
     )
-    inner_step = trapezoidal_step(b.strip / xp.maximum(spread, tiny))
     low, high, step, inner_step = (held(x) for x in (low, high, step, inner_step))
     # nodes at once: all that fit beside each other in NumPy, few in a compiled loop
     rows, columns = (1, 8) if xp is jnp else (max(1, min(128, 4096 // max(1, len(rho)))), 16)
@@ -475,14 +493,24 @@ def _two_integrals_by_scale(a, b, orders, m, s, n, t, rho, gap):
     return list(totals)
 
 
-_traced_integrals = jax.custom_jvp(_two_integrals, nondiff_argnums=(0, 1, 2))
+def _beside_kink(gate: Gate, part: Any, orders: Orders, *law: Real) -> list[Real]:
+    # Densities where a tail jumps stand with the gate beside it, see `_continuous`.
+    if isinstance(law[4], jax.Array) and not isinstance(part, Tail):
+        return _traced(_kink_and_other, gate, part, orders, *law)
+    return _kink_and_other(gate, part, orders, *law)
 
 
-@_traced_integrals.defjvp
-def _two_integrals_jvp(a, b, orders, primals, tangents):
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _traced(integrals, a, b, orders, *law):
+    """Integrals whose slopes are those of the law of u and v, not of sums over nodes."""
+    return integrals(a, b, orders, *law)
+
+
+@_traced.defjvp
+def _traced_jvp(integrals_of, a, b, orders, primals, tangents):
     # All orders that the values and their slopes take, in one sum.
     every = tuple(sorted({(i + x, j + y) for i, j in orders for x, y in PRICE}))
-    integrals = dict(zip(every, _traced_integrals(a, b, every, *primals), strict=True))
+    integrals = dict(zip(every, _traced(integrals_of, a, b, every, *primals), strict=True))
 
     def slope(order: tuple[int, int]) -> Real:
         slopes = price(integrals, order, primals)
