@@ -1,12 +1,11 @@
 """Folders of one model, and templates of dialects: read by every command alike, from files that libraries write."""
 
-import io
 import json
 import os
 
 import numpy as np
 import pytest
-from commands import command
+from commands import command, piped
 from oracles import linear
 from safetensors.numpy import save_file
 
@@ -270,9 +269,9 @@ def test_the_command_line_wants_every_guess_confirmed(tmp_path, rng, monkeypatch
         assert "tnsim.confirm(model, forward)" in done.stderr
         assert done.stderr.endswith(".origin.dialect.to_json() of either is a dialect\n")
     assert not (tmp_path / "out").exists() and not (tmp_path / "c.safetensors").exists()
-    monkeypatch.setattr("sys.stdin", io.StringIO(dialect.read_text()))
-    piped = command("similarity", *files, "--dialect", "-", check=False)
-    assert "-: guesses that are not confirmed" in piped.stderr
+    monkeypatch.setattr("sys.stdin", piped(dialect.read_text()))
+    done = command("similarity", *files, "--dialect", "-", check=False)
+    assert "-: guesses that are not confirmed" in done.stderr
     assert "guessed     product of layer rule 1" in command("inspect", files[0], *given).stdout
     text = json.loads(dialect.read_text())
     for n, guess in enumerate(text["guesses"]):

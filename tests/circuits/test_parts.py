@@ -1,5 +1,8 @@
 """Parts of standard transformers against forward passes of each layout, written from its definition."""
 
+import tracemalloc
+
+import jax
 import numpy as np
 import pytest
 import transformer_cases as cases
@@ -114,6 +117,43 @@ def test_the_direct_path_is_the_logits_of_a_tokens_own_embedding(rng):
     logits = stream @ state["embed_out.weight"].T
     assert_close(direct(np.eye(cases.VOCABULARY)), logits, scale=LARGEST, rtol=1e-12)
     assert "final norm" in direct.origin.caveats[0]
+
+
+def assert_trees_equal(one, two):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert np.array_equal(x, y)
+
+
+def direct_path(rng, count, width, bias):
+    """A model as the direct part is."""
+    embedding, logits = rng.normal(size=(width, count)), rng.normal(size=(count, width))
+    last = tnsim.Linear(logits, rng.normal(size=count) if bias else None)
+    return tnsim.Model([tnsim.Linear(embedding), last])
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
+    """Peaks of NumPy's memory, for a vocabulary of which all pairs are 488 MiB."""
+    small = [direct_path(rng, 30, 8, bias) for _ in "ab"]
+    tnsim.plan_pairwise(small)  # rates are measured, once in a process
+    tnsim.similarity(*small)
+    a, b = both = [direct_path(rng, 8000, 8, bias) for _ in "ab"]
+    tracemalloc.start()
+    try:
+        assert tnsim.plan_pairwise(both).route == "contractions"
+        found = tnsim.similarity(a, b)
+        assert tracemalloc.get_traced_memory()[1] < 250 * 2**20
+    finally:
+        tracemalloc.stop()
+
+    def product(a, b):
+        """<U E, U' E'> and the constants, from products of factors alone."""
+        (one, two), (three, four) = a.layers, b.layers
+        linear = np.sum((two.weight.T @ four.weight) * (one.weight @ three.weight.T))
+        return linear + (two.bias @ four.bias if bias else 0.0)
+
+    wanted = product(a, b) / np.sqrt(product(a, a) * product(b, b))
+    assert_close(found, wanted, scale=1.0, rtol=1e-13)
 
 
 def test_tied_unembeddings_and_models_without_a_head(rng):
@@ -353,6 +393,34 @@ def test_unknown_parts_and_things_without_parts(tmp_path, rng):
     folder = written(tmp_path / "model", cases.checkpoint(rng, cases.CONFIGS["llama"]), config)
     with pytest.raises(tnsim.UnsupportedLayer, match=f"^{folder}: no layout .*of type 'mamba'"):
         tnsim.parts(folder)
+
+
+@pytest.mark.parametrize("form", ["mapping", "series", "checkpoints"])
+def test_checkpoints_go_by_position_and_label_and_others_are_refused(form, tmp_path, rng):
+    models = {f"step{n}": attention_model(rng, None) for n in (0, 50)}
+    for name, model in models.items():
+        tnsim.save(model, tmp_path / f"{name}.safetensors")
+    run = tnsim.load(tmp_path)
+    parts = tnsim.parts(
+        {"0": models["step0"], "50": models["step50"]} if form == "mapping" else run
+    )
+    several = run if form == "checkpoints" else parts["layer 1 head 0 ov"]
+    assert_trees_equal(several["50"], several[-1])
+    assert_trees_equal(several[np.int64(0)], several["0"])
+    assert len(list(several)) == 2
+    for key in ("nope", "", 2, -3, 1.0, True, None, [0], np.array([0, 1]), ("0",)):
+        with pytest.raises(tnsim.ModelError, match="position below 2 or a label, '0', '50'"):
+            several[key]
+        for mapping in (parts, tnsim.parts(models["step0"])):
+            with pytest.raises(tnsim.ModelError, match=r"no part .* among 6 parts: layer 1 head 0"):
+                mapping[key]
+            assert key not in mapping and mapping.get(key) is None
+
+
+def test_labels_that_read_alike_are_refused(rng):
+    model = attention_model(rng, None)
+    with pytest.raises(tnsim.ModelError, match="2 models have 1 different"):
+        tnsim.parts({1: model, "1": model})
 
 
 def test_a_series_leads_from_parts_to_checkpoints(tmp_path, rng):

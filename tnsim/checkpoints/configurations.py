@@ -18,6 +18,8 @@ JSON_BYTES = 2**20  # parsed within ten milliseconds
 YAML_BYTES = 2**17  # parsed within a second: PyYAML is slower than JSON by far
 YAML_DEPTH = 64
 NAMES = ("config.json", "config.yaml", "config.yml")
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # in the layout of PEFT
+ADAPTER_SETTINGS = "adapter_config.json"
 
 
 def read_text(path: Path, longest: int = JSON_BYTES) -> str:
@@ -45,6 +47,22 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
     if len(data) > longest:
         raise CheckpointError(f"{path.name} is longer than {longest:,} bytes, and is not read")
     return data.decode()
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a file holds an adapter, which says nothing without its base.
+
+    Args:
+        path: Path of a checkpoint.
+
+    Returns:
+        True for the names of PEFT with a configuration of an adapter beside.
+
+    Example:
+        >>> is_adapter(Path("adapter_model.safetensors"))
+        False
+    """
+    return path.name in ADAPTERS and path.with_name(ADAPTER_SETTINGS).is_file()
 
 
 def configuration(path: Path) -> Mapping[str, Any] | None:

@@ -6,7 +6,8 @@ A repository in a local hub cache lies in a folder `models--org--name`. The fold
 branch or tag. Nothing is downloaded.
 
 A folder in Hugging Face's layout is a single model: `model.safetensors`, an index of several files
-that are its parts, or `pytorch_model.bin`, with `config.json` beside them. A folder of many
+that are its parts, or `pytorch_model.bin`, with `config.json` beside them; or an adapter, which
+names its base. A folder of many
 checkpoints is not a single model.
 """
 
@@ -16,7 +17,7 @@ import os
 import re
 from pathlib import Path
 
-from tnsim.checkpoints.configurations import read_text
+from tnsim.checkpoints.configurations import ADAPTERS, is_adapter, read_text
 from tnsim.checkpoints.formats import INDEX, SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.errors import CheckpointError
@@ -203,17 +204,30 @@ def model_file(folder: Path) -> Path | None:
         folder: Any path.
 
     Returns:
-        The file or the index of the model; None where the folder has another layout, or holds other
-        checkpoints too.
+        The file or the index of the model, or the adapter over it; None where the folder has
+        another layout, or holds other checkpoints too.
 
     Example:
         >>> model_file(Path("nowhere")) is None
         True
     """
+    return next(filter(is_adapter, (folder / name for name in ADAPTERS)), None) or base_file(folder)
+
+
+def base_file(folder: Path) -> Path | None:
+    """The file of the model in a folder, without an adapter beside it.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        The file or the index, None as of `model_file`.
+    """
     if (folder / INDEX).is_file():
         return folder / INDEX
     # The pickle beside safetensors is the same model again, so it does not count.
     others = [path for path in checkpoints(folder) if path.suffix in (".safetensors", ".npz")]
+    others = [path for path in others if not is_adapter(path)]
     if [path.name for path in others] == [WHOLE]:
         return folder / WHOLE
     if not others and (folder / OLD).is_file():
@@ -257,4 +271,4 @@ def _of_revision(snapshot: Path) -> Path:
 
 def _holds_model(folder: Path) -> bool:
     # Unlike `Path.is_file`, this is False without permission to read, as in `lost+found`.
-    return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD))  # noqa: PTH113
+    return any(os.path.isfile(folder / name) for name in (WHOLE, INDEX, OLD, *ADAPTERS))  # noqa: PTH113

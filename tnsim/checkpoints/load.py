@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 import numpy as np
 
 from tnsim.checkpoints import folders
+from tnsim.checkpoints.adapters import merged_module, read_file
 from tnsim.checkpoints.configurations import configuration, read_text
 from tnsim.checkpoints.dialects import PRESETS, Dialect
 from tnsim.checkpoints.folders import checkpoints, located, model_file
-from tnsim.checkpoints.formats import SUFFIXES, contents
+from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.module_calls import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
@@ -115,14 +116,18 @@ def read(
     with naming(path):
         file = located(path)
         log.debug("read %s", file)
-        inventory = contents(file)
+        inventory, told_by = read_file(file)
         # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
-        config = configuration(file)
+        config = configuration(told_by)
         model = _model_by(known, inventory.state, n_ctx, config, leave_out, norm_inputs)
+        if told_by != file and model.origin:
+            told = (*model.origin.assumptions, f"the adapter is applied to {told_by}")
+            origin = replace(model.origin, assumptions=told)
+            model = Model(model.layers, model.n_ctx, origin)
         return Checkpoint(model, inventory.dtypes)
 
 
@@ -223,7 +228,7 @@ def find_dialect(
     if hasattr(dialect, "named_parameters"):
         from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
 
-        return reader_of_states(dialect, inputs, output)
+        return reader_of_states(merged_module(dialect), inputs, output)
     # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module") or hasattr(dialect, "shapes"):
         return dialect
@@ -238,8 +243,38 @@ def find_dialect(
     )
 
 
+class UnknownCheckpoint(ModelError, IndexError):
+    """A position or a label that a series does not have."""
+
+
+def position_in(index: Any, labels: Sequence[str]) -> int:
+    """The position of a checkpoint that is given by its position or its label.
+
+    Args:
+        index: Whole number, counted from the end where negative, or a label.
+        labels: Labels of the checkpoints.
+
+    Raises:
+        UnknownCheckpoint: There is no such checkpoint.
+
+    Example:
+        >>> position_in("100", ("0", "100")), position_in(-1, ("0", "100"))
+        (1, -1)
+    """
+    if isinstance(index, str) and index in labels:
+        return labels.index(index)
+    whole = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+    if whole and -len(labels) <= index < len(labels):
+        return int(index)
+    shown = [repr(label) for label in labels[:3]]
+    raise UnknownCheckpoint(
+        f"there is no checkpoint {printable(repr(index), 80)}: give a position below {len(labels)} "
+        f"or a label, {printable(', '.join(shown), 200)}{', ...' if len(labels) > 3 else ''}"
+    )
+
+
 class Series(Sequence[Model]):
-    """Checkpoints in order, read when indexed.
+    """Checkpoints in order, read when indexed by their position or their label.
 
     A folder or a glob is sorted by the numbers in the names, a list keeps its order.
 
@@ -298,18 +333,18 @@ class Series(Sequence[Model]):
         return len(self.paths)
 
     @overload
-    def __getitem__(self, index: int) -> Model: ...
+    def __getitem__(self, index: int | str) -> Model: ...
 
     @overload
     def __getitem__(self, index: slice) -> Series: ...
 
-    def __getitem__(self, index: int | slice) -> Model | Series:
+    def __getitem__(self, index: int | str | slice) -> Model | Series:
         # A part of a series is read with the arguments of the whole.
         if isinstance(index, slice):
             dialect, n_ctx, leave_out, norm_inputs = self.reading
             chosen = self.paths[index], dialect, n_ctx, self.names[index]
             return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
-        return read(self.paths[index], *self.reading).model
+        return read(self.paths[position_in(index, self.labels)], *self.reading).model
 
     def at_length(self, n_ctx: int) -> Series:
         """The same checkpoints, read as models for sequences of `n_ctx` positions."""
@@ -356,7 +391,7 @@ def modules_of(source: Any, module: Any) -> dict[str, Any]:
     series, reader, modules = Series(source), StatesOf(module), {}
     for label, path in zip(series.labels, series.paths, strict=True):
         with naming(path):
-            modules[label] = reader.loaded(contents(path).state).eval()
+            modules[label] = reader.loaded(read_file(path)[0].state).eval()
     return modules
 
 

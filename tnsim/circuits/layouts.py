@@ -11,10 +11,26 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tnsim.checkpoints.named_arrays import listing
 from tnsim.errors import CheckpointError, UnsupportedLayer, printable
+
+
+class Place(NamedTuple):
+    """The place of a tensor in a layout.
+
+    Attributes:
+        name: Name by which checkpoints with other prefixes know the tensor as well.
+        kinds: Kinds of parts that together hold all of it; empty where no part does.
+        layer: Number of its layer; None for both ends.
+        of_norm: Whether it belongs to a norm, which parts hold where norms are folded into them.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = ()
+    layer: int | None = None
+    of_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,8 @@ class Layout:
         transposed: Whether matrices of layers are stored (in, out).
         attention_norm, mlp_norm: Norms before attention and before the MLP.
         norm: Kind of norms: `layer`, `rms`, or `rms+1` for RMS norms of gain 1 + weight.
+        qkv_bias, o_bias, mlp_bias: Whether the maps of attention and of the MLP have biases: an
+            entry of the configuration with its default, or a constant.
         up, gate, down: Maps of the MLP; `gate` is None for an MLP without a gate.
         embedding: Table of tokens, behind `root`.
         positions: Table of positions, behind `root`; None for rotated queries and keys.
@@ -42,10 +60,12 @@ class Layout:
         unembedding: Names of the matrix of logits, at the top.
         tied: Whether the table of tokens is the unembedding where the configuration does not say.
         activation: Entry of the configuration with the activation of the MLP.
-        eps: Entries of the configuration with the constant of norms.
+        eps: Entry of the configuration with the constant of norms; None where it is fixed.
         default_eps: Constant of norms where the configuration does not say.
+        own_heads: Whether the configuration may give the width of heads and the number of heads
+            of keys and values, which else follow from the width and the number of heads.
         rotary_share: Share of the coordinates of a head that are rotated where the configuration
-            does not say.
+            does not say; None where whole heads are rotated whatever it says.
         embedding_by_root_of_width: Whether embeddings are multiplied by the root of the width.
         ignored: Patterns of names, behind `root`, of tensors that are no weights.
     """
@@ -71,19 +91,48 @@ class Layout:
     norm: str = "rms"
     gate: str | None = None
     positions: str | None = None
+    qkv_bias: tuple[str, bool] | bool = True
+    o_bias: tuple[str, bool] | bool = True
+    mlp_bias: tuple[str, bool] | bool = True
     activation: str = "hidden_act"
-    eps: tuple[str, ...] = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
+    eps: str | None = None
     default_eps: float = 1e-5
-    rotary_share: float = 1.0
+    own_heads: bool = False
+    rotary_share: float | None = None
     embedding_by_root_of_width: bool = False
     ignored: tuple[str, ...] = ()
 
-    def modules(self) -> Iterator[str]:
-        """Names of everything with a weight in a single layer, behind the prefix of the layer."""
-        yield from (self.qkv,) if self.qkv else (self.q, self.k, self.v)
-        yield from (self.o, self.attention_norm, self.mlp_norm, self.up, self.down)
-        if self.gate:
-            yield self.gate
+    def tensors_of_layer(self, config: Mapping[str, Any], i: int) -> Iterator[Place]:
+        """The places of all tensors of a single layer, by names behind the prefix of all names.
+
+        Args:
+            config: Contents of config.json, which says which maps have biases.
+            i: Number of the layer.
+        """
+        maps: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, bool] | bool]] = [
+            (self.o, ("ov",), (), self.o_bias)
+        ]
+        for name, kinds in ((self.qkv, ("qk", "ov")), (self.q, ("qk",)), (self.k, ("qk",))):
+            maps += [(name, kinds, kinds, self.qkv_bias)] if name else []
+        maps += [(self.v, ("ov",), ("ov",), self.qkv_bias)] if self.v else []
+        for name in (self.up, self.gate, self.down):
+            maps += [(name, ("mlp",), ("mlp",), self.mlp_bias)] if name else []
+        for module, kinds, kinds_of_bias, entry in maps:
+            yield Place(self.at(i, f"{module}.weight"), kinds, i)
+            if entry if isinstance(entry, bool) else config.get(*entry):
+                yield Place(self.at(i, f"{module}.bias"), kinds_of_bias, i)
+        for module, kinds in ((self.attention_norm, ("qk", "ov")), (self.mlp_norm, ("mlp",))):
+            for name in self.tensors_of_norm(module, config):
+                yield Place(self.at(i, name), kinds, i, of_norm=True)
+
+    def tensors_of_norm(self, module: str, config: Mapping[str, Any]) -> Iterator[str]:
+        """Names of the tensors of a norm, some of which a norm may do without."""
+        # OPT may have norms without gain and bias.
+        if self.name == "opt" and config.get("layer_norm_elementwise_affine") is False:
+            return
+        yield f"{module}.weight"
+        if self.norm == "layer":
+            yield f"{module}.bias"
 
     @property
     def mlp(self) -> str:
@@ -113,7 +162,12 @@ def _llama_layout(name: str, **others: Any) -> Layout:
         "embedding": "embed_tokens",
         "final_norm": "norm",
         "ignored": ("*rotary_emb.inv_freq",),
+        "eps": "rms_norm_eps",
         "default_eps": 1e-6,
+        "own_heads": True,
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
     }
     return Layout(name, **{**values, **others})
 
@@ -138,6 +192,7 @@ LAYOUTS: Mapping[str, Layout] = {
             tied=True,
             final_norm="ln_f",
             activation="activation_function",
+            eps="layer_norm_epsilon",
             ignored=("*.attn.bias", "*.attn.masked_bias"),
         ),
         Layout(
@@ -155,6 +210,9 @@ LAYOUTS: Mapping[str, Layout] = {
             embedding="embed_in",
             final_norm="final_layer_norm",
             unembedding=("embed_out", "lm_head"),
+            qkv_bias=("attention_bias", True),
+            o_bias=("attention_bias", True),
+            eps="layer_norm_eps",
             rotary_share=0.25,
             ignored=(
                 "*attention.bias",
@@ -162,10 +220,22 @@ LAYOUTS: Mapping[str, Layout] = {
                 "*rotary_emb.inv_freq",
             ),
         ),
-        _llama_layout("llama"),
+        _llama_layout(
+            "llama",
+            qkv_bias=("attention_bias", False),
+            o_bias=("attention_bias", False),
+            mlp_bias=("mlp_bias", False),
+        ),
         _llama_layout("mistral"),
-        _llama_layout("qwen2"),
-        _llama_layout("gemma", norm="rms+1", tied=True, embedding_by_root_of_width=True),
+        _llama_layout("qwen2", qkv_bias=True),
+        _llama_layout(
+            "gemma",
+            qkv_bias=("attention_bias", False),
+            o_bias=("attention_bias", False),
+            norm="rms+1",
+            tied=True,
+            embedding_by_root_of_width=True,
+        ),
         Layout(
             name="opt",
             root="model.decoder.",
@@ -182,6 +252,9 @@ LAYOUTS: Mapping[str, Layout] = {
             embedding="embed_tokens",
             positions="embed_positions",
             tied=True,
+            qkv_bias=("enable_bias", True),
+            o_bias=("enable_bias", True),
+            mlp_bias=("enable_bias", True),
             final_norm="final_layer_norm",
             activation="activation_function",
         ),
@@ -274,6 +347,11 @@ def _check_settings(config: Mapping[str, Any]) -> None:
             "word_embed_proj_dim of config.json differs from hidden_size: maps between embedding "
             "and stream are in no layout"
         )
+    if name == "opt" and config.get("_remove_final_layer_norm"):
+        raise UnsupportedLayer(
+            "_remove_final_layer_norm of config.json takes away the norm behind which the layout "
+            "has its logits; such a model is in no layout"
+        )
     if name == "gpt2" and config.get("add_cross_attention"):
         raise UnsupportedLayer(
             "add_cross_attention of config.json: heads that read another sequence are in no layout"
@@ -314,26 +392,39 @@ def root_of(layout: Layout, state: Mapping[str, Any]) -> tuple[str, str]:
     return root, ""
 
 
-def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
-    """Refuse tensors that have no place in a layout.
+def places_of(
+    layout: Layout, layers: int, state: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Place]:
+    """The place of every tensor of a checkpoint that holds weights, by its name in the checkpoint.
 
     Args:
         layout: Layout of the checkpoint.
         layers: Number of layers.
         state: Tensors by name.
+        config: Contents of config.json, which says which maps have biases.
+
+    Returns:
+        The places of all tensors that the checkpoint has.
 
     Raises:
         UnsupportedLayer: Where a tensor is a norm of queries or keys.
         CheckpointError: Where another tensor has no place.
 
     Example:
-        >>> check_names(LAYOUTS["gpt2"], 1, {"h.0.attn.c_proj.weight": None, "wte.weight": None})
+        >>> state = {"h.0.attn.c_proj.weight": None, "wte.weight": None}
+        >>> places_of(LAYOUTS["gpt2"], 1, state, {})["wte.weight"].kinds
+        ('direct',)
     """
     root, top = root_of(layout, state)
-    modules = [root + layout.at(i, module) for i in range(layers) for module in layout.modules()]
-    ends = (layout.embedding, layout.positions, layout.final_norm)
-    modules += [root + name for name in ends if name] + [top + name for name in layout.unembedding]
-    known = {f"{module}.{part}" for module in modules for part in ("weight", "bias")}
+    within = [place for i in range(layers) for place in layout.tensors_of_layer(config, i)]
+    norm = layout.tensors_of_norm(layout.final_norm, config)
+    within += [Place(name, ("direct",), of_norm=True) for name in norm]
+    within.append(Place(f"{layout.embedding}.weight", ("direct",)))
+    if layout.positions:
+        within.append(Place(f"{layout.positions}.weight"))
+    known = {root + place.name: place._replace(name=layout.root + place.name) for place in within}
+    logits = Place(f"{layout.unembedding[0]}.weight", ("direct",))
+    known |= {f"{top}{name}.weight": logits for name in layout.unembedding}
     ignored = [root + pattern for pattern in layout.ignored]
     for name in state:
         if name in known or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored):
@@ -343,5 +434,7 @@ def check_names(layout: Layout, layers: int, state: Mapping[str, Any]) -> None:
             raise UnsupportedLayer(f"{name} {QK_NORMS}")
         raise CheckpointError(
             f"tensor {printable(str(name), 120)!r} has no place in the layout {layout.name} of "
-            f"{layers} layers; merge adapters into the weights, and save the model alone"
+            f"{layers} layers with the biases that config.json says; merge adapters into the "
+            "weights, and save the model alone"
         )
+    return {name: known[name] for name in state if name in known}

@@ -6,12 +6,14 @@ A head of bilinear attention multiplies two scores, so its QK circuit is of orde
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tnsim.circuits.standard_parts import Circuits, PartName, View, listed, score
+from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, listed, score
 from tnsim.circuits.transformer import Affine, Rotary
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.attention import Attention
@@ -19,6 +21,9 @@ from tnsim.models.layers import Bilinear, Linear, Residual, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+
+_KINDS_OF_ROLES = {**dict.fromkeys(("q1", "k1", "q2", "k2"), ("qk",)), "v": ("ov",), "o": ("ov",)}
+"""Kinds of parts that hold the maps of attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +68,39 @@ class OwnParts:
             said = "what the head adds to the stream for each position with a score of one"
             return self._part_model([Linear(*value), Linear(output)], said)
         return self._qk(core, name.head, view)
+
+    def rest(self, parts: Collection[PartName], view: View) -> Iterator[tuple[str, Any]]:
+        """What belongs to the model and to none of some parts, by name, see `StandardParts.rest`.
+
+        Args:
+            parts: The parts.
+            view: Choices about parts.
+
+        Yields:
+            Name and value: arrays of which the parts do not hold all, and settings.
+        """
+        held = {(name.kind, name.layer) for name in parts}
+        yield "number of positions", self.model.n_ctx
+        for i, layer in enumerate(self.model.layers):
+            core = innermost(layer)
+            yield f"layer {i}: skip and scale", list(map(float, residual_rule(layer)))
+            yield f"layer {i}: kind", type(core).__name__
+            if not dataclasses.is_dataclass(core):  # a layer of the user's
+                if not is_held(("mlp",), i, held):
+                    yield f"layer {i}", core
+                continue
+            for field in dataclasses.fields(core):
+                value = getattr(core, field.name)
+                kinds: tuple[str, ...] = ("mlp",)
+                place: int | None = i
+                if isinstance(core, Linear):
+                    kinds, place = ("direct",), None
+                elif isinstance(core, Attention):
+                    kinds = _KINDS_OF_ROLES.get(field.name.removesuffix("_bias"), ())
+                    # What the heads add together has a bias that belongs to none of them.
+                    kinds = () if field.name == "o_bias" else kinds
+                if value is not None and not is_held(kinds, place, held):
+                    yield f"layer {i}: {field.name}", value
 
     def paths(self) -> dict[str, PartName]:
         """Parts by the names of their modules, which a model has not."""

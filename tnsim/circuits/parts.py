@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+from tnsim.checkpoints.adapters import merged_module, read_file
 from tnsim.checkpoints.configurations import configuration
 from tnsim.checkpoints.folders import located
-from tnsim.checkpoints.formats import contents
 from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.guard import naming
-from tnsim.checkpoints.load import Reading, Series, is_several, read
+from tnsim.checkpoints.load import Reading, Series, is_several, position_in, read
 from tnsim.checkpoints.native import METADATA
 from tnsim.circuits.layouts import LAYOUTS, NOT_POLYNOMIAL, layout_of
+from tnsim.circuits.module_blocks import PartsOfModule
 from tnsim.circuits.own_parts import OwnParts
 from tnsim.circuits.standard_parts import KINDS, PartName, StandardParts, View, checked_view
 from tnsim.circuits.transformer import Transformer
@@ -89,10 +90,12 @@ class Parts(Mapping[str, Model]):
         Raises:
             UnknownPart: Where there is no such part.
         """
+        if not isinstance(label, str):
+            raise unknown_part(label, self)
         if label in self._by_label:
             return self._by_label[label]
         # A pattern that means a single part names it as well.
-        matches = self.matching(label) if isinstance(label, str) else []
+        matches = self.matching(label)
         if len(matches) != 1:
             raise unknown_part(label, self)
         return self._by_label[matches[0]]
@@ -202,6 +205,8 @@ def _part_of(anatomy: Anatomy, name: PartName, view: View) -> Model:
 class PartSeries(Sequence[Model]):
     """A part of all checkpoints of a series, or of all models of a list or a mapping.
 
+    Models are looked up by their position or their label.
+
     Args:
         name: Place of the part.
         labels: Labels of the checkpoints.
@@ -225,15 +230,15 @@ class PartSeries(Sequence[Model]):
         return len(self.sources)
 
     @overload
-    def __getitem__(self, index: int) -> Model: ...
+    def __getitem__(self, index: int | str) -> Model: ...
 
     @overload
     def __getitem__(self, index: slice) -> Sequence[Model]: ...
 
-    def __getitem__(self, index: int | slice) -> Model | Sequence[Model]:
+    def __getitem__(self, index: int | str | slice) -> Model | Sequence[Model]:
         if isinstance(index, slice):
             return [self[n] for n in range(len(self))[index]]
-        source = self.sources[index]
+        source = self.sources[position_in(index, self.labels)]
         return source.read() if isinstance(source, PartOfFile) else source
 
     def __repr__(self) -> str:
@@ -274,9 +279,9 @@ class SeriesParts(Mapping[str, PartSeries]):
                 with naming(label):
                     self._anatomies[label] = opened(checkpoint)
         # The first checkpoint stands for all: parts are told by their names.
-        first = series.paths[0] if isinstance(series, Series) else next(iter(series))
-        with naming(first):
-            anatomy = self._anatomies.get(str(first)) or opened(first, self._reading)
+        label, first = self._checkpoints()[0]
+        with naming(label):
+            anatomy = self._anatomies.get(label) or opened(first, self._reading)
             self._first = Parts(anatomy, kinds, view)
         self.names: tuple[PartName, ...] = self._first.names
         self._by_label = {str(name): name for name in self.names}
@@ -284,6 +289,34 @@ class SeriesParts(Mapping[str, PartSeries]):
     @property
     def _reading(self) -> Reading:
         return self.series.reading if isinstance(self.series, Series) else Reading()
+
+    def of_kind(self, kind: str) -> SeriesParts:
+        """The parts of a single kind."""
+        return SeriesParts(self.series, (kind,), self.view)
+
+    def rests(self, digest: Callable[[Any], str]) -> list[dict[str, str]]:
+        """What belongs to each checkpoint and to none of its parts, see `StandardParts.rest`.
+
+        Args:
+            digest: Function that makes the digest of an array or a setting.
+
+        Returns:
+            Digests by name, for each checkpoint. Checkpoints are opened one at a time, and of each
+            one tensor.
+        """
+        found = []
+        for label, checkpoint in self._checkpoints():
+            with naming(label):
+                anatomy = self._anatomies.get(label) or opened(checkpoint, self._reading)
+                rest = anatomy.rest(self.names, self.view)
+                found.append({name: digest(value) for name, value in rest})
+        return found
+
+    def _checkpoints(self) -> list[tuple[str, Any]]:
+        """Every checkpoint with its name in messages."""
+        if isinstance(self.series, Series):
+            return [(str(path), path) for path in self.series.paths]
+        return [(str(label), model) for label, model in self.series.items()]
 
     def __getitem__(self, label: str) -> PartSeries:
         name = self._first.place(label)
@@ -353,6 +386,10 @@ def parts(
     Parts read the stream as the norm before them leaves it. Softmax and the norms themselves are no
     parts, and norms between parts stay outside.
 
+    A module is held to what it computes: the block of each part that is asked for runs on random
+    states, hooks included, and is compared with its parts. Files have no code, so their parts are
+    those of their configuration.
+
     Args:
         checkpoint: A file, a folder in Hugging Face's layout, a revision in a hub cache, an
             `nn.Module` of Hugging Face's library, a `Model` with bilinear attention or an
@@ -372,7 +409,8 @@ def parts(
 
     Raises:
         UnsupportedLayer: The layout is unknown, or the transformer normalises queries and keys,
-            caps scores, or has an activation without a name here where MLPs are asked for.
+            caps scores, or has an activation without a name here where MLPs are asked for. On
+            looking a part up: its block of the module computes something else.
         CheckpointError: A file is damaged, or a tensor has no place in the layout.
         ModelError: A kind or a distance is unknown, or there is no part.
 
@@ -397,7 +435,12 @@ def parts(
         paths = is_path_or_paths(checkpoint)
         checkpoint = Series(checkpoint) if paths else dict(enumerate(checkpoint))
     if isinstance(checkpoint, Mapping):
-        checkpoint = {str(label): model for label, model in checkpoint.items()}
+        given, checkpoint = checkpoint, {str(label): model for label, model in checkpoint.items()}
+        if len(checkpoint) < len(given):
+            raise ModelError(
+                f"labels are compared as text, and {len(given)} models have {len(checkpoint)} "
+                "different ones; give each model a label of its own"
+            )
     if isinstance(checkpoint, Mapping) and not checkpoint:
         raise ModelError("parts are those of at least one model, found none")
     if isinstance(checkpoint, (Series, Mapping)):
@@ -443,6 +486,7 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
         return OwnParts(with_dense_matrices(checkpoint))
     if isinstance(checkpoint, (str, os.PathLike)):
         return _of_file(checkpoint, reading)
+    checkpoint = merged_module(checkpoint)
     config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
     if not callable(state):
         raise ModelError(
@@ -453,7 +497,11 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
         return OwnParts(with_dense_matrices(given_model(checkpoint)))
     entries = config.to_dict() if hasattr(config, "to_dict") else dict(config)
     tensors: Any = state()
-    return StandardParts(Transformer.of(tensors, entries))
+    transformer = Transformer.of(tensors, entries)
+    # A state dict with a configuration describes a module; a module is what it computes.
+    if hasattr(checkpoint, "register_forward_hook"):
+        return PartsOfModule(transformer, checkpoint)
+    return StandardParts(transformer)
 
 
 def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
@@ -461,10 +509,10 @@ def _of_file(path: str | os.PathLike[str], reading: Reading) -> Anatomy:
     config: Mapping[str, Any] = {}
     with naming(path):
         file = located(path)
-        inventory = contents(file)
+        inventory, told_by = read_file(file)
         # Files of tnsim and files with a dialect are read by their own rules.
         if METADATA not in inventory.metadata and reading.dialect is None:
-            config = configuration(file) or {}
+            config = configuration(told_by) or {}
         # Types that are refused go there as well, for the reason that the layout knows.
         if config.get("model_type") in {*LAYOUTS, *NOT_POLYNOMIAL}:
             return StandardParts(Transformer.of(inventory.state, config))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,6 +104,29 @@ class StandardParts:
         if name.head is None:
             return self._mlp(name.layer, view)
         return {"qk": self._qk, "ov": self._ov}[name.kind](name.layer, name.head, view)
+
+    def rest(self, parts: Collection[PartName], view: View) -> Iterator[tuple[str, Any]]:
+        """What belongs to the transformer and to none of some parts, by name.
+
+        Args:
+            parts: The parts.
+            view: Choices about parts.
+
+        Yields:
+            Name and value: tensors as they are stored, one after another, of which the parts do
+            not hold all, and the settings on which the function depends.
+        """
+        held = {(name.kind, name.layer) for name in parts}
+        for place, array in self.transformer.named():
+            in_parts = view.norm == "fold" or not place.of_norm
+            if not (in_parts and is_held(place.kinds, place.layer, held)):
+                yield place.name, array
+        yield from self.transformer.settings.items()
+        try:
+            named = self.transformer.activation
+        except UnsupportedLayer:  # a name of two functions
+            named = str(self.transformer.config.get(self.transformer.layout.activation))
+        yield "activation", _ACTIVATIONS.get(named, named)
 
     def paths(self) -> dict[str, PartName]:
         """Parts by the names of their modules: MLPs, as "transformer.h.5.mlp"."""
@@ -220,6 +243,23 @@ class StandardParts:
         return Model(
             layers, None, Origin(f"part of a {self.transformer.layout.name}", said, caveats)
         )
+
+
+def is_held(
+    kinds: Collection[str], layer: int | None, held: Collection[tuple[str, int | None]]
+) -> bool:
+    """Whether parts hold all of a tensor.
+
+    Args:
+        kinds: Kinds of parts that together hold it; none where no part does.
+        layer: Number of its layer.
+        held: Kinds and layers of the parts.
+
+    Example:
+        >>> is_held(("qk", "ov"), 0, {("qk", 0)}), is_held(("ov",), 0, {("ov", 0)})
+        (False, True)
+    """
+    return bool(kinds) and all((kind, layer) in held for kind in kinds)
 
 
 class Circuits(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from jaxtyping import Float
 from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import NamedArrays, number
 from tnsim.checkpoints.rules import is_finite
-from tnsim.circuits.layouts import Layout, check_names, layout_of, root_of
+from tnsim.circuits.layouts import Layout, Place, layout_of, places_of, root_of
 from tnsim.errors import ModelError, UnsupportedLayer, printable
 
 Matrices = Float[np.ndarray, "*heads rows columns"]
@@ -168,8 +168,13 @@ class Transformer:
             CheckpointError, UnsupportedLayer: Where the checkpoint has another layout.
         """
         transformer = cls(layout_of(config), state, config)
-        check_names(transformer.layout, transformer.layers, state)
+        assert transformer.places  # which refuses tensors without a place
         return transformer
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """The place of every tensor, by its name in the checkpoint."""
+        return places_of(self.layout, self.layers, self.state, self.config)
 
     # Sizes
 
@@ -197,6 +202,8 @@ class Transformer:
     def groups(self) -> int:
         """Number of heads of keys and values of a layer, each for as many queries."""
         # Queries may share keys and values (grouped heads).
+        if not self.layout.own_heads:
+            return self.heads
         groups = self._count_of("number of key heads", "num_key_value_heads", self.heads)
         if self.heads % groups:
             raise ModelError(f"{self.heads} heads cannot share {groups} heads of keys and values")
@@ -211,30 +218,38 @@ class Transformer:
     def d_head(self) -> int:
         """Coordinates of a query."""
         # Heads may be wider than their share of the stream.
-        if self.config.get("head_dim"):
+        if self.layout.own_heads and self.config.get("head_dim"):
             return self._count_of("width of a head", "head_dim")
         if self.width % self.heads:
             raise ModelError(f"{self.heads} heads do not divide a stream of width {self.width}")
-        return self.width // self.heads
+        d_head = self.width // self.heads
+        if self.layout.rotary_share is not None and self.config.get("head_dim") not in (
+            None,
+            d_head,
+        ):
+            raise UnsupportedLayer(
+                f"head_dim of config.json differs from the width of heads, {d_head}: models of "
+                "this type rotate by the one and have the other; remove it"
+            )
+        return d_head
 
     # Constants
 
     def score_scale(self, i: int) -> float:
         """The factor of the scores of layer i."""
-        scale = 1.0
-        if self.config.get("scale_attn_weights", True):
-            scale = self.d_head**-0.5
-        if self.config.get("scale_attn_by_inverse_layer_idx"):
-            # GPT-2 can divide scores by the number of the layer, to stay in range of half
-            # precision.
-            scale /= i + 1
+        scale = self.d_head**-0.5
+        if self.layout.name == "gpt2":
+            # GPT-2 can leave the factor out, and divide scores by the number of the layer, to stay
+            # in range of half precision. The entries mean nothing elsewhere.
+            scale = scale if self.config.get("scale_attn_weights", True) else 1.0
+            scale /= i + 1 if self.config.get("scale_attn_by_inverse_layer_idx") else 1
         return scale
 
     @cached_property
     def eps(self) -> float:
         """The constant that norms add to the mean square."""
-        named = (self.config.get(key) for key in self.layout.eps)
-        epsilon = next((eps for eps in named if eps is not None), self.layout.default_eps)
+        epsilon = self.config.get(self.layout.eps) if self.layout.eps else None
+        epsilon = self.layout.default_eps if epsilon is None else epsilon
         if not (is_finite(epsilon) and epsilon >= 0):
             raise ModelError(f"norms add a number to the mean square, config.json has {epsilon!r}")
         return float(epsilon)
@@ -251,40 +266,93 @@ class Transformer:
         """Name of the activation of the MLPs.
 
         Gemma's first files say "gelu" of a model that was trained with its form by tanh, which code
-        of different years computes either way; `hidden_activation` says which it is.
+        of different years computes either way, and `hidden_activation` beside `hidden_act` is read
+        by some code and by other code not.
         """
-        named = self.config.get("hidden_activation")
-        if named is None:
-            named = self.config.get(self.layout.activation)
-            # Early configurations of Gemma say `gelu` for a model that was trained with its tanh
-            # form.
-            if self.layout.name == "gemma" and named == "gelu":
+        entry = self.layout.activation
+        named = self.config.get(entry)
+        if self.layout.name == "gemma":
+            other = self.config.get("hidden_activation")
+            meant = "gelu_pytorch_tanh" if named == "gelu" else named
+            if other not in (None, meant):
+                raise UnsupportedLayer(
+                    f"hidden_act = {printable(repr(named), 40)} and hidden_activation = "
+                    f"{printable(repr(other), 40)} of config.json are two functions for gemma, of "
+                    "which code of different years computes either: write the one that is meant "
+                    "into both"
+                )
+            if other is None and named == "gelu":
                 raise UnsupportedLayer(
                     "hidden_act = 'gelu' of config.json means two functions for gemma: add "
-                    "hidden_activation, 'gelu_pytorch_tanh' as in training, or 'gelu'"
+                    "hidden_activation = 'gelu_pytorch_tanh', as in training"
                 )
+            named = meant
         if not isinstance(named, str):
             raise ModelError(
-                f"{self.layout.activation} of config.json names the activation of the MLP, found "
-                f"{named!r}"
+                f"{entry} of config.json names the activation of the MLP, found {named!r}"
             )
         return named
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything beside tensors on which the function depends, by words."""
+        config, name = self.config, self.layout.name
+        # Windows that end attention, with the defaults of Hugging Face's library.
+        mask: Any = None
+        if name == "mistral":
+            mask = config.get("sliding_window", 4096)
+        elif name == "qwen2" and config.get("use_sliding_window"):
+            layers = config.get("layer_types") or config.get("max_window_layers", 28)
+            mask = (config.get("sliding_window", 4096), layers)
+        elif name == "gemma":
+            mask = bool(config.get("use_bidirectional_attention"))
+        rotated = None if self.rotary is None else self.rotary.frequencies.tolist()
+        return {
+            "number of layers": self.layers,
+            "numbers and width of heads": (self.heads, self.groups, self.d_head),
+            "scales of scores": [self.score_scale(i) for i in range(self.layers)],
+            "rotation": rotated,
+            "mask": mask,
+            "norms": (self.layout.norm, self.eps),
+            "parallel blocks": name == "gpt_neox" and config.get("use_parallel_residual", True),
+            "scaled embeddings": self.layout.embedding_by_root_of_width,
+        }
+
     # Tensors
+
+    def named(self) -> Iterator[tuple[Place, np.ndarray]]:
+        """All tensors with their places, as they are stored, one after another."""
+        for name, place in self.places.items():
+            yield place, self._stored_array(name)
+        if self.has_unembedding and self._logits_name is None:
+            # A tied table is the matrix of logits too, under the name that it has elsewhere.
+            table = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+            yield (
+                Place(f"{self.layout.unembedding[0]}.weight", ("direct",)),
+                self._stored_array(table),
+            )
+
+    def _stored_array(self, name: str) -> np.ndarray:
+        """A tensor as it is stored; a tensor of a file is not kept."""
+        value = self.state[name]
+        if isinstance(value, Stored):
+            value = dataclasses.replace(value)  # the numbers are kept by the copy
+        return np.asarray(NamedArrays({name: value}, None).get(name))
 
     @cached_property
     def _name_roots(self) -> tuple[str, str]:
         return root_of(self.layout, self.state)
 
+    @property
+    def root(self) -> str:
+        """Prefix of the names of layers, as in the module or file."""
+        return self._name_roots[0]
+
     def _array_of(self, name: str) -> Float[np.ndarray, "..."] | None:
         """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
         if name not in self.state:
             return None
-        value = self.state[name]
-        if isinstance(value, Stored):
-            value = dataclasses.replace(value)  # the numbers are kept by the copy
-        array = NamedArrays({name: value}, None).get(name)
-        array = np.asarray(array).astype(np.float64)
+        array = self._stored_array(name).astype(np.float64)
         if not np.isfinite(array).all():
             raise ModelError(f"tensor {printable(name, 120)!r} has entries that are not finite")
         return array
@@ -321,6 +389,8 @@ class Transformer:
         weight = self._shaped_array(f"{name}.weight", (self.width,))
         bias = self._shaped_array(f"{name}.bias", (self.width,))
         gain = np.ones(self.width) if weight is None else weight
+        if weight is None and [*self.layout.tensors_of_norm(name, self.config)]:
+            raise ModelError(f"tensor {printable(name, 120) + '.weight'!r} is missing")
         if self.layout.norm == "rms+1":
             # Gemma stores gains less one.
             gain = gain + 1.0
@@ -392,6 +462,10 @@ class Transformer:
         # Columns of the output map belong to heads.
         return joined.reshape(self.width, self.heads, self.d_head).swapaxes(0, 1)
 
+    def output_bias(self, i: int) -> Vectors | None:
+        """The bias of the output map of layer i, which belongs to no head."""
+        return self._map_of(i, self.layout.o, self.width, self.heads * self.d_head).bias
+
     def block(self, i: int) -> Block:
         """The MLP of layer i, behind the norm."""
         up = self._map_of(i, self.layout.up, None, self.width)
@@ -445,64 +519,103 @@ class Transformer:
         return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
 
-def rotary_of(config: Mapping[str, Any], d_head: int, share: float) -> Rotary:
+def rotary_of(config: Mapping[str, Any], d_head: int, share: float | None) -> Rotary:
     """The rotation that a configuration describes.
 
     Args:
         config: Contents of config.json.
         d_head: Coordinates of a query.
-        share: Share of the coordinates that are rotated where the configuration does not say.
+        share: Share of the coordinates that are rotated where the configuration does not say; None
+            where whole heads are rotated whatever it says.
 
     Returns:
         Frequencies by `base ** (-2 i / rotated)`, slower where the configuration stretches them.
 
     Raises:
-        UnsupportedLayer: Where frequencies depend on the length of the text.
+        UnsupportedLayer: Where frequencies depend on the length of the text, or the configuration
+            says two things.
 
     Example:
-        >>> rotary_of({"rope_theta": 100.0}, 4, 1.0).frequencies.round(9).tolist()
+        >>> rotary_of({"rope_theta": 100.0}, 4, None).frequencies.round(9).tolist()
         [1.0, 0.1]
 
     Source:
         Su et al., RoFormer, arXiv:2104.09864; Llama 3's stretching as in its published code.
     """
-    newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    # Newer configurations win, and older files know the older name alone.
-    settings = {**older, **newer}
-    if any(isinstance(value, Mapping) for value in settings.values()):
+    settings = _rotary_settings(config, share)
+    base, part = settings["rope_theta"], settings["partial_rotary_factor"]
+    for entry in (base, part):
+        if not is_finite(entry):
+            raise ModelError(f"base and share of rotations are numbers, found {entry!r}")
+    if share is None and part != 1:
         raise UnsupportedLayer(
-            "rope_parameters of config.json differ from layer to layer, which no known layout does"
+            f"partial_rotary_factor = {part:g} of config.json: models of this type rotate whole "
+            "heads, and code that reads the entry does not run or computes another function; "
+            "remove it, or set it to 1"
         )
-
-    def value(default: float, *keys: str) -> float:
-        for key in keys:
-            for place in (settings, config):
-                if place.get(key) is not None:
-                    return float(place[key])
-        return default
-
-    base = value(10_000.0, "rope_theta", "rotary_emb_base")
-    share = value(share, "partial_rotary_factor", "rotary_pct")
     # Only a share of the coordinates may be turned; the others stay.
-    rotated = int(d_head * share)
+    rotated = int(d_head * part)
     if not (base > 0 and 0 <= rotated <= d_head) or rotated % 2:
         raise ModelError(
             "rotated are an even number of the coordinates of a head, by a base above 0: "
             f"config.json says {rotated} of {d_head}, base {base:g}"
         )
     frequencies = base ** (-2.0 * np.arange(rotated // 2) / max(rotated, 1))
-    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind = settings.get("rope_type", "default")
     if kind == "linear":
         # Stretched positions are slower frequencies.
-        frequencies = frequencies / value(1.0, "factor")
+        with np.errstate(divide="ignore"):
+            frequencies = frequencies / number(
+                "config:rope.factor", "factor", NamedArrays({}, {"rope": settings})
+            )
     elif kind == "llama3":
+        length = config.get("max_position_embeddings")
+        settings = {"original_max_position_embeddings": length, **settings}
         frequencies = _stretched_frequencies(frequencies, settings)
-    elif kind not in (None, "default"):
+    elif kind != "default":
         raise UnsupportedLayer(
             f"RoPE of type {printable(repr(kind), 40)} changes frequencies with the length of the "
             "text or scales scores; read are default, linear and llama3"
         )
+    if not np.isfinite(frequencies).all():
+        raise ModelError(f"the factors of rotations in config.json divide by zero: {settings!r}")
     return Rotary(frequencies)
+
+
+def _rotary_settings(config: Mapping[str, Any], share: float | None) -> dict[str, Any]:
+    """Everything that a configuration says about rotations, in one place.
+
+    Releases of Hugging Face's library keep these entries under several names and in several
+    places, and prefer one or the other: no release is right where two of them differ.
+    """
+    places = []
+    for name in ("rope_parameters", "rope_scaling"):
+        place = config.get(name) or {}
+        if not isinstance(place, Mapping):
+            raise ModelError(f"{name} of config.json are entries by name, found {place!r}")
+        place = {key: value for key, value in place.items() if value is not None}
+        if any(isinstance(value, Mapping) for value in place.values()):
+            raise UnsupportedLayer(
+                f"{name} of config.json differ from layer to layer, which no known layout does"
+            )
+        kind = place.pop("type", "default")
+        places.append({"rope_type": kind, **place} if place or kind != "default" else {})
+    settings, older = places
+    entries = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    usual = [(key, key, config.get(key)) for key in (*entries, "original_max_position_embeddings")]
+    special = [(name, key, config.get(name)) for key, name in entries.items()]
+    # GPT-NeoX has names of its own, which are read there, by their defaults too, and only there.
+    own, others = (usual, special) if share is None else (special, usual)
+    defaults = [(None, "rope_theta", 1e4), (None, "partial_rotary_factor", share or 1.0)]
+    in_older = [(f"rope_scaling.{key}", key, value) for key, value in older.items()]
+    for name, key, value in (*in_older, *own, *defaults, *others):
+        if value is not None and settings.setdefault(key, value) != value and name is not None:
+            raise UnsupportedLayer(
+                f"{name} = {printable(repr(value), 40)} of config.json, and elsewhere or by "
+                f"default {key} = {printable(repr(settings[key]), 40)}: two rotations, of which "
+                "code of different years computes either; remove the one that is not meant"
+            )
+    return settings
 
 
 def _stretched_frequencies(frequencies: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:

@@ -1,0 +1,222 @@
+"""Adapters over a base, beside PEFT's own merged weights and its own forward pass."""
+
+import json
+
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+pytestmark = [  # of the libraries, about themselves
+    pytest.mark.filterwarnings("ignore::Warning:peft"),
+    pytest.mark.filterwarnings("ignore::Warning:transformers"),
+]
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Identity(), nn.Linear(6, 3)
+    return nn.Sequential(*layers).double()
+
+
+def transformer(kind):
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=16, n_inner=12
+        )
+        return transformers.GPT2LMHeadModel(config).double().eval()
+    config = transformers.LlamaConfig(
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=11,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def adapted(base, seed=1, **settings):
+    """A base with an adapter whose weights are no longer those of its start."""
+    settings = {"r": 3, "lora_alpha": 5, **settings}
+    model = peft.get_peft_model(base, peft.LoraConfig(**settings)).double().eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.requires_grad:
+                weights.add_(0.3 * torch.randn_like(weights))
+    return model
+
+
+def saved(model, base, folder):
+    """Folders of the base and of the adapter, which names the base."""
+    where = folder / "base"
+    if isinstance(base, nn.Sequential):
+        where.mkdir(exist_ok=True)
+        state = {name: value.contiguous() for name, value in base.state_dict().items()}
+        save_file(state, where / "model.safetensors")
+    else:
+        base.save_pretrained(where)
+    model.peft_config["default"].base_model_name_or_path = str(where)
+    # PEFT would ask the hub whether embeddings were resized.
+    model.save_pretrained(folder / "adapter", save_embedding_layers=False)
+    return folder / "adapter"
+
+
+def loaded(folder, net):
+    model = tnsim.load(folder, net)
+    assert isinstance(model, tnsim.Model)
+    return model
+
+
+SETTINGS = {
+    "plain": {"target_modules": ["0", "2", "4"]},
+    "rslora": {"target_modules": ["0", "4"], "use_rslora": True},
+    "patterns": {
+        "target_modules": ["0", "2", "4"],
+        "rank_pattern": {"2": 2, "^4": 1},
+        "alpha_pattern": {"0|4": 7},
+    },
+    "saved": {"target_modules": ["0"], "modules_to_save": ["4"]},
+    "biases": {"target_modules": ["0", "2"], "bias": "all"},
+    "lora bias": {"target_modules": ["0", "2"], "lora_bias": True},
+    "dora": {"target_modules": ["0", "2", "4"], "use_dora": True},
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_adapters_of_a_plain_module(case, tmp_path, rng):
+    """A module, its file and its parts by name are the network that PEFT runs."""
+    model = adapted(network(), **SETTINGS[case])
+    folder = saved(model, network(), tmp_path)
+    x = rng.normal(size=(7, 4))
+    with torch.no_grad():
+        expected = model(torch.as_tensor(x)).numpy()
+        merged = tnsim.from_module(model)
+        assert np.abs(network()(torch.as_tensor(x)).numpy() - expected).max() > 0.01
+    assert_close(merged(x), expected, scale=LARGEST)
+    read = loaded(folder, network())
+    assert_close(read(x), expected, scale=LARGEST)
+    assert read.origin is not None
+    assert any(str(tmp_path / "base") in told for told in read.origin.assumptions)
+    assert_close(loaded(folder, model)(x), expected, scale=LARGEST)
+    # The base in the same folder, where the one that is named is not there.
+    (tmp_path / "base" / "model.safetensors").rename(folder / "model.safetensors")
+    (tmp_path / "base").rmdir()
+    assert_close(loaded(folder, network())(x), expected, scale=LARGEST)
+
+
+TRANSFORMERS = {
+    "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    "llama": {"target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]},
+    "llama, embeddings": {"target_modules": ["embed_tokens", "lm_head", "k_proj"]},
+    "llama, dora": {"target_modules": ["q_proj", "gate_proj"], "use_dora": True},
+    "gpt2, dora": {"target_modules": ["c_attn"], "use_dora": True, "fan_in_fan_out": True},
+    "llama, saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_adapters_of_transformers(case, tmp_path, rng):
+    """Parts of the adapter's folder and of the PeftModel are parts of the merged transformer."""
+    kind = case.partition(",")[0]
+    model = adapted(transformer(kind), **TRANSFORMERS[case])
+    folder = saved(model, transformer(kind), tmp_path)
+    expected = tnsim.parts(model.merge_and_unload())
+    fresh = adapted(transformer(kind), **TRANSFORMERS[case])
+    for found in (tnsim.parts(folder), tnsim.parts(fresh)):
+        assert list(found) == list(expected)
+        for label in expected:
+            x = rng.normal(size=(3, expected[label].d_in))
+            assert_close(found[label](x), expected[label](x), scale=LARGEST)
+
+
+def test_pairs_of_adapters(tmp_path):
+    """Folders of a run are a series: each is the base with the adapter of its step."""
+    models = [adapted(network(), seed, target_modules=["0", "4"]) for seed in range(3)]
+    for step, model in enumerate(models):
+        saved(model, network(), tmp_path)
+        (tmp_path / "adapter").rename(tmp_path / f"checkpoint-{step}")
+    (tmp_path / "run").mkdir()
+    for step in range(3):
+        place = tmp_path / f"checkpoint-{step}"
+        place.rename(tmp_path / "run" / place.name)
+    expected = tnsim.pairwise([tnsim.from_module(model) for model in models])
+    for source in (tmp_path / "run", sorted((tmp_path / "run").iterdir())):
+        found = tnsim.pairwise(source, dialect=network())
+        assert_close(found.similarity.values, expected.similarity.values)
+
+
+def test_disabled_and_merged_adapters(rng):
+    model = adapted(network(), target_modules=["0", "4"])
+    x = rng.normal(size=(5, 4))
+    with torch.no_grad():
+        with model.disable_adapter():
+            assert_close(tnsim.from_module(model)(x), network()(torch.as_tensor(x)).numpy())
+        expected = model(torch.as_tensor(x)).numpy()
+        model.merge_adapter()
+        assert_close(tnsim.from_module(model)(x), expected, scale=LARGEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"peft_type": "LOHA"}, "kind 'LOHA'"),
+        ({"init_lora_weights": "pissa"}, "changes the base before training"),
+        ({"some_new_setting": 3}, "some_new_setting = 3 of the adapter is not known"),
+        ({"target_parameters": ["w"]}, "target_parameters"),
+        ({"use_dora": True}, "use_dora and the tensors"),
+        ({"r": 5}, "rank 5 of 0 .* and 3 by its tensor"),
+        ({"lora_alpha": "x"}, "lora_alpha of 0 is 'x'"),
+        ({"rank_pattern": {"(a+)+b*": 3}}, "too involved"),
+        ({"rank_pattern": {"(": 3}}, "is no pattern"),
+        ({"base_model_name_or_path": "no/where"}, "is an adapter of no/where"),
+        ({"base_model_name_or_path": 3}, "names no base"),
+        ({"base_model_name_or_path": "../adapter"}, "is an adapter of ../adapter"),
+    ],
+)
+def test_settings_that_are_not_known_are_refused(change, words, tmp_path):
+    folder = saved(adapted(network(), target_modules=["0", "4"]), network(), tmp_path)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(tnsim.CheckpointError, match=words):
+        tnsim.load(folder, network())
+
+
+def test_tensors_without_a_place_are_refused(tmp_path):
+    folder = saved(adapted(network(), target_modules=["0", "4"]), network(), tmp_path)
+    file = folder / "adapter_model.safetensors"
+    state = load_file(file)
+    first = "base_model.model.0.lora_A.weight"
+    for more, words in (
+        ({"base_model.model.9.lora_A.weight": state[first].clone()}, "9 has tensors lora_A"),
+        ({"base_model.model.0.lora_C.weight": state[first].clone()}, "no known meaning"),
+        ({"prompt_embeddings": state[first].clone()}, "no part of a LoRA adapter"),
+        ({first: state[first].T.contiguous()}, "by its tensor"),
+        ({first: state[first][:, :3].contiguous()}, "another shape"),
+    ):
+        save_file(state | more, file)
+        with pytest.raises(tnsim.CheckpointError, match=words):
+            tnsim.load(folder, network())
+    save_file(state, file)
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    base["0.weight"] = base["0.weight"].to(torch.int8)
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    with pytest.raises(tnsim.CheckpointError, match="dequantise the base"):
+        tnsim.load(folder, network())
+
+
+def test_shared_embeddings_are_refused(tmp_path):
+    model = adapted(transformer("gpt2"), target_modules=["wte"])
+    folder = saved(model, transformer("gpt2"), tmp_path)
+    with pytest.raises(tnsim.CheckpointError, match="shares with its lm_head"):
+        tnsim.parts(folder)

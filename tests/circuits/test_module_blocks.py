@@ -1,0 +1,168 @@
+"""Parts of modules of Hugging Face's library held to the modules themselves, which users may have changed."""
+
+import copy
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 13,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 10,
+    "max_position_embeddings": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+OF_GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=13, bos_token_id=1, eos_token_id=2, **OF_GPT2),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, rotary_pct=0.5),
+    "llama": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=1),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, num_key_value_heads=1),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=1),
+    "gemma": lambda: transformers.GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=4),
+    "opt": lambda: transformers.OPTConfig(**SIZES, ffn_dim=10, word_embed_proj_dim=8),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def modules():
+    made = {}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        made[name] = transformers.AutoModelForCausalLM.from_config(config())
+        for parameter in made[name].parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    return made
+
+
+def doubled(module, arguments, result):
+    return (2 * result[0], *result[1:]) if isinstance(result, tuple) else 2 * result
+
+
+def replace(name, value):
+    """An edit that gives submodules another attribute, where they have it."""
+
+    def edit(net):
+        for child in net.modules():
+            if hasattr(child, name):
+                setattr(child, name, value(getattr(child, name)))
+
+    return edit
+
+
+EDITS = {
+    "activation": (
+        ("gpt2", "llama", "gemma"),
+        lambda net: [replace(name, lambda _: torch.nn.Tanh())(net) for name in ("act", "act_fn")],
+        "mlp parts",
+    ),
+    "form of GELU": (("gpt2",), replace("act", lambda _: torch.nn.GELU()), "mlp parts"),
+    "hook on an MLP": (
+        ("gpt2", "gpt_neox", "qwen2"),
+        lambda net: [
+            child.register_forward_hook(doubled)
+            for path, child in net.named_modules()
+            if path.endswith("1.mlp")
+        ],
+        "1.mlp of this",
+    ),
+    "hook on the last map of an MLP": (
+        ("opt",),
+        lambda net: net.model.decoder.layers[1].fc2.register_forward_hook(doubled),
+        "layers.1.fc2",
+    ),
+    "hook on a head": (
+        ("llama",),
+        lambda net: net.model.layers[0].self_attn.v_proj.register_forward_hook(doubled),
+        "qk and ov parts",
+    ),
+    "scale of scores": (
+        ("llama", "mistral", "qwen2", "gemma", "gpt_neox", "gpt2", "opt"),
+        replace("scaling", lambda scale: 2 * scale),
+        "qk and ov parts",
+    ),
+    "frequencies": (
+        ("llama", "gpt_neox"),
+        replace("inv_freq", lambda frequencies: frequencies / 2),
+        "qk and ov parts",
+    ),
+    "constant of norms": (
+        ("llama", "mistral"),
+        replace("variance_epsilon", lambda _: 0.5),
+        "parts",
+    ),
+    "logits": (
+        ("gpt2", "llama"),
+        lambda net: net.lm_head.register_forward_hook(doubled),
+        "direct parts",
+    ),
+    "embeddings": (
+        ("gpt2", "llama"),
+        lambda net: net.get_input_embeddings().register_forward_hook(doubled),
+        "direct parts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_module_as_it_was_made_has_its_parts(name, modules):
+    state = {key: value.clone() for key, value in modules[name].state_dict().items()}
+    modules[name].train()
+    parts = tnsim.parts(modules[name])
+    assert {label.split()[-1] for label in parts if parts[label]} == {"qk", "ov", "mlp", "direct"}
+    assert all(child.training for child in modules[name].modules())
+    assert all(torch.equal(state[key], value) for key, value in modules[name].state_dict().items())
+
+
+@pytest.mark.parametrize("window", [2, 7, 4096])
+@pytest.mark.parametrize("config", ["MistralConfig", "Qwen2Config"])
+def test_windows_of_keys_are_no_part(config, window):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "num_key_value_heads": 1, "sliding_window": window}
+    if config == "Qwen2Config":
+        sizes |= {"use_sliding_window": True, "max_window_layers": 1}
+    made = getattr(transformers, config)(**sizes)
+    for attention in ("eager", "sdpa"):
+        net = transformers.AutoModelForCausalLM.from_config(made, attn_implementation=attention)
+        parts = tnsim.parts(net, ["qk", "ov"])
+        assert all(parts[label] for label in parts)
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"), [(edit, name) for edit, (names, _, _) in EDITS.items() for name in names]
+)
+def test_a_module_that_computes_something_else_is_refused_by_name_and_place(edit, name, modules):
+    net = copy.deepcopy(modules[name])
+    _, apply, place = EDITS[edit]
+    apply(net)
+    parts = tnsim.parts(net)
+    with pytest.raises(tnsim.UnsupportedLayer, match="something else") as refusal:
+        for label in parts:
+            parts[label]
+    assert place in str(refusal.value)
+
+
+def test_parts_that_an_edit_does_not_reach_are_still_read(modules):
+    net = copy.deepcopy(modules["llama"])
+    net.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+    parts, before = tnsim.parts(net), tnsim.parts(modules["llama"])
+    assert_close(tnsim.similarity(parts["layer 1 mlp"], before["layer 1 mlp"]), 1.0)
+    assert tnsim.heads(net, modules["llama"], "qk").similarity.shape == (4, 4)
+    with pytest.raises(tnsim.UnsupportedLayer, match=r"layers\.0\.mlp"):
+        parts["layer 0 mlp"]
+
+
+def test_weights_of_half_precision_and_wrapped_modules(modules):
+    net = copy.deepcopy(modules["gpt2"]).to(torch.bfloat16)
+    assert np.isfinite(tnsim.parts(net)["layer 1 mlp"](np.ones(8))).all()
+    tnsim.parts(net)["direct"]

@@ -1,0 +1,312 @@
+"""Parts of a module held to the module's own blocks at random states.
+
+A configuration says what a module was made as. The module may compute something else since: an
+activation was replaced, a hook was registered, a scale or a frequency was changed. So each block
+of which a part is asked for runs on random states, hooks included, and is compared with its parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View
+from tnsim.circuits.transformer import Affine
+from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.models.model import Model
+
+BATCH, POSITIONS = 2, 7
+ALIKE = 3e-6
+"""Relative difference between a block in float64 and its parts.
+
+Norms, rotations and masks are computed in float32, also in modules of float64; one form of GELU
+in the place of the other differs by 1e-4.
+"""
+
+States = Float[np.ndarray, "batch positions width"]
+
+
+class BlockCall(NamedTuple):
+    """A call of a submodule.
+
+    Attributes:
+        arguments: Its arguments by place.
+        named: Its arguments by name.
+        given: First argument, float64 or token numbers.
+        result: First output, float64.
+    """
+
+    arguments: tuple
+    named: dict[str, Any]
+    given: np.ndarray
+    result: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class PartsOfModule(StandardParts):
+    """The parts of a module of PyTorch, each held to the block of which it is a part.
+
+    Args:
+        transformer: The maps of the module.
+        module: The module; neither its weights nor its mode are changed.
+    """
+
+    module: Any = None
+    _held: set[tuple[str, int | None]] = field(default_factory=set, repr=False)
+    _calls: dict[str, BlockCall] = field(default_factory=dict, repr=False)
+
+    def part(self, name: PartName, view: View) -> Model:
+        """The model of a part, compared with its block the first time.
+
+        Raises:
+            UnsupportedLayer: Where the module computes another function than its parts.
+            ModelError: Where the module does not run.
+        """
+        self._check(name.kind, name.layer)
+        return super().part(name, view)
+
+    def circuits(self, kind: str, view: View) -> Circuits:
+        """The maps of all heads on both sides of each circuit, each layer compared with its block.
+
+        Raises:
+            UnsupportedLayer, ModelError: Raised as by `part`.
+        """
+        for i in range(self.transformer.layers):
+            self._check(kind, i)
+        return super().circuits(kind, view)
+
+    def _check(self, kind: str, i: int | None) -> None:
+        kind = "heads" if kind in ("qk", "ov") else kind
+        if (kind, i) in self._held:
+            return
+        with require_torch().no_grad():
+            if i is None:
+                self._check_ends()
+            else:
+                self._check_block(kind, i)
+        self._held.add((kind, i))
+
+    def _check_block(self, kind: str, i: int) -> None:
+        layout, transformer = self.transformer.layout, self.transformer
+        place = self._path_of_layer(i)
+        arguments, named = self._block_calls()[i]
+        block = copy.deepcopy(self.module.get_submodule(place)).to("cpu").double().eval()
+        is_heads = kind == "heads"
+        before = layout.attention_norm if is_heads else layout.mlp_norm
+        # OPT keeps the maps of its MLP in the layer itself.
+        within = layout.o.rpartition(".")[0] if is_heads else layout.mlp or layout.down
+        torch = require_torch()
+        rng = torch.Generator().manual_seed(0)
+        shape = (BATCH, POSITIONS, transformer.width)
+        states = torch.randn(shape, generator=rng, dtype=torch.float64)
+        arguments, named = _in_float64((arguments, named))
+        if arguments:
+            arguments = (states, *arguments[1:])
+        else:
+            named = {**named, "hidden_states": states}
+        with _recorded(block, (before, within)) as seen:
+            try:
+                block(*arguments, **named)
+            except Exception as reason:
+                raise ModelError(
+                    f"{place} does not run on random states, so its parts are not compared with "
+                    f"it ({reason}): take the parts of its files, tnsim.parts(folder)"
+                ) from reason
+        if before not in seen or within not in seen:
+            raise UnsupportedLayer(
+                f"{place} does not call {before if before not in seen else within} when it runs, "
+                "which its parts describe: take the parts of its files, tnsim.parts(folder)"
+            )
+        stream, found = (
+            value.reshape(shape) for value in (seen[before].given, seen[within].result)
+        )
+        parts = self._attention_output(i, stream) if is_heads else self._mlp_output(i, stream)
+        if difference := _difference(parts, found, ALIKE):
+            raise self._refusal(f"{place}.{within}", "qk and ov" if is_heads else "mlp", difference)
+
+    def _attention_output(self, i: int, stream: States) -> States:
+        """What attention adds, from the maps of queries, keys, values and outputs."""
+        transformer = self.transformer
+        norm = transformer.attention_norm(i)
+        read = norm.normalised(stream)[:, None]
+        query, key, value = (
+            _applied(norm.folded(transformer.head_maps(i, role)), read) for role in "qkv"
+        )
+        if transformer.rotary is not None:
+            turns = np.stack(
+                [transformer.rotary.turn(transformer.d_head, -t) for t in range(POSITIONS)]
+            )
+            query, key = (np.einsum("tij,bhtj->bhti", turns, x) for x in (query, key))
+        scores = query @ key.swapaxes(-1, -2) * transformer.score_scale(i)
+        seen = np.tri(POSITIONS, dtype=bool)
+        if window := self.transformer.config.get("sliding_window"):
+            # Which keys a query sees is no part, so the window is taken as it is configured.
+            apart = np.subtract.outer(np.arange(POSITIONS), np.arange(POSITIONS))
+            windowed = self.transformer.config.get("use_sliding_window", True)
+            kinds = self.transformer.config.get("layer_types")
+            if windowed and (kinds is None or kinds[i] == "sliding_attention"):
+                seen &= apart < window
+        scores = np.where(seen, scores, -np.inf)
+        pattern = np.exp(scores - scores.max(-1, keepdims=True))
+        pattern /= pattern.sum(-1, keepdims=True)
+        added = (pattern @ value @ transformer.outputs(i).swapaxes(-1, -2)).sum(1)
+        bias = transformer.output_bias(i)
+        return added if bias is None else added + bias
+
+    def _mlp_output(self, i: int, stream: States) -> States:
+        """What the MLP adds, from its maps and its activation."""
+        part = super().part(PartName("mlp", i), View())
+        read = self.transformer.mlp_norm(i).normalised(stream)
+        return np.asarray(part(read.reshape(-1, read.shape[-1]))).reshape(read.shape)
+
+    def _check_ends(self) -> None:
+        """Compare embeddings and logits in the module's own dtype, at some tokens."""
+        transformer, seen = self.transformer, self._run()
+        tokens = self._tokens()
+        first = seen[self._path_of_layer(0)]
+        start = array((*first.arguments, *first.named.values())[0])
+        embedded = transformer.embedding()[tokens]
+        added = start - embedded
+        # A table of positions adds one vector to all tokens of a position.
+        rest = added - (added[:1] if transformer.layout.positions is not None else 0.0)
+        alike = _alike_in(self.module)
+        if difference := _difference(embedded + rest, embedded, alike):
+            raise self._refusal("the embedding", "direct", difference)
+        norm = self._path_of_final_norm()
+        if norm not in seen:
+            raise UnsupportedLayer(
+                f"the module does not call {norm}, behind which its logits stand"
+            )
+        normed = transformer.final_norm()
+        logits = transformer.unembedding()
+        few = Affine(logits.weight[:64], None if logits.bias is None else logits.bias[:64])
+        expected = _applied(normed.folded(few), normed.normalised(seen[norm].given))
+        if difference := _difference(expected, seen[""].result[..., :64], alike):
+            raise self._refusal("the unembedding", "direct", difference)
+
+    def _refusal(self, place: str, parts: str, difference: float) -> UnsupportedLayer:
+        name = type(self.module).__name__
+        return UnsupportedLayer(
+            f"{place} of this {name} computes something else than its {parts} parts, which its "
+            f"weights and its configuration give (relative difference {difference:.2g} at random "
+            "states): a replaced submodule, a hook or a changed constant is no part. Restore the "
+            "module, or compare what it computes: tnsim.Empirical(inputs)"
+        )
+
+    def _path_of_layer(self, i: int) -> str:
+        return (self.transformer.root + self.transformer.layout.layer.format(i=i)).rstrip(".")
+
+    def _path_of_final_norm(self) -> str:
+        return self.transformer.root + self.transformer.layout.final_norm
+
+    def _tokens(self) -> np.ndarray:
+        count = len(self.transformer.embedding())
+        return np.random.default_rng(0).integers(0, count, (BATCH, POSITIONS))
+
+    def _block_calls(self) -> list[tuple[tuple, dict[str, Any]]]:
+        """Arguments with which the module calls its blocks, such as masks and rotations."""
+        seen = self._run()
+        calls = []
+        for i in range(self.transformer.layers):
+            path = self._path_of_layer(i)
+            if path not in seen:
+                raise UnsupportedLayer(f"the module does not call {path} when it runs")
+            calls.append((seen[path].arguments, seen[path].named))
+        return calls
+
+    def _run(self) -> Mapping[str, BlockCall]:
+        """One run of the module on random tokens, with the calls of blocks and final norm."""
+        if not self._calls:
+            torch = require_torch()
+            layers = range(self.transformer.layers)
+            paths = [*map(self._path_of_layer, layers), self._path_of_final_norm(), ""]
+            module = getattr(self.module, "_orig_mod", self.module)
+            device = next(module.parameters()).device
+            tokens = torch.as_tensor(self._tokens(), device=device)
+            with _recorded(self.module, paths) as seen, _evaluating(module):
+                try:
+                    module(input_ids=tokens, use_cache=False)
+                except Exception as reason:
+                    raise ModelError(
+                        f"this {type(module).__name__} does not run on tokens, so its parts are "
+                        f"not compared with it ({reason}): take the parts of its files, "
+                        "tnsim.parts(folder)"
+                    ) from reason
+            self._calls.update(seen)
+        return self._calls
+
+
+@contextlib.contextmanager
+def _recorded(module: Any, paths: Iterable[str]) -> Iterator[dict[str, BlockCall]]:
+    """The last call of each submodule while a module runs, hooks of others included."""
+    seen: dict[str, BlockCall] = {}
+
+    def record(path: str, _: Any, arguments: tuple, named: dict[str, Any], result: Any) -> None:
+        # Outputs of blocks are arrays or tuples of which the states come first.
+        first = result[0] if isinstance(result, tuple) else getattr(result, "logits", result)
+        given = (*arguments, *named.values())[0]
+        if hasattr(first, "detach"):
+            seen[path] = BlockCall(arguments, named, array(given), array(first))
+
+    handles = [
+        module.get_submodule(path).register_forward_hook(partial(record, path), with_kwargs=True)
+        for path in paths
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode for a while, each submodule set back to its own mode afterwards."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def _in_float64(value: Any) -> Any:
+    """Arguments with float64 tensors on the host in the place of others."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_in_float64, value))
+    if isinstance(value, dict):
+        return {key: _in_float64(entry) for key, entry in value.items()}
+    if hasattr(value, "is_floating_point"):
+        value = value.to("cpu")
+        return value.double() if value.is_floating_point() else value
+    return value
+
+
+def _applied(map_of: Affine, x: np.ndarray) -> np.ndarray:
+    bias = 0.0 if map_of.bias is None else map_of.bias
+    if map_of.weight.ndim == 3 and map_of.bias is not None:
+        bias = map_of.bias[:, None]  # a vector for each head stands at every position
+    return x @ map_of.weight.swapaxes(-1, -2) + bias
+
+
+def _difference(expected: np.ndarray, found: np.ndarray, alike: float) -> float:
+    """Relative difference of two arrays, 0 where it is within rounding."""
+    size = max(float(np.abs(found).max()), float(np.abs(expected).max()))
+    difference = float(np.abs(expected - found).max())
+    # Written so that a value that is no number differs.
+    return 0.0 if difference <= alike * size else difference / (size or 1.0)
+
+
+def _alike_in(module: Any) -> float:
+    """Relative difference that rounding of a module's own dtype may make."""
+    dtype = next(module.parameters()).dtype
+    return max(ALIKE, 1e3 * float(require_torch().finfo(dtype).eps))
