@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from safetensors.numpy import save as serialise
 import tnsim
 from tnsim import Dialect, LinearRule
 from tnsim.all_pairs.sources import sources
+from tnsim.checkpoints.formats import contents
 from tnsim.checkpoints.load import read
 
 READOUT = files.readout()
@@ -113,6 +116,18 @@ def test_no_flipped_bit_changes_a_number_where_there_are_checksums(name, tmp_pat
 # PyTorch
 
 
+def members(listed):
+    """An archive of records, whose names may be equal or hold anything."""
+    target = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(target, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name, data in listed:
+            entry = zipfile.ZipInfo("x")
+            entry.filename = entry.orig_filename = name
+            archive.writestr(entry, data)
+    return target.getvalue()
+
+
 class TestTorch:
     """PyTorch files; skipped where torch is not installed."""
 
@@ -203,6 +218,76 @@ class TestTorch:
         self.torch.save({}, old, _use_new_zipfile_serialization=False)
         self.path.write_bytes(old.getvalue())
         refused(self.path, "or is older than PyTorch 1.6; save the state_dict alone")
+
+    LARGE = b"\x80\2}X\1\0\0\0acbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85Rs."
+
+    @pytest.mark.parametrize("name", ["DATA.PKL", "Data.pkl", "data.PKL"])
+    @pytest.mark.parametrize("folder", ["archive", "data", "a/data"])
+    def test_the_case_of_a_record_hides_no_pickle(self, name, folder):
+        """PyTorch reads names in any case; a file of 400 bytes took 2 GiB."""
+        first = [(f"{folder.partition('/')[0]}/version", b"3\n")]
+        self.path.write_bytes(members([*first, (f"{folder}/{name}", self.LARGE)]))
+        refused(self.path, "its pickle asks for bytearray of 2147483647 bytes")
+
+    def test_no_way_of_passing_a_number_makes_it_a_length(self):
+        """PyTorch calls a function with a list, a dictionary, or what another function returned."""
+        function, number = b"cbuiltins\nbytearray\n", b"J\xff\xff\xff\x7f"
+        ways = b"]" + number + b"a", b"](" + number + b"e", b"}" + number + b"Ns"
+        ways += (b"ctorch\nSize\n(" + number + b"t\x85R",)
+        start = b"\x80\2}X\1\0\0\0a"
+        for way in ways:
+            for call in (b"R", b"\x81"):
+                data = start + function + way + call + b"s."
+                self.path.write_bytes(members([("a/version", b"3\n"), ("a/data.pkl", data)]))
+                refused(self.path, "its pickle asks for bytearray of arguments that are no tuple")
+        for made in (b"ctorch.storage\nUntypedStorage\n)R", function + b"]\x85R"):
+            data = start + made + b"s."
+            self.path.write_bytes(members([("a/version", b"3\n"), ("a/data.pkl", data)]))
+            refused(
+                self.path, "its pickle asks for (UntypedStorage of a size|bytearray of something)"
+            )
+        self.write(extra=self.torch.tensor(2**31 - 1))
+        with zipfile.ZipFile(self.path) as file:
+            sound = file.read("archive/data.pkl")
+        # The tensor of one number, made to be the argument of a call.
+        before, key, value = sound.partition(b"X\5\0\0\0extra")
+        call = before + key + value[:2] + function + value[2:-2] + b"\x85Ru."
+        self.path.write_bytes(files.rezipped(self.path.read_bytes(), data=call))
+        refused(self.path, "its pickle asks for bytearray of something else than bytes")
+
+    def test_bytes_beside_weights_are_read(self):
+        given = {"extra": bytearray(b"abc\xff"), "empty": bytearray(), "plain": b"\xff"}
+        self.write(**given)
+        assert contents(self.path).state.items() >= given.items()
+
+    def test_records_that_readers_tell_apart_in_other_ways_are_refused(self):
+        plain = pickle.dumps({"W_l": 1.0}, 2)
+        for one, other in [
+            ("data.pkl", "data.pkl"),
+            ("data.pkl", "DATA.pkl"),
+            ("x", "data.pkl\0x"),
+        ]:
+            records = [(f"a/{one}", plain), ("a/version", b"3\n"), (f"a/{other}", self.LARGE)]
+            for listed in (records, records[::-1]):
+                self.path.write_bytes(members(listed))
+                refused(self.path, "has several records of one name|its pickle asks for")
+
+    def test_a_second_directory_hides_no_pickle(self):
+        """`zipfile` takes the directory before the end, PyTorch the one whose place is stated."""
+        version = "a/version", b"3\n"
+        hidden = members([("a/data.pkl", self.LARGE), version])
+        shown = members([("a/data.pkl", b"\x80\2}.".ljust(len(self.LARGE))), version])
+        assert len(shown) == len(hidden)  # so the place stated is that of either directory
+        self.write()
+        for sound in (shown, self.path.read_bytes()):
+            for data in (
+                hidden[:-22] + sound,
+                sound[:-2] + b"\1\0x",
+                sound + b"\0\0",
+                sound + hidden,
+            ):
+                self.path.write_bytes(data)
+                refused(self.path, "its directory is not at its end|its pickle asks for|truncated")
 
 
 # other formats

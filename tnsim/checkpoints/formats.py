@@ -11,6 +11,7 @@ import json
 import math
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -377,7 +378,9 @@ def _torch(path: Path) -> Contents:
                 "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
                 f"{WEIGHTS_ALONE}"
             )
-    _check_records(_open_archive(path))
+    archive = _open_archive(path)
+    _check_directory(path)
+    _check_records(archive)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
@@ -410,15 +413,41 @@ def _import_torch(path: Path) -> Any:
     return torch
 
 
+def _check_directory(path: Path) -> None:
+    """Refuse a file in which PyTorch could find another directory than the one checked here.
+
+    PyTorch takes places in the file as they are stated, and `zipfile` looks for them right before
+    the end. Both find the same directory where it is there and the file ends with the archive.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 22 - 76))
+        start, tail = file.tell(), file.read()
+    end = start + len(tail) - 22
+    is_last = tail[-22:].startswith(b"PK\5\6") and tail.endswith(b"\0\0")
+    length, place = struct.unpack("<LL", tail[-10:-2])
+    if tail[-42:].startswith(b"PK\6\7"):  # a pointer to the larger record, and the record before it
+        end -= 76
+        is_last &= tail.startswith(b"PK\6\6") and tail[-34:-26] == struct.pack("<Q", end)
+        length, place = struct.unpack("<QQ", tail[40:56])
+    if not is_last or place + length != end:
+        raise CheckpointError(
+            "its directory is not at its end, where torch.save writes it; save it again"
+        )
+
+
 def _check_records(archive: zipfile.ZipFile) -> None:
     """Check the assumptions that PyTorch leaves unchecked when it maps a file into memory.
 
     Raises:
-        CheckpointError: When records are compressed or damaged, the pickle is long or asks for
-            memory that it does not fill, or the archive is a program.
+        CheckpointError: When records are compressed or damaged or have one name, the pickle is long
+            or asks for memory that it does not fill, or the archive is a program.
     """
     with archive:
         members = archive.infolist()
+        # PyTorch takes the first of several records of a name, in whatever case they are written.
+        names = [member.orig_filename.lower() for member in members]
+        if len(set(names)) < len(names) or any("\0" in name for name in names):
+            raise CheckpointError("has several records of one name; save it again with torch.save")
         if any(member.filename.endswith("/constants.pkl") for member in members):
             raise CheckpointError("is a TorchScript program; save its state_dict with torch.save")
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
@@ -432,8 +461,9 @@ def _check_records(archive: zipfile.ZipFile) -> None:
             )
         if damaged := archive.testzip():
             raise CheckpointError(f"its record {damaged!r} is damaged: the checksum is another")
-        for member in (entry for entry in members if entry.filename.endswith(".pkl")):
-            check_pickle(archive.read(member))
+        for name, member in zip(names, members, strict=True):
+            if name.endswith(".pkl"):
+                check_pickle(archive.read(member))
 
 
 def _without_numbers(

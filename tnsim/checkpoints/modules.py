@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.dialects import Dialect
 from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.guard import refusing
@@ -99,7 +100,8 @@ def from_module(
     `gelu_tanh`.
 
     Args:
-        module: An `nn.Module` in evaluation mode. It is not changed.
+        module: An `nn.Module` in evaluation mode, a `PeftModel` with its adapters. It is not
+            changed.
         layers: Declarations of your own classes that are not recognised: a `Rule` with names as in
             the class, or a function from an instance to a single layer of tnsim or several.
         n_ctx: Length of the sequences on which a model with attention is compared.
@@ -129,7 +131,7 @@ def from_module(
         >>> model, model.origin.error < 1e-12
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
-    reading = recognised(module, layers, n_ctx, inputs, output)
+    reading = recognised(merged_module(module), layers, n_ctx, inputs, output)
     return assembled(reading.layers, norm_inputs, n_ctx, _origin(reading))
 
 

@@ -10,7 +10,7 @@ texts and tuples only, and each call is checked before PyTorch makes it.
 from __future__ import annotations
 
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.errors import CheckpointError
@@ -114,7 +114,9 @@ def _follow_pickle(data: bytes) -> None:
             arguments, function = stack.pop(), stack.pop()
             # The call itself is never made here.
             _check_call(function, arguments)
-            stack.append(_UNKNOWN)
+            # A function that encodes gives bytes, of which others may be made.
+            encodes = isinstance(function, _Named) and function.name == "encode"
+            stack.append(b"" if encodes else _UNKNOWN)
         elif code in (pickle.APPEND, pickle.BUILD):
             stack.pop()
         elif code == pickle.SETITEM:
@@ -152,23 +154,30 @@ def _decoded_value(code: bytes, data: bytes) -> Any:
 
 def _check_call(function: Any, arguments: Any) -> None:
     """Refuse a call that takes memory or time out of proportion."""
-    if not isinstance(function, _Named) or not isinstance(arguments, tuple):
+    if not isinstance(function, _Named):
         return  # refused by the reader, or a function that the caller has allowed
     name = function.name
+    # The reader takes lists, dictionaries and what functions return for arguments as well, of which
+    # the stack here knows nothing.
+    if not isinstance(arguments, tuple):
+        _refuse(f"{name} of arguments that are no tuple")
     # This function calls another, whose arguments are its third.
     if name == "_rebuild_from_type_v2" and len(arguments) > 2:
         _check_call(arguments[0], arguments[2])
     if name == "bytearray":
-        for size in (argument for argument in arguments if isinstance(argument, int)):
-            _refuse(f"bytearray of {size} bytes")
+        for argument in arguments:
+            if isinstance(argument, int):
+                _refuse(f"bytearray of {argument} bytes")
+            if not isinstance(argument, (bytes, str)):  # a tensor of one number is a number, too
+                _refuse("bytearray of something else than bytes")
     if name == "encode" and arguments[1:] != ("latin1",):
         _refuse("text in another encoding than latin1")
-    # Plain weights rebuild tensors from storages in the file, and never ask for a size.
-    if name.endswith(("Tensor", "Storage")) and arguments:
+    # Plain weights rebuild tensors from storages in the file, and never make one themselves.
+    if name.endswith(("Tensor", "Storage")):
         _refuse(f"{name} of a size alone")
 
 
-def _refuse(what: str) -> None:
+def _refuse(what: str) -> NoReturn:
     raise CheckpointError(
         f"its pickle asks for {what}, which no weights need; save them again by torch.save"
     )

@@ -1,0 +1,230 @@
+"""Names of curves: every activation is found however it is written, and nothing near it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+import tnsim
+from tnsim.activations.activation import ACTIVATIONS, activation
+from tnsim.checkpoints.curves import ROUNDING, curve_of, rounding_of
+
+SIZES = np.geomspace(1e-3, 1e4, 200)
+PLACES = np.concatenate([-SIZES, [0.0], SIZES, np.linspace(-30, 30, 2001)])
+NAMES = [*ACTIVATIONS, "leaky_relu(-0.3)", "jump_relu(0.5)", "elu(0.7)", "power(3)", "power(4)"]
+SAME = {  # with a line or an offset beside it an activation may have another name
+    "tanh": {"sigmoid", "tanhshrink"},
+    "sigmoid": {"tanh", "tanhshrink"},
+    "tanhshrink": {"tanh", "sigmoid"},
+    "hardtanh": {"relu6"},
+    "relu6": {"hardtanh"},
+}
+
+
+def assert_same(curve, function, kinks=(), scale=1.0):
+    """A curve has the values of the function from 1e-3 to 1e4 and beside its kinks."""
+    steps = np.array([1e-9, 1e-6, 1e-3])
+    beside = [kink + sign * max(1, abs(kink)) * steps for kink in kinks for sign in (-1, 1)]
+    u = np.concatenate([PLACES / scale, *beside])
+    u = u[[all(abs(x - kink) > 1e-10 for kink in kinks) for x in u]]
+    values = function(u)
+    # Rounding of u moves a value by the slope, and both grow with the size.
+    size = np.maximum(np.abs(function(np.linspace(-2, 2, 50) / scale)).max(), np.abs(values))
+    order = np.argsort(np.abs(u))
+    size[order] = np.maximum.accumulate(size[order])
+    assert np.all(np.abs(curve(u) - values) <= 3e-11 * (size + np.abs(u * scale)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_beside_every_activation(name, rng):
+    """Scales, shifts, factors, lines and offsets are found, whatever kinks are given beside."""
+    known = activation(name)
+    own = known.kinks or ((0.0,) if name.startswith("elu") else ())
+    for case in range(6):
+        sign, other = rng.choice([-1.0, 1.0], 2)
+        scale = sign * math.exp(rng.uniform(-3, 3)) if case else 1.0
+        shift = rng.normal() * 2 if case % 2 else 0.0
+        factor = other * math.exp(rng.uniform(-3, 3)) if case else 1.0
+        line = factor * scale * rng.normal() if case > 3 else 0.0
+        offset = factor * rng.normal() if case > 2 else 0.0
+
+        def function(u, a=factor, b=scale, d=shift, s=line, o=offset):
+            return a * known(b * u + d) + s * u + o
+
+        kinks = [(kink - shift) / scale for kink in own]
+        curve = curve_of(function, [*kinks, *rng.normal(size=case % 3)])
+        assert_same(curve, function, kinks, abs(scale))
+        if case == 0:
+            assert repr(curve) == repr(curve_of(known, own))
+            assert curve.function.name in (name, "jump_relu(1.0)")
+        if not known.kinks and not known.is_polynomial:
+            assert curve.function.name.split(" ")[0] in {name, *SAME.get(name, ())} or own
+
+
+@pytest.mark.parametrize(
+    ("function", "kinks", "found"),
+    [
+        (lambda u: u / (1 + np.exp(-1.702 * u)), [], ("silu", 1.702, 0.0, 1 / 1.702, 0.0)),
+        (lambda u: 1 - 1 / (1 + np.exp(-u)), [], ("sigmoid", -1.0, 0.0, 1.0, 0.0)),
+        (np.cos, [], ("sin", 1.0, math.pi / 2, 1.0, 0.0)),
+        (lambda u: np.log(1 + np.exp(u)), [], ("softplus", 1.0, 0.0, 1.0, 0.0)),
+        (lambda u: np.clip(u, -40, 40), [-40, 40], ("hardtanh", 0.025, 0.0, 40.0, 0.0)),
+        (lambda u: np.clip(u + 3, 0, 6) / 6, [-3, 3], ("relu6", 1.0, 3.0, 1 / 6, 0.0)),
+        (lambda u: np.maximum(u, 0) ** 2, [0], ("relu2", 1.0, 0.0, 1.0, 0.0)),
+        (lambda u: np.where(u >= 0.5, 1.0, 0.0), [0.5], ("step", -1.0, 0.5, -1.0, 1.0)),
+        (lambda u: np.where(u > 2, u, 0.0), [2], ("jump_relu(1.0)", 0.5, 0.0, 2.0, 0.0)),
+        (lambda u: 3 * u**4 - 1, [7.0], ("power(4)", 1.0, 0.0, 3.0, -1.0)),
+        (lambda u: np.tanh(2 * u + 1) - u / 2, [], ("tanh - 0.25 u", 2.0, 1.0, 1.0, 0.25)),
+        (
+            lambda u: 1.0507009873554805 * np.where(u > 0, u, 1.6732632423543772 * np.expm1(u)),
+            [0],
+            ("elu(1.6732632423543772)", 1.0, 0.0, 1.0507009873554805, 0.0),
+        ),
+    ],
+)
+def test_the_numbers_are_those_of_the_code(function, kinks, found):
+    curve = curve_of(function, kinks)
+    name, *numbers = found
+    assert curve.function.name == name
+    found = [curve.scale, curve.shift, curve.factor, curve.offset]
+    assert_close(found, numbers, rtol=1e-14)
+
+
+def gelu_tanh(u, cubic=0.044715, root=math.sqrt(2 / math.pi)):
+    return 0.5 * u * (1 + np.tanh(root * (u + cubic * u**3)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda u: gelu_tanh(u, cubic=0.0447),
+        lambda u: gelu_tanh(u, root=0.79788456),
+        lambda u: activation("gelu")(u) + 1e-9 * np.exp(-(u**2)),
+        lambda u: activation("gelu")(u) + 1e-6 * np.sin(u),
+        lambda u: u / (1 + np.exp(-u)) + 1e-8 * u**2,
+        lambda u: u / (1 + np.exp(-u)) + 1e-3 * np.exp(-(((u - 3.3) * 100) ** 2)),
+        lambda u: np.where((u > 1) & (u < 1.01), 0.0, activation("gelu")(u)),
+        lambda u: np.where(
+            (u > 1) & (u < 1.01), activation("gelu")(u) + 1e-9, activation("gelu")(u)
+        ),
+        lambda u: np.where(u > 1.01, activation("elu")(u) + 1e-7, activation("elu")(u)),
+        lambda u: np.where(u == 1, 5.0, np.tanh(u)),
+        lambda u: np.where(u == 1, 5.0, u),
+        lambda u: np.clip(activation("gelu")(u), -1, 1),
+        lambda u: np.where(u > 1e3, 1e3, np.logaddexp(u, 0)) + 0 * u,
+        lambda u: np.where(u > 20, u, np.log1p(np.exp(u))),
+        lambda u: np.arctan(u),
+        lambda u: np.exp(u),
+        lambda u: 1 / u,
+        lambda u: np.sqrt(u),
+        lambda u: u / (1 + abs(u)),
+        lambda u: np.sin(u) * u,
+        lambda u: np.sin(u) + 1e-6 * np.sin(2 * u),
+        lambda u: np.where(u > 1e3, np.nan, u),
+        lambda u: u**9,
+    ],
+)
+def test_what_is_nearly_an_activation_is_refused(function):
+    with pytest.raises(tnsim.UnsupportedLayer, match="the function"):
+        curve_of(function, [0.0, 1.0, 1.01, 20.0, 1e3])
+
+
+def test_nearby_constants_are_these_constants():
+    curve = curve_of(lambda u: u / (1 + np.exp(-1.70 * u)))
+    assert (curve.function.name, curve.scale) == ("silu", 1.7)
+    curve = curve_of(lambda u: np.where(u > 0, u, 0.0100001 * u), [0.0])
+    assert curve.function.name == "leaky_relu(0.0100001)"
+    curve = curve_of(lambda u: np.clip(u, 0, 6.0000001), [0.0, 6.0000001])
+    assert_close(curve(np.array([7.0]))[0], 6.0000001, rtol=1e-15)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("width", [1e-2, 1e-6, 1e-9])
+def test_narrow_bands_have_their_pieces(width, strict):
+    """Where an inequality is strict or not, its number is on the side that it is on."""
+
+    def band(u):
+        inside = (u > 1) & (u < 1 + width) if strict else (u >= 1) & (u <= 1 + width)
+        return np.where(inside, 0.0, u)
+
+    kinks = [1.0, 1 + width]
+    curve = curve_of(band, kinks)
+    np.testing.assert_array_equal(curve(np.array(kinks)), band(np.array(kinks)))
+    u = np.array([1 - width, 1 + width / 3, 1 + 2 * width, *PLACES])
+    assert_close(curve(u), band(u), scale=abs(band(u)) + 1e-2, rtol=1e-12)
+
+
+def test_pieces_of_polynomials():
+    """Softshrink, hardshrink and pieces of other degrees are activations of their own."""
+    for function, kinks in (
+        (lambda u: np.where(u > 0.5, u - 0.5, np.where(u < -0.5, u + 0.5, 0.0)), [-0.5, 0.5]),
+        (lambda u: np.where(abs(u) > 0.5, u, 0.0), [-0.5, 0.5]),
+        (lambda u: np.where(u > 1, u**2, np.where(u > -1, u, -1.0)), [-1, 1]),
+        (lambda u: np.where(u < 0, u**8, 1.0001 * u), [0]),
+        (lambda u: np.where(u > 100, 1e-3 * u**3, np.where(u > 99.9, 1e3, u)), [99.9, 100]),
+    ):
+        curve = curve_of(function, kinks)
+        assert curve.function.name == "piecewise"
+        assert_same(curve, function, kinks)
+        assert_close(curve(np.array(kinks)), function(np.array(kinks)), rtol=1e-12)
+
+
+def test_coefficients_to_their_digits():
+    """A polynomial is known at all sizes, small coefficients beside large ones too."""
+    coefficients = [3.0, -1e-4, 0.0, 2.5e-9, 7.0]
+    curve = curve_of(lambda u: np.polynomial.polynomial.polyval(u, coefficients), [0.3, 5.0])
+    assert curve.is_polynomial
+    scale = np.maximum(np.abs(coefficients), 1e-8)
+    assert_close(
+        curve.function.pieces[0], coefficients, scale=scale, rtol=1e-6, limited_by="cancellation"
+    )
+    assert curve_of(lambda u: 0 * u + 2.0).function.pieces == ((2.0,),)
+
+
+def test_rounded_constants_are_those_of_the_activation():
+    """With the constant's own rounding said, an approximation to ten digits is the activation."""
+    root = 0.7978845608
+    assert curve_of(lambda u: gelu_tanh(u, root=root)).scale != 1
+    curve = curve_of(lambda u: gelu_tanh(u, root=root), rounding=rounding_of(root))
+    assert repr(curve) == repr(curve_of(activation("gelu_tanh")))
+    assert rounding_of(0.5) == rounding_of(math.pi) == ROUNDING
+    assert 2.1e-7 < rounding_of(float(np.float32(0.1))) < 2.7e-7
+
+
+SPELLED = {
+    "gelu": lambda u, torch: 0.5 * u * (1 + torch.erf(u / math.sqrt(2))),
+    "gelu_tanh": lambda u, torch: u * torch.sigmoid(math.sqrt(8 / math.pi) * (u + 0.044715 * u**3)),
+    "silu": lambda u, torch: 0.5 * u * (1 + torch.tanh(0.5 * u)),
+    "sigmoid": lambda u, torch: u.exp() / (u.exp() + 1),
+    "tanh": lambda u, torch: (u.exp() - (-u).exp()) / (u.exp() + (-u).exp()),
+    "softplus": lambda u, torch: torch.clamp(u, min=0) + torch.log1p(torch.exp(-u.abs())),
+    "mish": lambda u, torch: u * torch.tanh(torch.log1p(torch.exp(u))),
+    "tanhshrink": lambda u, torch: u + 1 - 2 * torch.sigmoid(2 * u),
+    "relu": lambda u, torch: (u + u.abs()) / 2,
+    "relu2": lambda u, torch: torch.relu(u) * torch.relu(3 * u) / 3,
+    "hardswish": lambda u, torch: u * torch.nn.functional.relu6(u + 3) / 6,
+    "leaky_relu": lambda u, torch: torch.relu(u) - 0.01 * torch.relu(-u),
+    "elu": lambda u, torch: torch.where(u > 0, u, torch.exp(u) - 1),
+    "abs": lambda u, torch: torch.relu(u) + torch.relu(-u),
+    "erf": lambda u, torch: 1 - torch.erfc(u),
+    "sin": lambda u, torch: torch.cos(u - math.pi / 2),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_an_activation_spelled_out_in_torch(name):
+    torch = pytest.importorskip("torch")
+
+    def function(u):
+        return SPELLED[name](torch.from_numpy(np.asarray(u)), torch).numpy()
+
+    curve = curve_of(function, [-3.0, 0.0, 3.0])
+    assert curve.function.name == name
+    assert curve.detours[1:] == (False,) * 4
+    # A composition of both has no name and is none by mistake.
+    if name not in ("relu", "relu2", "hardswish", "abs", "leaky_relu", "tanhshrink"):
+        with pytest.raises(tnsim.UnsupportedLayer):
+            curve_of(lambda u: function(1.5 * function(u) + 0.1), [-3.0, 0.0, 3.0])
