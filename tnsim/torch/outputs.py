@@ -31,7 +31,14 @@ from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import host_array, numbers, requires_grad
 from tnsim.models.checks import check_untraced
-from tnsim.models.functions import array_at, in_rows, is_function, run_with_gradients
+from tnsim.models.functions import (
+    array_at,
+    check_rows_alone,
+    in_rows,
+    is_function,
+    outputs_of,
+    run_with_gradients,
+)
 from tnsim.models.model import Model, with_dense_matrices
 from tnsim.problems.forward import (
     Sums,
@@ -199,6 +206,9 @@ def _of_function(function: Any) -> Run:
                 "a function gives outputs that are NaN or infinite, first for input "
                 f"{start + int(finite.int().argmin())}"
             )
+        if len(outputs) > 2:
+            few = outputs[-2:].detach().cpu().numpy()
+            check_rows_alone(outputs_of(function, batch.inputs[-2:]), few)
         roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(outputs.device)
         weighted = outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
         return weighted.movedim(-1, 0).reshape(outputs.shape[-1], -1), 0.0, 1.0

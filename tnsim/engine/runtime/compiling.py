@@ -46,7 +46,7 @@ from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
 from tnsim.engine.disk_cache import cache_folder, digest, own_bytes, put
-from tnsim.engine.runtime.devices import processors
+from tnsim.engine.runtime.devices import backend, processors
 from tnsim.engine.runtime.stacking import Run, Stacked
 from tnsim.sessions import session
 
@@ -347,7 +347,7 @@ def default_device() -> Any:
     chosen = _CONFIG.jax_default_device
     # JAX accepts a device or the name of a platform, and None for its own choice.
     is_name = chosen is None or isinstance(chosen, str)
-    return jax.devices(chosen)[0] if is_name else chosen
+    return jax.devices(chosen or backend())[0] if is_name else chosen
 
 
 def _made(

@@ -32,9 +32,29 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import ThreadpoolController
 
-from tnsim.errors import TooLarge
+from tnsim.errors import ExecutorError, TooLarge
 
 BY_MODEL = PartitionSpec("models")
+
+
+def backend() -> str:
+    """The platform on which JAX computes, such as "cpu"; asking starts XLA's threads.
+
+    Raises:
+        ExecutorError: JAX finds no device of the platforms that it was told to use.
+
+    Example:
+        >>> isinstance(backend(), str)
+        True
+    """
+    try:
+        return jax.default_backend()
+    except (AssertionError, RuntimeError) as error:  # JAX's errors for a platform that is not there
+        chosen: Any = jax.config
+        raise ExecutorError(
+            f"JAX finds no device of JAX_PLATFORMS={chosen.jax_platforms}: "
+            f"{str(error) or 'this machine has none'}; name another platform, such as cpu, or none"
+        ) from error
 
 
 def device() -> str:
@@ -44,9 +64,9 @@ def device() -> str:
         >>> isinstance(device(), str)
         True
     """
-    first = jax.local_devices()[0]
-    if first.platform == "cpu":
+    if backend() == "cpu":
         return "cpu"
+    first = jax.local_devices()[0]
     return f"{first.platform}: {first.device_kind}"
 
 
@@ -106,7 +126,7 @@ def available_bytes(compiles: bool = True) -> int | None:
     Args:
         compiles: Whether XLA's threads take addresses of the process as well.
     """
-    if can_compile() and jax.default_backend() != "cpu":  # asking starts XLA's threads
+    if can_compile() and backend() != "cpu":
         stats = jax.devices()[0].memory_stats()
         # Some platforms have no such statistics; then the limits of the host are all that is known.
         if stats and "bytes_limit" in stats:
@@ -325,7 +345,7 @@ _CONFIG: Any = jax.config
 
 def cores() -> int:
     """The number of calls that gain by running at once; 1 on an accelerator."""
-    return processors() if jax.default_backend() == "cpu" else 1
+    return processors() if backend() == "cpu" else 1
 
 
 @cache

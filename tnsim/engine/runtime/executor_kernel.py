@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numba
@@ -15,7 +16,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import config
-from numba.core.errors import NumbaError, NumbaWarning
+from numba.core.caching import FunctionCache
+from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
 from tnsim.engine.ir.step_table import (
@@ -203,12 +205,14 @@ def kernel(dtype: str) -> Callable[..., None] | None:
     taken = types.void(word[:, ::1], word, word[::1], word, word, word, word, one)
     kinds = MATMUL, ADD, SUBTRACT, SCALE, COPY
     run = _run_of((COLUMNS, AXES, VALUES, STARTS, SHAPE, STRIDES, PRODUCT, *kinds))
-    # Where no folder may be written to, numba refuses to keep a function.
-    for is_kept in (True, False):
+    # A kept function that a full disk has cut raises whatever unpickling raises, in every process
+    # until numba forgets it. Where no folder may be written to, numba refuses to keep a function.
+    for is_kept in (True, True, False):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumbaWarning)
                 return numba.njit(taken, nogil=True, cache=is_kept)(run)
-        except (NumbaError, OSError, RuntimeError):
-            continue
+        except Exception:
+            with suppress(Exception):
+                FunctionCache(run).flush()
     return None
