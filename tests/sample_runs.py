@@ -9,6 +9,42 @@ import xarray as xr
 import tnsim
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
+FORMULAS = {
+    "=1+1": "'=1+1",
+    "+1": "'+1",
+    "-1": "'-1",
+    "@SUM(A1)": "'@SUM(A1)",
+    " =1+1": "' =1+1",
+    "\xa0-1": "'\xa0-1",
+    "\u200b=1": "'\u200b=1",
+    "\ufeff@A1": "'\ufeff@A1",
+    "\u034f=1": "'\u034f=1",
+    "\u3164=1": "'\u3164=1",
+    "\uff1d1+1": "'\uff1d1+1",
+    " \uff20A1": "' \uff20A1",
+    "\ufe661": "'\ufe661",
+    '"=1"': '\'"=1"',
+    "\tx": "'\tx",
+    "\rx": "'\rx",
+    "\n=1+1": "'\n'=1+1",
+    " \t=1": " \t'=1",
+    "a\n=1": "a\n'=1",
+    "a\r\n\u200b=1": "a\r\n'\u200b=1",
+    "a\v-1": "a\v'-1",
+    "a\x85+1": "a\x85'+1",
+    "a\u2028 =1": "a\u2028' =1",
+    "a;=1": "a;'=1",
+    "a, +1": "a,' +1",
+    "a\t@A1": "a\t'@A1",
+    "a|-1": "a|'-1",
+    'a;"=1"': 'a;\'"=1"',
+    "plain": "plain",
+    "a=b": "a=b",
+    "seed 1, step -2; x=3": "seed 1, step -2; x=3",
+    "\udc80x": "\\udc80x",
+    'say "x", y': 'say "x", y',
+}
+"""Labels of models, and the cells that they become in a table."""
 
 
 @cache

@@ -1,6 +1,7 @@
 """Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -286,15 +287,106 @@ def test_damage_to_a_grown_store(models, tmp_path):
     assert refusals == 2  # the list of models, flipped and lost
 
 
-def test_a_store_without_its_attributes_grows(models, tmp_path):
+@pytest.mark.parametrize("columns", [None, (2, 3, 3)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_store_without_its_attributes_grows(first, columns, models, tmp_path):
+    """Later models stand behind those of the first run, before them, or among the columns."""
+    store, results = tmp_path / "store.zarr", []
+    for step, count in enumerate((2, 3, 4)):
+        other = None if columns is None else models[5 : 5 + columns[step]]
+        given = models[: count + 1] if first == 0 else [models[0], *models[5 - count : 5]]
+        if step == 2:
+            (store / "zarr.json").unlink()
+            with pytest.raises(tnsim.DamagedStore, match="run again with this store to restore"):
+                tnsim.open_pairwise(store)
+            with pytest.warns(tnsim.StoreWarning, match="damaged: attributes; computed again"):
+                results.append(tnsim.pairwise(given, other=other, store=store))
+        else:
+            results.append(tnsim.pairwise(given, other=other, store=store))
+        assert same(results[-1], tnsim.pairwise(given, other=other))
+    assert tnsim.open_pairwise(store).identical(results[-1])
+    known = results[-1].similarity.values[first:, :]
+    assert (known[-1, -1] == results[0].similarity.values[-1, -1]) or columns
+
+
+STEPS = ("a", "b", "c", "d")
+
+
+def copied(known, place):
+    """Models with a further one, whose weights are those of the third, at a place."""
+    labelled = list(known.items())
+    return dict([*labelled[:place], ("best", known["c"]), *labelled[place:]])
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning", "ignore::tnsim.StoreWarning")
+@pytest.mark.parametrize("tasks", [0, 2, 4])
+@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize("side", "ab")
+def test_a_copy_of_a_model_joins_an_unfinished_run(side, place, tasks, models, tmp_path):
+    """Tiles of the earlier order are computed with the models of that order."""
+    store, known = tmp_path / "store.zarr", dict(zip(STEPS, models, strict=False))
+    options = {"budget": TINY, "metric": tnsim.GaussianClosure(), "slices": True}
+    columns = dict(zip("xyc", models[4:7], strict=True)) if side == "b" else None
+    with pytest.raises(tnsim.ExecutorError):
+        executor = Stopping(tasks)
+        tnsim.pairwise(known, other=columns, store=store, executor=executor, **options)
+    joined = copied(known, place)
+    found = tnsim.pairwise(joined, other=columns, store=store, **options)
+    assert same(found, tnsim.pairwise(joined, other=columns, **options), 1e-13)
+    (store / "tiles/c/0/0").unlink()
+    if side == "b":
+        columns = copied(columns, place)
+    found = tnsim.pairwise(joined, other=columns, store=store, **options)
+    assert same(found, tnsim.pairwise(joined, other=columns, **options), 1e-13)
+    assert tnsim.open_pairwise(store).identical(found)
+
+
+def test_labels_are_those_of_the_call(models, tmp_path):
     store = tmp_path / "store.zarr"
     tnsim.pairwise(models[:3], store=store)
-    wanted = tnsim.pairwise(models[:4], store=store)
-    (store / "zarr.json").unlink()
-    with pytest.warns(tnsim.StoreWarning, match="damaged: attributes"):
-        found = tnsim.pairwise(models[:5], store=store)
-    assert (found.similarity.values[:4, :4] == wanted.similarity.values).all()
-    assert same(found, tnsim.pairwise(models[:5]))
+    for given in (
+        dict(zip("xyz", models, strict=False)),
+        {7: models[0], 8: models[1], 9: models[2]},
+    ):
+        assert same(tnsim.pairwise(given, store=store), tnsim.pairwise(given))
+    with pytest.warns(tnsim.DuplicateWarning):
+        given = {"x": models[0], "best": models[2], "y": models[1], "z": models[2]}
+        found = tnsim.pairwise(given, store=store)
+        assert same(found, tnsim.pairwise(given)) and tnsim.open_pairwise(store).identical(found)
+
+
+@pytest.mark.parametrize("lost", ["grown", "grown/1", "grown/2"])
+def test_a_lost_growth_is_told(lost, models, tmp_path):
+    """Never fewer models without a word, and never models of a growth in other places."""
+    store = tmp_path / "store.zarr"
+    first = tnsim.pairwise(models[2:5], store=store)
+    tnsim.pairwise(models[1:6], store=store)
+    wanted = tnsim.pairwise(models[:7], store=store)
+    shutil.rmtree(store / lost)
+    missing = "grown/2" if lost == "grown/2" else "grown/1"
+    with pytest.raises(tnsim.DamagedStore, match=f"{missing}: damaged: it is lost, .* run .*again"):
+        tnsim.open_pairwise(store)
+    if lost == "grown/1":  # a later growth is of no use without its models
+        with pytest.raises(tnsim.DamagedStore, match=f"remove {store}/grown and run again"):
+            tnsim.pairwise(models[:7], store=store)
+        shutil.rmtree(store / "grown")
+    with pytest.warns(tnsim.StoreWarning, match=f"damaged: {missing}; computed again"):
+        found = tnsim.pairwise(models[:7], store=store)
+    assert same(found, wanted) and tnsim.open_pairwise(store).identical(found)
+    assert (found.similarity.values[2:5, 2:5] == first.similarity.values).all()
+
+
+def test_a_growth_of_another_state_is_told(models, tmp_path):
+    """Of the same first run, with other models in between."""
+    stores = [tmp_path / "one", tmp_path / "two"]
+    for store, between in zip(stores, models[3:5], strict=True):
+        for given in ([models[0]], [models[0], between], [models[0], between, models[7]]):
+            tnsim.pairwise(given, store=store)
+    shutil.rmtree(stores[0] / "grown/2")
+    shutil.copytree(stores[1] / "grown/2", stores[0] / "grown/2")
+    for use in (tnsim.open_pairwise, lambda store: tnsim.pairwise(models[:1], store=store)):
+        with pytest.raises(tnsim.DamagedStore, match="grown/2: damaged: it belongs to another"):
+            use(stores[0])
 
 
 GROW = """

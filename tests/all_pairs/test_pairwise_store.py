@@ -226,7 +226,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     data = json.loads((store / "zarr.json").read_text())
     data["attributes"]["tnsim"]["format"] = 0
     (store / "zarr.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.StoreMismatch, match="format 0, and 4 is asked for"):
+    with pytest.raises(tnsim.StoreMismatch, match="format 0, and 5 is asked for"):
         tnsim.pairwise(models, store=store)
     with pytest.raises(tnsim.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
         tnsim.pairwise(models, store=folder / "models")

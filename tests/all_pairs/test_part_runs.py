@@ -8,6 +8,7 @@ import pytest
 import transformer_cases as cases
 from closeness import assert_close
 from commands import command
+from oracles import bilinear
 from pyarrow import parquet
 from stored_runs import Stopping
 from transformer_cases import written
@@ -58,8 +59,11 @@ def test_the_plan_of_parts_is_the_sum_over_parts(run):
     # Parts of a kind share their programs.
     assert found.compilations == each[0].compilations + each[-1].compilations
     assert found.seconds is not None and found.seconds > 0
-    one = tnsim.plan_pairwise(tnsim.parts(series[:2], ["ov"]), other=tnsim.parts(series, ["ov"]))
-    assert (one.pairs, one.route) == (4 * 6, each[-1].route) and one.others
+    first, second = (tnsim.parts(chosen, ["ov"]) for chosen in (series[:2], series))
+    one = tnsim.plan_pairwise(first, other=second)
+    label = "layer 0 head 0 ov"
+    assert one.route == tnsim.plan_pairwise(first[label], other=second[label]).route
+    assert one.pairs == 4 * 6 and one.others
     with pytest.raises(tnsim.ModelError, match="parts have different numbers of outputs"):
         tnsim.plan_pairwise(parts, slices=True)
 
@@ -141,6 +145,12 @@ def test_what_is_refused(run, tmp_path):
         tnsim.pairwise(tnsim.parts(series, "ov"), store=store)
     with pytest.raises(tnsim.StoreMismatch, match=r"distances \[1\] .* not over .* \[2\]"):
         tnsim.pairwise(tnsim.parts(series, "qk", distances=[2]), store=store)
+    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
+        tnsim.pairwise(parts["layer 0 head 0 qk"], store=store)
+    (store / "layer-0-head-0-qk").rename(tmp_path / "outside")
+    (store / "layer-0-head-0-qk").symlink_to(tmp_path / "outside")
+    with pytest.raises(tnsim.StoreMismatch, match="layer-0-head-0-qk: is a link, through which"):
+        tnsim.pairwise(parts, store=store)
     with pytest.raises(tnsim.StoreMismatch, match="holds something else than a run over parts"):
         tnsim.pairwise(parts, store=run)
     with pytest.raises(tnsim.ModelError, match="both series need the same parts"):
@@ -189,9 +199,9 @@ def test_pictures_of_parts(run):
 def test_the_command(run, tmp_path):
     out = tmp_path / "out"
     shown = command("pairwise", run, "--parts", "qk,ov", "--dry-run")
-    assert "qk: 4 parts, each" in shown.stdout and "ov: 4 parts, each" in shown.stdout
+    assert "qk: 4 parts, together" in shown.stdout and "ov: 4 parts, together" in shown.stdout
     told = json.loads(command("pairwise", run, "--parts", "qk", "--dry-run", "--json").stdout)
-    assert told["qk"]["parts"] == 4 and told["qk"]["each"]["pairs"] == 6
+    assert told["qk"]["parts"] == 4 and told["qk"]["together"]["pairs"] == 4 * 6
     arguments = ("pairwise", run, "--parts", "qk,ov", "--distances", "1,2", "--out", out)
     done = command(*arguments, "--plots", "--parquet")
     assert "parts       8: qk, ov" in done.stdout and "lowest      similarity " in done.stdout
@@ -211,6 +221,23 @@ def test_the_command(run, tmp_path):
     assert (out / "parts.png").stat().st_size > 1000
     again = json.loads(command(*arguments, "--json").stdout)
     assert again["part"][0] == "layer 0 head 0 qk" and np.shape(again["similarity"]) == (8, 3, 3)
+
+
+@pytest.mark.parametrize("first", ["parts", "whole models"])
+@pytest.mark.parametrize("verb", [("pairwise",), ("watch", "--until", 1)], ids=["run", "watch"])
+def test_results_of_another_kind_are_kept(first, verb, run, rng, tmp_path):
+    """Tables over parts and over whole models have the same names."""
+    out = tmp_path / "out"
+    for n in range(2):
+        tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), tmp_path / f"m{n}.safetensors")
+    commands = [[run, "--parts", "qk"], sorted(tmp_path.glob("m*"))]
+    earlier, later = commands if first == "parts" else reversed(commands)
+    command("pairwise", *earlier, "--out", out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    done = command(*verb, *later, "--out", out, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"holds the results of a run over {first}, kept in {out}" in done.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,32 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
     assert ended and not waiting
 
 
+@pytest.mark.parametrize("name", ["similarity", "similarity/c/0", "claims", "grown", stores.LOG])
+def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
+    """A link in the place of a folder or of the log is named; what it points to stays as it is."""
+    original, result = whole
+    later = tnsim.Model([bilinear(np.random.default_rng(1), 3, 4, 2, True)])
+    store, outside = tmp_path / "store.zarr", tmp_path / "outside"
+    shutil.copytree(original, store)
+    (store / "claims").mkdir()
+    (store / "grown").mkdir()
+    (store / name).rename(outside)
+    (store / name).symlink_to(outside)
+    (store / "tiles/c/1/0").unlink()  # so that there is something to compute
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for given in (models, [*models, later]):
+        with pytest.raises(tnsim.StoreMismatch, match=f"{store / name}: is a link, through which"):
+            tnsim.pairwise(given, slices=True, store=store, budget=TINY)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    # A store that stands elsewhere as a whole is where its owner wants it.
+    (store / name).unlink()
+    outside.rename(store / name)
+    (tmp_path / "link").symlink_to(store)
+    with pytest.warns(tnsim.StoreWarning, match="tile 1 0"):
+        found = tnsim.pairwise(models, slices=True, store=tmp_path / "link", budget=TINY)
+    assert found.identical(result) and tnsim.open_pairwise(store).identical(result)
+
+
 def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path):
     original, _ = whole
     store = tmp_path / "store.zarr"
@@ -295,8 +321,9 @@ def test_a_lost_root_is_not_given_to_another_run(models, whole, tmp_path):
     store = tmp_path / "store.zarr"
     shutil.copytree(original, store)
     (store / "zarr.json").unlink()
-    with pytest.raises(tnsim.DamagedStore, match="its attributes are not those that were written"):
+    with pytest.raises(tnsim.StoreMismatch, match="3 models on side a, and 2 are given"):
         tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
+    assert not (store / "zarr.json").exists()
     other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
     with pytest.warns(tnsim.StoreWarning, match="damaged: attributes; computed again"):
         again = tnsim.pairwise(models, slices=True, store=store, budget=other_tiles)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracles import linear
 from pyarrow import parquet
-from sample_runs import blocks
+from sample_runs import FORMULAS, blocks
 
 import tnsim
 from tnsim import report
@@ -23,7 +23,6 @@ WRITERS = {
     "pairs.parquet": result_module.write_parquet,
     "run.html": report.write,
 }
-NASTY = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\udc80x", "plain", "a=b"]
 
 
 def labelled(rng, labels):
@@ -73,40 +72,38 @@ def test_links_are_followed_and_devices_stay(tmp_path, monkeypatch):
         device.write_text("gone")
 
 
+def cells(result, path):
+    """The cells of the table of a result."""
+    result_module.write_csv(result, path)
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
 def test_labels_are_never_formulas_and_numbers_stay_numbers(tmp_path, rng):
-    result_module.write_csv(labelled(rng, NASTY), tmp_path / "run.csv")
-    with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    escaped = ["'" + label for label in NASTY[:6]] + ["\\udc80x", "plain", "a=b"]
-    assert header[1:] == escaped and [row[0] for row in rows] == escaped
+    header, *rows = cells(labelled(rng, [*FORMULAS]), tmp_path / "run.csv")
+    assert header[1:] == [*FORMULAS.values()] == [row[0] for row in rows]
     numbers = labelled(rng, [-2, -1, 3])
-    result_module.write_csv(numbers, tmp_path / "run.csv")
-    with (tmp_path / "run.csv").open(newline="") as file:
-        header, *rows = csv.reader(file)
+    header, *rows = cells(numbers, tmp_path / "run.csv")
     assert header[1:] == ["-2", "-1", "3"]
     values = np.array([row[1:] for row in rows], float)
     np.testing.assert_array_equal(values, numbers.similarity)
 
 
 @pytest.mark.parametrize(
-    "before", ["\n", " ", "\r\n", "\v", "\f", "\xa0", "\ufeff", "\u200b", " \t"]
+    "before", ["", *"\n \v\f\xa0\ufeff\u200b", "\r\n", " \t", "a\n", "a;", "a,"]
 )
-def test_what_a_spreadsheet_drops_hides_no_formula(before, tmp_path, rng):
-    """Blanks, ends of lines, marks without a width: also where a reader takes each line for a row."""
-    for label in (f"{before}=1+1", f"a\n{before}@SUM(A1)", "\uff1d1+1"):
-        result_module.write_csv(labelled(rng, [label, "b"]), tmp_path / "run.csv")
-        with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
-            header, *_ = csv.reader(file)
-        assert header[1:] == ["'" + label, "b"]
-    result_module.write_csv(labelled(rng, [f"{before}plain", "a b=c"]), tmp_path / "run.csv")
-    with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as file:
-        header, *_ = csv.reader(file)
-    assert header[1].endswith(f"{before}plain") and header[2] == "a b=c"
+def test_no_reader_of_csv_finds_a_formula(before, tmp_path, rng):
+    """Whatever separator it takes, and whether or not it heeds quotes."""
+    labels = [before + formula for formula in ("=1+1", "@SUM(A1)", '"=1"', "\uff1d1+1")]
+    result_module.write_csv(labelled(rng, labels), tmp_path / "run.csv")
+    text = (tmp_path / "run.csv").read_bytes().decode()
+    starts = [cell.strip('\ufeff\u200b" ')[:1] for cell in re.split(r"[,;\t\n\r\v\f]", text)]
+    assert set("=@\uff1d").isdisjoint(starts) and starts.count("'") >= 2 * len(labels)
 
 
-@pytest.mark.parametrize("digits", ["9" * 19, "9" * 30, "1" * 5000])
-def test_names_that_are_numbers_beyond_64_bits_are_text(digits, tmp_path, rng):
-    """As numbers they would be Python objects, which no file of arrays can hold."""
+@pytest.mark.parametrize("digits", [str(2**53 + 1), "9" * 19, "9" * 30, "1" * 5000])
+def test_names_that_are_numbers_beyond_what_readers_hold_are_text(digits, tmp_path, rng):
+    """As numbers they would lose digits in browsers, or be objects that no file of arrays holds."""
     models = {name: tnsim.Model([linear(rng, 2, 2)]) for name in (digits, "1")}
     result = tnsim.pairwise(models, store=tmp_path / "store")
     assert result.a.values.tolist() == [digits, "1"]
@@ -116,6 +113,62 @@ def test_names_that_are_numbers_beyond_64_bits_are_text(digits, tmp_path, rng):
     with np.load(tmp_path / "result.npz") as arrays:
         assert all(arrays[name].dtype.kind != "O" for name in arrays)
     assert parquet.read_table(tmp_path / "pairs.parquet")["a"].to_pylist()[0] == digits
+    assert tnsim.reading.trajectory(result, to=1)[0] == result.similarity[0, 1]
+
+
+LABELS = {
+    "steps": (["0", "0100"], [0, 100]),
+    "largest": (["0", str(2**53)], [0, 2**53]),
+    "microseconds": (["1753900000000000", "1"], [1753900000000000, 1]),
+    "nanoseconds": (["1753900000000000000", "1753900001000000000"], None),
+    "numbers of nanoseconds": ([1753900000000000000, 1753900001000000000], None),
+    "one number twice": (["7", "007"], None),
+    "words": (["first", "2"], None),
+    "mixed": ([0, "last"], None),
+    "superscript": (["2\xb2", "1"], None),
+}
+
+
+@pytest.mark.parametrize("labels, known", LABELS.values(), ids=LABELS)
+@pytest.mark.parametrize("given", ["mapping", "names", "files"])
+def test_a_matrix_of_the_same_models_has_the_labels_of_the_result(
+    labels, known, given, tmp_path, rng
+):
+    """xarray joins by labels: with others, every entry would be NaN."""
+    known = known or list(map(str, labels))
+    models = {label: tnsim.Model([linear(rng, 2, 2)]) for label in labels}
+    names = None
+    if given == "names":
+        models, names = list(models.values()), labels
+    if given == "files":
+        for label, model in models.items():
+            tnsim.save(model, tmp_path / f"{label}.safetensors")
+        models = tnsim.Series([tmp_path / f"{label}.safetensors" for label in labels])
+    result = tnsim.pairwise(models, names=names, store=tmp_path / "store")
+    if given != "files" or labels[0] != "7":  # such files have their whole names for labels
+        assert result.a.values.tolist() == known
+    result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=names)
+    assert np.isfinite(result.weight_cosine).all()
+    page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+    assert (
+        data["rows"]
+        == result.a.values.tolist()
+        == tnsim.reading.matrix(result)["b"].values.tolist()
+    )
+    json_of_page = [float(label) for label in data["rows"] if not isinstance(label, str)]
+    assert json_of_page == [label for label in data["rows"] if not isinstance(label, str)]
+
+
+def test_assigned_labels_keep_their_digits_on_pages_and_in_tables(tmp_path, rng):
+    dates = np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]")
+    for labels in (dates, np.array([2**60 + 1, 0]), np.array([0.1, np.inf])):
+        shown = [str(label) for label in labels]
+        result = labelled(rng, labels)
+        page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
+        data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+        assert list(map(str, data["rows"])) == shown
+        assert cells(result, tmp_path / "run.csv")[0][1:] == shown
 
 
 def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):

@@ -30,7 +30,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, uncut
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.devices import mesh, replicated, spread
+from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
 from tnsim.engine.runtime.execution import Backend, Result
 from tnsim.engine.runtime.rates import BACKENDS, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
@@ -325,7 +325,7 @@ def batch_side(plan: Plan, models: int, budget: Budget) -> int:
     given, they take no more than the budget. The memory free at the moment plays no part, so that
     equal runs have equal batches.
     """
-    in_flight = 2**25 if jax.default_backend() == "cpu" else 2**30
+    in_flight = 2**25 if backend() == "cpu" else 2**30
     if budget.memory_bytes is not None:
         in_flight = int(min(in_flight, budget.memory_bytes))
     most = max(1, min(_SIDE, math.isqrt(in_flight // intermediate_bytes(plan))))

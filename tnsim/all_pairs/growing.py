@@ -20,25 +20,32 @@ grown run that is killed goes on with equal tiles. Norms of earlier models are c
 *Layout.* A store holds the pieces of its n-th growth in the folder `grown/n`, which is moved to its
 name as a whole: a process that wants to add models at the same time finds the folder taken, reads
 which models are in the store now, and adds the rest. The list of a growth holds the new models of
-each side, with their places among all models, as later models need not stand last. Claims,
-markers, damage and resuming are those of every store. A process that reads sees finished pairs and
-the pairs that are missing.
+each side, with their places among all models, as later models need not stand last, and the digest
+of all models before it, so that a growth belongs to one state of a store. A mark in the store, or
+in the growth before, says that there is a growth, so that a lost one is noticed. Claims, markers,
+damage and resuming are those of every store. A process that reads sees finished pairs and the pairs
+that are missing.
 
 *Pieces are never merged.* A merged store would be another run's tiles, computed anew or copied
 under readers and writers that hold the pieces open, to save what pieces cost: about 40 small files
 and 3 ms of the processor a growth for whoever opens the store (60 growths of a model each: 2,400
 files, 0.2 s, where a store of all models has 18 files and takes 0.02 s).
 
-*Which runs continue a store.* The models of the store must be among the models given, in order,
-equal by their digests. A run over the models that the store had at any time reads the pieces of
-that time. All else is another run, which is refused.
+*Which runs continue a store.* The models of the store must be among the models given, in order. A
+run over the models that the store had at any time reads the pieces of that time. All else is
+another run, which is refused.
+
+*Models are told by their digests alone*, in the lists of stores and in their pieces: labels and
+names are those of the run that asks, and models with equal weights are one model, wherever they
+stand.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +62,7 @@ from tnsim.all_pairs.work import complete, units_of_work
 from tnsim.errors import DamagedStore, StoreMismatch
 
 FOLDER = "grown"
+_MARK = "continued"  # empty file in a store or growth that a growth follows
 
 
 class Listed(NamedTuple):
@@ -70,12 +78,12 @@ class Growth(NamedTuple):
 
     Attributes:
         added: New models of each side, with their places among all models.
-        labels: Labels of all models of a side, where those of earlier models changed: labels of
-            files are numbers as soon as names differ by a number.
+        told: Labels and names of all models of a side, where those of earlier models changed:
+            labels of files are numbers as soon as names differ by a number.
     """
 
     added: Mapping[str, Sequence[tuple[int, Listed]]]
-    labels: Mapping[str, Sequence[int | str]]
+    told: Mapping[str, Sequence[tuple[int | str, str]]]
 
 
 class Piece(NamedTuple):
@@ -104,11 +112,13 @@ class History:
         path: Folder of the store; None for a run in memory.
         attrs: Attributes of the first run.
         growths: Models that were added, growth by growth.
+        lost: Labels of the growths whose folders are lost.
     """
 
     path: Path | None
     attrs: Mapping[str, Any]
     growths: tuple[Growth, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @property
     def sides(self) -> str:
@@ -122,9 +132,9 @@ class History:
         for growth in self.growths:
             for place, model in growth.added[side]:
                 listed_models.insert(place, model)
-            if side in growth.labels:
-                both = zip(listed_models, growth.labels[side], strict=True)
-                listed_models = [model._replace(label=label) for model, label in both]
+            if side in growth.told:
+                both = zip(listed_models, growth.told[side], strict=True)
+                listed_models = [Listed(model.hash, *told) for model, told in both]
         return listed_models
 
     def first(self, growths: int) -> History:
@@ -213,71 +223,69 @@ def opened(run: PairwiseRun, path: Path | None) -> History:
         return History(None, attrs)
     # Another process may create or grow the store between any two steps, so each turn reads the
     # store again, until the store holds all models of the run.
+    lost: tuple[str, ...] = ()
     while True:
         if not path.exists():
             stores.create(path, attrs)
-        earlier = history(path, attrs)
+        stores.refuse_links(path)
+        earlier = history(path, is_restored=True)
         stores.check(path, earlier.attrs, attrs, settings_alone=True)
-        earlier, added = _matched(earlier, attrs)
+        matched, added = _matched(earlier, attrs)
         if not any(added.values()):
-            return earlier
-        _grow(earlier, added, run)  # read again: another process may have grown the store first
+            return replace(matched, lost=lost)
+        lost = earlier.lost
+        _grow(matched, added, run)  # read again: another process may have grown the store first
 
 
-def history(path: Path, ours: Mapping[str, Any] | None = None) -> History:
+def history(path: Path, is_restored: bool = False) -> History:
     """The models of the store at `path`.
 
     Args:
         path: Folder of the store.
-        ours: Attributes of a run over the models of the store and later models, from which damaged
-            attributes are restored; None to restore nothing.
+        is_restored: Whether the caller restores lost attributes, and grows the store again where
+            its last growth is lost.
 
     Raises:
         StoreMismatch: There is no store.
-        DamagedStore: A list of models is not the list that was written.
+        DamagedStore: A list of models is lost, or is not the list that was written.
     """
-    try:
-        attrs = stores.attributes(path)
-    except DamagedStore:
-        if ours is None:
-            raise
-        attrs = _of_an_earlier_run(path, ours)
-    growths = []
-    # Growths are numbered without gaps, so the first folder that is missing ends the list.
+    attrs = stores.restorable(path)[0] if is_restored else stores.attributes(path)
+    found = History(path, attrs)
+    # Looked at before the folders, as another process may grow the store meanwhile.
+    names = [folder.name for folder in (path / FOLDER).glob("*")]
+    last = max((int(name) for name in names if name.isdecimal()), default=0)
     for n in itertools.count(1):
         folder = growth_folder(path, n)
+        is_marked = os.path.lexists(_mark(path, n))
         if not folder.exists():
-            break
+            if n < last or (is_marked and not is_restored):
+                remedy = f"remove {path / FOLDER} and run" if n < last else "run pairwise"
+                raise DamagedStore(
+                    f"{folder}: damaged: it is lost, and with it the list of its models; {remedy} "
+                    "again with this store to compute its pairs again"
+                )
+            return replace(found, lost=(f"{FOLDER}/{n}",)) if is_marked else found
         content = stores.read_list(folder)
-        if content["begun"] != _begun(attrs):
+        if content["before"] != _state(found):
             raise DamagedStore(
                 f"{folder}: damaged: it belongs to another store; remove this folder and run again"
             )
         added = {}
         for side, models in content["added"].items():
             added[side] = [(place, Listed(*about)) for place, *about in models]
-        growths.append(Growth(added, content["labels"]))
-    return History(path, attrs, tuple(growths))
+        found = replace(found, growths=(*found.growths, Growth(added, content["told"])))
+    raise AssertionError("a count without end")
 
 
-def _of_an_earlier_run(path: Path, ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a store that lost them, begun with the first of the models of `ours`."""
-    error: DamagedStore | None = None
-    # The store may have begun with fewer models than the run has now. The longest beginning is
-    # tried first, and the digest of the run says which one is right.
-    for count in range(len(ours["hash_a"]), 0, -1):
-        lists = {name: ours[name][:count] for name in ("hash_a", "labels_a", "names_a")}
-        try:
-            return stores.of_the_same_run(path, {**ours, **lists})
-        except DamagedStore as found:
-            error = error or found
-    assert error is not None  # a run has a model
-    raise error
+def _mark(path: Path, n: int) -> Path:
+    """The file that says that a store has its n-th growth."""
+    return (path if n == 1 else growth_folder(path, n - 1)) / _MARK
 
 
-def _begun(attrs: Mapping[str, Any]) -> str:
-    """The digest of the first run of a store."""
-    return stores.binding(attrs)["run"]
+def _state(found: History) -> str:
+    """The digest of the first run of a store and of its models."""
+    models = [[model.hash for model in found.models(side)] for side in found.sides]
+    return stores.digest([stores.run_digest(found.attrs), models])
 
 
 def _matched(
@@ -306,32 +314,16 @@ def _matched(
 
 
 def _missing(stored: Sequence[Listed], given: Sequence[Listed]) -> list[int] | None:
-    """Places of the given models that are not stored; None where a stored model is not given.
-
-    Models are equal by their digests. Of models with equal weights the label says which of them is
-    in the store, where labels are as they were.
-    """
-
-    def digest_and_label(model: Listed) -> tuple[str, ...]:
-        return model.hash, str(model.label)
-
-    keys: list[Callable[[Listed], tuple[str, ...]]] = [
-        digest_and_label,
-        lambda model: (model.hash,),
-    ]
-    for key in keys:
-        # Stored models are looked for in the order given; `waiting` ends with the next one to be
-        # found.
-        waiting = list(reversed(stored))
-        missing = []
-        for place, model in enumerate(given):
-            if waiting and key(waiting[-1]) == key(model):
-                waiting.pop()
-            else:
-                missing.append(place)
-        if not waiting:
-            return missing
-    return None
+    """Places of the given models that are not stored; None where a stored model is not given."""
+    # Stored models are looked for in the order given; `waiting` ends with the next one to be found.
+    waiting = [model.hash for model in reversed(stored)]
+    missing = []
+    for place, model in enumerate(given):
+        if waiting and waiting[-1] == model.hash:
+            waiting.pop()
+        else:
+            missing.append(place)
+    return None if waiting else missing
 
 
 def _grow(earlier: History, added: Mapping[str, list[int]], run: PairwiseRun) -> None:
@@ -344,15 +336,16 @@ def _grow(earlier: History, added: Mapping[str, list[int]], run: PairwiseRun) ->
         new[side] = [(place, models[place]) for place in added[side]]
     grown = History(earlier.path, earlier.attrs, (*earlier.growths, Growth(new, {})))
     place = growth_folder(earlier.path, len(grown.growths))
-    added, labels = {}, {}
-    # Labels are written only where those of earlier models changed, as happens when numbers become
-    # names.
+    added, told = {}, {}
+    # Labels and names are written only where those of earlier models changed, as happens when
+    # numbers become names.
     for side, models in new.items():
         added[side] = [[at, *model] for at, model in models]
-        given = ours[f"labels_{side}"]
-        if [str(model.label) for model in grown.models(side)] != [*map(str, given)]:
-            labels[side] = given
-    content = {"begun": _begun(earlier.attrs), "added": added, "labels": labels}
+        given = [(model.label, model.name) for model in listed(ours, side)]
+        known = [(str(model.label), model.name) for model in grown.models(side)]
+        if known != [(str(label), name) for label, name in given]:
+            told[side] = given
+    content = {"before": _state(earlier), "added": added, "told": told}
     # The folder is filled under another name and renamed as a whole, so no process sees half a
     # growth. If the rename fails because the folder exists, another process was first.
     with stores.writing(earlier.path):
@@ -365,19 +358,30 @@ def _grow(earlier: History, added: Mapping[str, list[int]], run: PairwiseRun) ->
                         attrs = preparation.attributes_of(_run_of(piece, run, earlier.attrs))
                         stores.write_empty(folder / piece.path.name, attrs)
                 folder.rename(place)
+                _mark(earlier.path, len(grown.growths)).touch(exist_ok=False)
         except OSError:
             if not place.exists():
                 raise
 
 
 def _run_of(piece: Piece, run: PairwiseRun, first: Mapping[str, Any]) -> PairwiseRun:
-    """The run of a piece, by the route of the first run where this route holds its models.
+    """The run of a piece, by the route of a store where this route holds the models.
+
+    Its models are those of the piece, in the order of the piece.
+
+    Args:
+        piece: Pairs to compute.
+        run: Run over all models.
+        first: Attributes of the store whose route is kept.
 
     Raises:
         StoreMismatch: Similarities of the piece have standard errors, and those of the first run
             have none, or the other way round.
     """
     rows, columns = _entries(run.rows), _entries(run.columns)
+    asked = (*rows,), None if run.symmetric else (*columns,), run.plan.route
+    if asked == (piece.rows, piece.columns, first["route"]):
+        return run  # which is planned already
     if run.symmetric:
         columns = rows
     others = None if piece.columns is None else [columns[digest] for digest in piece.columns]
@@ -399,8 +403,8 @@ def _entries(side: Side) -> dict[str, Entry]:
 
 
 def damaged(whole: History, pieces: Sequence[tuple[Piece, Store]]) -> list[str]:
-    """Labels of the records that were damaged when the stores of the pieces were opened."""
-    labels = []
+    """Labels of what was lost, and of the records that were damaged when pieces were opened."""
+    labels = [*whole.lost]
     for piece, target in pieces:
         labels += [_label(whole, piece, label) for label in target.damaged]
     return labels
@@ -462,9 +466,7 @@ def _completed(
     executor: Any,
 ) -> list[Doubt]:
     """Compute the records that a piece lacks."""
-    is_whole = len(whole.pieces) == 1 and run.plan.route == target.attrs["route"]
-    of_piece = run if is_whole else _run_of(piece, run, target.attrs)
-    of_piece = as_stored(of_piece, target, executor is None)
+    of_piece = as_stored(_run_of(piece, run, target.attrs), target, executor is None)
     # Norms of models that an earlier piece has are copied, never computed again: another plan could
     # round them differently.
     for side in target.layout.sides:

@@ -3,12 +3,18 @@
 The pairs of a part are a run of their own, with a store of its own in the folder of all parts. So a
 run over parts goes on where it ended, part by part and tile by tile, and processes may share it. A
 small file in the folder lists the parts.
+
+Parts do not make up a network: tables of positions, biases behind heads, settings, and all tensors
+of parts that are not asked for, are its *rest*. The rest of every checkpoint has a digest by name,
+and a run over parts says where the rests differ. Checkpoints are equal where all parts and the
+rests are.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +23,23 @@ import numpy as np
 
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.result import Pairwise
+from tnsim.all_pairs.sources import content_hash
 from tnsim.checkpoints.guard import cause
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
-from tnsim.errors import DamagedStore, ModelError, StoreMismatch, printable
+from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch, printable
 from tnsim.files import json_object, regular, replacing
 
 LIST = "parts.json"
 """File in the folder of a run over parts that lists the parts."""
 
-_KIND = json_object("a list of parts", "parts")
+RESTS = "rests.json"
+"""File in the folder of a run over parts with the rest of every checkpoint."""
+
+_KIND, _KIND_OF_RESTS = json_object("a list of parts", "parts"), json_object("rests", "a")
+_BLOCK = 2**20  # numbers of a tensor that are in memory for its digest, beside the tensor
 _LONGEST = 2**24  # bytes of a list: a hundred thousand parts
+_LONGEST_RESTS = 2**30  # bytes of the rests: ten thousand checkpoints of a thousand tensors
 
 
 class PartRun(NamedTuple):
@@ -82,6 +94,144 @@ def part_runs(
         yield PartRun(name, models[label], others, folder and _place(folder, name))
 
 
+class Rests(NamedTuple):
+    """What belongs to no part of the checkpoints of a run, as digests by name.
+
+    Attributes:
+        a: Digests for every checkpoint of the rows.
+        b: Digests for every checkpoint of the columns.
+    """
+
+    a: list[dict[str, str]]
+    b: list[dict[str, str]]
+
+    def differing(self) -> list[str]:
+        """The names of what differs between any two checkpoints, in the order of the first."""
+        every = [*self.a, *self.b]
+        names = dict.fromkeys(name for rest in every for name in rest)
+        return [name for name in names if len({rest.get(name) for rest in every}) > 1]
+
+
+def rests_of(models: SeriesParts, other: SeriesParts | None) -> Rests:
+    """What belongs to no part of the checkpoints of a run.
+
+    Args:
+        models: Parts of the checkpoints.
+        other: Parts of other checkpoints, or None.
+    """
+    first = models.rests(_digest)
+    return Rests(first, first if other is None else other.rests(_digest))
+
+
+def _digest(value: Any) -> str:
+    """The digest of a setting, or of the numbers of an array whatever their precision."""
+    if not hasattr(value, "shape"):
+        return content_hash(value)
+    array = np.asarray(value).reshape(-1)
+    blocks = (array[start : start + _BLOCK] for start in range(0, array.size, _BLOCK))
+    # A sum with zero turns -0 into 0.
+    digests = [content_hash(block.astype(np.float64) + 0.0) for block in blocks]
+    return content_hash((tuple(value.shape), digests))
+
+
+def keep_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
+    """Write the rests of the checkpoints of a finished run beside its parts.
+
+    Args:
+        folder: Folder of the stores of all parts.
+        result: Result of all parts.
+        rests: Rests of the checkpoints.
+
+    Raises:
+        StoreMismatch: The file cannot be written.
+    """
+    kept = _kept_rests(folder)
+    for side, own in zip("ab", rests, strict=True):
+        for label, parts, rest in zip(*_models_of(result, side), own, strict=True):
+            kept[side][label] = {"parts": parts, "rest": rest}
+    try:
+        with replacing(folder / RESTS, _KIND_OF_RESTS) as temporary:
+            temporary.write_text(json.dumps(kept))
+    except OSError as error:
+        raise StoreMismatch(f"{folder}: cannot be written: {cause(error)}") from None
+
+
+def kept_rests(folder: Path, result: Pairwise) -> Rests | None:
+    """The rests of the checkpoints of a result, None where any was not kept.
+
+    Args:
+        folder: Folder of the stores of all parts.
+        result: Result of all parts.
+
+    Raises:
+        DamagedStore: The file is damaged.
+    """
+    kept, found = _kept_rests(folder), []
+    for side in "ab":
+        own = []
+        for label, parts in zip(*_models_of(result, side), strict=True):
+            known = kept[side].get(label)
+            if known is None or known["parts"] != parts:
+                return None
+            own.append(known["rest"])
+        found.append(own)
+    return Rests(*found)
+
+
+def _models_of(result: Pairwise, side: str) -> tuple[list[str], list[str]]:
+    """Labels of models, and for each the digest of all its parts."""
+    digests = result[f"hash_{side}"].values.T.tolist()
+    return list(map(str, result[side].values.tolist())), list(map(content_hash, digests))
+
+
+def _kept_rests(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The rests in a folder, checked; none where there is no file."""
+    if not (folder / RESTS).exists():
+        return {"a": {}, "b": {}}
+    try:
+        with regular(folder / RESTS) as file:
+            kept = json.loads(file.read(_LONGEST_RESTS))
+        models = [model for side in "ab" for model in kept[side].values()]
+        texts = [text for model in models for pair in model["rest"].items() for text in pair]
+        if not all(isinstance(text, str) for text in (*texts, *(m["parts"] for m in models))):
+            raise ValueError("a digest is no text")
+        return {side: dict(kept[side]) for side in "ab"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = printable(cause(error), 200)
+        raise DamagedStore(
+            f"{folder}: {RESTS} is damaged ({reason}); remove the file and run again, and finished "
+            "parts are kept"
+        ) from None
+
+
+def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
+    """Warn of checkpoints that are equal in all parts and in the rest.
+
+    Args:
+        result: Result of all parts.
+        rests: Rests of the checkpoints.
+        stacklevel: Number of calls between the user's code and here.
+    """
+    for side in "ab"[: 1 if result.attrs["symmetric"] else 2]:
+        first: dict[str, Any] = {}
+        equal = []
+        for label, model in zip(result[side].values, _identities(result, rests, side), strict=True):
+            if (known := first.setdefault(model, label)) is not label:
+                equal.append(f"{label} = {known}")
+        if equal:
+            warnings.warn(
+                f"models with identical weights: {stores.listed(equal)}",
+                DuplicateWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+
+def _identities(result: Pairwise, rests: Rests, side: str) -> list[str]:
+    """For each checkpoint the digest of all its parts and its rest."""
+    own = rests["ab".index(side)]
+    return [content_hash(both) for both in zip(_models_of(result, side)[1], own, strict=True)]
+
+
 def _place(folder: Path, name: PartName) -> Path:
     """The store of a part."""
     return folder / str(name).replace(" ", "-")
@@ -89,6 +239,7 @@ def _place(folder: Path, name: PartName) -> Path:
 
 def _begin(folder: Path, models: SeriesParts) -> None:
     """Write the list of parts, or check that the list is the same."""
+    stores.refuse_links(folder)
     wanted = {
         "parts": [list(name) for name in models.names],
         "distances": list(models.view.distances),
@@ -166,7 +317,7 @@ def _is_place(name: PartName) -> bool:
 
 
 def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pairwise:
-    """The results of all parts as one, over (part, a, b).
+    """The results of all parts as one, over (part, a, b), without the rests of the checkpoints.
 
     Args:
         names: Places of the parts.
@@ -200,6 +351,29 @@ def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pai
         values = np.stack([_of(result, str(name), first) for result in results])
         variables[name] = (("part", *variable.dims), values)
     return Pairwise(variables, coordinates, _attributes(names, results))
+
+
+def with_rests(result: Pairwise, rests: Rests) -> Pairwise:
+    """A result over parts that says where the rests of the checkpoints differ.
+
+    Args:
+        result: Result of all parts.
+        rests: Rests of the checkpoints.
+
+    Returns:
+        The result with the variable `rest_differs` (a, b), the number of tensors and settings of
+        no part that differ, the attribute `rest`, their names, and `duplicates`, the number of
+        checkpoints that are equal to others in all parts and in the rest.
+    """
+    sides = "ab"[: 1 if result.attrs["symmetric"] else 2]
+    identities = [_identities(result, rests, side) for side in sides]
+    duplicates = sum(len(models) - len(set(models)) for models in identities)
+    differing = rests.differing()
+    codes = [np.array([[rest.get(n, "") for n in differing] for rest in own]) for own in rests]
+    counts = np.array([(row != codes[1]).sum(axis=-1) for row in codes[0]], np.int64)
+    counts = counts.reshape(len(rests.a), len(rests.b))
+    result = result.assign(rest_differs=(("a", "b"), counts))  # type: ignore[assignment]
+    return result.assign_attrs(duplicates=duplicates, rest=differing)  # type: ignore[return-value]
 
 
 def with_all_models(
@@ -272,6 +446,6 @@ def _attributes(names: Sequence[PartName], results: Sequence[Pairwise | None]) -
         **known[0][1].attrs,
         "plan": "; ".join(f"{kind}: {plan}" for kind, plan in plans.items()),
         "exact": min(result.attrs["exact"] for _, result in known),
-        "duplicates": max(result.attrs["duplicates"] for _, result in known),
+        "duplicates": 0,  # equal parts do not make equal models, see `with_rests`
         "caveats": list(dict.fromkeys(caveats)),
     }

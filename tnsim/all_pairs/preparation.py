@@ -28,6 +28,7 @@ from tnsim.all_pairs.run_plan import FORWARD, KERNELS, Contracted, PairwisePlan,
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT, Store
 from tnsim.all_pairs.tasks import Job
+from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, what_is_read
 from tnsim.compare.request import check_comparison
 from tnsim.engine.budget import Budget
@@ -336,7 +337,8 @@ def _side(
         first = distinct.setdefault(prepared.digest, prepared)
         if first is not prepared:
             equal.append(f"{source.label} = {first.source.label}")
-    if equal:
+    # Models with an equal part need not be equal, see `part_runs.warn_of_duplicates`.
+    if equal and not isinstance(models, PartSeries):
         warnings.warn(
             f"models with identical weights: {stores.listed(equal)}; they are computed once",
             DuplicateWarning,

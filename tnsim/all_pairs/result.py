@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
+from tnsim.analysis.matrices import shown_labels
 from tnsim.errors import MissingExtra, ResultError, TnsimError
 from tnsim.files import Kind, beginning, replacing
-from tnsim.tables import in_words
+from tnsim.tables import cell, in_words
 
 if TYPE_CHECKING:
     import xarray
@@ -43,9 +44,6 @@ else:
     except ImportError:
         xarray, Dataset = None, object
 
-FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Signs with which a spreadsheet begins a formula; Japanese spreadsheets take wide forms too."""
-_CONTROLS = tuple("\t\r\n")  # characters that some spreadsheets skip before a formula
 CSV = beginning("a table of similarities", b",")
 
 
@@ -70,6 +68,8 @@ class Pairwise(Dataset):
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
     Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer`
     and `head`, -1 where a part has none; `result.sel(part=label)` is the result of a single part.
+    `rest_differs` (a, b) then counts what belongs to none of the parts and differs, and the
+    attribute `rest` names it: models are equal where all their parts and their rests are.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
     `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
     """
@@ -216,13 +216,12 @@ def write_csv(result: Pairwise, path: Path) -> None:
     """
     table = io.StringIO(newline="")
     rows = csv.writer(table)
-    columns = [_cell(label) for label in result.b.values.tolist()]
-    labels = [_cell(label) for label in result.a.values.tolist()]
+    columns, labels = (list(map(cell, shown_labels(result[side]))) for side in "ba")
     if "part" in result.dims:
         rows.writerow(["", "", *columns])
         for part, matrix in zip(result.part.values.tolist(), result.similarity.values, strict=True):
             for label, values in zip(labels, matrix, strict=True):
-                rows.writerow([_cell(part), label, *values.tolist()])
+                rows.writerow([cell(part), label, *values.tolist()])
     else:
         rows.writerow(["", *columns])
         for label, values in zip(labels, result.similarity.values, strict=True):
@@ -278,26 +277,6 @@ def _written(path: Path, kind: Kind) -> Iterator[Path]:
             yield temporary
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def _cell(label: Any) -> Any:
-    """A label as a cell of a table, in which text is never a formula.
-
-    Programs drop blanks, control characters and marks without a width before they look for a
-    formula. A label therefore gets an apostrophe where any of its lines, after such characters,
-    begins with a sign of a formula, or where the label begins with a control character.
-    """
-    label = _plain(label)
-    if not isinstance(label, str):
-        return label
-    is_formula = any(_seen(line).startswith(FORMULA) for line in label.splitlines())
-    return f"'{label}" if is_formula or label[:1] in _CONTROLS else label
-
-
-def _seen(line: str) -> str:
-    """The rest of a line from its first visible character on."""
-    seen = (n for n, sign in enumerate(line) if not (sign.isspace() or not sign.isprintable()))
-    return line[next(seen, len(line)) :]
 
 
 def _plain(label: Any) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 from tnsim.all_pairs import growing, part_runs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
-from tnsim.all_pairs.preparation import PairwiseRun, prepared
+from tnsim.all_pairs.preparation import PairwiseRun, attributes_of, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import PairwisePlan, in_turn, several, with_seconds
 from tnsim.all_pairs.work import advice
@@ -81,7 +81,9 @@ def pairwise(
     Returns:
         A `Pairwise`: float64 similarities of shape (models, others) in [-1, 1], natural
         logarithms and signs of the inner products, and with `slices` also (models, others, d_out).
-        Of parts of a series, all with the dimension `part` in front: (parts, models, others).
+        Of parts of a series, all with the dimension `part` in front: (parts, models, others), and
+        `rest_differs` (models, others), the number of tensors and settings that belong to none of
+        the parts and differ; the attribute `rest` names them.
 
     Raises:
         ModelError: Models cannot be compared, or a model is the zero function.
@@ -119,7 +121,12 @@ def pairwise(
                 of_part = {"other": part.other, "store": part.store, "names": names, **options}
                 results.append(pairwise(part.models, metric, **of_part))
                 bar.update()
-        return part_runs.joined(models.names, results)
+        rests = part_runs.rests_of(models, other)
+        result = part_runs.joined(models.names, results)
+        if store is not None:
+            part_runs.keep_rests(stores.folder(store), result, rests)
+        part_runs.warn_of_duplicates(result, rests, stacklevel=2)
+        return part_runs.with_rests(result, rests)
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
     models, other = _given(models, other, metric, dialect, n_ctx)
@@ -143,8 +150,10 @@ def pairwise(
     worst = max([Doubt(alone, ""), *doubts])
     precision.warn(*worst, run.arithmetic, stacklevel=2)
     warn_of_caveats(run.caveats, stacklevel=2)
-    told = {"caveats": list(run.caveats), "exact": int(run.exact)}  # as this call read the models
-    return labelled({**history.described, **told}, arrays)
+    # Labels, names and caveats are those of this call; the store may have others.
+    names = ("caveats", "exact", "labels_a", "labels_b", "names_a", "names_b")
+    ours = attributes_of(run)
+    return labelled({**history.described, **{name: ours[name] for name in names}}, arrays)
 
 
 def plan_pairwise(
@@ -166,8 +175,7 @@ def plan_pairwise(
         models, other: Sequences of models or combinations, mappings from labels to them, or a
             `tnsim.load` of many files, from which weights are read when needed; modules of
             PyTorch in the place of models, and folders, patterns or paths of files; or both parts
-            of a series, of which a part of each kind is read and stands for the others. Without
-            `other`, all pairs of `models`.
+            of a series, all of which are read. Without `other`, all pairs of `models`.
         metric: Metric that weighs the inputs.
         dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
             that is no model run under `Empirical` as copies of the module, all of them in memory.
@@ -193,30 +201,21 @@ def plan_pairwise(
     dtype = dtype_name(dtype)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
-        parts = list(part_runs.part_runs(models, other, None))
-        counts = Counter(part.name.kind for part in parts)
-        # The first part of each kind, as a later one of equal kind would replace it.
-        first = {part.name.kind: part for part in reversed(parts)}
-        plans = []
-        for kind, count in counts.items():
-            one, two = first[kind].models, first[kind].other
-            plans.append(_planned_runs(one, metric, two, False, dtype, budget, count))
-        return in_turn(plans)
+        # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
+        runs: Counter[tuple[str, PairwisePlan]] = Counter()
+        first = {}
+        for part in part_runs.part_runs(models, other, None):
+            run = prepared(part.models, metric, part.other, False, dtype, budget, None)
+            key = part.name.kind, run.plan
+            runs[key] += 1
+            first.setdefault(key, run)
+        return in_turn([_planned_runs(first[key], count) for key, count in runs.items()])
     models, other = _given(models, other, metric, dialect, n_ctx)
-    return _planned_runs(models, metric, other, slices, dtype, budget)
+    return _planned_runs(prepared(models, metric, other, slices, dtype, budget, None))
 
 
-def _planned_runs(
-    models: Any,
-    metric: Metric,
-    other: Any,
-    slices: bool,
-    dtype: str,
-    budget: Budget,
-    count: int = 1,
-) -> PairwisePlan:
-    """The plan of a number of runs of the shapes of these models."""
-    run = prepared(models, metric, other, slices, dtype, budget, None)
+def _planned_runs(run: PairwiseRun, count: int = 1) -> PairwisePlan:
+    """The plan of a number of runs that are planned alike."""
     contracted = [(count * times, plan) for times, plan in run.contracted]
     return with_seconds(several(run.plan, count), contracted, run.job.setting)
 
@@ -262,8 +261,12 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
         missing += [f"{name}: {record}" for record in absent]
     results, lacking = part_runs.with_all_models(results)
     missing += [f"{part_stores[place][0]}: later models" for place in lacking]
+    joined = part_runs.joined([name for name, _ in part_stores], results)
+    rests = part_runs.kept_rests(folder, joined)
+    if rests is None:
+        missing.append("what belongs to no part")
     _warn_of(missing, path)
-    return part_runs.joined([name for name, _ in part_stores], results)
+    return joined if rests is None else part_runs.with_rests(joined, rests)
 
 
 def _stored(folder: Path) -> tuple[Pairwise, list[str]]:

@@ -31,7 +31,7 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import rates
-from tnsim.engine.runtime.devices import check_addresses
+from tnsim.engine.runtime.devices import backend, check_addresses
 from tnsim.engine.runtime.rates import Runs, Tier
 from tnsim.engine.runtime.stacking import Axes
 from tnsim.errors import TooLarge
@@ -165,9 +165,7 @@ def _tile_work() -> int:
 
     They are never measured: equal runs have equal tiles, and so equal bits.
     """
-    import jax
-
-    return _TILE_WORK if jax.default_backend() == "cpu" else _ACCELERATED * _TILE_WORK
+    return _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tnsim.analysis.matrices import numbered
 from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.errors import CheckpointError, ModelError
@@ -33,9 +34,6 @@ from tnsim.models.model import Combination, Model, caveats, guesses, terms
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
-_DIGITS = 18
-"""Most digits of a label that becomes a number: 18 fit 64 bits, and arrays of larger numbers would
-hold Python objects."""
 
 
 def content_hash(model: Any) -> str:
@@ -200,15 +198,15 @@ def digests(entries: Sequence[Entry]) -> np.ndarray:
 def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
     """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
 
-    Labels are `names` where given. Labels that are all numbers of at most 18 digits become
-    integers. Raises `ModelError` where there is no model, or two labels are equal.
+    Labels are `names` where given, and numbers where all of them are. Raises `ModelError` where
+    there is no model, or two labels are equal.
     """
     given = _labelled(models)
     if not given:
         raise ModelError("pairwise needs at least one model, found none")
     if names is not None and len(names) != len(given):
         raise ModelError(f"{len(names)} names for {len(given)} models")
-    labels = numbered([label for label, _ in given] if names is None else list(names))
+    labels = numbered([label for label, _ in given] if names is None else names)
     if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
         raise ModelError(
             f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
@@ -275,11 +273,3 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         caveats=caveats(model),
         guessed=bool(guesses(model)),
     )
-
-
-def numbered(labels: list[Any]) -> list[int | str]:
-    """Labels as integers where all are numbers of at most 18 digits, else as text."""
-    texts = [str(label) for label in labels]
-    if all(text.isdecimal() and len(text) <= _DIGITS for text in texts):
-        return [int(text) for text in texts]
-    return list(texts)

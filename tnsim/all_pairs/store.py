@@ -11,9 +11,9 @@ Processes may share a store without locks, see `claims`; a record computed twice
 with the same numbers, each chunk atomically.
 
 *Metadata.* The root of a store holds the attributes of its run, a digest of the metadata file of
-every array, and a digest of both. Every array holds the identity of the run as well, so that a lost
-root can be written again by the run that the store belongs to. Metadata are read as plain JSON:
-nothing damaged ever reaches zarr.
+every array, and a digest of both. The metadata of one array hold a copy of the attributes, from
+which a lost root is written again, whichever models a later run has. Metadata are read as plain
+JSON: nothing damaged ever reaches zarr.
 
 *Files.* zarr makes the arrays; a store is a zarr group with a chunk per tile. Chunks are written
 and read here (`Disk`, which knows neither records nor markers). They are uncompressed, so that a
@@ -54,12 +54,13 @@ from tnsim.errors import DamagedStore, MissingExtra, StoreMismatch, TnsimError, 
 from tnsim.files import appending, regular
 
 Region = tuple[str, tuple[slice, ...]]
-FORMAT = 4  # version of the layout; a store of another version is refused
+FORMAT = 5  # version of the layout; a store of another version is refused
 FILE = "zarr.json"  # metadata file of the root and of every array
 # Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "hash_a", "hash_b")
 _CHOSEN = ("route", "tile", "tier")  # chosen by the run that began the store, kept by later runs
-_UNREADABLE = (OSError, ValueError, RecursionError)  # errors of reading damaged JSON
+_UNREADABLE = (OSError, ValueError, RecursionError, KeyError, TypeError)  # of damaged JSON
+_COPY = "finished"  # array whose metadata hold a copy of the attributes of the run
 _PARTIAL, _FRESH = ".partial", ".tmp"  # suffixes of an unfinished chunk and an unfinished store
 _ABANDONED = 24 * 3600.0
 """Seconds after which an unfinished file of another host counts as abandoned: writing a chunk takes
@@ -231,10 +232,9 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def binding(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of every array in a run's store: digest of the run, its route and tile."""
-    chosen = {name: attrs[name] for name in _CHOSEN}
-    return {"run": digest([attrs[name] for name in (*IDENTITY, *_CHOSEN)]), **chosen}
+def run_digest(attrs: Mapping[str, Any]) -> str:
+    """The digest of what determines the numbers and the tiles of a run."""
+    return digest([attrs[name] for name in (*IDENTITY, *_CHOSEN)])
 
 
 def root(attrs: Mapping[str, Any], folder: Path, arrays: Iterable[str]) -> dict[str, Any]:
@@ -254,44 +254,48 @@ def attributes(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(_read(path / FILE))
-        attrs = data["attributes"]["tnsim"]
+        stored = data["attributes"]
+        attrs = stored["tnsim"]
         theirs = attrs["format"]
-    except (*_UNREADABLE, KeyError, TypeError) as error:
-        # The arrays still say that this is a store, so the root is damaged; otherwise it is
+    except _UNREADABLE as error:
+        # The copy still says that this is a store, so the root is damaged; otherwise it is
         # something else.
-        if _bound(path) is not None:
-            raise _damaged(path, "its attributes") from None
+        if _copied(path) is not None:
+            raise _damaged(path) from None
         raise StoreMismatch(
-            f"{path}: not a store of tnsim.pairwise ({type(error).__name__}: {error}); "
+            f"{path}: not a store of tnsim.pairwise "
+            f"({type(error).__name__}: {printable(str(error), 300)}); "
             "give the path of one, or of nothing"
         ) from None
     # The format is compared before the digest, since another format may have another digest.
     if theirs != FORMAT:
         raise _other_run(path, _differs("format", theirs, FORMAT))
-    stored = data["attributes"]
     whole = stored.get("digest") == digest([attrs, stored.get("arrays")])
     if not whole or (data.get("zarr_format"), data.get("node_type")) != (3, "group"):
-        raise _damaged(path, "its attributes")
+        raise _damaged(path)
     return attrs
+
+
+def restorable(path: Path) -> tuple[dict[str, Any], bool]:
+    """The attributes of the run in a store, and whether the root lost them and has to be restored.
+
+    Raises:
+        StoreMismatch: There is no store, or a store of another format.
+        DamagedStore: The attributes are damaged in both of their places.
+    """
+    try:
+        return attributes(path), False
+    except DamagedStore:
+        attrs = _copied(path)
+        if attrs is None:
+            raise
+        return attrs, True
 
 
 def damaged_arrays(path: Path) -> list[str]:
     """The arrays with changed metadata, in a store with verified attributes."""
     files = json.loads(_read(path / FILE))["attributes"]["arrays"]
     return [name for name, known in files.items() if _file_digest(path / name / FILE) != known]
-
-
-def of_the_same_run(path: Path, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a store that lost them but belongs to the run of `attrs`.
-
-    Raises `DamagedStore` where nothing shows that it belongs to this run.
-    """
-    # Route, tile and tier were chosen when the store was begun, and the arrays remember them.
-    bound = _bound(path) or {}
-    attrs = {**attrs, **{name: bound.get(name) for name in _CHOSEN}}
-    if bound != binding(attrs):
-        raise _damaged(path, "its attributes")
-    return attrs
 
 
 def restore(path: Path, fresh: Path) -> None:
@@ -327,16 +331,14 @@ def check(
         raise _other_run(path, _differs(name, theirs[name], ours[name]))
 
 
-def _bound(path: Path) -> dict[str, Any] | None:
-    """The attributes of the first readable array in a store; None where no array is readable."""
-    for file in sorted(path.glob(f"*/{FILE}")):
-        try:
-            bound = json.loads(_read(file))["attributes"]["tnsim"]
-        except (*_UNREADABLE, KeyError, TypeError):
-            continue
-        if isinstance(bound, dict):
-            return bound
-    return None
+def _copied(path: Path) -> dict[str, Any] | None:
+    """The copy of the attributes of a store; None where it is damaged or there is no store."""
+    try:
+        stored = json.loads(_read(path / _COPY / FILE))["attributes"]
+        is_whole = stored["digest"] == digest(stored["tnsim"])
+    except _UNREADABLE:
+        return None
+    return stored["tnsim"] if is_whole and stored["tnsim"]["format"] == FORMAT else None
 
 
 def _read(file: Path) -> bytes:
@@ -352,10 +354,10 @@ def _file_digest(file: Path) -> str | None:
         return None
 
 
-def _damaged(path: Path, what: str) -> DamagedStore:
+def _damaged(path: Path) -> DamagedStore:
+    remedy = "" if _copied(path) is None else "run again with this store to restore it, or "
     return DamagedStore(
-        f"{path}: damaged: {what} are not those that were written; "
-        "run again with this store to restore it, or remove it"
+        f"{path}: damaged: its attributes are not those that were written; {remedy}remove it"
     )
 
 
@@ -540,7 +542,7 @@ def write_empty(folder: Path, attrs: Mapping[str, Any]) -> None:
             fill_value=_fill(spec),
             compressors=None,  # logarithms and cosines of weights do not compress
             dimension_names=_dimensions(name, spec),
-            attributes={"tnsim": binding(attrs)},
+            attributes=_sealed(attrs) if name == _COPY else None,
         )
     group.attrs.put(root(attrs, folder, arrays))
 
@@ -548,7 +550,12 @@ def write_empty(folder: Path, attrs: Mapping[str, Any]) -> None:
 def write_list(folder: Path, content: Mapping[str, Any]) -> None:
     """Write a group without arrays, with attributes and their digest."""
     group = zarr_library().open_group(folder, mode="w", zarr_format=3)
-    group.attrs.put({"tnsim": dict(content), "digest": digest(dict(content))})
+    group.attrs.put(_sealed(content))
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a group or of an array, with their digest."""
+    return {"tnsim": dict(content), "digest": digest(dict(content))}
 
 
 def read_list(folder: Path) -> dict[str, Any]:
@@ -562,11 +569,25 @@ def read_list(folder: Path) -> dict[str, Any]:
         if stored["digest"] != digest(stored["tnsim"]):
             raise ValueError("other attributes than were written")
         return stored["tnsim"]
-    except (*_UNREADABLE, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise DamagedStore(
             f"{folder}: damaged: its list of models ({printable(cause(error), 200)}); remove this "
             "folder and run again with this store, which computes its pairs again"
         ) from None
+
+
+def refuse_links(path: Path) -> None:
+    """Raise `StoreMismatch` where a link in a store leads writing out of it."""
+    # Chunks are replaced by renaming, which replaces a link as well; folders and the log are
+    # written into.
+    for parent, folders, files in os.walk(path):
+        for name in (*folders, *(name for name in files if name == LOG)):
+            place = Path(parent, name)
+            if place.is_symlink():
+                raise StoreMismatch(
+                    f"{place}: is a link, through which a run would write outside of {path}; "
+                    "put what it points to in its place, or remove it, and run again"
+                )
 
 
 def sweep(path: Path) -> None:
@@ -772,7 +793,7 @@ class Store:
         """
         # The label and the run are part of the digest: a record moved to another place, or to
         # another run, has a wrong marker.
-        run = binding(self.attrs)["run"]
+        run = run_digest(self.attrs)
         state = hashlib.blake2b(f"{run} {record.label}".encode(), digest_size=8)
         for value in values:
             state.update(f"{value.dtype.name}{value.shape}".encode())
@@ -817,17 +838,14 @@ def opened(path: Path, attrs: Mapping[str, Any]) -> Store:
 
     Raises:
         StoreMismatch: The path holds another run, or something other than a store.
-        DamagedStore: Attributes are damaged, and nothing shows that the store is of this run.
+        DamagedStore: The attributes are damaged in both of their places.
     """
-    damaged = []
     if not path.exists():
         create(path, attrs)
-    try:
-        theirs = attributes(path)
-    except DamagedStore:
-        theirs, damaged = of_the_same_run(path, attrs), ["attributes"]
+    theirs, is_lost = restorable(path)
     check(path, theirs, attrs)
-    if not damaged:
+    damaged = ["attributes"] if is_lost else []
+    if not is_lost:
         damaged = [f"metadata of {name}" for name in damaged_arrays(path)]
     # Metadata come from a new empty store of the same run, which has the same metadata.
     if damaged:
