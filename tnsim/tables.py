@@ -1,10 +1,16 @@
-"""Properties as a reader gets them: small HTML tables for notebooks, and attributes in words."""
+"""What a reader gets: HTML tables for notebooks, attributes in words, and cells of spreadsheets."""
 
 from __future__ import annotations
 
 import html
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+_CELLS = re.compile(r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029\t,;|])")
+"""Ends of lines and separators, behind which some reader of CSV begins a cell."""
+_NAMED = 8  # names of what belongs to no part, of which there may be hundreds
 
 
 def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] = ()) -> str:
@@ -31,7 +37,7 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
 
 
 def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Attributes of a result with `yes`, `no` and `none` in the place of 1, 0 and no caveats.
+    """Attributes of a result in words: `yes` and `no` for 1 and 0, `none` for no caveats.
 
     Files hold numbers there, because formats such as netCDF know no truth values.
 
@@ -53,7 +59,49 @@ def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
         # A file that holds a single caveat gives a text.
         caveats = [said["caveats"]] if isinstance(said["caveats"], str) else said["caveats"]
         said["caveats"] = "; ".join(map(str, caveats)) or "none"
+    if "rest" in said:
+        names = [said["rest"]] if isinstance(said["rest"], str) else list(said["rest"])
+        shown = ", ".join(map(str, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+        said["rest"] = f"differs in {len(names)}: {shown}" if names else "does not differ"
     return said
+
+
+def cell(label: Any) -> Any:
+    """A label as a cell of a table, of which no spreadsheet makes a formula.
+
+    Whatever the separator and whether or not quotes count, a cell may begin at the label, behind an
+    end of a line or behind a separator. Programs drop blanks, control characters and marks without
+    a width before they look for a formula, and take wide forms of its first sign.
+
+    Args:
+        label: Label of a model or of a part.
+
+    Returns:
+        Text that UTF-8 holds, with an apostrophe, by which spreadsheets know text, wherever a
+        formula might begin and before a label that begins with a control character. A label that is
+        no text is returned as it is.
+
+    Example:
+        >>> cell("=1+1"), cell("a; =1+1"), cell("a=1"), cell(-1)
+        ("'=1+1", "a;' =1+1", 'a=1', -1)
+    """
+    if not isinstance(label, str):
+        return label
+    pieces = _CELLS.split(label.encode("utf-8", "backslashreplace").decode())
+    escaped = "".join([f"'{piece}" if _is_formula(piece) else piece for piece in pieces])
+    return f"'{escaped}" if label[:1] in ("\t", "\r", "\n") else escaped
+
+
+def _is_formula(text: str) -> bool:
+    """Whether the first sign that a spreadsheet sees in a text begins a formula."""
+    # Blanks, controls, marks, quotes, and letters without ink.
+    seen = (
+        sign
+        for sign in text
+        if unicodedata.category(sign)[0] not in "ZCM"
+        and sign not in '"\u115f\u1160\u2800\u3164\uffa0'
+    )
+    return unicodedata.normalize("NFKC", next(seen, " "))[0] in "=+-@"
 
 
 def _table_cells(tag: str, texts: Iterable[Any]) -> str:

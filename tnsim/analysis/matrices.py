@@ -7,7 +7,7 @@ of its matrices, or a plain array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Names: TypeAlias = Sequence[int | str] | None
 """Labels of models; None for the labels of a series, or for positions."""
+
+_LARGEST = 2**53
+"""Largest label that becomes a number: floats, JSON and browsers hold every whole number up to it,
+and lose digits of larger ones."""
 
 TOLERANCE = 1e-4
 """Largest asymmetry relative to the largest entry, as the two triangles of a float32 run are
@@ -54,7 +58,7 @@ def labelled(
         >>> steps.sel(a=0, b=100).item()
         0.5
     """
-    kept = list(labels)  # xarray would read a tuple as a variable
+    kept = numbered(labels)
     coordinates = {"a": kept, "b": kept}
     dims = ("a", "b", "output")[: values.ndim]
     return _import_xarray().DataArray(
@@ -93,9 +97,7 @@ def of_models(
     """
     if np.isnan(values).any():
         raise ModelError(f"{name} gave NaN for finite outputs: a float range was exceeded")
-    labels = names
-    if labels is None:
-        labels = labels_of(models)
+    labels = labels_of(models) if names is None else names
     if len(labels) != len(values):
         raise ModelError(f"{len(labels)} names were given for {len(values)} models")
     # A number, as files of results hold no booleans in attributes.
@@ -130,29 +132,69 @@ def over_layers(matrix: xr.DataArray, count: int, names: Sequence[Sequence[str]]
     return rectangle.assign_coords(a=list(names[0]), b=list(names[1]))
 
 
-def labels_of(models: Sequence[Any]) -> list[int] | list[str]:
+def labels_of(models: Sequence[Any]) -> list[Any]:
     """The labels of models: those of a series or mapping, positions in any other sequence.
 
     Args:
         models: A series, a mapping from labels to models, or any sequence.
 
     Returns:
-        A label for each model; integers where all labels are decimal numbers, as training steps
-        are.
+        A label for each model.
 
     Example:
         >>> labels_of(["first", "second"])
         [0, 1]
     """
-    labels = getattr(models, "labels", None)
-    if isinstance(models, Mapping):
-        labels = [str(label) for label in models]
-    if labels is None:
-        return list(range(len(models)))
-    # Numbers are sorted and plotted as numbers.
-    if all(label.isdecimal() for label in labels):
-        return list(map(int, labels))
-    return list(labels)
+    labels = [*models] if isinstance(models, Mapping) else getattr(models, "labels", None)
+    return list(range(len(models)) if labels is None else labels)
+
+
+def numbered(labels: Iterable[Any]) -> list[int | str]:
+    """Labels as integers where all of them are numbers, else as text.
+
+    All labels of models pass here, so that matrices of the same models have equal labels: xarray
+    joins by them.
+
+    Args:
+        labels: Labels of any kind, such as names of files, keys of a mapping or training steps.
+
+    Returns:
+        Integers where the text of every label is a decimal number of at most `2**53` and no two
+        texts are one number, else the texts.
+
+    Example:
+        >>> numbered(["0", "100"]), numbered(["0", "9" * 19]), numbered([0, "last"])
+        ([0, 100], ['0', '9999999999999999999'], ['0', 'last'])
+    """
+    texts = [str(label) for label in labels]
+    # The length comes first, as Python refuses to read very long numbers.
+    if all(text.isdecimal() and len(text.lstrip("0")) <= 16 for text in texts):
+        numbers = list(map(int, texts))
+        if max(numbers, default=0) <= _LARGEST and len(set(numbers)) == len(set(texts)):
+            return [*numbers]
+    return [*texts]
+
+
+def shown_labels(labels: xr.DataArray) -> list[Any]:
+    """Labels of a result as JSON and tables hold them: text where a number would lose digits.
+
+    Args:
+        labels: Coordinate of a result, which anybody may have assigned.
+
+    Returns:
+        Numbers that every reader of JSON holds, and texts.
+
+    Example:
+        >>> import xarray as xr
+        >>> shown_labels(xr.DataArray([0, 10**18 + 1]))
+        [0, '1000000000000000001']
+    """
+    # Dates of NumPy would become numbers of nanoseconds.
+    listed = labels.values.astype(str) if labels.dtype.kind in "mM" else labels.values
+    return [
+        label if isinstance(label, (int, float)) and abs(label) <= _LARGEST else str(label)
+        for label in listed.tolist()
+    ]
 
 
 def matrix(result: Matrix) -> xr.DataArray:

@@ -296,9 +296,11 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
 
 def _column_number(labels: list[int | str], wanted: int | str) -> int:
     """The number of the first column with this label."""
-    if wanted not in labels:
+    # The text of a label tells it, whether labels are numbers or not.
+    texts = list(map(str, labels))
+    if str(wanted) not in texts:
         raise ResultError(
             f"no model is labelled {wanted!r}; labels go from {labels[0]!r} to {labels[-1]!r}, "
             "besides 'final' and 'previous'"
         )
-    return labels.index(wanted)
+    return texts.index(str(wanted))

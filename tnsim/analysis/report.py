@@ -26,10 +26,10 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import reading
-from tnsim.analysis.matrices import is_symmetric, matrix
+from tnsim.analysis.matrices import is_symmetric, matrix, shown_labels
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
-from tnsim.tables import in_words
+from tnsim.tables import cell, in_words
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -201,12 +201,18 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
 
 def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
     """The data that pages of all results have."""
+    rows, columns = (shown_labels(result[side]) for side in "ab")
+    caveats = np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist()
+    # What parts do not show stands beside them.
+    if len(result.attrs.get("rest", [])):
+        caveats.append(f"what belongs to no part {in_words(result.attrs)['rest']}")
     return {
-        "rows": result["a"].values.tolist(),
-        "columns": result["b"].values.tolist(),
+        "rows": rows,
+        "columns": columns,
+        "cells": {"rows": list(map(cell, rows)), "columns": list(map(cell, columns))},
         "oneSet": one_set,
         "curves": _curves(result, one_set),
-        "caveats": np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist(),
+        "caveats": caveats,
         "guarantee": _guarantee(result),
         "provenance": [[str(key), str(value)] for key, value in in_words(result.attrs).items()],
         "models": {"a": _model_table(result, "a"), "b": _model_table(result, "b")},

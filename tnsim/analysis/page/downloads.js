@@ -1,21 +1,18 @@
 // The matrix as a file, made in the browser: numbers as CSV, the picture as PNG.
 
-const FORMULA = /^[=+\-@\t\r]/;
 const PICTURE = { width: 900, ratio: 2, title: 30, paper: "#fff", ink: "#1d2126" };
 
-// Text that a spreadsheet would run as a formula gets an apostrophe in front, the spreadsheets' own
-// mark of text; numbers stay numbers.
 function field(value) {
   if (typeof value === "number") return Number.isFinite(value) ? String(value) : "nan";
-  const text = FORMULA.test(value) ? `'${value}` : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  return /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : String(value);
 }
 
-// Labels in the first line and the first column, as in `similarity.csv` of a run.
+// Labels in the first line and the first column, as in `similarity.csv` of a run; no spreadsheet
+// takes these cells for formulas.
 function csvOf(values) {
-  const lines = [["", ...run.columns]];
+  const lines = [["", ...run.cells.columns]];
   for (let i = 0; i < rows; i++)
-    lines.push([run.rows[i], ...values.slice(i * columns, (i + 1) * columns)]);
+    lines.push([run.cells.rows[i], ...values.slice(i * columns, (i + 1) * columns)]);
   return lines.map((line) => line.map(field).join(",") + "\r\n").join("");
 }
 
