@@ -42,6 +42,12 @@ def process(*arguments, check=True, **options):
     return _checked(Done(done.returncode, done.stdout, done.stderr), check)
 
 
+def piped(text):
+    """What stands for standard input with a text, or with bytes of any encoding."""
+    data = text if isinstance(text, bytes) else text.encode()
+    return io.TextIOWrapper(io.BytesIO(data))
+
+
 def processor_seconds():
     """What the processes that have ended took of the processor, which a busy machine does not
     lengthen."""

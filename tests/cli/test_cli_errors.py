@@ -27,6 +27,13 @@ def test_the_unforeseen_is_one_line(monkeypatch):
     assert done.returncode == 2 and "Traceback" in done.stderr and "in fails" in done.stderr
 
 
+@pytest.mark.parametrize("group", [(), ("bench",), ("dialect",)])
+def test_without_arguments_the_whole_help_is_shown(group):
+    done = command(*group, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == command(*group, "--help").stdout
+
+
 def test_warnings_are_one_line(monkeypatch):
     def warns(**_):
         app.warnings.warn("two checkpoints\x1b[2J\nare one", tnsim.DuplicateWarning, stacklevel=1)

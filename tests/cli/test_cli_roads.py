@@ -1,14 +1,14 @@
 """What a new user asks of the command line first: version, help for the shell, the state of the installation, input by pipes."""
 
-import io
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from commands import command
-from oracles import bilinear
+from commands import command, piped
+from oracles import bilinear, linear
 from transformer_cases import CONFIGS, checkpoint, written
 
 import tnsim
@@ -44,7 +44,7 @@ def test_the_shell_completes(words, expected, monkeypatch):
 
 
 def test_standard_input_is_read_once(files, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(str, files))))
+    monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, files))))
     done = command("pairwise", "-", "--other", "-", "--dry-run", check=False)
     assert "- stands for names of checkpoints, one a line, on standard input" in done.stderr
     assert "it can be read for one - only" in done.stderr
@@ -79,11 +79,68 @@ def test_moments_from_samples(files, tmp_path, rng):
 
 
 def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n".join(map(str, files)) + "\n"))
+    monkeypatch.setattr(sys, "stdin", piped("\n\n".join(map(str, files)) + "\n"))
     assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 3
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(PRESETS["bilinear-readout"].to_json()))
+    monkeypatch.setattr(sys, "stdin", piped(PRESETS["bilinear-readout"].to_json()))
     assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_other_shells_write_standard_input_otherwise(encoding, tmp_path, rng, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{name}.safetensors" for name in ("\u00e9", "\x85x", "b c")]
+    for name in names:
+        tnsim.save(tnsim.Model([linear(rng, 2, 2)]), name)
+    monkeypatch.setattr(sys, "stdin", piped("\r\n".join(names).encode(encoding)))
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 6
+    dialect = PRESETS["bilinear-readout"].to_json()
+    np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
+    monkeypatch.setattr(sys, "stdin", piped(dialect.encode(encoding)))
+    assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
+
+
+def test_what_is_no_text_on_standard_input(tmp_path, rng, monkeypatch):
+    """Names of files may be such; nothing else is."""
+    name = os.fsencode(tmp_path) + b"/\xff.safetensors"
+    try:
+        tnsim.save(tnsim.Model([linear(rng, 2, 2)]), os.fsdecode(name))
+    except tnsim.TnsimError:
+        pytest.skip("this file system holds no such names")
+    monkeypatch.setattr(sys, "stdin", piped(name))
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 1
+    for data in (b"\xff\xfe\0", b"\xff{", b"", None):
+        for arguments in (("pairwise", "-", "--dry-run"), ("inspect", name, "--dialect", "-")):
+            monkeypatch.setattr(sys, "stdin", data if data is None else piped(data))
+            done = command(*map(os.fsdecode, arguments), check=False)
+            assert done.returncode == 2 and "unforeseen" not in done.stderr, data
+
+
+def test_a_platform_without_a_device_is_a_sentence(files):
+    """From every verb that computes, and told by `info`."""
+    verbs = ["similarity"], ["pairwise", "--dry-run"]
+    asked = [[*verb, *map(str, files)] for verb in verbs] + [["info"]]
+    code = f"""
+import sys, jax
+from tnsim.cli import app
+for name in ("cuda", "nonsense"):
+    jax.config.update("jax_platforms", name)
+    for arguments in {asked}:
+        sys.argv = ["tnsim", *arguments]
+        try:
+            app.main()
+        except SystemExit as ended:
+            print("ended", ended.code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in ("cuda", "nonsense"):
+        said = f"JAX finds no device of JAX_PLATFORMS={name}: "
+        assert f"devices     {said}" in done.stdout
+        assert done.stderr.count(f"tnsim: error: {said}") == 2
+    assert len(done.stderr.splitlines()) == 4
+    assert [line[6:] for line in done.stdout.splitlines() if line.startswith("ended")] == [
+        *"220220"
+    ]
 
 
 def test_what_is_done_is_logged(files):

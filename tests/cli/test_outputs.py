@@ -96,6 +96,49 @@ def test_a_folder_that_is_none(files):
     assert done.returncode == 2 and f"{files['a']} is no folder" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "store.zarr/page.html",
+        "store.zarr/a/page.html",
+        "similarity.csv/page.html",
+        "",
+        "store.zarr",
+    ],
+)
+@pytest.mark.parametrize("verb", ["pairwise", "watch"])
+def test_an_output_within_another_is_refused_before_anything_is_computed(verb, page, files):
+    """Though neither is there yet."""
+    files["out"].rmdir()
+    options = ("--until", 2) if verb == "watch" else ()
+    done = command(
+        *(verb, files["a"], files["b"], "--out", files["out"], "--report", files["out"] / page),
+        *options,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not files["out"].exists()
+    assert (
+        "which is another output; give another" in done.stderr or "is the same file" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("place", ["/", "loop", "loop/x.png"])
+def test_a_picture_where_no_file_can_be(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), "a.safetensors")
+    for arguments in (
+        ("paths", "a.safetensors", "--plot", place),
+        ("convert", "a.safetensors", place),
+    ):
+        done = command(*arguments, check=False)
+        assert done.returncode in (0, 2) and "unforeseen" not in done.stderr
+        assert place != "/" or "is a folder" in done.stderr
+    for arguments in (("loop", "--out", "o"), ("a.safetensors", "--out", "loop/x")):
+        done = command("pairwise", *arguments, check=False)
+        assert done.returncode == 2 and "unforeseen" not in done.stderr, done.stderr
+
+
 WRITERS = {
     "run.csv": result.write_csv,
     "run.npz": result.write_npz,

@@ -7,12 +7,16 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
-from commands import command
+from commands import command, piped
 from oracles import bilinear
+from safetensors.numpy import save_file
 
 import tnsim
 from tnsim.cli import watch
+
+WRITTEN = "result.npz", "similarity.csv", "store.zarr"
 
 
 def saved(rng, folder, step):
@@ -75,6 +79,112 @@ def test_a_checkpoint_that_changed_ends_it(tmp_path, rng):
     saved(rng, run, 20)
     done = command(*options, 3, check=False)
     assert done.returncode == 2 and "holds another run: other weights for 0" in done.stderr
+
+
+class Training:
+    """What happens to the files of a run, a step before each pause of the watcher."""
+
+    def __init__(self, monkeypatch, *steps):
+        self.steps = list(steps)
+        monkeypatch.setattr(watch.time, "sleep", self.sleep)
+
+    def sleep(self, _):
+        if not self.steps:
+            raise KeyboardInterrupt
+        if step := self.steps.pop(0):
+            step()
+
+
+def watched(run, out):
+    """What a watcher says of a run until its training ends, and the table that it leaves."""
+    done = command("watch", run, "--out", out, "--every", 0.05, check=False)
+    assert done.returncode == 130 and "error" not in done.stderr
+    with np.load(out / "result.npz") as arrays:
+        return done.stdout, arrays["a"].tolist(), arrays["similarity"]
+
+
+def test_it_goes_on_where_a_checkpoint_is_rewritten(tmp_path, rng, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    for step in (0, 10):
+        saved(rng, run, step)
+    again, more = (lambda: saved(rng, run, 10)), (lambda: saved(rng, run, 20))
+    Training(monkeypatch, None, again, None, more, None, again, None)
+    said, labels, values = watched(run, out)
+    assert said.count("step_010.safetensors was rewritten or removed: all pairs are") == 2
+    assert [line.split(";")[0] for line in said.splitlines() if line.startswith("models")] == [
+        *("models 2, 2 new", "models 2, 1 new", "models 3, 1 new", "models 3, 1 new")
+    ]
+    assert labels == [0, 10, 20] and sorted(path.name for path in out.iterdir()) == [*WRITTEN]
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
+    assert tnsim.open_pairwise(out / "store.zarr").a.values.tolist() == [0, 10]
+
+
+def test_it_goes_on_where_checkpoints_are_rotated(tmp_path, rng, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    first = saved(rng, run, 0)
+    second = saved(rng, run, 10)
+
+    def rotate(old, step):
+        saved(rng, run, step)
+        old.unlink()
+
+    steps = (lambda: rotate(first, 20)), None, (lambda: rotate(second, 30)), None
+    Training(monkeypatch, None, *steps)
+    said, labels, values = watched(run, out)
+    assert labels == [20, 30] and said.count("was rewritten or removed") == 2
+    assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
+    touched = lambda: os.utime(run / "step_020.safetensors", (1, 1))  # noqa: E731
+    Training(monkeypatch, None, touched, None, None)
+    said, *_ = watched(run, tmp_path / "other")
+    assert "rewritten" not in said and said.count("models 2") == 2
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "step_005.safetensors", "optimizer.npz"])
+def test_what_is_no_model_is_left_out(name, tmp_path, rng, monkeypatch):
+    """Once said, until it is one."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    state = {"exp_avg": np.ones((3, 2)), "step": np.ones(1)}
+    np.savez(run / name, **state) if name.endswith("npz") else save_file(state, run / name)
+    steps = [None, lambda: saved(rng, run, 0), None, lambda: saved(rng, run, 10), None]
+    Training(monkeypatch, *steps, None)
+    said, labels, values = watched(run, out)
+    assert labels == [0, 10] and values.shape == (2, 2)
+    assert said.count(f"waiting for {run / name}: ") == 1
+    Training(monkeypatch, None, lambda: saved(rng, tmp_path, 5).rename(run / name), None, None)
+    said, labels, values = watched(run, tmp_path / "other")
+    assert len(values) == (3 if name.endswith("safetensors") else 2)
+
+
+def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    paths = [saved(rng, run, step) for step in (0, 10, 20)]
+    compared = tnsim.pairwise
+
+    def late(*args, **options):
+        paths[0].unlink(missing_ok=True)
+        return compared(*args, **options)
+
+    monkeypatch.setattr(tnsim, "pairwise", late)
+    Training(monkeypatch, None, None, None)
+    _, labels, _ = watched(run, out)
+    assert labels == [10, 20]
+
+
+@pytest.mark.parametrize("every", ["inf", "-inf", "nan", "0", "1e300", "x"])
+def test_pauses_are_numbers_of_seconds(every, tmp_path):
+    done = command("watch", tmp_path, "--out", tmp_path / "out", "--every", every, check=False)
+    assert done.returncode == 2 and "--every" in done.stderr and done.stdout == ""
+
+
+def test_names_on_standard_input_are_read_once(tmp_path, rng, monkeypatch):
+    paths = [saved(rng, tmp_path, step) for step in (0, 10)]
+    monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, paths))))
+    done = command("watch", "-", "--out", tmp_path / "out", "--every", 0.05, "--until", 2)
+    assert "models 2, 2 new" in done.stdout
 
 
 def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch):

@@ -390,6 +390,9 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the parser's; its message is the help
+            typer.echo(_sentence(error), err=True)
+            sys.exit(2)
         if os.environ.get("TNSIM_DEBUG") == "1":
             traceback.print_exc()
         _print_line(f"error: {_sentence(error)}")

@@ -209,12 +209,20 @@ def _facts() -> dict[str, Any]:
     import jax
 
     import tnsim
+    from tnsim.engine.runtime.devices import backend
 
+    # Every other fact helps to find out why JAX has no device.
+    try:
+        backend()
+    except tnsim.ExecutorError as error:
+        devices = [str(error)]
+    else:
+        devices = [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()]
     versions = {"tnsim": tnsim.__version__, "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in PACKAGES}
     return {
         "versions": versions,
-        "devices": [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()],
+        "devices": devices,
         "tier": tnsim.session().tier,
         "blas": _blas(),
         "missing": {extra: _missing(extra) for extra in EXTRAS},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import enum
 import json
 import os
@@ -213,7 +214,11 @@ def standard_input(what: str) -> str:
     Raises:
         CheckpointError: Where the text is empty.
     """
-    text = sys.stdin.read()
+    data = b"" if sys.stdin is None else sys.stdin.buffer.read()
+    # Windows' shells begin with a mark of the encoding; bytes that are no text may name files.
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    reading = ("utf-16", "replace") if is_wide else ("utf-8-sig", "surrogateescape")
+    text = data.decode(*reading)
     if not text.strip():
         raise CheckpointError(
             f"- stands for {what} on standard input, which is empty; it can be read for one - only"
@@ -299,17 +304,19 @@ def samples_in(file: Path) -> np.ndarray:
         return arrays[0].tensor
 
 
-def check_outputs(outputs: Mapping[Path, Kind]) -> None:
+def check_outputs(outputs: Mapping[Path, Kind], store: Path | None = None) -> None:
     """Refuse outputs that could not be written, before anything is computed.
 
     Args:
         outputs: The files that a command will write, with the kind of each.
+        store: Folder that the command writes and that holds nothing else.
 
     Raises:
         BadParameter: Error of Typer, where a file of another kind stands in the place of an output,
-            where a file stands in the place of a folder, or where two outputs are one file.
+            where a file stands in the place of a folder, where two outputs are one file, or where
+            one is to lie in another or in the store.
     """
-    places: dict[str, Path] = {}
+    places = {} if store is None else {os.path.realpath(store): store}
     for path, kind in outputs.items():
         # Two names of the same file would overwrite each other.
         place = os.path.realpath(path)
@@ -317,12 +324,18 @@ def check_outputs(outputs: Mapping[Path, Kind]) -> None:
             raise typer.BadParameter(f"{path} is the same file as {other}; give another path")
         try:
             # Folders that are missing are made later, so the nearest one that exists decides.
-            above = next(parent for parent in Path(place).parents if parent.exists())
+            above = next((above for above in Path(place).parents if above.exists()), Path(place))
             if not above.is_dir():
                 raise NotADirectoryError(0, f"{above} is no folder")
             check_replaceable(path, kind)
         except OSError as error:
             raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    for place, path in places.items():
+        if above := next((above for above in Path(place).parents if str(above) in places), None):
+            raise typer.BadParameter(
+                f"{path} would lie in {places[str(above)]}, which is another output; give another "
+                "path"
+            )
 
 
 def save_picture(figure: Any, path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,7 @@ from tnsim.cli.options import (
     standard_input,
     stoppable,
 )
+from tnsim.errors import StoreMismatch
 from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
@@ -120,8 +122,8 @@ def pairwise(
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     # Everything that can be refused is refused before the first tile.
     check_apart(out, [*files, *(other or ())])
-    check_outputs(outputs_of(out, parquet, plots, report))
     store = store_in(out, parts)
+    check_outputs(outputs_of(out, parquet, plots, report), store)
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
         result = tnsim.pairwise(
@@ -176,8 +178,20 @@ def store_in(out: Path, parts: str | None) -> Path:
 
     Returns:
         The path of the store.
+
+    Raises:
+        StoreMismatch: The folder holds results of the other kind, which the tables would replace.
     """
-    return out / ("store.zarr" if parts is None else "parts")
+    ours, theirs = out / "store.zarr", out / "parts"
+    if parts is not None:
+        ours, theirs = theirs, ours
+    if theirs.exists():
+        of_what = "parts" if parts is None else "whole models"
+        raise StoreMismatch(
+            f"{out}: holds the results of a run over {of_what}, kept in {theirs}; "
+            "give another folder"
+        )
+    return ours
 
 
 def parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
@@ -213,25 +227,25 @@ def _say_costs(
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """The cost of a single part of each kind, and the number of parts of the kind."""
+    """The cost of all parts of each kind, and their number."""
     import tnsim
 
     planned = {}
-    for kind in models.kinds:
-        labels = [str(name) for name in models.names if name.kind == kind]
-        if labels:
-            other = None if others is None else others[labels[0]]
-            plan = tnsim.plan_pairwise(models[labels[0]], metric, other=other, **options)
-            planned[kind] = {"parts": len(labels), "each": plan}
+    for kind in dict.fromkeys(name.kind for name in models.names):
+        own = models.of_kind(kind)
+        other = None if others is None else others.of_kind(kind)
+        planned[kind] = len(own), tnsim.plan_pairwise(own, metric, other=other, **options)
     if as_json:
-        each = {
-            kind: dataclasses.asdict(plan_of_kind["each"]) for kind, plan_of_kind in planned.items()
-        }
-        print_json({kind: {**planned[kind], "each": each[kind]} for kind in planned})
+        print_json(
+            {
+                kind: {"parts": count, "together": dataclasses.asdict(plan)}
+                for kind, (count, plan) in planned.items()
+            }
+        )
         return
-    for kind, plan_of_kind in planned.items():
-        say(f"{kind}: {plan_of_kind['parts']} parts, each")
-        say(str(plan_of_kind["each"]))
+    for kind, (count, plan) in planned.items():
+        say(f"{kind}: {count} parts, together")
+        say(str(plan))
 
 
 def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
@@ -242,13 +256,15 @@ def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
 
 
 def _print_result(result: Pairwise) -> None:
+    from tnsim.analysis.matrices import shown_labels
+
     attributes = dict(result.attrs)
     # Files keep the flag as a number, and JSON has booleans.
     attributes["exact"] = bool(attributes["exact"])
     print_json(
         {
-            "a": result["a"].values.tolist(),
-            "b": result["b"].values.tolist(),
+            "a": shown_labels(result["a"]),
+            "b": shown_labels(result["b"]),
             **({"part": result["part"].values.tolist()} if "part" in result.dims else {}),
             "similarity": result.similarity.values.tolist(),
             **attributes,
@@ -257,6 +273,8 @@ def _print_result(result: Pairwise) -> None:
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
+    from tnsim.tables import in_words
+
     sizes, about = result.sizes, result.attrs
     duplicates = f"{about['duplicates']} with the weights of another"
     if "part" in sizes:
@@ -265,6 +283,8 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"metric      {about['metric']} ({guarantee(about['exact'], about['caveats'])})")
     say(f"route       {about['plan']}")
     say(f"lowest      {lowest(result)}")
+    if "rest" in about:
+        say(f"rest        what belongs to no part {in_words(about)['rest']}")
     say(f"wrote       {', '.join(map(str, written))}")
 
 
@@ -340,6 +360,25 @@ def _page(result: Pairwise, path: Path) -> Path:
     return report.write(result, path)
 
 
+def names_in(files: list[str]) -> list[str]:
+    """The names of checkpoints that arguments give, those on standard input for "-".
+
+    Args:
+        files: Names, or "-" alone.
+
+    Returns:
+        The names.
+
+    Raises:
+        CheckpointError: There is none on standard input.
+    """
+    if files != ["-"]:
+        return files
+    # Names may hold what else ends a line of text.
+    lines = standard_input("names of checkpoints, one a line,").split("\n")
+    return [line.removesuffix("\r") for line in lines if line.strip()]
+
+
 def series_of(files: list[str], reading: Reading) -> Series:
     """The checkpoints that arguments name.
 
@@ -355,11 +394,10 @@ def series_of(files: list[str], reading: Reading) -> Series:
     """
     import tnsim
 
-    if files == ["-"]:
-        lines = standard_input("names of checkpoints, one a line,").splitlines()
-        files = [line for line in lines if line.strip()]
     dialect, n_ctx, leave_out, norm_inputs = reading
-    return tnsim.Series(files, dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs)
+    return tnsim.Series(
+        names_in(files), dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs
+    )
 
 
 def check_apart(out: Path, sources: list[str]) -> None:
@@ -372,7 +410,7 @@ def check_apart(out: Path, sources: list[str]) -> None:
     Raises:
         BadParameter: Error of Typer, where `out` is a folder of checkpoints.
     """
-    if out.resolve() in [Path(source).resolve() for source in sources]:
+    if os.path.realpath(out) in map(os.path.realpath, sources):
         raise typer.BadParameter(
             f"--out {out} is a folder of checkpoints that are compared, among which a run that "
             f"goes on would find its own result: give another, such as {out / 'pairs'}"
