@@ -31,7 +31,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "tensor_networks": "engine errors metrics models names problems scaled sessions",
     "torch": "analysis checkpoints compare engine errors metrics models problems scaled",
     "reproduce": "errors files tnsim",
-    "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tensor_networks tnsim",
+    "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tables tensor_networks tnsim",
     "__main__": "cli",
     "__init__": "activations all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",
 }
