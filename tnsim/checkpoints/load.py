@@ -263,9 +263,10 @@ def position_in(index: Any, labels: Sequence[str]) -> int:
     """
     if isinstance(index, str) and index in labels:
         return labels.index(index)
-    whole = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
-    if whole and -len(labels) <= index < len(labels):
-        return int(index)
+    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+        position = int(index)
+        if -len(labels) <= position < len(labels):
+            return position
     shown = [repr(label) for label in labels[:3]]
     raise UnknownCheckpoint(
         f"there is no checkpoint {printable(repr(index), 80)}: give a position below {len(labels)} "
