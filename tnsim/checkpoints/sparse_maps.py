@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,17 @@ class LinearMap:
         grids: Shapes of the arrays that the coordinates are, one after another.
         rows: Number of entries of a result.
         block: Points that `run` takes at once.
+        reach: Function of indicators of coordinates, whose result is not zero where a row reads any
+            of them; by default `run` on positive numbers.
     """
 
     run: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]]
     grids: tuple[tuple[int, ...], ...]
     rows: int
     block: int
+    reach: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]] | None = (
+        None
+    )
 
     @property
     def size(self) -> int:
@@ -218,7 +223,12 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
     check_stored(linear.rows, size, most)
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
     _, first, boxes = _distinct(keys)
-    return _coloured(linear, touched, first, boxes.ravel(), most)
+    pattern = _coloured(linear, touched, first, boxes.ravel(), most)
+    if linear.reach is None:
+        return pattern
+    # A support need not be a box.
+    reached = replace(linear, run=linear.reach)
+    return pattern.trimmed(pattern.matrix_of(reached))[0]
 
 
 def check_stored(rows: int, size: int, most: int) -> None:
@@ -254,8 +264,10 @@ class _Touched:
         self.start, self.axes = before, axes
         self.counts = np.ones(linear.rows, np.int64)
         self.bits = [np.zeros((-(-length // 8), linear.rows), np.uint8) for length in axes]
-        # Positive numbers, so that nothing cancels within a convolution of positive weights.
+        # Without `reach`, positive numbers cancel in no convolution of positive weights.
+        reach = linear.reach or linear.run
         random = np.random.default_rng(grid).uniform(0.5, 1.5, axes)
+        random = np.ones(axes) if linear.reach else random
         for axis, bits in enumerate(self.bits):
             read = np.zeros(linear.rows, np.int64)
             for start in range(0, axes[axis], linear.block):
@@ -264,7 +276,7 @@ class _Touched:
                 for point, index in zip(points, indices, strict=True):
                     slab = (slice(None),) * axis + (index,)
                     point[slab] = random[slab]
-                results = linear.run(np.pad(points.reshape(len(points), -1), ((0, 0), around)))
+                results = reach(np.pad(points.reshape(len(points), -1), ((0, 0), around)))
                 for index, result in zip(indices, results, strict=True):
                     reads = result != 0
                     read += reads

@@ -1,0 +1,449 @@
+"""Values that are affine in the coordinates of a state and of hidden units.
+
+A front end (`graphs` for PyTorch) writes a forward pass as `Operation`s; the algebra here and in
+`unit_layers` knows no front end. It asks for three things:
+
+*   `Operation.run(arrays)`: the operation on arrays, by the operations that it reads,
+*   `Operation.linear(arrays, varying)`: its linear part in some of these, everything that is added
+    set to zero,
+*   `Operation.reach(arrays, varying)`: the same for indicators, arrays of zeros and ones, with no
+    number negative: an entry of the result is zero unless it reads an entry that is one,
+
+and for a `Library` of a few functions of arrays. An operation that a table names as affine is
+carried out on rows, so its matrix is exact for all inputs; which coordinates an entry reads is
+found by `reach`, where nothing cancels. Nothing is concluded from random numbers.
+
+A state has `positions` vectors of equal width, such as the tokens of a sequence; a model of vectors
+has one. Layers do the same at every position, so a map has one matrix for all of them: its
+coordinates are put at all positions at once, and `reach` says which position an entry reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from tnsim.checkpoints.sparse_maps import FEWEST, LARGEST, LinearMap
+from tnsim.errors import TooLarge
+
+AT_ONCE = 2**19
+"""Entries of the largest array on the way, over all rows of a matrix that are computed at once."""
+
+
+class Library(Protocol):
+    """Functions of arrays that the algebra needs, besides the methods all arrays have.
+
+    Attributes:
+        rounding: Relative difference of numbers that are equal but for the order of sums.
+    """
+
+    @property
+    def rounding(self) -> float: ...
+
+    def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The function on many rows at once."""
+        ...
+
+    def transposed(self, function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+        """The transposed map of a linear function of vectors of a size."""
+        ...
+
+    def array(self, numbers: Any) -> Any:
+        """An array of the library, floats in the type of the weights."""
+        ...
+
+    def eye(self, size: int) -> Any:
+        """The identity."""
+        ...
+
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
+        """Arrays after one another."""
+        ...
+
+    def requires_grad(self, array: Any) -> bool:
+        """Whether somebody differentiates by an array."""
+        ...
+
+    def numbers(self, array: Any) -> np.ndarray:
+        """The entries without gradients."""
+        ...
+
+    def keeps(self, before: Any, after: Any) -> bool:
+        """Whether a change of type keeps the digits that the module computes with."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation of a forward pass.
+
+    Args:
+        name: Name in the tables, such as "add".
+        reads: Operations of which it reads the results, each once.
+        arguments: Its arguments, in order; operations among them, also in lists, stand for results.
+        keywords: Arguments by name that are no results of operations.
+        run: The result, from arrays by operation.
+        linear: The linear part in some of the operations read, from arrays for these alone.
+        reach: The linear part with positive numbers, from indicators.
+        place: Words for where it stands in the code of the user.
+        is_whole: Whether it is a linear layer by a whole parameter, as the user wrote it.
+    """
+
+    name: str
+    reads: tuple[Operation, ...]
+    arguments: tuple[Any, ...]
+    run: Callable[[Mapping[Operation, Any]], Any]
+    linear: Callable[[Mapping[Operation, Any], frozenset[Operation]], Any]
+    reach: Callable[[Mapping[Operation, Any], frozenset[Operation]], Any]
+    keywords: tuple[tuple[str, Any], ...] = ()
+    place: str = "the forward pass"
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """A linear map from coordinates to an array, as the operations that compute it.
+
+    Args:
+        library: Functions of arrays.
+        size: Number of coordinates.
+        shape: Shape of the array; of the first array where an operation gives several.
+        operation: Function of the arrays that the maps before it give; None for the coordinates
+            themselves.
+        reach: The same function of indicators.
+        before: Maps of the same coordinates, the arrays of which the operation reads.
+        inside: Entries of the largest array within the operation, where that is itself maps.
+        grids: Shapes of the arrays that the coordinates are, one after another.
+        index: For the coordinates themselves, the coordinate at each entry of the array.
+        position: For the coordinates themselves, the position of each entry.
+        last: A matrix of which the last axis of the array is the result, the same along all other
+            axes; `IDENTITY` for the identity; None where no such matrix is known.
+    """
+
+    library: Library
+    size: int
+    shape: tuple[int, ...]
+    operation: Callable[..., Any] | None = None
+    reach: Callable[..., Any] | None = None
+    before: tuple[Map, ...] = ()
+    inside: int = 0
+    grids: tuple[tuple[int, ...], ...] = ()
+    index: Any = None
+    position: Any = None
+    last: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        known = self.before[0].grids if self.before else (self.shape,)
+        object.__setattr__(self, "grids", self.grids or known)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the map is the coordinates themselves."""
+        return self.operation is None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the matrix costs hardly more than a few runs."""
+        return self.entries * self.size < FEWEST
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the dense matrix may be written out."""
+        return self.entries * self.size <= LARGEST
+
+    @cached_property
+    def widest(self) -> int:
+        """Entries of the largest array on the way."""
+        before = (earlier.widest for earlier in self.before)
+        return max(self.entries, self.size, self.inside, *before)
+
+    def at(self, coordinates: Any) -> Any:
+        """The array at coordinates (size,)."""
+        return self._computed(lambda root: coordinates[root.index].reshape(root.shape), False, {})
+
+    def reached(self, coordinates: Any, positions: Any) -> Any:
+        """The indicator of entries that read any of some coordinates at any of some positions."""
+
+        def start(root: Map) -> Any:
+            return (coordinates[root.index] * positions[root.position]).reshape(root.shape)
+
+        return self._computed(start, True, {})
+
+    def _computed(self, start: Callable[[Map], Any], reach: bool, known: dict[Map, Any]) -> Any:
+        # A map that several others read is computed once.
+        if self not in known:
+            operation = self.reach if reach else self.operation
+            if operation is None:
+                known[self] = start(self)
+            else:
+                given = [earlier._computed(start, reach, known) for earlier in self.before]
+                known[self] = operation(*given)
+        return known[self]
+
+    def then(
+        self,
+        operation: Callable[[Any], Any],
+        shape: Sequence[int],
+        reach: Callable[[Any], Any] | None = None,
+        inside: int = 0,
+        last: Any = None,
+    ) -> Map:
+        """The map followed by a linear operation, which by default has no negative numbers."""
+        after = (operation, reach or operation, (self,), inside)
+        return Map(self.library, self.size, tuple(shape), *after, last=last)
+
+    def flat(self) -> Map:
+        """The array as a vector."""
+        return self.then(lambda y: y.reshape(-1), (self.entries,))
+
+    @cached_property
+    def matrix(self) -> Any:
+        """The matrix of the map, (entries, coordinates)."""
+        check_size(self.entries, self.size)
+        block, library = max(1, AT_ONCE // self.widest), self.library
+
+        def flat_at(coordinates: Any) -> Any:
+            return self.at(coordinates).reshape(-1)
+
+        if self.operation is None:
+            return library.eye(self.size)[self.index]
+        by_rows = self.entries < self.size
+        function = library.transposed(flat_at, self.size) if by_rows else flat_at
+        unit = library.eye(min(self.entries, self.size))
+        parts = [unit[n : n + block] for n in range(0, len(unit), block)]
+        if not parts:
+            return library.array(np.zeros((self.entries, self.size)))
+        found = library.concatenate([library.vmap(function)(part) for part in parts])
+        return found if by_rows else found.T
+
+    @cached_property
+    def by_runs(self) -> LinearMap:
+        """The map and its indicators as functions of NumPy."""
+        library = self.library
+        everywhere = library.array(np.ones(1))
+
+        def many(function: Callable[[Any], Any]) -> Callable[[np.ndarray], np.ndarray]:
+            def run(points: np.ndarray) -> np.ndarray:
+                found = library.vmap(lambda x: function(x).reshape(-1))(library.array(points))
+                return library.numbers(found)
+
+            return run
+
+        reach = many(lambda x: self.reached(x, everywhere))
+        block = max(1, AT_ONCE // self.widest)
+        return LinearMap(many(self.at), self.grids, self.entries, block, reach)
+
+    def read_positions(self, positions: int) -> np.ndarray:
+        """Which positions each entry reads, (positions, entries) of booleans."""
+        if self.size == 0:
+            return np.zeros((positions, self.entries), bool)
+        library = self.library
+        everything = library.array(np.ones(self.size))
+        each = library.array(np.eye(positions))
+        found = library.vmap(lambda p: self.reached(everything, p).reshape(-1))(each)
+        return library.numbers(found) != 0
+
+    @cached_property
+    def matters(self) -> bool:
+        """Whether the map has a gradient or is not zero."""
+        if self.library.requires_grad(self._probe):
+            return True
+        if self.last is not None:
+            return self.last is IDENTITY or bool(self.library.numbers(self.last).any())
+        everything = self.library.array(np.ones(self.size))
+        ones = self.library.array(np.ones(1 + int(np.max(self._roots_position, initial=0))))
+        if not bool(self.library.numbers(self.reached(everything, ones)).any()):
+            return False
+        return not self.is_stored or bool(self.library.numbers(self.matrix).any())
+
+    @property
+    def _probe(self) -> Any:
+        return self.at(self.library.array(np.ones(self.size)))
+
+    @property
+    def _roots_position(self) -> np.ndarray:
+        root = self
+        while root.before:
+            root = root.before[0]
+        return np.zeros(0) if root.position is None else np.asarray(root.position)
+
+
+IDENTITY = "the identity"
+"""In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An array that is an affine function of the state and of hidden units.
+
+    Args:
+        constant: The array where the state and all hidden units are zero.
+        slopes: Linear map from the coordinates of a source to the array, for every source: 0 for
+            the state, n for block n of hidden units.
+    """
+
+    constant: Any
+    slopes: dict[int, Map]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return tuple(self.constant.shape)
+
+    def mapped(
+        self, function: Callable[[Any], Any], last: Callable[[Any], Any] | None = None
+    ) -> Value:
+        """A linear operation without negative numbers on the value.
+
+        Args:
+            function: The operation.
+            last: What becomes of a known matrix of the last axis; None where none is known after.
+        """
+        constant = function(self.constant)
+        slopes = {}
+        for source, slope in self.slopes.items():
+            kept = None if last is None or slope.last is None else last(slope.last)
+            slopes[source] = slope.then(function, constant.shape, last=kept)
+        return Value(constant, slopes)
+
+
+def affine_result(
+    operation: Operation, values: Mapping[Operation, Any], library: Library
+) -> Value | list[Value]:
+    """An affine operation: its constant is that of its constants, its slopes those of its slopes.
+
+    Args:
+        operation: Operation that is affine in the values it reads.
+        values: Arrays, and the `Value`s in which the operation is affine.
+        library: Functions of arrays.
+
+    Returns:
+        The value, or several where the operation gives several arrays.
+    """
+    given = {one: values[one] for one in operation.reads if isinstance(values[one], Value)}
+    others = {one: values[one] for one in operation.reads if one not in given}
+    constant = operation.run(others | {one: value.constant for one, value in given.items()})
+    several = isinstance(constant, (list, tuple))
+    results = [Value(part, {}) for part in (constant if several else [constant])]
+    varying = frozenset(given)
+    zeros = {one: value.constant * 0 for one, value in given.items()}
+    for source in sorted({source for value in given.values() for source in value.slopes}):
+        reading = [one for one, value in given.items() if source in value.slopes]
+
+        def moved(*arrays: Any, reading: list[Operation] = reading) -> Any:
+            return operation.linear(
+                others | zeros | dict(zip(reading, arrays, strict=True)), varying
+            )
+
+        def reached(*arrays: Any, reading: list[Operation] = reading) -> Any:
+            return operation.reach(
+                others | zeros | dict(zip(reading, arrays, strict=True)), varying
+            )
+
+        before = tuple(given[one].slopes[source] for one in reading)
+        last = None
+        if len(reading) == 1 and not several:
+            last = _last_matrix(operation, reading[0], before[0], others, results[0].shape, library)
+        whole = Map(library, before[0].size, results[0].shape, moved, reached, before, last=last)
+        for n, part in enumerate(results):
+            slope = whole
+            if several:
+                kept = _last_part(operation, before[0], results, n)
+                pick: Callable[[Any], Any] = lambda y, n=n: y[n]  # noqa: E731
+                slope = whole.then(pick, part.shape, last=kept)
+            part.slopes[source] = slope
+    return results if several else results[0]
+
+
+KEEP_LAST = frozenset(
+    [
+        "view",
+        "reshape",
+        "expand",
+        "clone",
+        "alias",
+        "detach",
+        "contiguous",
+        "unsqueeze",
+        "squeeze",
+        "to",
+        "lift_fresh",
+    ]
+)
+"""Operations that leave the order of entries as it is."""
+
+
+def _last_matrix(
+    operation: Operation,
+    read: Operation,
+    before: Map,
+    others: Mapping[Operation, Any],
+    shape: tuple[int, ...],
+    library: Library,
+) -> Any:
+    """The matrix of the last axis after an operation, where it is known before."""
+    last, name, arguments = before.last, operation.name, operation.arguments
+    if last is None or not shape or not before.shape:
+        return None
+    width, rows = shape[-1], before.shape[-1]
+    if name in KEEP_LAST:
+        return last if width == rows else None
+    if name in ("add", "sub") and width == rows:
+        first = arguments[0] is read
+        return last if first or (name == "add" and not operation.keywords) else None
+    if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:
+        weight = others[arguments[-1]]
+        if weight.ndim != 2:
+            return None
+        if name == "addmm" and operation.arguments[0] is read:
+            return None
+        return weight.T if last is IDENTITY else weight.T @ last
+    if name == "embedding" and last is IDENTITY:
+        return others[arguments[0]].T
+    if name == "slice" and width != rows:
+        axis, start, stop, step = ([*arguments[1:], *(0, 0, 2**62, 1)[len(arguments) - 1 :]])[:4]
+        if axis % len(shape) == len(shape) - 1:
+            return _matrix_rows(last, rows, library)[slice(start, stop, step)]
+    return None
+
+
+def _last_part(operation: Operation, before: Map, results: list[Value], n: int) -> Any:
+    """The matrix of the last axis of a part, where an operation splits along this axis."""
+    if before.last is None or operation.name not in ("split", "split_with_sizes"):
+        return None
+    widths = [part.shape[-1] for part in results]
+    if sum(widths) != before.shape[-1] or before.shape[:-1] != results[n].shape[:-1]:
+        return None
+    start = sum(widths[:n])
+    return _matrix_rows(before.last, before.shape[-1], before.library)[start : start + widths[n]]
+
+
+def _matrix_rows(last: Any, rows: int, library: Library) -> Any:
+    return library.eye(rows) if last is IDENTITY else last
+
+
+def check_size(outputs: int, inputs: int) -> None:
+    """Raise `TooLarge` where a dense matrix would store more than `LARGEST` numbers.
+
+    Args:
+        outputs: Rows of the matrix.
+        inputs: Columns of the matrix.
+    """
+    if outputs * inputs > LARGEST:
+        raise TooLarge(
+            f"a layer would be a matrix of {outputs:,} x {inputs:,} numbers, "
+            f"{outputs * inputs / 2**27:,.1f} GiB in float64, and layers such as convolutions are "
+            f"written out up to {LARGEST / 2**27:.3g} GiB, {LARGEST // inputs:,} rows of so many "
+            "inputs: pool or stride before the product, give an example of smaller images, or "
+            "compare outputs, metric tnsim.Empirical(images)"
+        )

@@ -1,0 +1,423 @@
+"""Entrywise operations: chains of them are functions of one number, with their kinks.
+
+Between two products a forward pass may compute `0.5 * u * (1 + tanh(...))`: every operation acts on
+every entry alone, and all of them on a single value u. Such a chain is a function of one number,
+which is given here with all its kinks, the places where a comparison, a clamp or a kinked operation
+switches; `curves` says which activation it is. A switch has to be of a piecewise linear function of
+u, so that its places are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from tnsim.checkpoints.curves import Curve, curve_of, rounding_of
+from tnsim.errors import UnsupportedLayer
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.affine_values import Operation
+
+Numbers = Any
+
+
+def _softplus(u: Numbers, beta: float = 1.0, threshold: float = 20.0) -> Numbers:
+    return np.logaddexp(beta * u, 0.0) / beta  # beyond the threshold equal to rounding
+
+
+def _elu(u: Numbers, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Numbers:
+    return scale * np.where(u > 0, u, alpha * np.expm1(np.minimum(input_scale * u, 0.0)))
+
+
+def _gelu(u: Numbers, approximate: str = "none") -> Numbers:
+    if approximate == "tanh":
+        return 0.5 * u * (1 + np.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
+    return u * special.ndtr(u)
+
+
+def _clamp(u: Numbers, low: Any = None, high: Any = None) -> Numbers:
+    u = u if low is None else np.maximum(u, low)
+    return u if high is None else np.minimum(u, high)
+
+
+class _Function(NamedTuple):
+    """An entrywise operation.
+
+    Attributes:
+        compute: The function of NumPy arrays, with the arguments of the operation.
+        switches: Function of the arguments to pairs of values; the operation may have a kink where
+            the two of a pair are equal. None for a smooth operation.
+        is_linear: Whether it is linear between its switches.
+        is_constant: Whether it is constant between its switches.
+    """
+
+    compute: Callable[..., Numbers]
+    switches: Callable[..., list[tuple[Any, Any]]] | None = None
+    is_linear: bool = False
+    is_constant: bool = False
+
+
+def _at(*places: float) -> Callable[..., list[tuple[Any, Any]]]:
+    return lambda u, *_, **__: [(u, place) for place in places]
+
+
+def _bounds(u: Any, low: Any = None, high: Any = None, **named: Any) -> list[tuple[Any, Any]]:
+    low, high = named.get("min", low), named.get("max", high)
+    return [(u, bound) for bound in (low, high) if bound is not None]
+
+
+def _between(u: Any, v: Any) -> list[tuple[Any, Any]]:
+    return [(u, v)]
+
+
+def _comparison(function: Callable[..., Numbers]) -> _Function:
+    return _Function(lambda u, v: function(u, v), _between, True, True)
+
+
+def _smooth(function: Callable[..., Numbers]) -> _Function:
+    return _Function(function)
+
+
+_LINEAR = {
+    "add": _Function(lambda u, v, alpha=1: u + alpha * v, None, True),
+    "sub": _Function(lambda u, v, alpha=1: u - alpha * v, None, True),
+    "rsub": _Function(lambda u, v, alpha=1: v - alpha * u, None, True),
+    "neg": _Function(lambda u: -u, None, True),
+    "lerp": _Function(lambda u, v, w: u + w * (v - u), None, True),
+    "mul": _Function(lambda u, v: u * v, None, True),
+    "div": _Function(lambda u, v: u / v, None, True),
+    "to": _Function(lambda u, *_, **__: u * 1.0, None, True),
+    "clone": _Function(lambda u, **_: u, None, True),
+    "alias": _Function(lambda u: u, None, True),
+    "detach": _Function(lambda u: u, None, True),
+}
+
+FUNCTIONS: dict[str, _Function] = _LINEAR | {
+    "relu": _Function(lambda u: np.maximum(u, 0.0), _at(0.0), True),
+    "relu6": _Function(lambda u: np.clip(u, 0.0, 6.0), _at(0.0, 6.0), True),
+    "abs": _Function(np.abs, _at(0.0), True),
+    "sign": _Function(np.sign, _at(0.0), True, True),
+    "hardtanh": _Function(
+        lambda u, low=-1.0, high=1.0: np.clip(u, low, high),
+        lambda u, low=-1.0, high=1.0: [(u, low), (u, high)],
+        True,
+    ),
+    "clamp": _Function(
+        lambda u, low=None, high=None, **named: _clamp(
+            u, named.get("min", low), named.get("max", high)
+        ),
+        _bounds,
+        True,
+    ),
+    "clamp_min": _Function(lambda u, low: np.maximum(u, low), _between, True),
+    "clamp_max": _Function(lambda u, high: np.minimum(u, high), _between, True),
+    "maximum": _Function(np.maximum, _between, True),
+    "minimum": _Function(np.minimum, _between, True),
+    "leaky_relu": _Function(lambda u, slope=0.01: np.where(u > 0, u, slope * u), _at(0.0), True),
+    "_prelu_kernel": _Function(lambda u, slope: np.where(u > 0, u, slope * u), _at(0.0), True),
+    "hardsigmoid": _Function(lambda u: np.clip(u + 3.0, 0.0, 6.0) / 6.0, _at(-3.0, 3.0), True),
+    "hardswish": _Function(lambda u: u * np.clip(u + 3.0, 0.0, 6.0) / 6.0, _at(-3.0, 3.0)),
+    "softshrink": _Function(
+        lambda u, width=0.5: np.where(
+            u > width, u - width, np.where(u < -width, u + width, 0.0 * u)
+        ),
+        lambda u, width=0.5: [(u, width), (u, -width)],
+        True,
+    ),
+    "hardshrink": _Function(
+        lambda u, width=0.5: np.where(np.abs(u) > width, u, 0.0 * u),
+        lambda u, width=0.5: [(u, width), (u, -width)],
+        True,
+    ),
+    "threshold": _Function(
+        lambda u, place, value: np.where(u > place, u, value),
+        lambda u, place, _: [(u, place)],
+        True,
+    ),
+    "elu": _Function(_elu, _at(0.0)),
+    "celu": _Function(lambda u, alpha=1.0: _elu(u, alpha, 1.0, 1 / alpha), _at(0.0)),
+    "gt": _comparison(np.greater),
+    "ge": _comparison(np.greater_equal),
+    "lt": _comparison(np.less),
+    "le": _comparison(np.less_equal),
+    "eq": _comparison(np.equal),
+    "ne": _comparison(np.not_equal),
+    "heaviside": _Function(np.heaviside, _at(0.0), True, True),
+    "where": _Function(lambda chosen, u, v: np.where(chosen, u, v), None, True),
+    "logical_and": _Function(np.logical_and, None, True, True),
+    "logical_or": _Function(np.logical_or, None, True, True),
+    "logical_not": _Function(np.logical_not, None, True, True),
+    "bitwise_and": _Function(np.logical_and, None, True, True),
+    "bitwise_or": _Function(np.logical_or, None, True, True),
+    "bitwise_not": _Function(np.logical_not, None, True, True),
+    "pow": _smooth(lambda u, n: np.power(u, n)),
+    "exp": _smooth(np.exp),
+    "expm1": _smooth(np.expm1),
+    "exp2": _smooth(np.exp2),
+    "log": _smooth(np.log),
+    "log1p": _smooth(np.log1p),
+    "logaddexp": _smooth(np.logaddexp),
+    "sqrt": _smooth(np.sqrt),
+    "rsqrt": _smooth(lambda u: 1 / np.sqrt(u)),
+    "reciprocal": _smooth(lambda u: 1 / u),
+    "sigmoid": _smooth(special.expit),
+    "tanh": _smooth(np.tanh),
+    "erf": _smooth(special.erf),
+    "sin": _smooth(np.sin),
+    "cos": _smooth(np.cos),
+    "atan": _smooth(np.arctan),
+    "sinh": _smooth(np.sinh),
+    "cosh": _smooth(np.cosh),
+    "asinh": _smooth(np.arcsinh),
+    "silu": _smooth(lambda u: u * special.expit(u)),
+    "gelu": _smooth(_gelu),
+    "softplus": _smooth(_softplus),
+    "mish": _smooth(lambda u: u * np.tanh(np.logaddexp(u, 0.0))),
+    "log_sigmoid_forward": _smooth(lambda u: -np.logaddexp(-u, 0.0)),
+}
+"""Entrywise operations by name."""
+
+FIRST_OF_SEVERAL = ("log_sigmoid_forward",)
+"""Entrywise operations that give other arrays beside their result."""
+
+
+def is_entrywise(name: str) -> bool:
+    """Whether an operation of a name acts on every entry alone."""
+    return name in FUNCTIONS
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Entrywise operations on a single value.
+
+    Args:
+        end: The last operation.
+        start: Operation that gives the value.
+        scalars: Numbers that other operations give, for those that are read besides.
+    """
+
+    end: Operation
+    start: Operation
+    scalars: Mapping[Operation, float]
+
+    def __call__(self, u: np.ndarray) -> np.ndarray:
+        """The function at numbers."""
+        return np.asarray(self._value(self.end, u, {}), np.float64)
+
+    def curve(self) -> Curve:
+        """The activation that the function is, or the polynomial.
+
+        Raises:
+            UnsupportedLayer: It is neither, or it switches at places that are not known exactly.
+        """
+        kinks = sorted(self._kinks(self.end, {}))
+        rounding = max(map(rounding_of, self._numbers(self.end, set())), default=rounding_of(1.0))
+        return curve_of(self, kinks, rounding)
+
+    @property
+    def key(self) -> Any:
+        """What the function is made of: chains of equal keys are the same function."""
+        known: dict[Any, int] = {}
+
+        def visit(given: Any) -> Any:
+            if given is self.start:
+                return "start"
+            if not hasattr(given, "reads"):
+                return type(given).__name__, repr(given)
+            if given in self.scalars:
+                return repr(self.scalars[given])
+            if given in known:
+                return "again", known[given]
+            known[given] = len(known)
+            return (given.name, *map(visit, given.arguments), repr(given.keywords))
+
+        return visit(self.end)
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the operations are those of a line alone."""
+        return self._is_line(self.end)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the operations, in order, each once."""
+        found: dict[str, None] = {}
+
+        def visit(operation: Operation) -> None:
+            if operation is self.start or operation in self.scalars:
+                return
+            for one in operation.reads:
+                visit(one)
+            if operation.name not in ("to", "clone", "alias", "detach", "getitem"):
+                found[operation.name] = None
+
+        visit(self.end)
+        return list(found)
+
+    def _is_line(self, operation: Operation) -> bool:
+        if operation is self.start or operation in self.scalars:
+            return True
+        if operation.name not in _LINEAR or self._several(operation):
+            return False
+        return all(map(self._is_line, operation.reads))
+
+    def _several(self, operation: Operation) -> bool:
+        """Whether a product or a quotient reads the value more than once."""
+        reading = [one for one in operation.arguments if self._varies(one)]
+        if operation.name == "div" and self._varies(operation.arguments[1]):
+            return True
+        return operation.name == "mul" and len(reading) > 1
+
+    def _varies(self, argument: Any) -> bool:
+        return hasattr(argument, "reads") and argument not in self.scalars
+
+    def _function(self, operation: Operation) -> tuple[_Function, tuple[Any, ...], Operation]:
+        """The function of an operation, its arguments, and the operation itself."""
+        if operation.name == "getitem":
+            operation = operation.arguments[0]
+        return FUNCTIONS[operation.name], operation.arguments, operation
+
+    def _value(self, given: Any, u: np.ndarray, known: dict[Any, Any]) -> Any:
+        if given is self.start:
+            return u
+        if not hasattr(given, "reads"):
+            return given
+        if given in self.scalars:
+            return self.scalars[given]
+        if given not in known:
+            function, arguments, operation = self._function(given)
+            values = [self._value(one, u, known) for one in arguments]
+            named = dict(operation.keywords)
+            if operation.name == "to":
+                values, named = values[:1], {}
+            if operation.name == "clone":
+                named = {}
+            known[given] = function.compute(*values, **named)
+        return known[given]
+
+    def _kinks(self, given: Any, known: dict[Any, set[float]]) -> set[float]:
+        """Places where a value may not be analytic."""
+        if given is self.start or not self._varies(given):
+            return set()
+        if given not in known:
+            function, arguments, operation = self._function(given)
+            kinks: set[float] = set()
+            for one in arguments:
+                kinks |= self._kinks(one, known)
+            if function.switches is not None:
+                for pair in function.switches(*arguments, **dict(operation.keywords)):
+                    kinks |= self._crossings(pair, known)
+            known[given] = kinks
+        return known[given]
+
+    def _crossings(self, pair: tuple[Any, Any], known: dict[Any, set[float]]) -> set[float]:
+        """Places where two piecewise linear values are equal."""
+        if not all(self._is_piecewise_linear(one) for one in pair):
+            raise UnsupportedLayer("a comparison of what is no piecewise linear function of it")
+        kinks = sorted(set().union(*(self._kinks(one, known) for one in pair)))
+        ends = [-math.inf, *kinks, math.inf]
+        found = set()
+        for low, high in pairwise(ends):
+            if math.isinf(low) and math.isinf(high):
+                places = [0.0, 1.0]
+            elif math.isinf(low):
+                places = [high - 2.0, high - 1.0]
+            elif math.isinf(high):
+                places = [low + 1.0, low + 2.0]
+            else:
+                places = [low + (high - low) / 4, low + 3 * (high - low) / 4]
+            u = np.array(places)
+            first, second = (
+                np.broadcast_to(self._value(one, u, {}) * 1.0, u.shape) for one in pair
+            )
+            difference = first - second
+            slope = (difference[1] - difference[0]) / (u[1] - u[0])
+            if slope:
+                root = float(u[0] - difference[0] / slope)
+                if low < root < high:
+                    found.add(float(f"{root:.15g}") if abs(root) > 1e-300 else 0.0)
+        return found
+
+    def _is_piecewise_linear(self, given: Any) -> bool:
+        if given is self.start or not self._varies(given):
+            return True
+        function, arguments, operation = self._function(given)
+        if not function.is_linear or not all(map(self._is_piecewise_linear, arguments)):
+            return False
+        if operation.name in ("mul", "div"):
+            varying = [one for one in arguments if self._varies(one)]
+            steps = [one for one in varying if self._is_piecewise_constant(one)]
+            return len(varying) - len(steps) < 2 and not (
+                operation.name == "div" and varying != [arguments[0]]
+            )
+        return True
+
+    def _is_piecewise_constant(self, given: Any) -> bool:
+        if given is self.start:
+            return False
+        if not self._varies(given):
+            return True
+        function, arguments, _ = self._function(given)
+        if function.is_constant:
+            return True
+        return function.is_linear and all(map(self._is_piecewise_constant, arguments))
+
+    def _numbers(self, given: Any, seen: set[Any]) -> set[float]:
+        """All numbers that the operations bring with them."""
+        if given is self.start or given in seen:
+            return set()
+        if not hasattr(given, "reads"):
+            return {float(given)} if isinstance(given, (int, float)) else set()
+        if given in self.scalars:
+            return {self.scalars[given]}
+        seen.add(given)
+        found: set[float] = set()
+        _, arguments, operation = self._function(given)
+        if operation.name in ("to", "clone"):
+            arguments = arguments[:1]
+        for one in [*arguments, *dict(operation.keywords).values()]:
+            found |= self._numbers(one, seen)
+        return found
+
+
+def start_of(
+    operation: Operation,
+    starts: Mapping[Operation, Operation],
+    scalars: Mapping[Operation, float],
+    shapes: Mapping[Operation, Sequence[int]],
+) -> Operation:
+    """The value of which an operation is an entrywise function, as early as there is one.
+
+    Args:
+        operation: An operation that depends on the input.
+        starts: The same of the operations before it; operations that do not depend on the input
+            are missing.
+        scalars: Numbers of operations that do not depend on the input and give one number.
+        shapes: Shapes of the results.
+
+    Returns:
+        The operation that gives the value; the operation itself where it is no such function.
+    """
+    if operation.name == "getitem":
+        several, place = operation.arguments
+        if several.name in FIRST_OF_SEVERAL and place == 0:
+            (read,) = several.reads
+            return starts[read]
+        return operation
+    if not is_entrywise(operation.name) or operation.name in FIRST_OF_SEVERAL:
+        return operation
+    found = set()
+    for one in operation.reads:
+        if one in starts:
+            if tuple(shapes[one]) != tuple(shapes[operation]):
+                return operation
+            found.add(starts[one])
+        elif one not in scalars:
+            return operation
+    return found.pop() if len(found) == 1 else operation

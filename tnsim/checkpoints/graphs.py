@@ -1,0 +1,616 @@
+"""Forward passes of PyTorch modules as operations of which every one is known by name.
+
+`make_fx` writes a forward pass down with parameters and buffers as arguments, without mutation and
+without views, so that a graph of one module serves all its weights. A branch on values is refused
+by PyTorch itself. The graph is made at the shapes that are asked for and at two sizes of the batch,
+since a module may compute with the number of its inputs.
+
+Three tables say what an operation is: affine in the arguments that depend on the input; a product,
+affine in each of several; entrywise, a function of numbers (`entrywise`). Everything else is
+refused by its name. `affine_values` says what the algebra asks of an `Operation`.
+
+Source: `torch.fx.experimental.proxy_tensor.make_fx`, `torch.func.functionalize`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+from torch._decomp import get_decompositions
+from torch.func import functional_call, functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils._pytree import tree_leaves
+
+from tnsim.checkpoints.affine_values import Operation
+from tnsim.checkpoints.entrywise import is_entrywise
+from tnsim.checkpoints.read_graphs import Tables
+from tnsim.errors import TnsimError, UnsupportedLayer
+from tnsim.models.functions import array_of
+
+AXES = frozenset(
+    (
+        *("alias", "as_strided", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "detach"),
+        *("diagonal", "embedding", "expand", "fill", "flip", "gather", "index", "index_select"),
+        *("lift_fresh", "masked_fill", "movedim", "narrow", "permute", "pixel_shuffle"),
+        *("pixel_unshuffle", "repeat", "reshape", "roll", "select", "select_scatter", "slice"),
+        *("slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "swapaxes", "t", "to"),
+        *("transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "where"),
+    )
+)
+"""Operations that choose and order entries."""
+
+SUMS = frozenset(
+    (
+        *("_adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "add"),
+        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "convolution", "cumsum", "div"),
+        *("im2col", "lerp", "mean", "neg", "rsub", "sub", "sum", "upsample_bilinear2d"),
+        *("upsample_nearest1d", "upsample_nearest2d"),
+    )
+)
+"""Operations that add entries up, with weights that do not depend on the input."""
+
+TABLES = Tables(
+    axes=AXES,
+    sums=SUMS,
+    products=frozenset(
+        ("_trilinear", "addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mul", "mv")
+    ),
+    first_alone=frozenset(
+        ("batch_norm", "convolution", "div", "gather", "im2col", "index", "index_select")
+    ),
+    choices=frozenset(
+        ("embedding", "gather", "index", "index_select", "masked_fill", "tril", "triu", "where")
+    ),
+    fills=frozenset(
+        (
+            *("empty", "empty_like", "full", "full_like", "new_empty", "new_full", "new_ones"),
+            *("new_zeros", "ones_like", "zeros_like"),
+        )
+    ),
+)
+"""What operations of PyTorch are, by name."""
+
+JOINED = (
+    "the module computes with the number of its inputs or with more than one of them: what it "
+    "gives for an input depends on the batch around it, so it is no function of an input"
+)
+
+_RESHAPES = frozenset(["view", "reshape", "_unsafe_view", "_reshape_alias"])
+_PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
+_BATCH_NORMS = (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+)
+_ADDED: dict[str, tuple[int, ...]] = {  # places of arguments that are added
+    **dict.fromkeys(("add", "sub", "rsub", "lerp", "copy"), (0, 1)),
+    **dict.fromkeys(("select_scatter", "slice_scatter"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "cat", "stack"), (0,)),
+    **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
+    "where": (1, 2),
+    "batch_norm": (2, 3),
+    "fill": (1,),
+}
+_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square", "native_dropout")
+_ARITHMETIC = (SUMS - {"sum", "mean"}) | TABLES.products | {"full", "new_full", "masked_fill"}
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A forward pass with all weights as arguments.
+
+    Attributes:
+        operations: All operations, those before the input of the module without reading it.
+        state: Operations that stand for parameters and buffers, by name.
+        argument: Operation that stands for the input of the module.
+        output: Operation that gives the output.
+        owns: Begin and end of submodules that are taken whole, by the operation that ends one.
+        constants: Tensors that the forward pass brings with it.
+    """
+
+    operations: tuple[Operation, ...]
+    state: Mapping[str, Operation]
+    argument: Operation
+    output: Operation
+    owns: Mapping[Operation, tuple[str, Operation]]
+    constants: Mapping[Operation, Any]
+
+    def arrays(self, state: Mapping[str, Any]) -> dict[Operation, Any]:
+        """Weights and constants by their operations.
+
+        Args:
+            state: Parameters and buffers by name.
+        """
+        return dict(self.constants) | {one: state[name] for name, one in self.state.items()}
+
+    def used(self) -> set[str]:
+        """Names of parameters and buffers on which the output depends."""
+        needed, found = [self.output], {self.output}
+        while needed:
+            for one in needed.pop().reads:
+                if one not in found:
+                    found.add(one)
+                    needed.append(one)
+        for start in self.owns.values():
+            found.add(start[1])
+        return {name for name, one in self.state.items() if one in found}
+
+
+class TorchLibrary:
+    """The functions of arrays that the algebra asks for, see `affine_values.Library`."""
+
+    def __init__(self, like: torch.Tensor, precision: torch.dtype | None = None) -> None:
+        self.like, self.precision = like, precision or like.dtype
+
+    @property
+    def rounding(self) -> float:
+        return max(1e-12, 64 * torch.finfo(self.like.dtype).eps)
+
+    def keeps(self, before: torch.Tensor, after: torch.Tensor) -> bool:
+        if not before.is_floating_point():
+            return True
+        if not after.is_floating_point():
+            return after.dtype is torch.bool
+        return torch.finfo(after.dtype).eps <= torch.finfo(self.precision).eps
+
+    def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return torch.func.vmap(function)
+
+    def transposed(self, function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+        back = torch.func.vjp(function, self.like.new_zeros(size))[1]
+        return lambda rows: back(rows)[0]
+
+    def array(self, numbers: Any) -> torch.Tensor:
+        if isinstance(numbers, torch.Tensor):
+            return numbers
+        numbers = np.asarray(numbers)
+        if not numbers.flags.writeable:
+            numbers = numbers.copy()
+        floats = numbers.dtype.kind == "f"
+        return torch.from_numpy(numbers).to(self.like if floats else self.like.device)
+
+    def eye(self, size: int) -> torch.Tensor:
+        return torch.eye(size, dtype=self.like.dtype, device=self.like.device)
+
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> torch.Tensor:
+        return torch.cat(list(arrays), axis)
+
+    def requires_grad(self, array: Any) -> bool:
+        return isinstance(array, torch.Tensor) and array.requires_grad
+
+    def numbers(self, array: Any) -> np.ndarray:
+        return (
+            array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        )
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by all their names, also those that are tied or in no state dict."""
+    named = (module.named_parameters, module.named_buffers)
+    return {name: one for names in named for name, one in names(remove_duplicate=False)}
+
+
+def graph_of(
+    module: torch.nn.Module,
+    example: torch.Tensor,
+    output: str | int | None = None,
+    whole: tuple[type, ...] = (),
+) -> Graph:
+    """The operations of a module on inputs of the shape of an example.
+
+    Args:
+        module: A module in evaluation mode.
+        example: Inputs that the module takes, the first axis the batch.
+        output: Name or place of the output that counts.
+        whole: Classes of submodules that are taken whole.
+
+    Returns:
+        The operations for a single input.
+
+    Raises:
+        UnsupportedLayer: The module branches on values, or computes with the number of its inputs.
+
+    Example:
+        >>> graph = graph_of(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+        >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
+        ['t', 'addmm']
+    """
+    return _graph(*_traced(module, example[:1], output, whole), module)
+
+
+def check_batches(
+    module: torch.nn.Module,
+    example: torch.Tensor,
+    output: str | int | None = None,
+    whole: tuple[type, ...] = (),
+) -> None:
+    """Raise `UnsupportedLayer` where what a module gives for an input depends on the others.
+
+    Args:
+        module: A module in evaluation mode.
+        example: Inputs that the module takes, the first axis the batch.
+        output: Name or place of the output that counts.
+        whole: Classes of submodules that are taken whole.
+    """
+    pair = _repeated(example, 2)
+    two = _traced(module, pair, output, whole)
+    _check_batches(two[0], _traced(module, _repeated(example, 3), output, whole)[0])
+    check_inputs_apart(_graph(*two, module), state_of(module), pair)
+
+
+def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:
+    return example[:1].expand(count, *example.shape[1:]).clone()
+
+
+def _traced(
+    module: torch.nn.Module,
+    example: torch.Tensor,
+    output: str | int | None,
+    whole: tuple[type, ...],
+) -> tuple[torch.fx.GraphModule, dict[str, tuple[str, str]], dict[str, str]]:
+    """The graph, begin and end of submodules taken whole by the names of nodes, and places."""
+    state = state_of(module)
+    places: dict[str, str] = {}
+    owns: dict[str, tuple[str, str]] = {}
+    handles = []
+    begun: list[Any] = []
+    patched: list[tuple[torch.nn.Module, str]] = []
+
+    def last_node() -> Any:
+        mode: Any = get_proxy_mode()
+        graph = mode.tracer.graph
+        return next(reversed(graph.nodes), None)
+
+    def watch(path: str, child: torch.nn.Module) -> None:
+        own = whole and isinstance(child, whole)
+
+        def before(_: Any, given: tuple[Any, ...]) -> Any:
+            if own:
+                given = (given[0].clone(), *given[1:])
+            begun.append(last_node())
+            return given
+
+        def after(_: Any, given: tuple[Any, ...], result: Any) -> Any:
+            start = begun.pop()
+            if own:
+                result = result.clone()
+                owns[last_node().name] = (path, start.name)
+            node = last_node()
+            while node is not None and node is not start and node.op != "root":
+                places.setdefault(node.name, f"{path or 'the module'} ({type(child).__name__})")
+                node = node.prev
+            return result
+
+        handles.append(child.register_forward_pre_hook(before))
+        handles.append(child.register_forward_hook(after))
+
+    def forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return array_of(functional_call(module, state, (x,), tie_weights=False), output)
+
+    for path, child in module.named_modules():
+        watch(path, child)
+        for method in ("get_parameter", "get_buffer"):
+            # While parameters are arguments, they are attributes of another class.
+            patched.append((child, method))
+            child.__dict__[method] = partial(_attribute, child)
+    names = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # notices about the internals of the trace
+            run = functionalize(forward, remove="mutations_and_views")
+            smaller: Any = get_decompositions(names)
+            traced = make_fx(run, decomposition_table=smaller)(state, example)
+    except TnsimError:
+        raise
+    except Exception as error:  # whatever the forward pass or the trace raises
+        said = " ".join(str(error).split()) or type(error).__name__
+        if "proxy" in said.lower() or "data-dependent" in said or "vmap" in said:
+            said = "it branches on, or counts with, numbers that depend on the input or the weights"
+        raise UnsupportedLayer(f"the forward pass cannot be traced: {said[:300]}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for child, method in patched:
+            del child.__dict__[method]
+    traced.graph.eliminate_dead_code()
+    return traced, owns, places
+
+
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    path, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(path), last)
+
+
+def _check_batches(two: torch.fx.GraphModule, three: torch.fx.GraphModule) -> None:
+    """Raise `UnsupportedLayer` where a module computes otherwise on more inputs."""
+    refusal = JOINED
+    if len(two.graph.nodes) != len(three.graph.nodes):
+        raise UnsupportedLayer(refusal)
+    for one, other in zip(two.graph.nodes, three.graph.nodes, strict=True):
+        if one.op != other.op or (one.op == "call_function" and one.target is not other.target):
+            raise UnsupportedLayer(refusal)
+        name = _name(one) if one.op == "call_function" else ""
+        if name in _ARITHMETIC or is_entrywise(name):
+            first, second = (
+                [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, (int, float))]
+                for node in (one, other)
+            )
+            if first != second:
+                raise UnsupportedLayer(f"{refusal} ({name} with {first} and with {second})")
+
+
+def _graph(
+    traced: torch.fx.GraphModule,
+    owns: dict[str, tuple[str, str]],
+    places: dict[str, str],
+    module: torch.nn.Module,
+) -> Graph:
+    nodes = list(traced.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    names = [*state_of(module), None]
+    known: dict[torch.fx.Node, Operation] = {}
+    constants: dict[Operation, Any] = {}
+    state: dict[str, Operation] = {}
+    argument = output = None
+    for node in nodes:
+        if node.op == "placeholder":
+            name = names[placeholders.index(node)]
+            operation = _plain_operation("input" if name is None else "weight")
+            if name is None:
+                argument = operation
+            else:
+                state[name] = operation
+        elif node.op == "get_attr":
+            operation = _plain_operation("weight")
+            value: Any = traced
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            constants[operation] = value
+        elif node.op == "output":
+            found = tree_leaves(node.args)
+            output = known[found[0]] if isinstance(found[0], torch.fx.Node) else None
+            continue
+        else:
+            operation = _operation(node, known, places.get(node.name, "the forward pass"))
+        known[node] = operation
+    by_name = {node.name: operation for node, operation in known.items()}
+    assert argument is not None
+    if output is None:
+        raise UnsupportedLayer("the output of the forward pass does not depend on the input")
+    ends = {
+        by_name[end]: (path, by_name[start])
+        for end, (path, start) in owns.items()
+        if end in by_name and start in by_name
+    }
+    return Graph(tuple(known.values()), state, argument, output, ends, constants)
+
+
+def _plain_operation(name: str) -> Operation:
+    def nothing(*_: Any) -> Any:
+        raise AssertionError(f"a {name} is given")
+
+    return Operation(name, (), (), nothing, nothing, nothing)
+
+
+def _name(node: torch.fx.Node) -> str:
+    """The name of an operation without its overload, as `add` for `aten.add.Tensor`."""
+    name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
+    name = str(name).partition(".")[0]
+    if name.endswith("_") and not name.startswith("__"):
+        name = name[:-1]
+    name = name.removesuffix("_copy")
+    if name in _BATCH_NORMS:
+        return "batch_norm"
+    return _PLAIN.get(name, name)
+
+
+def _operation(
+    node: torch.fx.Node, known: Mapping[torch.fx.Node, Operation], place: str
+) -> Operation:
+    """An operation of the graph, with what the algebra asks of it."""
+    name = _name(node)
+    reads = tuple(known[one] for one in node.all_input_nodes)
+    known_of: Any = known.__getitem__
+    arguments: Any = torch.fx.map_arg(node.args, known_of)
+    keywords: Any = torch.fx.map_arg(node.kwargs, known_of)
+    target = _functional_target(node, name)
+
+    def at(values: Mapping[Operation, Any], given: Any) -> Any:
+        if isinstance(given, Operation):
+            return values[given]
+        if isinstance(given, (list, tuple)):
+            return [at(values, one) for one in given]
+        return given
+
+    def run(values: Mapping[Operation, Any]) -> Any:
+        return target(
+            *at(values, arguments), **{key: at(values, one) for key, one in keywords.items()}
+        )
+
+    def varying_only(
+        values: Mapping[Operation, Any], varying: frozenset[Operation], positive: bool
+    ) -> Any:
+        """The operation with everything added set to zero, and all numbers positive if asked."""
+        added = _ADDED.get(name, ())
+
+        def argument(n: int, given: Any, fixed: bool) -> Any:
+            if isinstance(given, (list, tuple)) and any(
+                isinstance(one, Operation) for one in given
+            ):
+                return [argument(n, one, fixed) for one in given]
+            if isinstance(given, Operation):
+                value = values[given]
+                if given in varying or not isinstance(value, torch.Tensor):
+                    return value
+                if n in added and not (name == "where" and n == 0):
+                    return value * 0
+                if positive and value.is_floating_point():
+                    return (value != 0).to(value.dtype)
+                return value
+            if n in added and isinstance(given, (int, float)) and not isinstance(given, bool):
+                return 0
+            return given
+
+        given = [argument(n, one, False) for n, one in enumerate(arguments)]
+        if name == "convolution":
+            given[2] = None
+        if name == "constant_pad_nd":
+            given = given[:2]
+        if name == "batch_norm":
+            return _batch_norm(given, varying_only=True, positive=positive)
+        named = {key: argument(-1, one, True) for key, one in keywords.items()}
+        if not positive:
+            return target(*given, **named)
+        result = _positive(name, target, given, named)
+        if isinstance(result, (list, tuple)):
+            return [(one != 0).to(one.dtype) for one in result]
+        return (result != 0).to(result.dtype)
+
+    def linear(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
+        return varying_only(values, varying, False)
+
+    def reach(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
+        return varying_only(values, varying, True)
+
+    weight = (
+        arguments[-1] if name in ("mm", "addmm") else arguments[0] if name == "embedding" else None
+    )
+    whole = False
+    if isinstance(weight, Operation):
+        whole = weight.name == "weight" or (
+            weight.name == "t" and weight.arguments[0].name == "weight"
+        )
+        whole = whole and (name == "embedding" or weight.name == "t")
+    named = tuple((key, one) for key, one in keywords.items() if not isinstance(one, Operation))
+    return Operation(name, reads, tuple(arguments), run, linear, reach, named, place, whole)
+
+
+def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
+    """The function that computes an operation, on arrays that nothing writes to."""
+    if name == "getitem":
+        return lambda several, n: several[n]
+    if name in _RESHAPES or name == "view":
+        return lambda x, shape, **_: x.reshape(shape)
+    if name == "batch_norm":
+        return lambda *given, **_: _batch_norm(list(given))
+    if name in ("empty", "new_empty", "empty_like"):
+        target: Any = node.target
+        return lambda *given, **named: torch.zeros_like(target(*given, **named))
+    overload = str(getattr(node.target, "_overloadname", "default"))
+    plain = str(getattr(node.target, "_opname", ""))
+    if plain.endswith("_") and hasattr(torch.ops.aten, plain[:-1]):
+        return getattr(getattr(torch.ops.aten, plain[:-1]), overload)
+    if (
+        plain.endswith("_copy")
+        and plain not in ("_to_copy", "lift_fresh_copy")
+        and hasattr(torch.ops.aten, plain[:-5])
+    ):
+        return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
+    assert callable(node.target)
+    return node.target
+
+
+def _positive(
+    name: str, target: Callable[..., Any], given: list[Any], named: dict[str, Any]
+) -> Any:
+    """An operation of which no number is negative, on indicators."""
+    if name in ("add", "sub", "rsub", "lerp"):
+        return given[0] + given[1]
+    if name == "neg":
+        return given[0]
+    if name == "div":
+        return (
+            given[0] * torch.ones_like(given[1]) if isinstance(given[1], torch.Tensor) else given[0]
+        )
+    if name == "mul":
+        one, two = (abs(x) if isinstance(x, (int, float)) else x for x in given[:2])
+        return one * two
+    if name in ("addmm", "baddbmm"):
+        return target(*given)
+    return target(*given, **named)
+
+
+def _batch_norm(given: list[Any], varying_only: bool = False, positive: bool = False) -> Any:
+    """Batch norm by running statistics in operations of which many rows run at once."""
+    x, weight, bias, mean, variance = given[:5]
+    epsilon = given[-1]
+    if True in given[5:] or mean is None:
+        raise UnsupportedLayer("a batch norm takes the mean of the batch: call module.eval() first")
+    if positive:
+        return x, x.new_empty(0), x.new_empty(0)
+    shape = (-1, *(1,) * (x.ndim - 2))
+    y = x if varying_only else x - mean.reshape(shape)
+    y = y * (variance + epsilon).rsqrt().reshape(shape)
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    if bias is not None and not varying_only:
+        y = y + bias.reshape(shape)
+    return y, x.new_empty(0), x.new_empty(0)
+
+
+def check_inputs_apart(graph: Graph, state: Mapping[str, Any], example: torch.Tensor) -> None:
+    """Raise `UnsupportedLayer` where an entry of the output reads more than one input of a batch.
+
+    Args:
+        graph: Operations on two inputs.
+        state: Parameters and buffers by name.
+        example: Two inputs.
+    """
+    numbers: dict[Operation, Any] = {**graph.arrays(state), graph.argument: example}
+    floats = example.dtype if example.is_floating_point() else torch.get_default_dtype()
+    first = torch.zeros_like(example, dtype=floats)
+    first[0] = 1
+    read: dict[Operation, tuple[Any, Any]] = {graph.argument: (first, 1 - first)}
+    for one in graph.operations:
+        if one in numbers and one is not graph.argument:
+            continue
+        if one is graph.argument:
+            continue
+        numbers[one] = one.run(numbers)
+        if any(before in read for before in one.reads) and one.name not in TABLES.fills:
+            read[one] = tuple(_reached(one, numbers, read, n) for n in (0, 1))  # pyright: ignore
+    one, two = read[graph.output]
+    if len(one) != 2 or bool(one[1].any()) or bool(two[0].any()):
+        raise UnsupportedLayer(JOINED)
+
+
+def _reached(
+    one: Operation, numbers: Mapping[Operation, Any], read: Mapping[Operation, Any], n: int
+) -> Any:
+    """The entries of a result that depend on an input of a batch of two."""
+    if one.name == "getitem":
+        whole, place = one.arguments
+        found = read[whole][n]
+        return found[place] if isinstance(found, (list, tuple)) else found
+    known = frozenset(before for before in one.reads if before in read)
+    here = {before: read[before][n] for before in known}
+    if one.name == "embedding":
+        return here[one.arguments[1]][..., None].expand(numbers[one].shape)
+    affine = one.name in TABLES.axes or one.name in TABLES.sums or one.name in TABLES.products
+    if affine and one.name not in ("mul", "where"):
+        total = None
+        for before in known:
+            # The others are ones, as each of several factors counts.
+            ones = {other: torch.ones_like(here[other]) for other in known if other is not before}
+            zeros = ones if one.name in TABLES.products else {o: x * 0 for o, x in ones.items()}
+            found = one.reach({**numbers, **zeros, before: here[before]}, known)
+            parts = found if isinstance(found, list) else [found]
+            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
+        assert total is not None
+        return total if isinstance(found, list) else total[0]
+    result = numbers[one]
+    shape = (result[0] if isinstance(result, (list, tuple)) else result).shape
+    total = torch.zeros(shape, dtype=here[next(iter(known))].dtype)
+    for before in known:
+        indicator = here[before]
+        if not is_entrywise(one.name):  # over the last axis, as a norm
+            indicator = indicator.amax(-1, keepdim=True)
+        total = total + indicator.to(total.dtype)
+    return total

@@ -1,0 +1,829 @@
+"""Forward passes, operation by operation, into layers.
+
+`layers_of_graph` goes through the operations of a graph once. Values are affine in a state and in
+hidden units (`affine_values`); operations that are affine keep them so, products, activations and
+attention make units (`unit_layers`, `attention_scores`), chains of entrywise operations are known
+as one curve first (`entrywise`). Where all that follows depends on a single value, a layer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tnsim.checkpoints.affine_values import IDENTITY, Library, Operation, Value, affine_result
+from tnsim.checkpoints.attention_scores import (
+    Scores,
+    attended,
+    multiplied,
+    operated,
+    power,
+    scores_of,
+)
+from tnsim.checkpoints.curves import Curve
+from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
+from tnsim.checkpoints.norms import Norm, Normed
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack
+from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
+
+SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
+MOST_POWERS = 8
+"""Highest power of a value that is read."""
+
+
+class Tables(NamedTuple):
+    """Names of operations, by what they are.
+
+    Attributes:
+        axes: They choose and order entries.
+        sums: They add entries up, with fixed weights.
+        products: They multiply where more than one argument depends on the input.
+        first_alone: They are affine in their first argument alone.
+        choices: Of their arguments one says which entries of others are taken.
+        fills: They read the shape of an argument alone.
+    """
+
+    axes: frozenset[str]
+    sums: frozenset[str]
+    products: frozenset[str]
+    first_alone: frozenset[str]
+    choices: frozenset[str]
+    fills: frozenset[str]
+
+
+class Token(NamedTuple):
+    """Token numbers, in the place of a value."""
+
+    shape: tuple[int, ...]
+
+
+class Declared(NamedTuple):
+    """A submodule of a declared class.
+
+    Attributes:
+        start: Operation that gives the argument.
+        layers: The layers that the user declared.
+    """
+
+    start: Operation
+    layers: list[Normed]
+
+
+class _Curve(NamedTuple):
+    """An operation that is a curve of an earlier value."""
+
+    start: Operation
+    curve: Curve
+
+
+class _Norm(NamedTuple):
+    """An operation that is a norm of an earlier value, without its gain."""
+
+    start: Operation
+    norm: Norm
+
+
+def layers_of_graph(
+    operations: tuple[Operation, ...],
+    argument: Operation,
+    output: Operation,
+    arrays: Mapping[Operation, Any],
+    example: Any,
+    tables: Tables,
+    library: Library,
+    positions: int = 1,
+    tokens: int | None = None,
+    declared: Mapping[Operation, Declared] | None = None,
+) -> list[Normed]:
+    """The layers of a forward pass.
+
+    Args:
+        operations: All operations, each after those that it reads.
+        argument: Operation that stands for the input.
+        output: Operation that gives the output.
+        arrays: Weights and constants, by their operations.
+        example: An input, a batch of one.
+        tables: What operations are, by name.
+        library: Functions of arrays.
+        positions: Positions of a sequence, the second axis of the input; 1 for vectors.
+        tokens: Number of tokens where the input is token numbers.
+        declared: Submodules of declared classes, by the operation that ends them.
+
+    Returns:
+        The layers, each with the norm before it.
+
+    Raises:
+        UnsupportedLayer: An operation is in no table, or there is no layer for what it computes.
+        TooLarge: A layer would be too large a matrix.
+    """
+    trace = _Trace(
+        operations,
+        argument,
+        output,
+        arrays,
+        example,
+        tables,
+        library,
+        positions,
+        tokens,
+        declared or {},
+    )
+    return trace.run()
+
+
+class _Trace:
+    """A forward pass on affine values.
+
+    Attributes:
+        values: Arrays, affine values and lists of both, by the operation that computed them.
+        uses: Operations that still read a value, by the operation of the value.
+        stack: Layers, state and hidden units.
+    """
+
+    def __init__(
+        self,
+        operations: tuple[Operation, ...],
+        argument: Operation,
+        output: Operation,
+        arrays: Mapping[Operation, Any],
+        example: Any,
+        tables: Tables,
+        library: Library,
+        positions: int,
+        tokens: int | None,
+        declared: Mapping[Operation, Declared],
+    ) -> None:
+        self.operations, self.argument, self.output = operations, argument, output
+        self.tables, self.library, self.tokens, self.declared = tables, library, tokens, declared
+        self.example = example
+        self.values: dict[Any, Any] = dict(arrays)
+        self.shown: dict[Operation, Any] = {argument: example}
+        self.varying = self._fold_constants()
+        if output not in self.varying:
+            raise UnsupportedLayer("the output of the forward pass does not depend on the input")
+        self.norms = {one: found for one in self.varying if (found := self._norm(one)) is not None}
+        self.scalars = {
+            one: float(value.reshape(-1)[0])
+            for one, value in self.values.items()
+            if _is_uniform(value) and not library.requires_grad(value)
+        }
+        self.starts: dict[Operation, Operation] = {}
+        shapes = {
+            one: tuple(np.shape(value)) if not isinstance(value, (list, tuple)) else ()
+            for one, value in self.shown.items()
+        }
+        for one in self.varying:
+            known = one in self.norms or one in declared
+            self.starts[one] = one if known else start_of(one, self.starts, self.scalars, shapes)
+        self.curves: dict[Any, Curve | UnsupportedLayer] = {}
+        self.written, self.reads = self._plan()
+        polynomial = all(
+            found.curve.is_polynomial
+            for found in self.written.values()
+            if isinstance(found, _Curve)
+        ) and not any(one.name in ("gt", "lt", "ge", "le") for one in self.reads)
+        weights = [value for value in self.values.values() if not isinstance(value, (list, tuple))]
+        sparse = polynomial and positions == 1 and not any(map(library.requires_grad, weights))
+        shape = tuple(example.shape) if tokens is None else (*example.shape, tokens)
+        self.stack = Stack(library, shape, positions, sparse)
+        self.uses: dict[Any, set[Any]] = {one: set() for one in operations}
+        for one, before in self.reads.items():
+            for read in before:
+                self.uses[read].add(one)
+        self.uses[output].add(None)
+        self.readers = {one: set(several) for one, several in self.uses.items()}
+
+    def run(self) -> list[Normed]:
+        """Go through all operations, and give the layers."""
+        for one in self.operations:
+            if one not in self.reads or one in self.values:
+                continue
+            try:
+                self._step(one)
+            except NoLayerError as refused:
+                raise UnsupportedLayer(f"{refused}. {OWN_ACTIVATION}") from refused
+        value = self.values[self.output]
+        if not isinstance(value, Value):
+            raise UnsupportedLayer(f"{self.output.place} gives no numbers that layers give")
+        return self.stack.finished(value)
+
+    def _fold_constants(self) -> list[Operation]:
+        """Compute what does not depend on the input, and list all operations that do."""
+        varying: dict[Operation, None] = {}  # a set that keeps its order
+        for one in self.operations:
+            if one in self.values or one.name.startswith("_assert"):
+                continue
+            reading = [read for read in one.reads if read in varying]
+            if one is self.argument:
+                varying[one] = None
+            elif reading and one.name not in self.tables.fills:
+                varying[one] = None
+                try:
+                    self.shown[one] = one.run(
+                        {**self.shown, **{r: self.values[r] for r in one.reads if r not in varying}}
+                    )
+                except UnsupportedLayer:
+                    raise
+                except Exception as error:
+                    raise UnsupportedLayer(
+                        f"{one.place} computes {one.name}, which fails: {error}"
+                    ) from error
+            else:
+                self.values[one] = one.run(
+                    {r: self.values[r] if r in self.values else self.shown[r] for r in one.reads}
+                )
+        return list(varying)
+
+    def _plan(self) -> tuple[dict[Operation, Any], dict[Operation, tuple[Operation, ...]]]:
+        """Curves and norms that several operations are, and what each operation needed reads."""
+        written: dict[Operation, Any] = {}
+        reads: dict[Operation, tuple[Operation, ...]] = {}
+        needed, varying = {self.output}, set(self.varying)
+        for one in reversed(self.varying):
+            if one not in needed:
+                continue
+            if one in self.declared:
+                reads[one] = (self.declared[one].start,)
+            elif one in self.norms:
+                written[one] = self.norms[one]
+                reads[one] = (self.norms[one].start,)
+            elif (found := self._curve_at(one)) is not None:
+                written[one] = found
+                reads[one] = (found.start,)
+            else:
+                reads[one] = tuple(read for read in one.reads if read in varying)
+            needed |= set(reads[one])
+        return written, reads
+
+    def _curve_at(self, one: Operation) -> _Curve | None:
+        """The curve that an operation ends, of the earliest value that one is known of."""
+        start = self.starts[one]
+        candidates = [start] if start is not one else []
+        operation = one.arguments[0] if one.name == "getitem" else one
+        reading = [read for read in operation.reads if read in self.starts]
+        if start is not one and len(set(reading)) == 1:
+            candidates.append(reading[0])
+        for place in dict.fromkeys(candidates):
+            chain = Chain(one, place, self.scalars)
+            if chain.is_line:
+                return None
+            key = chain.key
+            if key not in self.curves:
+                try:
+                    self.curves[key] = chain.curve()
+                except UnsupportedLayer as refused:
+                    self.curves[key] = refused
+            found = self.curves[key]
+            if isinstance(found, Curve) and not _is_high(found):
+                return _Curve(place, found)
+        return None
+
+    def _norm(self, one: Operation) -> _Norm | None:
+        """The norm that an operation ends, by its name or by `x * rsqrt(mean(x^2) + epsilon)`."""
+        if one.name == "mul" and len(one.reads) == 2:
+            for x, divisor in (one.arguments, one.arguments[::-1]):
+                chain = [divisor]
+                while len(chain) < 5 and isinstance(chain[-1], Operation) and chain[-1].arguments:
+                    chain.append(chain[-1].arguments[0])
+                names = [getattr(step, "name", "") for step in chain]
+                if (
+                    names[:4] != ["rsqrt", "add", "mean", "pow"]
+                    or len(chain) < 5
+                    or chain[4] is not x
+                ):
+                    continue
+                epsilon, axes, power = (
+                    chain[1].arguments[1],
+                    chain[2].arguments[1],
+                    chain[3].arguments[1],
+                )
+                last = [axis % len(self.shown[x].shape) for axis in axes] == [
+                    len(self.shown[x].shape) - 1
+                ]
+                kept = True in chain[2].arguments[2:] or dict(chain[2].keywords).get("keepdim")
+                epsilon = (
+                    epsilon
+                    if isinstance(epsilon, (int, float))
+                    else _number(self.values.get(epsilon))
+                )
+                if last and power == 2 and kept and epsilon is not None:
+                    return _Norm(x, Norm(False, float(epsilon)))
+        if one.name == "native_layer_norm":
+            x, shape, *_, epsilon = one.arguments
+            if list(shape) == [self.shown[x].shape[-1]]:
+                return _Norm(x, Norm(True, float(epsilon)))
+        return None
+
+    def _step(self, one: Operation) -> None:
+        """Compute a value, and begin a new layer where all that follows depends on it alone."""
+        if one is self.argument:
+            self.values[one] = (
+                Token(tuple(self.example.shape)) if self.tokens is not None else self.stack.state()
+            )
+        elif one in self.declared:
+            self.values[one] = self._declared_value(one)
+        elif one in self.written:
+            found = self.written[one]
+            self.values[one] = (
+                self._normed_value(one, found)
+                if isinstance(found, _Norm)
+                else self._curved_value(found)
+            )
+        else:
+            self.values[one] = self._computed_value(one)
+        for before in self.reads[one]:
+            self.uses[before].discard(one)
+        live = self._live_values()
+        if list(live) != [(one, None)] or not isinstance(live[one, None], Value):
+            return
+        whole = self._is_whole(one)
+        if self.stack.ends_layer(live[one, None], whole):
+            self._settle_values(live, whole)
+
+    def _is_whole(self, one: Operation) -> bool:
+        """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
+        made = one
+        while (
+            made.name in ("view", "reshape", "clone", "contiguous", "alias", "expand")
+            and made.reads[0] in self.reads
+        ):
+            made = made.reads[0]
+        if not made.is_whole:
+            return False
+        value = self.values[one]
+        sources = set(value.slopes)
+        if len(sources) != 1 or self.stack.is_state(value) == 0:
+            return False
+        # The map stands alone on the state.
+        readers = list(self.readers[one])
+        multiplying = 0
+        while readers:
+            reader = readers.pop()
+            if reader is None:
+                return True
+            if reader in self.written:
+                found = self.written[reader]
+                multiplying += isinstance(found, _Curve) and found.curve.is_polynomial
+                if not multiplying:
+                    return True
+            elif reader.name in ("view", "reshape", "clone", "alias", "expand"):
+                readers += self.readers[reader]
+            elif reader.name in SLICES or (
+                reader.name == "mul"
+                and len(self.reads[reader]) + sum(a is one for a in reader.arguments) > 2
+            ):
+                multiplying += 1
+            else:
+                return True
+        return not multiplying
+
+    def _live_values(self) -> dict[Hashable, Any]:
+        """Values that depend on the input and are used later, by operation and place in a list."""
+        live: dict[Hashable, Any] = {}
+        for one, value in self.values.items():
+            if self.uses.get(one):
+                parts = enumerate(value) if isinstance(value, list) else [(None, value)]
+                live |= {(one, n): part for n, part in parts if isinstance(part, (Value, Scores))}
+        return live
+
+    def _settle_values(self, live: dict[Hashable, Any], whole: bool = False) -> None:
+        """End a layer: live values become affine functions of a new state."""
+        if any(isinstance(value, Scores) for value in live.values()):
+            raise UnsupportedLayer("scores of attention are used by something else than attention")
+        for (one, place), value in self.stack.settle(live, whole).items():  # pyright: ignore
+            if place is None:
+                self.values[one] = value
+            else:
+                self.values[one][place] = value
+
+    def _computed_value(self, one: Operation) -> Any:
+        """The result of a single operation on arrays and affine values."""
+        name, tables, values = one.name, self.tables, self.values
+        if name == "getitem":
+            whole, place = one.arguments
+            return values[whole][place]
+        varying = [read for read in one.reads if not _is_array(values[read])]
+        if any(isinstance(values[read], Token) for read in varying):
+            return self._of_tokens(one)
+        places = [n for n, argument in enumerate(one.arguments) if _reads_any(argument, varying)]
+        self._check_precision(one)
+        if any(isinstance(values[read], Scores) for read in varying):
+            return self._of_scores(one, varying)
+        if any(isinstance(values[read], list) for read in varying):
+            raise UnsupportedLayer(f"{one.place} computes {name} of several arrays")
+        if name in ("gt", "ge", "lt", "le") and places == [0]:
+            return self._step_value(one)
+        if name == "pow" and isinstance(one.arguments[1], (int, float)):
+            exponent = float(one.arguments[1])
+            if exponent.is_integer() and 1 <= exponent <= MOST_POWERS:
+                return self._powers(one.arguments[0], {int(exponent): 1.0})
+        chooses = name in tables.choices and (
+            (name == "where" and places[:1] == [0])
+            or (name != "where" and places != [0] and name != "masked_fill")
+            or (name == "masked_fill" and 1 in places)
+        )
+        if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
+            return self._multiplied_values(one, places)  # where(u > t, u, 0)
+        affine = name in tables.axes or name in tables.sums or name in tables.products
+        if not affine or (name in tables.first_alone and places != [0]) or chooses:
+            raise self._refusal(one)
+        # The first argument of `addmm` and `baddbmm` is added, not multiplied.
+        factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
+        if name in tables.products and len(factors) > 1:
+            return self._multiplied_values(one, factors)
+        return affine_result(one, values, self.library)
+
+    def _refusal(self, one: Operation) -> UnsupportedLayer:
+        said = f"{one.place} computes {one.name}, "
+        if reason := _reason(one.name):
+            return UnsupportedLayer(f"{said}{reason}")
+        if is_entrywise(one.name) or one.name == "getitem":
+            chain = Chain(one, self.starts[one], self.scalars)
+            names = chain.names if self.starts[one] is not one else [one.name]
+            *others, last = names
+            listed = f"{', '.join(others)} and {last}" if others else last
+            return NoLayerError(
+                f"{one.place} computes {listed}: these of a value make no activation that is known"
+            )
+        return UnsupportedLayer(f"{said}which is neither polynomial nor a known activation")
+
+    def _check_precision(self, one: Operation) -> None:
+        """Raise `UnsupportedLayer` where numbers are rounded to fewer digits than weights have."""
+        if one.name == "to" and not self.library.keeps(self.shown[one.reads[0]], self.shown[one]):
+            raise UnsupportedLayer(
+                f"{one.place} rounds numbers that depend on the input to {self.shown[one].dtype}"
+            )
+
+    def _of_tokens(self, one: Operation) -> Any:
+        """An embedding of token numbers, or the numbers in another shape."""
+        shape = tuple(self.shown[one].shape)
+        if one.name == "embedding" and isinstance(self.values[one.arguments[1]], Token):
+            weight = self.values[one.arguments[0]]
+            slope = self.stack.sources[0].root
+            table = slope.then(lambda z: (z @ weight).reshape(shape), shape, last=weight.T)
+            return Value(self.stack.zeros(shape), {0: table})
+        same = one.name in (
+            "view",
+            "reshape",
+            "to",
+            "clone",
+            "alias",
+            "unsqueeze",
+            "expand",
+            "contiguous",
+        )
+        if same and self.shown[one].numel() == self.example.numel():
+            return Token(shape)
+        raise UnsupportedLayer(
+            f"{one.place} computes {one.name} of token numbers, and layers read tokens by an "
+            "embedding alone"
+        )
+
+    def _of_scores(self, one: Operation, varying: list[Operation]) -> Any:
+        """An operation on scores of attention."""
+        values = [self.values[read] for read in varying]
+        if one.name == "bmm":
+            left, right = (self.values[argument] for argument in one.arguments)
+            if isinstance(left, Scores) and isinstance(right, Value):
+                return attended(self.stack, left, right, one.place)
+            if isinstance(right, Scores) and isinstance(left, Value):
+                turned = Scores(
+                    right.weight.swapaxes(1, 2),
+                    tuple(type(p)(p.left, p.right, p.index.swapaxes(1, 2)) for p in right.pairs),
+                )
+                found = attended(
+                    self.stack, turned, left.mapped(lambda x: x.swapaxes(1, 2)), one.place
+                )
+                return found.mapped(lambda x: x.swapaxes(1, 2))
+        if (
+            one.name == "mul"
+            and len(varying) == 2
+            and all(isinstance(value, Scores) for value in values)
+        ):
+            return multiplied(*(self.values[argument] for argument in one.arguments[:2]))
+        if one.name in ("pow", "mul") and len(varying) == 1:
+            twice = one.name == "pow" and one.arguments[1] == 2
+            if twice or (one.name == "mul" and one.arguments[0] is one.arguments[1]):
+                return multiplied(values[0], values[0])
+        if len(varying) > 1:
+            raise UnsupportedLayer(
+                f"{one.place} computes {one.name} of scores of attention and of another value"
+            )
+        return operated(one, self.values, self.tables.axes, self.library)
+
+    def _multiplied_values(self, one: Operation, places: list[int]) -> Any:
+        """A product of several arguments that depend on the input."""
+        name = one.name
+        if len(places) == 2:
+            operands = [one.arguments[n] for n in places]
+            if name == "bmm":
+                scores = scores_of(self.stack, *(self.values[operand] for operand in operands))
+                if scores is not None:
+                    return scores
+            first, second = self._unit_factors(operands)
+            if name in ("mul", "where"):
+                return self._hidden_product(first, second)
+            if name in ("mm", "bmm", "mv", "dot", "matmul"):
+                if name in ("mv", "dot"):
+                    second = second.mapped(lambda y: y.reshape(-1, 1))
+                    first = first.mapped(lambda x: x.reshape(-1, x.shape[-1]))
+                # sum_k x_ik y_kj, all products x_ik y_kj as hidden units
+                first = first.mapped(lambda x: x[..., None])
+                second = second.mapped(lambda y: y[..., None, :, :])
+                product = self._hidden_product(first, second).mapped(lambda p: p.sum(-2))
+                shape = tuple(self.shown[one].shape)
+                return (
+                    product
+                    if product.shape == shape
+                    else product.mapped(lambda p: p.reshape(shape))
+                )
+            if name == "_trilinear" and places == [0, 2]:
+                # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
+                weight = self.values[one.arguments[1]]
+                first = _through(
+                    first,
+                    lambda x: (x[:, None, :, None] * weight[None]).sum(2),
+                    lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
+                )
+                second = second.mapped(lambda y: y[:, None, :])
+                return self._hidden_product(first, second).mapped(lambda p: p.sum(-1))
+        raise UnsupportedLayer(
+            f"{one.place} multiplies {len(places)} values by {name}, which is not read"
+        )
+
+    def _has_entries(self, argument: Any) -> bool:
+        """Whether an argument that does not depend on the input is not zero everywhere."""
+        known = self.values[argument] if isinstance(argument, Operation) else argument
+        return bool(
+            np.any(self.library.numbers(known) if isinstance(argument, Operation) else known)
+        )
+
+    def _step_value(self, one: Operation) -> Value:
+        """1 where a value is above an array of thresholds, and 0 elsewhere."""
+        argument, threshold = one.arguments
+        known = self.values[threshold] if isinstance(threshold, Operation) else threshold
+        if one.name != "gt":
+            raise self._refusal(one)
+        value = self._affine_value(argument)
+        shape = tuple((value.constant - known).shape)
+        # Thresholds may broadcast the argument to a larger shape.
+        grown = _expanded(value, shape)
+        shifted = Value(grown.constant - known, grown.slopes)
+        from tnsim.activations.activation import activation
+
+        return self.stack.activated(shifted, activation("step"))
+
+    def _normed_value(self, one: Operation, found: _Norm) -> Any:
+        """The state behind a norm, with the gain where the operation has it."""
+        for attempt in range(2):
+            value = self.values[found.start]
+            if (
+                isinstance(value, Value)
+                and self.stack.is_state(value) == 0
+                and set(self.stack.sources) == {0}
+            ):
+                break
+            if attempt or not isinstance(value, Value):
+                raise UnsupportedLayer(
+                    f"{one.place} is a norm of a part of what the forward pass goes on with, and "
+                    "layers have a norm of the whole state before them"
+                )
+            self._settle_values(self._live_values() | {(found.start, None): value})
+        value = self.values[found.start]
+        if value.shape[-1] != self.stack.width:
+            raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
+        normed = self.stack.normed(value, found.norm)
+        if one.name != "native_layer_norm":
+            return normed
+        gain, shift = (
+            self.values[given] if isinstance(given, Operation) else None
+            for given in one.arguments[2:4]
+        )
+        if gain is not None:
+            normed = _scaled(normed, gain, self.library)
+        if shift is not None:
+            normed = Value(normed.constant + shift, normed.slopes)
+        return [normed, None, None]
+
+    def _declared_value(self, one: Operation) -> Value:
+        """The output of a submodule of a declared class."""
+        start, layers = self.declared[one]
+        value = self.values[start]
+        source = self.stack.is_state(value)
+        if source is None:
+            self._settle_values(self._live_values() | {(start, None): value})
+            source = self.stack.is_state(self.values[start])
+        if source is None:
+            raise UnsupportedLayer(
+                f"{one.place} was declared, and reads a part of what the forward pass goes on with"
+            )
+        shape, n = tuple(self.shown[one].shape), self.stack.positions
+        width = int(np.prod(shape)) // n
+        where = np.arange(n * width)
+
+        def made(down: Any, bias: Any) -> list[Normed]:
+            from tnsim.models.layers import Linear, Residual
+
+            if down is None and bias is None:
+                return layers
+            number = None if down is None else self.library.numbers(down)
+            if (
+                number is not None
+                and bias is None
+                and len(layers) == 1
+                and (number == number[0, 0] * np.eye(len(number))).all()
+            ):
+                return [Normed(Residual(layers[0].layer, 0.0, float(number[0, 0])), layers[0].norm)]
+            down = np.eye(width) if down is None else down
+            return [*layers, Normed(Linear(down, bias))]
+
+        layout = Layout(where % width, where // width, width, True)
+        return self.stack.whole(shape, layout, source, made)
+
+    def _curved_value(self, found: _Curve) -> Any:
+        """An activation of a value, of every entry alone, or a polynomial."""
+        curve = found.curve
+        if curve.is_polynomial:
+            return self._powers(found.start, _coefficients(curve))
+        value = self._affine_value(found.start)
+        inner = (
+            value
+            if curve.scale == 1
+            else value.mapped(lambda x: curve.scale * x, lambda m: _times(m, curve.scale))
+        )
+        inner = Value(inner.constant + curve.shift, inner.slopes)
+        if curve.scale < 0:
+            inner = _scaled_value(value, curve.scale)
+            inner = Value(inner.constant + curve.shift, inner.slopes)
+        activated = self.stack.activated(inner, curve.function)
+        result = _scaled_value(activated, curve.factor) if curve.factor != 1 else activated
+        return Value(result.constant + curve.offset, result.slopes) if curve.offset else result
+
+    def _affine_value(self, one: Operation) -> Value:
+        """A value that is affine in the state alone, after a new layer where it is not."""
+        value = self.values[one]
+        if not isinstance(value, Value):
+            raise UnsupportedLayer(f"{one.place} gives scores of attention to an activation")
+        if self.stack._units_in(value) or len(value.slopes) > 1:
+            self._settle_values(self._live_values() | {(one, None): value})
+        return self.values[one]
+
+    def _powers(self, base: Operation, coefficients: dict[int, float]) -> Any:
+        """A polynomial of a value, its powers as products of equal factors."""
+        if isinstance(self.values[base], Scores):
+            if len(coefficients) > 1 or 0 in coefficients:
+                raise UnsupportedLayer("a sum of powers of scores of attention, which no layer has")
+            ((exponent, factor),) = coefficients.items()
+            return power(self.values[base], exponent, factor)
+        (value,) = self._unit_factors([base]) if max(coefficients) > 1 else (self.values[base],)
+        total: Value | None = None
+        product = value
+        for n in range(1, max(coefficients) + 1):
+            product = value if n == 1 else self._hidden_product(product, value)
+            if coefficients.get(n):
+                term = product if coefficients[n] == 1 else _scaled_value(product, coefficients[n])
+                total = term if total is None else _sum(total, term)
+        assert total is not None
+        return Value(total.constant + coefficients.get(0, 0.0), total.slopes)
+
+    def _unit_factors(self, operands: list[Any]) -> list[Value]:
+        """Values that hidden units can be made of, after a new layer where they are no such."""
+        values = [self.values[operand] for operand in operands]
+        if any(not isinstance(value, Value) for value in values):
+            raise UnsupportedLayer(
+                "the forward pass multiplies scores of attention and another value"
+            )
+        # Only products of affine functions, or with single units, are hidden units again.
+        if not (
+            all(map(self.stack.multiplies, values))
+            and self._have_room(values)
+            and self.stack.gates(values)
+        ):
+            own = {(one, None): value for one, value in zip(operands, values, strict=True)}
+            self._settle_values(self._live_values() | own)
+        return [self.values[operand] for operand in operands]
+
+    def _have_room(self, values: list[Value]) -> bool:
+        shapes = [value.shape for value in values]
+        return all(shape == shapes[0] for shape in shapes) or not any(
+            self.stack._units_in(value) for value in values
+        )
+
+    def _hidden_product(self, one: Value, two: Value) -> Value:
+        """The product of two values that broadcast to a common shape."""
+        shape = np.broadcast_shapes(one.shape, two.shape)
+        return self.stack.multiplied(_expanded(one, shape), _expanded(two, shape))
+
+
+def _expanded(value: Value, shape: tuple[int, ...]) -> Value:
+    if value.shape == tuple(shape):
+        return value
+    keep = value.shape[-1:] == tuple(shape[-1:])
+    return value.mapped(
+        lambda x: x + x.new_zeros(shape) if hasattr(x, "new_zeros") else x + np.zeros(shape),
+        (lambda m: m) if keep else None,
+    )
+
+
+def _through(value: Value, function: Callable[[Any], Any], reach: Callable[[Any], Any]) -> Value:
+    constant = function(value.constant)
+    slopes = {n: slope.then(function, constant.shape, reach) for n, slope in value.slopes.items()}
+    return Value(constant, slopes)
+
+
+def _scaled_value(value: Value, number: float) -> Value:
+    constant = number * value.constant
+    slopes = {}
+    for n, slope in value.slopes.items():
+        last = None if slope.last is None else _times(slope.last, number, slope)
+        slopes[n] = slope.then(lambda x: number * x, constant.shape, lambda x: x, last=last)
+    return Value(constant, slopes)
+
+
+def _times(last: Any, number: float, slope: Any = None) -> Any:
+    if last is IDENTITY:
+        return None if slope is None else number * slope.library.eye(slope.shape[-1])
+    return number * last
+
+
+def _scaled(value: Value, gain: Any, library: Library) -> Value:
+    """A value times a number for each entry of the last axis."""
+    reach = (gain != 0) * 1.0
+    slopes = {}
+    for n, slope in value.slopes.items():
+        last = None
+        if slope.last is not None:
+            last = gain[:, None] * (
+                library.eye(slope.shape[-1]) if slope.last is IDENTITY else slope.last
+            )
+        slopes[n] = slope.then(lambda x: x * gain, slope.shape, lambda x: x * reach, last=last)
+    return Value(value.constant * gain, slopes)
+
+
+def _sum(one: Value, two: Value) -> Value:
+    from tnsim.checkpoints.unit_layers import added
+
+    slopes = dict(one.slopes)
+    for n, slope in two.slopes.items():
+        slopes[n] = added([slopes[n], slope]) if n in slopes else slope
+    return Value(one.constant + two.constant, slopes)
+
+
+def _coefficients(curve: Curve) -> dict[int, float]:
+    """Coefficients of the powers of u in a polynomial."""
+    inner = np.polynomial.Polynomial([curve.shift, curve.scale])
+    (piece,) = curve.function.pieces
+    total: Any = np.polynomial.Polynomial([0.0])
+    for c in reversed(piece):
+        total = total * inner + c
+    found = (curve.factor * total + curve.offset).coef
+    return {n: float(c) for n, c in enumerate(found) if c} or {0: 0.0}
+
+
+def _is_high(curve: Curve) -> bool:
+    return curve.is_polynomial and max(_coefficients(curve)) < 1
+
+
+def _is_array(value: Any) -> bool:
+    return not isinstance(value, (Value, Scores, Token, list))
+
+
+def _is_uniform(value: Any) -> bool:
+    """Whether an array has the same number everywhere."""
+    if isinstance(value, (list, tuple)) or not hasattr(value, "reshape"):
+        return False
+    flat = value.reshape(-1)
+    return len(flat) > 0 and bool((flat == flat[0]).all())
+
+
+def _number(value: Any) -> float | None:
+    return float(value.reshape(-1)[0]) if value is not None and _is_uniform(value) else None
+
+
+def _reads_any(argument: Any, operations: list[Operation]) -> bool:
+    """Whether an argument of an operation is among some, or is a list with such an operation."""
+    if isinstance(argument, (list, tuple)):
+        return any(_reads_any(part, operations) for part in argument)
+    return any(argument is one for one in operations)
+
+
+def _reason(name: str) -> str:
+    """The reason why an operation makes no layer, where there is more to say than that."""
+    if name in ("topk", "sort", "kthvalue", "median", "argsort"):
+        return "which compares hidden units with one another, and no pair of units knows the rest"
+    if name in (
+        "_softmax",
+        "_log_softmax",
+        "native_layer_norm",
+        "native_group_norm",
+        "rsqrt",
+        "_safe_softmax",
+    ):
+        return "which divides by a sum over hidden units"
+    if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
+        return "the largest of several values"
+    if name in ("gather", "index", "index_select", "embedding"):
+        return "which takes entries by numbers that depend on the input"
+    return ""

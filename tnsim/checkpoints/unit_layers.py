@@ -1,0 +1,1186 @@
+"""Layers out of hidden units: a state, units on top of it, and the layers that led to it.
+
+Every value of a forward pass is an affine function of a state, the vector that the layers so far
+give, and of hidden units on top of it. A product of two values makes units, an activation of a
+value makes units, attention makes units. Where all that follows depends on a single value, this
+value is the next state, and the layer that leads to it is
+
+    z' = S z + D u + c,    u = h_1 * ... * h_n  or  f(h_1)  or  f(h_1) * h_2,   h_j = W_j z + b_j
+
+a `Linear`, `Bilinear`, `Multilinear`, `Gated` or `Attention`, with a `Residual` around it where S
+is a multiple of the identity. Any other S is carried by hidden units of its own, `(S z) * 1`, or by
+a state (z, S z) to the second part of which a residual connection adds the units. A norm gives a
+second source, of which the units of its layer are made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tnsim.activations.activation import Activation, activation, jump_relu
+from tnsim.checkpoints.affine_values import IDENTITY, Library, Map, Value
+from tnsim.checkpoints.norms import Norm, Normed
+from tnsim.checkpoints.sparse_maps import (
+    FEWEST,
+    FILLED,
+    LARGEST,
+    check_stored,
+    fixed,
+    pattern_of,
+)
+from tnsim.errors import TooLarge, UnsupportedLayer
+from tnsim.models.activated import Elementwise, Gated
+from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
+from tnsim.models.matrices import Columns, SparseMatrix
+
+NEGLIGIBLE = 1e-13
+"""Singular values below this part of the largest are rounding."""
+
+MERGED = 2**22
+"""Most entries of sparse matrices that are written out in order to save hidden units."""
+
+Rows = Any
+"""A matrix of the library, or a `SparseMatrix`."""
+
+
+class NoLayerError(UnsupportedLayer):
+    """Values of which no layer is made, though an activation of the user's own might be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The place of every entry of an array: its position, and its coordinate there.
+
+    Args:
+        index: Coordinates, flat.
+        position: Positions, flat.
+        width: Coordinates at a position.
+        is_last: Whether the last axis of the array is the coordinates in their order.
+    """
+
+    index: np.ndarray
+    position: np.ndarray
+    width: int
+    is_last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What values are affine in: the state, a norm of it, or a block of hidden units.
+
+    Args:
+        root: The coordinates as an array.
+        layout: Place of every entry of the array.
+        reads: The source that factors read, 0 for the state.
+        factors: Pairs (W, b) of shapes (units, width) and (units,).
+        function: Activation of the first factor.
+        norm: The norm that leads from the state to this source.
+        layers: Function from the source's width to layers: attention, or declared layers.
+    """
+
+    root: Map
+    layout: Layout
+    reads: int = 0
+    factors: tuple[tuple[Rows, Any], ...] = ()
+    function: Activation | None = None
+    norm: Norm | None = None
+    layers: Callable[[Any, Any], list[Normed]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A layer `s z + D u + c`; without units `D z + c`.
+
+    Args:
+        down: Linear map D.
+        bias: Vector c.
+        layout: Places of the entries of the array that D gives.
+        factors: Pairs (W, b) of the factors of units.
+        skip: Number s; None for no residual connection.
+        function: Activation of the first factor.
+        norm: Norm before the layer, inside the residual.
+        layers: Function from D and c to layers, for units that are no products.
+        is_whole: Whether it is a linear layer as the user wrote it.
+    """
+
+    down: Map
+    bias: Any
+    layout: Layout
+    factors: tuple[tuple[Rows, Any], ...] = ()
+    skip: float | None = None
+    function: Activation | None = None
+    norm: Norm | None = None
+    layers: Callable[[Any, Any], list[Normed]] | None = None
+    is_whole: bool = False
+
+
+class Stack:
+    """The layers so far, and hidden units on top of the state that they give.
+
+    Args:
+        library: Functions of arrays.
+        shape: Shape of the input.
+        positions: Number of positions of a sequence; 1 for vectors.
+        layout: Places of the entries of the input.
+        may_be_sparse: Whether layers may have sparse matrices.
+
+    Attributes:
+        drafts: The layers.
+        sources: What values are affine in, by number; 0 is the state.
+    """
+
+    def __init__(
+        self, library: Library, shape: tuple[int, ...], positions: int, may_be_sparse: bool
+    ) -> None:
+        self.library, self.positions, self.may_be_sparse = library, positions, may_be_sparse
+        self.drafts: list[Draft] = []
+        self.sources: dict[int, Source] = {}
+        entries = math.prod(shape)
+        width = entries // positions
+        index, position = np.arange(entries) % width, np.arange(entries) // width
+        self._begin(shape, Layout(index, position, width, positions > 1 or len(shape) == 2))
+        self._known: dict[Map, Any] = {}
+
+    @property
+    def width(self) -> int:
+        """Coordinates of the state at a position."""
+        return self.sources[0].layout.width
+
+    def state(self) -> Value:
+        """The state itself, as an array."""
+        root = self.sources[0].root
+        return Value(self.zeros(root.shape), {0: root})
+
+    def zeros(self, shape: Sequence[int]) -> Any:
+        """An array of zeros."""
+        return self.library.array(np.zeros(tuple(shape)))
+
+    def _begin(self, shape: tuple[int, ...], layout: Layout) -> None:
+        self.sources = {0: Source(self._root(shape, layout), layout)}
+
+    def _root(self, shape: tuple[int, ...], layout: Layout) -> Map:
+        last = IDENTITY if layout.is_last and shape and shape[-1] == layout.width else None
+        grids = (tuple(shape),) if self.positions == 1 else ((layout.width,),)
+        index, position = (_indices(self.library, x) for x in (layout.index, layout.position))
+        return Map(
+            self.library,
+            layout.width,
+            tuple(shape),
+            grids=grids,
+            index=index,
+            position=position,
+            last=last,
+        )
+
+    def layout(self, *values: Value) -> Layout:
+        """The places of the entries of values of one shape.
+
+        Raises:
+            UnsupportedLayer: An entry reads several positions.
+        """
+        shape, n = values[0].shape, self.positions
+        entries = math.prod(shape)
+        slopes = [slope for value in values for slope in value.slopes.values()]
+        if n == 1:
+            return Layout(
+                np.arange(entries),
+                np.zeros(entries, np.int64),
+                entries,
+                len(shape) < 3 and math.prod(shape[:-1]) == 1,
+            )
+        last = bool(shape) and entries == n * shape[-1]
+        if last and slopes and all(slope.last is not None for slope in slopes):
+            where = np.arange(entries)
+            return Layout(where % shape[-1], where // shape[-1], shape[-1], True)
+        reads = np.zeros((n, entries), bool)
+        for slope in slopes:
+            reads |= slope.read_positions(n)
+        counts = reads.sum(0)
+        if (counts > 1).any():
+            raise UnsupportedLayer(MIXED)
+        position = np.where(counts == 1, reads.argmax(0), -1)
+        grid = np.indices(shape).reshape(len(shape), entries)
+        for axis, length in enumerate(shape):
+            # Entries that read nothing take the position of their neighbours.
+            if length == n and (grid[axis] == position)[counts == 1].all():
+                position = grid[axis]
+                break
+        if (
+            (position < 0).any()
+            or entries % n
+            or (np.bincount(position, minlength=n) != entries // n).any()
+        ):
+            raise UnsupportedLayer(MIXED)
+        order = np.argsort(position, kind="stable")
+        index = np.empty(entries, np.int64)
+        index[order] = np.arange(entries) % (entries // n)
+        ordered = (order == np.arange(entries)).all()
+        return Layout(index, position, entries // n, bool(ordered and shape[-1] == entries // n))
+
+    def rows(self, linear: Map | None, layout: Layout, source: int = 0) -> Rows:
+        """The matrix of a map, (coordinates at a position, width of its source)."""
+        if linear is None:
+            return self.zeros((layout.width, self.sources[source].layout.width))
+        if linear.last is not None and layout.is_last and linear.shape[-1] == layout.width:
+            return self.library.eye(linear.size) if linear.last is IDENTITY else linear.last
+        if self.positions == 1:
+            return self._matrix(linear)
+        # One matrix for all positions, so a small one at each of them is the whole.
+        order = np.lexsort((layout.index, layout.position))
+        every = linear.matrix[_indices(self.library, order)].reshape(
+            self.positions, layout.width, -1
+        )
+        numbers = self.library.numbers(every)
+        self._check_equal(numbers)
+        return every[0]
+
+    def vector(self, constant: Any, layout: Layout) -> Any:
+        """The constant of every coordinate at a position."""
+        flat = constant.reshape(-1)
+        if self.positions == 1:
+            return flat
+        order = np.lexsort((layout.index, layout.position))
+        every = flat[_indices(self.library, order)].reshape(self.positions, layout.width)
+        self._check_equal(self.library.numbers(every))
+        return every[0]
+
+    def _check_equal(self, every: np.ndarray) -> None:
+        """Raise `UnsupportedLayer` where numbers differ between positions."""
+        size = np.abs(every).max(initial=0.0)
+        if np.abs(every - every[:1]).max(initial=0.0) > self.library.rounding * size:
+            raise UnsupportedLayer(
+                "the forward pass does something else at each position of a sequence, such as "
+                "adding embeddings of positions, and layers are the same at all positions"
+            )
+
+    def _matrix(self, linear: Map) -> Rows:
+        """The matrix of a map of vectors, sparse where rows have few entries."""
+        if linear not in self._known:
+            pattern = pattern_of(linear.by_runs) if self.may_be_sparse else None
+            made: Rows = None
+            if pattern is not None:
+                made = pattern.matrix_of(linear.by_runs)
+                # Factors often read the same coordinates, which are held once.
+                for other in self._known.values():
+                    if isinstance(other, SparseMatrix) and other.columns == made.columns:
+                        made = SparseMatrix(made.values, other.columns)
+                        break
+            self._known[linear] = linear.matrix if made is None else made
+        return self._known[linear]
+
+    def multiplies(self, value: Value) -> bool:
+        """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
+        if not self._units_in(value):
+            return len(self._read_by(value)) < 2
+        # A sum of a unit and anything else is no factor.
+        if len(value.slopes) > 1 or bool(value.constant.any()):
+            return False
+        ((block, slope),) = value.slopes.items()
+        if self.sources[block].layers is not None:
+            return False
+        if slope.is_root:
+            return True
+        if self.positions == 1 and not self.may_be_sparse and not slope.is_stored:
+            return False
+        try:
+            return bool((_counts(self.rows(slope, self.layout(value), block)) == 1).all())
+        except (TooLarge, UnsupportedLayer):
+            return False
+
+    def _units_in(self, value: Value) -> list[int]:
+        return [block for block in value.slopes if self._is_units(block)]
+
+    def _is_units(self, block: int) -> bool:
+        source = self.sources[block]
+        return block != 0 and source.norm is None
+
+    def _read_by(self, value: Value) -> list[int]:
+        return [block for block in value.slopes if not self._is_units(block)]
+
+    def multiplied(self, one: Value, two: Value) -> Value:
+        """The product, entry by entry, of two values of equal shape: a block of hidden units."""
+        layout = self.layout(one, two)
+        if self._activation_in(one) is None and self._activation_in(two) is None:
+            (reads, first), (other, second) = (self._unit_factors(x, layout) for x in (one, two))
+            return self._new_block((*first, *second), one.shape, layout, self._same(reads, other))
+        # The activation goes first, as the gate of its layer.
+        first, second = (one, two) if self._activation_in(one) is not None else (two, one)
+        # A step multiplies what it is a step of, so the step decides.
+        if self._activation_in(second) is not None and self._operation_name(second) == "step":
+            first, second = second, first
+        function = self._activation_in(first)
+        assert function is not None  # as `gates` says
+        reads, size, ((weight, bias),) = self._unit_of(first, layout)
+        if function.name != "step":
+            other, ((up, shift),) = self._unit_factors(second, layout)
+            factors = ((weight, bias), (_scaled_rows(up, size), size * shift))
+            return self._new_block(factors, one.shape, layout, self._same(reads, other), function)
+        # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
+        height, thresholds = self._step_heights(first, second, layout)
+        if not bool((thresholds > 0).any()):
+            activated = self._new_block(
+                ((weight, bias),), one.shape, layout, reads, activation("relu")
+            )
+        else:
+            factors = ((weight / thresholds[:, None], bias / thresholds + 1),)
+            height = height * thresholds
+            activated = self._new_block(factors, one.shape, layout, reads, jump_relu(1.0))
+        # Heights are put into the slope, behind the activation.
+        at = _indices(self.library, layout.index)
+        return activated.mapped(lambda x: x * (size * height)[at].reshape(one.shape))
+
+    def _same(self, one: int | None, two: int | None) -> int:
+        """The source that both of two factors read; None stands for a constant."""
+        if one is not None and two is not None and one != two:
+            raise UnsupportedLayer(
+                "the forward pass multiplies what a norm gives and what the norm reads, and a "
+                "layer has its norm before all of its factors"
+            )
+        return one if one is not None else two or 0
+
+    def activated(self, value: Value, function: Activation) -> Value:
+        """An activation of every entry of a value that is affine in the state."""
+        layout = self.layout(value)
+        reads, factors = self._unit_factors(value, layout)
+        return self._new_block(factors, value.shape, layout, reads or 0, function)
+
+    def normed(self, value: Value, norm: Norm) -> Value:
+        """The state behind a norm, as an array of the shape of the value, which is the state."""
+        block, layout = 1 + max(self.sources), self.layout(value)
+        root = self._root(value.shape, layout)
+        self.sources[block] = Source(root, layout, norm=norm)
+        return Value(self.zeros(value.shape), {block: root})
+
+    def whole(
+        self,
+        shape: tuple[int, ...],
+        layout: Layout,
+        reads: int,
+        layers: Callable[[Any, Any], list[Normed]],
+    ) -> Value:
+        """Units that are neither products nor activations: attention, or declared layers."""
+        block = 1 + max(self.sources)
+        root = self._root(shape, layout)
+        self.sources[block] = Source(root, layout, reads, layers=layers)
+        return Value(self.zeros(shape), {block: root})
+
+    def is_state(self, value: Value) -> int | None:
+        """The source of which a value is all coordinates in their order; None for other values."""
+        if len(value.slopes) != 1 or bool(value.constant.any()):
+            return None
+        ((source, slope),) = value.slopes.items()
+        if self._is_units(source) or slope.entries != self.positions * slope.size:
+            return None
+        return source if self._multiple_of_identity(slope, self.layout(value)) == 1 else None
+
+    def gates(self, values: Sequence[Value]) -> bool:
+        """Whether the product of values is hidden units, should activations be among them.
+
+        An activation multiplies an affine function of the state, or a step what it is a step of.
+        """
+        activated = [value for value in values if self._activation_in(value) is not None]
+        if not activated:
+            return True
+        layout = self.layout(*values)
+        if len(values) != 2 or any(len(self._unit_of(value, layout)[2]) > 1 for value in activated):
+            return False
+        if not any(self._operation_name(value) == "step" for value in activated):
+            other = [value for value in values if value not in activated]
+            return len(activated) == 1 and not self._units_in(other[0])
+        first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
+        # A step times ReLU is ReLU again, at the step's threshold.
+        if self._operation_name(second) not in ("", "relu"):
+            return False
+        known = self._step_heights(first, second, layout)
+        if known is None or bool((known[1] < 0).any()):
+            return False
+        # Thresholds of both kinds would need two activations in one layer.
+        return bool((known[1] > 0).all()) or not bool(known[1].any())
+
+    def _step_heights(self, step: Value, other: Value, layout: Layout) -> Any:
+        """Numbers k and t with other = k (u + t) where a step is 1(u > 0); None without such."""
+        _, _, ((weight, bias),) = self._unit_of(step, layout)
+        if self._activation_in(other) is None:
+            size, (up, shift) = bias * 0 + 1, self._unit_factors(other, layout)[1][0]
+        else:
+            _, size, ((up, shift),) = self._unit_of(other, layout)
+        # The step must read the rows that it multiplies.
+        if isinstance(weight, SparseMatrix) or isinstance(up, SparseMatrix):
+            return None
+        if weight.shape != up.shape or not bool((weight == up).all()):
+            return None
+        return size, shift - bias
+
+    def _activation_in(self, value: Value) -> Activation | None:
+        """The activation of the hidden units that a value is made of."""
+        functions = [self.sources[block].function for block in value.slopes]
+        return next((function for function in functions if function is not None), None)
+
+    def _operation_name(self, value: Value) -> str:
+        function = self._activation_in(value)
+        return "" if function is None else function.name
+
+    def _unit_of(
+        self, value: Value, layout: Layout
+    ) -> tuple[int, Any, tuple[tuple[Rows, Any], ...]]:
+        """The source read, numbers that multiply units, and the factors of the units."""
+        ((block, slope),) = value.slopes.items()
+        source = self.sources[block]
+        if slope.is_root and (slope is source.root or self.positions == 1):
+            return source.reads, self.library.array(np.ones(slope.size)), source.factors
+        # `multiplies` has made sure of a single unit for each entry.
+        units, size = _single_entries(self.rows(slope, layout, block), self.library)
+        factors = tuple(
+            (_chosen_rows(w, units, self.library), b[_indices(self.library, units)])
+            for w, b in source.factors
+        )
+        return source.reads, size, factors
+
+    def _new_block(
+        self,
+        factors: tuple[tuple[Rows, Any], ...],
+        shape: tuple[int, ...],
+        layout: Layout,
+        reads: int,
+        function: Activation | None = None,
+    ) -> Value:
+        """A new block of hidden units, for the entries of a value."""
+        block = 1 + max(self.sources)
+        root = self._root(shape, layout)
+        self.sources[block] = Source(root, layout, reads, factors, function)
+        return Value(self.zeros(shape), {block: root})
+
+    def _unit_factors(
+        self, value: Value, layout: Layout
+    ) -> tuple[int | None, tuple[tuple[Rows, Any], ...]]:
+        """The factors of every entry of a value that `multiplies`, and the source they read."""
+        if not self._units_in(value):
+            flat = self.vector(value.constant, layout)
+            # A value without slopes is a constant factor.
+            if not value.slopes:
+                return None, ((self.rows(None, layout), flat),)
+            ((source, slope),) = value.slopes.items()
+            return source, ((self.rows(slope, layout, source), flat),)
+        reads, factor, ((weight, bias), *others) = self._unit_of(value, layout)
+        return reads, ((_scaled_rows(weight, factor), factor * bias), *others)
+
+    def ends_layer(self, value: Value, is_whole: bool) -> bool:
+        """Whether a value that all the rest depends on becomes a state of its own.
+
+        A value with hidden units does, and a linear layer as the user wrote it. Another affine
+        function of the state does where it is narrower than the state; a wider value is cheaper as
+        rows of the next layer. So is a value that would be too large a matrix.
+        """
+        if self._units_in(value):
+            return True
+        if set(value.slopes) != {0}:
+            return is_whole
+        if is_whole:
+            return True
+        if value.constant.reshape(-1).shape[0] >= self.width * self.positions:
+            return False
+        slope = value.slopes[0]
+        try:
+            self.layout(value)
+            return slope.is_stored or isinstance(self._matrix(slope), SparseMatrix)
+        except (TooLarge, UnsupportedLayer):
+            return False
+
+    def settle(
+        self, values: dict[Hashable, Value], is_whole: bool = False
+    ) -> dict[Hashable, Value]:
+        """Add a layer that gives everything that values depend on, and make this the state.
+
+        A single value becomes the state; of several, all sources that they are affine in.
+
+        Args:
+            values: Values that are used later.
+            is_whole: Whether a single value is a linear layer as the user wrote it.
+
+        Returns:
+            The values, affine in the new state alone.
+        """
+        if len(values) == 1:
+            ((name, value),) = values.items()
+            layout = self.layout(value)
+            self._append_layer(value, layout, is_whole)
+            self._begin(value.shape, layout)
+            return {name: self.state()}
+        sources = sorted({source for value in values.values() for source in value.slopes})
+        functions = [self.sources[n].function for n in sources]
+        if function := next((one for one in functions if one is not None), None):
+            raise NoLayerError(
+                f"the forward pass computes {function.name}, and keeps other values beside it over "
+                "a nonlinear layer"
+            )
+        widths = [self.sources[source].layout.width for source in sources]
+        # The new state is all sources one after another.
+        total, n = sum(widths), self.positions
+        where = np.arange(n * total)
+        both = Layout(where % total, where // total, total, True)
+        start, slopes, starts = 0, {}, {}
+        for source, width in zip(sources, widths, strict=True):
+            own = Layout(np.arange(n * width) % width, np.arange(n * width) // width, width, True)
+            zeros = [self.zeros((width, k)) for k in (start, total - start - width)]
+            placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]], 1)
+            root = self._root((n, width), own)
+            if n == 1:
+                root = replace(root, grids=self.sources[source].root.grids)
+            slopes[source] = root.then(lambda z, p=placed: z @ p, (n, total), last=placed.T)
+            starts[source] = start
+            start += width
+        memo: dict[Any, Map] = {}
+        grids = (
+            tuple(g for source in sources for g in self.sources[source].root.grids)
+            if n == 1
+            else ((total,),)
+        )
+        moved: dict[Hashable, Value] = {}
+        for name, value in values.items():
+            parts = [
+                rerooted(slope, total, starts[source], grids, memo)
+                for source, slope in value.slopes.items()
+            ]
+            moved[name] = Value(value.constant, {0: added(parts)} if parts else {})
+        self._append_layer(Value(self.zeros((n, total)), slopes), both)
+        self._begin((n, total), both)
+        root = self.sources[0].root
+        self.sources[0] = replace(self.sources[0], root=replace(root, grids=grids))
+        return moved
+
+    def finished(self, value: Value) -> list[Normed]:
+        """All layers of tnsim, the last of which gives a value."""
+        # A last layer that is the identity is left out.
+        if not self.drafts or self.is_state(value) != 0:
+            self._append_layer(value, self.layout(value))
+        return [layer for draft in self.drafts for layer in self._layers_of(draft)]
+
+    def _append_layer(self, value: Value, layout: Layout, is_whole: bool = False) -> None:
+        """Add the layer that gives a value."""
+        bias = self.vector(value.constant, layout)
+        blocks = [block for block in sorted(value.slopes) if self._is_units(block)]
+        norms = {source for source in value.slopes if self.sources[source].norm is not None}
+        norms |= {self.sources[n].reads for n in blocks if self.sources[n].reads != 0}
+        around = value.slopes.get(0)
+        skip = None if around is None else self._multiple_of_identity(around, layout)
+        norm = None
+        if norms:
+            if len(norms) > 1:
+                raise UnsupportedLayer("a layer reads two norms of its state")
+            (normed,) = norms
+            norm = self.sources[normed].norm
+            if any(self.sources[n].reads != normed and self.sources[n].factors for n in blocks):
+                raise UnsupportedLayer(
+                    "a layer multiplies what a norm gives and what the norm reads"
+                )
+            if skip is None and around is not None and around.matters:
+                raise UnsupportedLayer(
+                    "a linear map other than a residual connection goes around a norm"
+                )
+            around = value.slopes.get(normed)
+            if not blocks:
+                assert around is not None
+                self.drafts.append(Draft(around, bias, layout, skip=skip, norm=norm))
+                return
+            if around is not None and around.matters:
+                inner = self._carried(around, layout)
+                self._append_units(value, blocks, layout, bias, skip, norm, inner)
+                return
+            self._append_units(value, blocks, layout, bias, skip, norm, None)
+            return
+        if not blocks:
+            self._append_linear(around, bias, layout, is_whole)
+            return
+        others = [self.sources[n] for n in blocks]
+        carried = None
+        if skip is None and around is not None and around.matters:
+            if any(one.function is not None or one.layers is not None for one in others):
+                self._append_beside(value, blocks, layout, bias, around)
+                return
+            carried = self._carried(around, layout)
+        self._append_units(value, blocks, layout, bias, skip, None, carried)
+
+    def _carried(self, matrix: Map, layout: Layout) -> tuple[tuple[Rows, Any], Map]:
+        """Units `(S z) * 1` with the map from them to the state."""
+        rows = self.rows(matrix, layout)
+        # Rows of zeros, as of a state beside others, need no units.
+        needed = _rows_with_entries(rows, self.library)
+        count = len(needed)
+        if count < layout.width:
+            rows = _chosen_rows(rows, needed, self.library)
+        place = np.full(layout.width, count)
+        place[needed] = np.arange(count)
+        entries = place[layout.index]
+        zero = self.library.array(np.zeros(1))
+        at = _indices(self.library, entries + layout.position * (count + 1))
+        n = self.positions
+        where = np.arange(n * count)
+        own = Layout(where % max(count, 1), where // max(count, 1), count, True)
+        shape = matrix.shape
+        root = self._root((n, count), own)
+
+        def placed(z: Any) -> Any:
+            ones = self.library.concatenate([zero] * n).reshape(n, 1)
+            return self.library.concatenate([z, ones], 1).reshape(-1)[at].reshape(shape)
+
+        if n == 1 and count == layout.width:
+            root = replace(root, grids=(tuple(shape),))
+            down = root.then(lambda z: z.reshape(shape), shape)
+        else:
+            down = root.then(placed, shape)
+        return (rows, self.library.array(np.zeros(count))), down
+
+    def _append_units(
+        self,
+        value: Value,
+        blocks: list[int],
+        layout: Layout,
+        bias: Any,
+        skip: float | None,
+        norm: Norm | None,
+        carried: tuple[tuple[Rows, Any], Map] | None,
+    ) -> None:
+        """Add the layer `s z + D (units of all blocks) + c`."""
+        sources = [self.sources[n] for n in blocks]
+        if any(source.layers is not None for source in sources):
+            if len(sources) > 1 or carried is not None:
+                raise NoLayerError(
+                    "one layer computes attention, or a class that was declared, and something "
+                    "else beside it"
+                )
+            down = value.slopes[blocks[0]]
+            self.drafts.append(Draft(down, bias, layout, (), skip, None, norm, sources[0].layers))
+            return
+        functions = [source.function for source in sources]
+        if any(functions):
+            function = functions[0]
+            if (
+                function is None
+                or carried is not None
+                or any(other != function for other in functions)
+            ):
+                known = {"a product" if one is None else one.name for one in functions}
+                names = sorted(known | ({"a product"} if carried is not None else set()))
+                raise NoLayerError(
+                    f"one layer computes {' and '.join(names)}, and has room for one activation"
+                )
+        units = [source.factors for source in sources]
+        downs = [value.slopes[block] for block in blocks]
+        if carried is not None:
+            units.append((carried[0],))
+            downs.append(carried[1])
+        down = _side_by_side(downs, self.positions)
+        factors = tuple(_stacked_factors(units, self.library))
+        self.drafts.append(Draft(down, bias, layout, factors, skip, functions[0], norm))
+
+    def _append_beside(
+        self, value: Value, blocks: list[int], layout: Layout, bias: Any, matrix: Map
+    ) -> None:
+        """Add the layers `z -> (z, S z) -> (z, S z + D u + c)`, whose second part is the state."""
+        kept, size, n = self.width, layout.width, self.positions
+        total, library = kept + size, self.library
+        where = np.arange(n * total)
+        both = Layout(where % total, where // total, total, True)
+        rows = written_out(self.rows(matrix, layout), library)
+        state = self._root(
+            (n, kept), Layout(np.arange(n * kept) % kept, np.arange(n * kept) // kept, kept, True)
+        )
+        first = library.concatenate([library.eye(kept), rows])
+        self._append_linear(
+            state.then(lambda z: z @ first.T, (n, total), last=first),
+            library.array(np.zeros(total)),
+            both,
+            False,
+        )
+        sources = [self.sources[b] for b in blocks]
+        if len(sources) > 1 and any(source.layers is not None for source in sources):
+            raise NoLayerError("one layer computes attention and something else beside it")
+        if sources[0].layers is not None:
+            raise NoLayerError(
+                "a linear map other than a residual connection goes around attention, or around a "
+                "class that was declared"
+            )
+        down = _side_by_side([value.slopes[b] for b in blocks], n)
+        narrow = written_out(self.rows(down, layout), library)
+        functions = [source.function for source in sources]
+        if functions[0] is None or any(other != functions[0] for other in functions):
+            names = sorted({"a product" if one is None else one.name for one in functions})
+            raise NoLayerError(
+                f"one layer computes {' and '.join(names)}, and has room for one activation"
+            )
+        padded = [
+            (library.concatenate([written_out(w, library), self.zeros((w.shape[0], size))], 1), b)
+            for w, b in _stacked_factors([source.factors for source in sources], library)
+        ]
+        units = narrow.shape[1]
+        where = np.arange(n * units)
+        root = self._root((n, units), Layout(where % units, where // units, units, True))
+        placed = library.concatenate([self.zeros((kept, units)), narrow])
+        widened = root.then(lambda z: z @ placed.T, (n, total), last=placed)
+        shifted = library.concatenate([library.array(np.zeros(kept)), bias])
+        self.drafts.append(Draft(widened, shifted, both, tuple(padded), 1.0, functions[0]))
+        state = self._root((n, total), both)
+        second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
+        last = Layout(np.arange(n * size) % size, np.arange(n * size) // size, size, True)
+        self._append_linear(
+            state.then(lambda z: z @ second.T, (n, size), last=second),
+            library.array(np.zeros(size)),
+            last,
+            False,
+        )
+
+    def _append_linear(self, matrix: Map | None, bias: Any, layout: Layout, is_whole: bool) -> None:
+        """Add a linear layer, merged into a layer before it without skip where that is smaller."""
+        if matrix is None:
+            root = self.sources[0].root
+            shape = (self.positions * layout.width,)
+            nothing = self.zeros(shape)
+            matrix = root.then(lambda z: nothing + 0 * z.reshape(-1)[:1], shape)
+            if self.positions > 1:
+                wide = (self.positions, layout.width)
+                zero = self.zeros((layout.width, self.width))
+                matrix = replace(matrix, shape=wide, last=zero)
+                layout = Layout(
+                    np.arange(math.prod(wide)) % layout.width,
+                    np.arange(math.prod(wide)) // layout.width,
+                    layout.width,
+                    True,
+                )
+        if self.drafts and self.drafts[-1].skip is None and self.drafts[-1].norm is None:
+            last = self.drafts[-1]
+            whole = is_whole or last.is_whole
+            units = bool(last.factors or last.layers) and last.down.is_root
+            apart = (last.down.size + layout.width) * matrix.size
+            smaller = layout.width * last.down.size <= apart and not (whole and not last.factors)
+            alone = last.function is not None and self._is_elementwise(last)
+            if (units or smaller) and not alone:
+                self.drafts[-1] = replace(
+                    last,
+                    down=self._composed(matrix, last),
+                    bias=bias + self._applied(matrix, layout, last.bias),
+                    layout=layout,
+                    is_whole=whole,
+                )
+                return
+        self.drafts.append(Draft(matrix, bias, layout, is_whole=is_whole))
+
+    def _is_elementwise(self, draft: Draft) -> bool:
+        """Whether a layer is an activation of every coordinate of its state."""
+        if len(draft.factors) != 1:
+            return False
+        (weight, bias), width = draft.factors[0], draft.factors[0][0].shape[1]
+        if isinstance(weight, SparseMatrix) or weight.shape[0] != width or bool(bias.any()):
+            return False
+        if not bool((weight == self.library.eye(width)).all()):
+            return False
+        return (
+            draft.down.is_root
+            and self.library.numbers(draft.down.index).tolist() == draft.layout.index.tolist()
+        )
+
+    def _applied(self, matrix: Map, layout: Layout, vector: Any) -> Any:
+        """The image of a vector under a map that is the same at all positions."""
+        image = matrix.at(vector).reshape(-1)
+        first = np.flatnonzero(layout.position == 0)
+        return image[_indices(self.library, first[np.argsort(layout.index[first])])]
+
+    def _composed(self, outer: Map, before: Draft) -> Map:
+        """A map of the state, as a map of the units that gave the state."""
+        layout, inner = before.layout, before.down
+        place = np.empty(self.positions * layout.width, np.int64)
+        place[layout.position * layout.width + layout.index] = np.arange(len(layout.index))
+        memo: dict[Map, Map] = {}
+
+        def moved(linear: Map) -> Map:
+            if linear not in memo:
+                if linear.is_root:
+                    index, position = (
+                        self.library.numbers(x) for x in (linear.index, linear.position)
+                    )
+                    take = _indices(self.library, place[position * layout.width + index])
+                    same = (
+                        inner.shape == linear.shape
+                        and (self.library.numbers(take) == np.arange(len(take))).all()
+                    )
+                    memo[linear] = (
+                        inner
+                        if same
+                        else inner.then(
+                            lambda y: y.reshape(-1)[take].reshape(linear.shape),
+                            linear.shape,
+                            last=inner.last
+                            if linear.last is IDENTITY and before.layout.is_last
+                            else None,
+                        )
+                    )
+                else:
+                    parts = tuple(map(moved, linear.before))
+                    last = linear.last
+                    if last is not None:
+                        inside = [one.last for one in parts]
+                        known = inside[0] if len(inside) == 1 else None
+                        roots = _roots(linear)
+                        start = next(iter(roots))
+                        known = (
+                            memo[start].last if len(roots) == 1 and start.last is IDENTITY else None
+                        )
+                        last = None if known is None else _product(last, known)
+                    memo[linear] = replace(
+                        linear, size=inner.size, before=parts, grids=parts[0].grids, last=last
+                    )
+            return memo[linear]
+
+        return moved(outer)
+
+    def _multiple_of_identity(self, linear: Map, layout: Layout) -> float | None:
+        """The number s of a map s I; None for zero, other maps, and maps with a gradient."""
+        if linear.entries != linear.size * self.positions or layout.width != linear.size:
+            return None
+        source = next((one for one in self.sources.values() if one.root is linear), None)
+        if source is not None or linear.last is IDENTITY:
+            same = source is None or (
+                (source.layout.index == layout.index).all()
+                and (source.layout.position == layout.position).all()
+            )
+            return 1.0 if same else None
+        if self.library.requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
+            return None
+        if not linear.is_stored and not self.may_be_sparse and linear.last is None:
+            may, self.may_be_sparse = self.may_be_sparse, True
+            try:
+                matrix = self._matrix(linear)
+            finally:
+                self.may_be_sparse = may
+        else:
+            matrix = self.rows(linear, layout)
+        if isinstance(matrix, SparseMatrix):
+            columns, values = matrix.columns.array, np.asarray(matrix.values)
+            if columns.shape[1] != 1 or (columns[:, 0] != np.arange(len(columns))).any():
+                return None
+            return float(values[0, 0]) if values[0, 0] and (values == values[0, 0]).all() else None
+        matrix = self.library.numbers(matrix)
+        number = matrix[0, 0] if matrix.size else 0.0
+        return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
+
+    def _layers_of(self, draft: Draft) -> list[Normed]:
+        """The layers of tnsim of a draft."""
+        bias: Any = _unless_zero(draft.bias, self.library)
+        if draft.layers is not None:
+            identity = (
+                draft.down.is_root
+                and self.library.numbers(draft.down.index).tolist() == draft.layout.index.tolist()
+            )
+            down = None if identity else self.rows(draft.down, draft.layout)
+            return self._with_skip(draft.layers(down, bias), draft.skip, draft.norm)
+        if not draft.factors:
+            # The state may be in another order than the source.
+            down = self.rows(draft.down, draft.layout)
+            return self._with_skip([Normed(Linear(down, bias))], draft.skip, draft.norm)
+        if (
+            draft.function is not None
+            and draft.skip is None
+            and draft.norm is None
+            and self._is_elementwise(draft)
+            and bias is None
+        ):
+            return [Normed(Elementwise(draft.function, draft.factors[0][0].shape[1]))]
+        down = self.rows(draft.down, draft.layout)
+        factors: Any = draft.factors
+        if draft.function is None and len(factors) == 2:
+            factors, down = _with_fewer_units(factors, down, self.library)
+        rows: list[Any] = [w for w, _ in factors]
+        biases: list[Any] = [_unless_zero(b, self.library) for _, b in factors]
+        if draft.function is not None:
+            up, up_bias = (rows[1], biases[1]) if len(rows) == 2 else (None, None)
+            layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
+        elif len(rows) == 2:
+            layer = Bilinear(rows[0], rows[1], down, biases[0], biases[1], bias)
+        elif len(rows) == 1:
+            layer = Linear(down @ rows[0], bias)  # units that nothing multiplies
+        else:
+            layer = Multilinear(rows, down, biases, bias)
+        return self._with_skip([Normed(layer)], draft.skip, draft.norm)
+
+    def _with_skip(
+        self, layers: list[Normed], skip: float | None, norm: Norm | None
+    ) -> list[Normed]:
+        if norm is not None:
+            if len(layers) != 1 or layers[0].norm is not None:
+                raise UnsupportedLayer("a norm stands before several layers that were declared")
+            layers = [Normed(layers[0].layer, norm)]
+        if skip is None:
+            return layers
+        if len(layers) != 1:
+            raise UnsupportedLayer(
+                f"a residual connection goes around {len(layers)} layers; tnsim has it around one"
+            )
+        layer: Any = layers[0].layer
+        if isinstance(layer, Residual) and layer.skip == 0:
+            return [Normed(Residual(layer.layer, skip, layer.scale), layers[0].norm)]
+        return [Normed(Residual(layer, skip=skip), layers[0].norm)]
+
+
+MIXED = (
+    "the forward pass puts numbers of several positions of a sequence together, and layers act on "
+    "every position alone, but for attention"
+)
+
+
+def rerooted(
+    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Any, Map]
+) -> Map:
+    """A map of some coordinates as a map of more, among which these come from a place on."""
+    key = linear, start
+    if key not in memo:
+        last = linear.last
+        if last is not None:
+            last = linear.library.eye(linear.size) if last is IDENTITY else last
+            zeros = [
+                linear.library.array(np.zeros((last.shape[0], n)))
+                for n in (start, size - start - linear.size)
+            ]
+            last = linear.library.concatenate([zeros[0], last, zeros[1]], 1)
+        if linear.is_root:
+            memo[key] = replace(
+                linear, size=size, index=linear.index + start, grids=grids, last=last
+            )
+        else:
+            before = tuple(rerooted(one, size, start, grids, memo) for one in linear.before)
+            memo[key] = replace(linear, size=size, before=before, grids=grids, last=last)
+    return memo[key]
+
+
+def added(parts: Sequence[Map]) -> Map:
+    """The sum of maps of the same coordinates to arrays of one shape."""
+    if len(parts) == 1:
+        return parts[0]
+    lasts = [part.last for part in parts]
+    last = None
+    if all(one is not None and one is not IDENTITY for one in lasts):
+        last = sum(lasts[1:], lasts[0])
+
+    def total(*arrays: Any) -> Any:
+        return sum(arrays[1:], arrays[0])
+
+    shape = parts[0].shape
+    return Map(parts[0].library, parts[0].size, shape, total, total, tuple(parts), last=last)
+
+
+def _side_by_side(maps: Sequence[Map], positions: int) -> Map:
+    """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
+    if len(maps) == 1:
+        return maps[0]
+    total = sum(one.size for one in maps)
+    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
+    start, parts = 0, []
+    for one in maps:
+        parts.append(rerooted(one, total, start, grids, {}))
+        start += one.size
+    return added(parts)
+
+
+def _roots(linear: Map) -> set[Map]:
+    if linear.is_root:
+        return {linear}
+    return set().union(*map(_roots, linear.before))
+
+
+def _product(last: Any, inside: Any) -> Any:
+    if last is IDENTITY:
+        return inside
+    return last if inside is IDENTITY else last @ inside
+
+
+def _indices(library: Library, numbers: Any) -> Any:
+    return library.array(np.asarray(numbers, np.int64))
+
+
+def _unless_zero(bias: Any, library: Library) -> Any:
+    """A bias, or None for a bias of zeros that nobody differentiates."""
+    return bias if library.requires_grad(bias) or bool(bias.any()) else None
+
+
+def _stacked_factors(
+    units: Sequence[Sequence[tuple[Rows, Any]]], library: Library
+) -> list[tuple[Rows, Any]]:
+    """The factors of a layer: matrix (units, in) and bias (units,) of all blocks, leg by leg."""
+    factors = []
+    for leg in range(max(map(len, units))):
+        # A block of fewer factors than the layer has is multiplied by 1.
+        own = [block[leg] if leg < len(block) else _ones_like(*block[0]) for block in units]
+        rows = _stacked_rows([w for w, _ in own], library)
+        factors.append(
+            (rows, own[0][1] if len(own) == 1 else library.concatenate([b for _, b in own]))
+        )
+    return factors
+
+
+def _ones_like(matrix: Rows, bias: Any) -> tuple[Rows, Any]:
+    """The factor 1 for every unit of another factor."""
+    if not isinstance(matrix, SparseMatrix):
+        return matrix * 0, bias * 0 + 1
+    none = Columns(np.full((len(bias), 1), -1), matrix.columns.width)
+    return SparseMatrix(np.zeros((len(bias), 1), matrix.dtype), none), bias * 0 + 1
+
+
+def _stacked_rows(parts: list[Rows], library: Library) -> Rows:
+    """The rows of several matrices, sparse where any is and it pays for all."""
+    if len(parts) == 1:
+        return parts[0]
+    sparse = [part if isinstance(part, SparseMatrix) else None for part in parts]
+    if not any(sparse):
+        return library.concatenate(parts)
+    width = parts[0].shape[1]
+    made = [
+        one or SparseMatrix.of(library.numbers(part))
+        for one, part in zip(sparse, parts, strict=True)
+    ]
+    rows, most = sum(part.shape[0] for part in parts), max(one.values.shape[1] for one in made)
+    if most * FILLED > width and rows * width <= LARGEST:
+        return library.concatenate([written_out(part, library) for part in parts])
+    check_stored(rows, width, most)
+    values = np.concatenate([_padded(np.asarray(one.values), most, 0) for one in made])
+    columns = np.concatenate([_padded(one.columns.array, most, -1) for one in made])
+    return SparseMatrix(fixed(values), Columns(columns, width))
+
+
+def _padded(array: np.ndarray, width: int, value: int) -> np.ndarray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=value)
+
+
+def _scaled_rows(matrix: Rows, factors: Any) -> Rows:
+    """A matrix with each row times a number."""
+    if isinstance(matrix, SparseMatrix):
+        return matrix.with_values(fixed(np.asarray(matrix.values) * np.asarray(factors)[:, None]))
+    return factors[:, None] * matrix
+
+
+def _chosen_rows(matrix: Rows, rows: np.ndarray, library: Library) -> Rows:
+    """Some rows of a matrix, in a given order."""
+    if isinstance(matrix, SparseMatrix):
+        columns = Columns(matrix.columns.array[rows], matrix.columns.width)
+        return SparseMatrix(fixed(np.asarray(matrix.values)[rows]), columns)
+    return matrix[_indices(library, rows)]
+
+
+def _rows_with_entries(matrix: Rows, library: Library) -> np.ndarray:
+    """The rows that have a gradient, an entry, or the place of an entry."""
+    if isinstance(matrix, SparseMatrix):
+        return np.flatnonzero(matrix.columns.filled.any(1))
+    if library.requires_grad(matrix):
+        return np.arange(len(matrix))
+    return np.flatnonzero(library.numbers(matrix).any(1))
+
+
+def _counts(matrix: Rows) -> Any:
+    """The number of entries in each row that are not zero."""
+    entries: Any = np.asarray(matrix.values) if isinstance(matrix, SparseMatrix) else matrix
+    return (entries != 0).sum(1)
+
+
+def _single_entries(matrix: Rows, library: Library) -> tuple[np.ndarray, Any]:
+    """Column and value of the largest entry of each row."""
+    if isinstance(matrix, SparseMatrix):
+        entries = np.asarray(matrix.values)
+        rows, places = np.arange(len(entries)), np.abs(entries).argmax(1)
+        return matrix.columns.array[rows, places].astype(np.int64), library.array(
+            entries[rows, places]
+        )
+    columns = np.abs(library.numbers(matrix)).argmax(1)
+    return columns, matrix[_indices(library, np.arange(len(columns))), _indices(library, columns)]
+
+
+def written_out(matrix: Rows, library: Library) -> Any:
+    """A matrix as an array of the library."""
+    return library.array(np.array(matrix.dense())) if isinstance(matrix, SparseMatrix) else matrix
+
+
+def _with_fewer_units(
+    factors: Sequence[tuple[Rows, Any]], down: Rows, library: Library
+) -> tuple[Sequence[tuple[Rows, Any]], Rows]:
+    """Two factors and a map D with fewer hidden units, where many units share a factor.
+
+    Units with the same left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as
+    the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, has all products
+    x_i x_j. Layers with gradients keep their units as they are, and so do large sparse ones.
+    """
+    arrays = [down, *(array for factor in factors for array in factor)]
+    if any(library.requires_grad(array) for array in arrays):
+        return factors, down
+    sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
+    if max((math.prod(matrix.shape) for matrix in sparse), default=0) > MERGED:
+        return factors, down
+    grouped = [np.unique(_row_keys(*factor, library), return_inverse=True) for factor in factors]
+    # Groups of hardly more than one unit save nothing.
+    shared_by_many = [2 * len(groups) <= down.shape[1] for groups, _ in grouped]
+    if not any(shared_by_many):
+        return factors, down
+    best: Any = None
+    fewest = down.shape[1]
+    dense = library.numbers(written_out(down, library))
+    # Biases are a last column, so that they go with their rows.
+    lifted = [
+        np.concatenate([library.numbers(written_out(w, library)), library.numbers(b)[:, None]], 1)
+        for w, b in factors
+    ]
+    for turn, (_, group_of), is_shared in zip((1, -1), grouped, shared_by_many, strict=True):
+        # Either factor may be the one that many units share.
+        if not is_shared:
+            continue
+        shared, other = lifted[::turn]
+        terms: list[tuple[Any, Any, Any]] = []
+        # In the order of their first units, so that models of one module have units in one order.
+        for group in dict.fromkeys(group_of.ravel().tolist()):
+            members = np.flatnonzero(group_of.ravel() == group)
+            row = shared[members][0]
+            # The rank of a group is the number of units that it needs. The product of a few members
+            # has the singular values of a small matrix between orthogonal ones.
+            outer, core = np.linalg.qr(dense[:, members])
+            read = other[members].any(0)
+            inner, rest = np.linalg.qr(other[members][:, read].T)
+            left, sizes, small = np.linalg.svd(core @ rest.T, full_matrices=False)
+            left, right = outer @ left, np.zeros((len(sizes), other.shape[1]))
+            right[:, read] = small @ inner.T
+            kept = sizes > NEGLIGIBLE * sizes[:1]
+            one, two = np.tile(row, (int(kept.sum()), 1)), right[kept]
+            one, two = (one, two)[::turn]
+            terms.append((one, two, (left * sizes)[:, kept]))
+        count = sum(len(one) for one, _, _ in terms)
+        if 0 < count < fewest:
+            one, two, out = zip(*terms, strict=True)
+            fewest = count
+            best = np.concatenate(one), np.concatenate(two), np.concatenate(out, 1)
+    if best is None:
+        return factors, down
+    one, two, out = best
+    few = [
+        (_like_before(rows[:, :-1], sparse, library), library.array(rows[:, -1]))
+        for rows in (one, two)
+    ]
+    return few, _like_before(out, sparse, library) if isinstance(
+        down, SparseMatrix
+    ) else library.array(out)
+
+
+def _like_before(matrix: np.ndarray, sparse: list[SparseMatrix], library: Library) -> Rows:
+    """A matrix made of others, as a sparse one where some of these are and it has few entries."""
+    few = int(_counts(matrix).max()) * FILLED <= matrix.shape[1] and matrix.size >= FEWEST
+    return (
+        SparseMatrix.of(matrix) if sparse and few else library.array(np.ascontiguousarray(matrix))
+    )
+
+
+def _row_keys(matrix: Rows, bias: Any, library: Library) -> np.ndarray:
+    """A key of bytes for every row with its bias, equal for equal rows."""
+    if isinstance(matrix, SparseMatrix):
+        parts = [np.asarray(matrix.values) + 0.0, matrix.columns.array.astype(np.float64)]
+    else:
+        parts = [library.numbers(matrix).astype(np.float64) + 0.0]
+    # Adding zero makes -0.0 a 0.0.
+    rows = np.concatenate([*parts, library.numbers(bias).astype(np.float64)[:, None] + 0.0], 1)
+    return np.ascontiguousarray(rows).view([("", np.uint8, rows.shape[1] * 8)])[:, 0]
