@@ -19,7 +19,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "tables": "",
     "engine": "errors files scaled sessions tables",
     "activations": "errors scaled",
-    "models": "activations errors scaled tables",
+    "models": "activations errors scaled sessions tables",
     "checkpoints": "activations errors files models sessions tables",
     "analysis": "checkpoints errors files models names tables",
     "metrics": "errors models names scaled sessions",

@@ -102,7 +102,7 @@ OTHERS = [
     {"scale_embedding": True},
 ]
 SAID = (
-    "two rotations, of which|rotate whole heads|RoPE of type|two functions for gemma|means two fun"
+    "two rotations, of which|rotate whole heads|RoPE of type|two functions for gemma"
     "|caps by tanh|head_dim of|normalises queries and keys|_remove_final_layer_norm"
 )
 """What refusals of these configurations name."""
@@ -190,6 +190,8 @@ def test_configurations_with_two_meanings_are_refused_by_name(layout, change, sa
         ("llama", {"hidden_activation": "relu"}),
         ("llama", {"scale_attn_weights": False, "layer_norm_epsilon": 0.3}),
         ("gemma", {"hidden_act": "relu"}),
+        ("gemma", {"hidden_act": "gelu"}),
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}),
         ("gpt_neox", {"num_key_value_heads": 1, "rotary_pct": 0.5}),
     ],
 )

@@ -11,6 +11,7 @@ from closeness import LARGEST, assert_close
 from transformer_cases import attention_model, module, written
 
 import tnsim
+from tnsim.circuits.standard_parts import View
 
 TOKENS = np.array([3, 0, 6, 3, 1, 5])
 
@@ -170,6 +171,32 @@ def test_tied_unembeddings_and_models_without_a_head(rng):
     assert "direct" not in tnsim.parts(module(bare, config))
     with pytest.raises(tnsim.ModelError, match="no part of kind direct"):
         tnsim.parts(module(bare, config), "direct")
+
+
+@pytest.mark.parametrize("config", [cases.CONFIGS["gpt2"], cases.CONFIGS["llama 3"]])
+def test_tied_tables_are_stored_under_either_name(config, rng, tmp_path):
+    state = cases.checkpoint(rng, config)
+    (name,) = (name for name in state if name.endswith(("wte.weight", "embed_tokens.weight")))
+    other = {key: value for key, value in state.items() if key != name}
+    other["lm_head.weight"] = state[name]
+    both = {**state, "lm_head.weight": state[name]}
+    files = [
+        cases.written(tmp_path / key, tensors, config)
+        for key, tensors in {"table": state, "logits": other, "both": both}.items()
+    ]
+    tokens = np.eye(cases.VOCABULARY)
+    expected = tnsim.parts(files[0], "direct")["direct"](tokens)
+    for file in files[1:]:
+        found = tnsim.parts(file, "direct")["direct"](tokens)
+        assert_close(found, expected, scale=LARGEST, rtol=1e-15)
+    # Files that differ in this alone are one network, also in what belongs to no part.
+    rests = [dict(tnsim.parts(file, "qk").anatomy.rest([], View())) for file in files]
+    for rest in rests[1:]:
+        assert rest.keys() == rests[0].keys()
+        assert all(np.array_equal(rest[key], value) for key, value in rests[0].items())
+    untied = cases.written(tmp_path / "untied", other, {**config, "tie_word_embeddings": False})
+    with pytest.raises(tnsim.ModelError, match="missing, and config.json does not tie it"):
+        assert tnsim.parts(untied, "direct")["direct"]
 
 
 def test_adding_one_number_to_all_rows_behind_a_layer_norm_changes_no_part(rng):
@@ -333,16 +360,6 @@ def test_tensors_without_a_place_are_refused(name, message, rng):
     state = {**cases.checkpoint(rng, config), name: np.ones(2)}
     with pytest.raises(tnsim.TnsimError, match=message):
         tnsim.parts(module(state, config))
-
-
-def test_gemma_says_which_gelu_it_has(rng):
-    config = {**cases.CONFIGS["gemma"], "hidden_activation": None}
-    state = cases.checkpoint(rng, config)
-    with pytest.raises(
-        tnsim.UnsupportedLayer, match=r"means two functions .* add hidden_activation"
-    ):
-        tnsim.parts(module(state, config))
-    assert "layer 0 head 0 qk" in tnsim.parts(module(state, config), "qk")
 
 
 def test_damaged_weights_are_refused(rng):

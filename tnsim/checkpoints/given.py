@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
-from tnsim.models.model import AnyModel, Combination, Model, terms
+from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ def given_model(
         output: Name or place of the output of functions with several, where these run on inputs.
 
     Returns:
-        A model or a combination; a plain function, and a module that runs on inputs, unchanged but
-        for the choice of an output.
-        Anything else is returned unchanged too, for the check of the comparison to refuse.
+        A model or a combination, with weights in NumPy unless they are traced; a plain function,
+        and a module that runs on inputs, unchanged but for the choice of an output. Anything else
+        is returned unchanged too, for the check of the comparison to refuse.
 
     Raises:
         CheckpointError, ModelError, UnsupportedLayer: A file or module cannot be read as a model.
@@ -61,6 +61,7 @@ def given_model(
     if not isinstance(given, AnyModel):
         # Plain functions and foreign objects are judged by the comparison itself.
         return with_output(given, output)
+    given = in_numpy(given)
     # Inputs tell the length only where a model would otherwise be open in it.
     if n_ctx is None and given.n_ctx is None and any(part.attends for _, part in terms(given)):
         n_ctx = _length_of_inputs(inputs)

@@ -265,9 +265,9 @@ class Transformer:
     def activation(self) -> str:
         """Name of the activation of the MLPs.
 
-        Gemma's first files say "gelu" of a model that was trained with its form by tanh, which code
-        of different years computes either way, and `hidden_activation` beside `hidden_act` is read
-        by some code and by other code not.
+        Gemma's first files say "gelu" of a model that was trained with its form by tanh; Hugging
+        Face's library computes the form by tanh for them, and so do its releases since.
+        `hidden_activation` beside `hidden_act` is read by some releases and by others not.
         """
         entry = self.layout.activation
         named = self.config.get(entry)
@@ -280,11 +280,6 @@ class Transformer:
                     f"{printable(repr(other), 40)} of config.json are two functions for gemma, of "
                     "which code of different years computes either: write the one that is meant "
                     "into both"
-                )
-            if other is None and named == "gelu":
-                raise UnsupportedLayer(
-                    "hidden_act = 'gelu' of config.json means two functions for gemma: add "
-                    "hidden_activation = 'gelu_pytorch_tanh', as in training"
                 )
             named = meant
         if not isinstance(named, str):
@@ -324,13 +319,13 @@ class Transformer:
         """All tensors with their places, as they are stored, one after another."""
         for name, place in self.places.items():
             yield place, self._stored_array(name)
-        if self.has_unembedding and self._logits_name is None:
-            # A tied table is the matrix of logits too, under the name that it has elsewhere.
-            table = f"{self._name_roots[0]}{self.layout.embedding}.weight"
-            yield (
-                Place(f"{self.layout.unembedding[0]}.weight", ("direct",)),
-                self._stored_array(table),
-            )
+        if self.is_tied:
+            # Tied tables are stored once or twice; other checkpoints may have either under its name.
+            table = f"{self.layout.root}{self.layout.embedding}.weight"
+            stored = {place.name for place in self.places.values()}
+            for name in (table, f"{self.layout.unembedding[0]}.weight"):
+                if name not in stored:
+                    yield Place(name, ("direct",)), self._stored_array(self._table_name)
 
     def _stored_array(self, name: str) -> np.ndarray:
         """A tensor as it is stored; a tensor of a file is not kept."""
@@ -478,22 +473,36 @@ class Transformer:
 
     def embedding(self) -> Float[np.ndarray, "vocabulary width"]:
         """The table of tokens, as the stream begins with it."""
-        name = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+        name = self._table_name
         table = self._shaped_array(name, (None, self.width))
         if table is None:
-            raise ModelError(f"tensor {printable(name, 120)!r} is missing")
+            raise ModelError(
+                f"tensor {printable(name, 120)!r} is missing, and config.json does not tie it to "
+                "the matrix of logits (tie_word_embeddings)"
+            )
         if self.layout.embedding_by_root_of_width:
             # Gemma scales embeddings in its forward pass, and not in the file.
             table = table * math.sqrt(self.width)
         return table
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the table of tokens is the matrix of logits, so that files need one of them."""
+        tied = self.config.get("tie_word_embeddings")
+        return self.layout.tied if tied is None else bool(tied)
+
+    @property
     def has_unembedding(self) -> bool:
         """Whether the checkpoint has a map to logits; a model without its head has none."""
-        # Tied embeddings leave no tensor of their own.
-        tied = self.config.get("tie_word_embeddings")
-        shared = self.layout.tied if tied is None else bool(tied)
-        return shared or self._logits_name is not None
+        return self.is_tied or self._logits_name is not None
+
+    @property
+    def _table_name(self) -> str:
+        """Name of the tensor with the table of tokens, which a tied table may have as logits."""
+        name = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+        if name not in self.state and self.is_tied and self._logits_name is not None:
+            return f"{self._logits_name}.weight"
+        return name
 
     @property
     def _logits_name(self) -> str | None:
@@ -514,7 +523,7 @@ class Transformer:
             )
         name = self._logits_name
         if name is None:
-            name = f"{self._name_roots[0]}{self.layout.embedding}"
+            name = self._table_name.removesuffix(".weight")
         weight = self._shaped_array(f"{name}.weight", (None, self.width))
         return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 

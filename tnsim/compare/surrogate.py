@@ -47,7 +47,7 @@ from tnsim.metrics.points import CHUNK, Points, check_draws, draws
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import add
+from tnsim.models.arrays import add, in_float64
 from tnsim.models.checks import Seed, check_numbers, check_untraced, seed_number
 from tnsim.models.layers import (
     Bilinear,
@@ -109,7 +109,7 @@ def polynomial(
         Hermite expansions of activations: Daniely et al. 2016, "Toward deeper understanding of
         neural networks".
     """
-    model = with_dense_matrices(given_model(model))
+    model = in_float64(with_dense_matrices(given_model(model)))
     if not isinstance(model, Model):
         raise UnsupportedLayer(
             f"a surrogate is made of a model with layers, found {type(model).__name__}: "

@@ -14,7 +14,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics import points
 from tnsim.metrics.points import Points, Reading, check_draws
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, pytree
+from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import Seed, seed_number
 
 
@@ -104,7 +104,7 @@ class Categorical:
         """Probabilities of all tokens.
 
         Returns:
-            An array (vocabulary,).
+            An array (vocabulary,), float64 unless it is traced.
 
         Raises:
             ModelError: The metric has the probabilities of another vocabulary.
@@ -116,7 +116,7 @@ class Categorical:
                 f"the metric has probabilities of {self.probabilities.shape[0]} tokens, "
                 f"but the models read {vocabulary}"
             )
-        return self.probabilities
+        return in_float64(self.probabilities)
 
 
 def _drawn_tokens(p: np.ndarray, n_ctx: int, rng: np.random.Generator, count: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array
+from tnsim.models.arrays import Array, as_array, in_float64
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
@@ -572,8 +572,11 @@ def check_coordinates(metric: Metric, d: int) -> None:
 
 
 def _mean_and_covariance(metric: Metric) -> tuple[Any, Any]:
-    """Mean and covariance of a metric, None for zero and the identity; other metrics have none."""
-    return getattr(metric, "mean", None), getattr(metric, "cov", None)
+    """Mean and covariance of a metric, in float64 unless they are traced.
+
+    None stands for zero and the identity, and for the moments of metrics that have none.
+    """
+    return in_float64((getattr(metric, "mean", None), getattr(metric, "cov", None)))
 
 
 def _as_matrix(xp: Any, array: Any, d: int) -> Any:

@@ -249,6 +249,65 @@ def numbers(tree: T) -> T:
     return jax.tree.map(number, tree)
 
 
+def with_numpy(tree: T) -> T:
+    """A pytree with arrays of NumPy in the place of arrays of other libraries, number by number.
+
+    Every verb computes in NumPy up to the precision of the computation, whatever library the
+    weights come from: JAX alone would round to float32 what it multiplies outside of the scope
+    `engine.runtime.execution.precision`. Nothing is rounded here, so both kinds of arrays are the
+    same model.
+
+    Args:
+        tree: Pytree of weights, such as a layer.
+
+    Returns:
+        The tree itself where it has arrays of NumPy alone, of at least 32 bits, or where JAX traces
+        a leaf, as the trace is one of JAX. Else a tree with read-only arrays: JAX's on a processor
+        are shared, narrower floats become float32, and single numbers become floats. Tensors that
+        require grad are kept.
+
+    Example:
+        >>> with_numpy((jnp.ones(2, jnp.float32), jnp.float32(0.5)))
+        (array([1., 1.], dtype=float32), 0.5)
+    """
+
+    def is_kept(leaf: Any) -> bool:
+        if isinstance(leaf, np.ndarray):
+            return leaf.dtype == _wide_dtype(leaf.dtype) or leaf.dtype.kind in "iub"
+        return not hasattr(leaf, "dtype") or requires_grad(leaf)
+
+    def of_numpy(leaf: Any) -> Any:
+        if is_kept(leaf):
+            return leaf
+        array = host_array(leaf)
+        return _read_only(array) if array.ndim else float(array)
+
+    if is_traced(tree) or all(map(is_kept, jax.tree.leaves(tree))):
+        return tree
+    return jax.tree.map(of_numpy, tree)
+
+
+def in_float64(weights: T) -> T:
+    """Weights with arrays of NumPy in float64; what JAX traces, and what is beside it, stays JAX's.
+
+    Arrays made of weights are rounded once, to the dtype of the computation. Without this, sums and
+    multiples of float32 weights would be rounded to float32, whatever that dtype is. So whoever
+    multiplies or adds weights calls this before.
+
+    Args:
+        weights: Pytree of weights, such as a layer or the mean of a metric.
+
+    Example:
+        >>> in_float64([np.ones(1, np.float32)])[0].dtype
+        dtype('float64')
+    """
+
+    def wide(leaf: Any) -> Any:
+        return np.asarray(leaf, np.float64) if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(wide, with_numpy(weights))
+
+
 def _of_torch(tensor: Any) -> np.ndarray:
     """Convert a PyTorch tensor to NumPy; narrow floats widen first, as NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()

@@ -32,7 +32,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import Array, as_array
+from tnsim.models.arrays import Array, as_array, in_float64, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.forward import embedded, hidden_values, plain_step
@@ -339,7 +339,8 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
     # The values of tracers are unknown, so a traced layer is always switched.
     if not isinstance(z, Tracer) and np.all(z == 1):
         return layer
-    core = core_with_output(layer)
+    # Inside a trace the layer stays in its own precision, as the trace does.
+    core = core_with_output(layer if is_traced(z) else in_float64(layer))
     _, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
     values = {output: weight * _column_factors(own, z, weight.shape[1])}
@@ -468,6 +469,8 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
 
 
 def _interpolated_layer(first: Layer, second: Layer, own: Sequence[Component], s: Any) -> Layer:
+    if not is_traced(s):
+        first, second = in_float64((first, second))
     cores = innermost(first), innermost(second)
     skip, _ = residual_rule(second)
     rows, output = affine_maps(cores[0])
@@ -614,6 +617,7 @@ def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
 
 def _with_unit_scale(layer: Layer) -> Residual:
     """The same layer with its scale inside the output map."""
+    layer = in_float64(layer)
     core = innermost(layer)
     skip, scale = residual_rule(layer)
     output = affine_maps(core)[1]

@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, register_pytree, scalar
+from tnsim.models.arrays import Array, is_fixed, register_pytree, scalar, with_numpy
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_length
 from tnsim.models.layers import (
@@ -32,6 +32,7 @@ from tnsim.models.layers import (
 from tnsim.models.matrices import is_sparse, written_out
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer, OwnLayer
+from tnsim.sessions import per_object_cache
 from tnsim.tables import html_table
 
 
@@ -78,8 +79,8 @@ class _Vector:
         return _combined_terms(self, other, -1.0)
 
     def __mul__(self, factor: float) -> Combination:
-        coefficient = scalar(factor, "a coefficient of a model")
-        return Combination(((coefficient * c, m) for c, m in terms(self)))
+        coefficient = with_numpy(scalar(factor, "a coefficient of a model"))
+        return Combination(((coefficient * with_numpy(c), m) for c, m in terms(self)))
 
     __rmul__ = __mul__
 
@@ -346,6 +347,47 @@ def with_dense_matrices(model: Any) -> Any:
     if isinstance(model, Model) and is_sparse(model):
         return Model(map(written_out, model.layers), model.n_ctx, model.origin)
     return model
+
+
+def in_numpy(model: Any) -> Any:
+    """A model, or each model of a combination, with weights in NumPy, see `arrays.with_numpy`.
+
+    Verbs begin with it, so that a model answers alike whatever library its weights come from.
+
+    Args:
+        model: A model or a combination; anything else is returned unchanged.
+
+    Returns:
+        The same functions, in models that are kept as long as the given ones; a model itself where
+        its weights are in NumPy, or where JAX traces one.
+
+    Example:
+        >>> import jax.numpy as jnp, tnsim
+        >>> model = Model([tnsim.Linear(jnp.ones((1, 1), "float32"))])
+        >>> in_numpy(model).layers[0].weight, in_numpy(model) is in_numpy(model)
+        (array([[1.]], dtype=float32), True)
+    """
+    if isinstance(model, Combination):
+        parts = tuple((with_numpy(c), in_numpy(part)) for c, part in terms(model))
+        same = all(c is d and m is n for (c, m), (d, n) in zip(parts, terms(model), strict=True))
+        return model if same else Combination(parts)
+    if not isinstance(model, Model):
+        return model
+    # Weights that may still be written to are read at every call.
+    fixed = all(map(is_fixed, jax.tree.leaves(model)))
+    return model if (made := (_kept if fixed else _in_numpy)(model)) is None else made
+
+
+def _in_numpy(model: Model) -> Model | None:
+    """The model with weights in NumPy; None where they are."""
+    made = with_numpy(model)
+    if made is model:
+        return None  # what is kept with an object must not refer to it
+    object.__setattr__(made, "origin", model.origin)
+    return made
+
+
+_kept = per_object_cache(_in_numpy)
 
 
 def caveats(*models: Any) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.models.activated import Elementwise, Gated
-from tnsim.models.arrays import Array, is_traced
+from tnsim.models.arrays import Array, is_traced, with_numpy
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, affine_maps, bias_name
 from tnsim.models.matrices import Matrix, SparseMatrix, is_sparse
@@ -144,7 +144,7 @@ def scaled_with_shifts(
     if is_traced(of_jax):
         return _scaled_by_jax(model, slices, states, below)
     if of_jax:
-        model, states, below = jax.tree.map(_on_host, given)
+        model, states, below = with_numpy(given)
     return _scaled_model(model, slices, states, below)
 
 
@@ -468,7 +468,3 @@ def _kept_exact(unit: Unit) -> tuple[Unit, Unit]:
     top = unit.max()
     surplus = top - top.clip(-limit, limit)
     return unit - surplus, surplus
-
-
-def _on_host(leaf: Any) -> Any:
-    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf

@@ -50,13 +50,12 @@ from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import is_fixed, is_traced, not_differentiated
+from tnsim.models.arrays import in_float64, is_fixed, is_traced, not_differentiated
 from tnsim.models.forward import ScaledLayers, State, after, ahead, as_read, entered, forward
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
-from tnsim.problems.tensors.lifted import in_float64
 from tnsim.scaled import Scaled, exponents_of, library, shifted
 from tnsim.sessions import session
 

@@ -57,7 +57,7 @@ from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.arrays import Array, add, is_traced, pytree
+from tnsim.models.arrays import Array, add, in_float64, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.matrices import written_out
@@ -258,6 +258,7 @@ def segments(model: Model) -> list[HiddenUnits]:
     state = Affine()
     hidden: list[HiddenUnits] = []
     for layer in written_out(model).layers:
+        layer = in_float64(layer)
         core: Any = core_of(layer)
         skip, scale = residual_rule(layer)
         if core.order > 1:

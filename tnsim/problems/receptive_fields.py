@@ -32,6 +32,7 @@ from jaxtyping import Float, Int
 from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
+from tnsim.models.arrays import in_float64
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
@@ -49,7 +50,7 @@ from tnsim.problems.polynomial_space import (
 )
 from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
-from tnsim.problems.tensors.lifted import in_float64, shapes
+from tnsim.problems.tensors.lifted import shapes
 from tnsim.sessions import session, session_cache
 
 _LARGEST = 2**26

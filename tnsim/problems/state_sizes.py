@@ -44,7 +44,7 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.models.arrays import Array, not_differentiated, pytree
+from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.matrices import affine, is_sparse
@@ -61,7 +61,7 @@ from tnsim.problems.conditioning import (
 )
 from tnsim.problems.diagrams import tree
 from tnsim.problems.tensors.kinds import core_of, kinds
-from tnsim.problems.tensors.lifted import arrays, in_float64
+from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import Scaled, library, shifted
 
 _ROWS_AT_ONCE = 1024

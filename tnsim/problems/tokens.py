@@ -47,14 +47,13 @@ from jaxtyping import Int
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add
+from tnsim.models.arrays import add, in_float64
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.matrices import affine
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf
-from tnsim.problems.tensors.lifted import in_float64
 from tnsim.problems.tensors.positional import sequence_arrays
 from tnsim.scaled import library
 

@@ -45,7 +45,7 @@ from tnsim.metrics.orbits import Diagram, Tree, diagrams
 from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable, check_untraced
-from tnsim.models.model import Model
+from tnsim.models.model import Model, in_numpy
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
 from tnsim.problems.alignment import align
 from tnsim.problems.base import moment_nodes
@@ -241,6 +241,7 @@ def networks(
     """
     check_metric(metric)
     check_untraced("networks", a, b, metric, instead=AS_EXPRESSION)
+    a, b = in_numpy(a), in_numpy(b)
     # Kernels come first: models with an activation have no trees.
     if isinstance(a, Model) and isinstance(b, Model) and answers([a, b], metric):
         check_comparable(a, b)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models.checks import check_numbers, check_untraced
-from tnsim.models.model import Model
+from tnsim.models.model import Model, in_numpy
 from tnsim.names import (
     OUT,
     SYMMETRISER,
@@ -115,6 +115,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
     import quimb.tensor as qtn
 
     check_untraced("network", model, instead=AS_EXPRESSION)
+    model = in_numpy(model)
     check_models([model], max_tensors)
     names = {bond_index("A", -1, leg): input_index(leg) for leg in range(model.degree)}
     names[bond_index("A", len(model.layers) - 1, 0)] = OUT

@@ -24,14 +24,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, in_float64
 from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
@@ -39,9 +39,6 @@ from tnsim.models.protocol import Layer
 from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
 from tnsim.problems.tensors.kinds import LayerKind, core_of
 from tnsim.scaled import library
-
-T = TypeVar("T")
-
 
 _HIDDEN = "hidden"
 
@@ -255,23 +252,6 @@ def raised(model: Model) -> Model:
         down=np.eye(d_out, dtype=dtype),
     )
     return Model((*model.layers[:-1], last), model.n_ctx)
-
-
-def in_float64(weights: T) -> T:
-    """A layer or model with NumPy arrays in float64; other leaves are unchanged.
-
-    Arrays made of weights are rounded once, to the dtype of the computation. Without this, sums and
-    multiples of float32 weights would be rounded to float32, whatever that dtype is.
-
-    Example:
-        >>> in_float64([np.ones(1, np.float32)])[0].dtype
-        dtype('float64')
-    """
-
-    def wide(leaf: Any) -> Any:
-        return np.asarray(leaf, np.float64) if isinstance(leaf, np.ndarray) else leaf
-
-    return jax.tree.map(wide, weights)
 
 
 def _lifted_column(xp: Any, first: Any, bias: Any, size: int, dtype: Any) -> Any:
