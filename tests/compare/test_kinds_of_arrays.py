@@ -174,24 +174,18 @@ def _fractions(model):
 def verbs(layers, name):
     """The verbs that answer for a form of model under a metric."""
     chosen = dict(COMPARED)
-    if name != "inputs" and name != "tokens":
+    if name not in ("inputs", "tokens"):
         chosen["check"] = lambda *ask: tnsim.check(*ask, samples=256).estimate
-        if layers not in SEQUENCES:
-            chosen["networks"] = of_networks
-    if layers in LINEAR:
-        return chosen
-    chosen |= (
-        SPLIT
-        if layers not in SEQUENCES
-        else {key: verb for key, verb in SPLIT.items() if key != "polynomial"}
-    )
-    if layers not in ACTIVATED:
-        chosen |= SPLIT_POLYNOMIALS
     if layers in SEQUENCES:
         chosen["heads"] = lambda a, b, metric: tnsim.heads(a, b, "ov").inner.values
-        chosen["scores"] = lambda a, b, metric: tnsim.heads(a, b, "qk").inner.values
         chosen["paths by head"] = lambda *ask: tnsim.paths(*ask, by="head").values
-    return chosen
+        # Along plans of attention, derivatives compile for minutes.
+        return chosen | SPLIT_POLYNOMIALS if layers == "Embedding" else chosen
+    if layers in LINEAR:
+        return chosen
+    if name != "inputs":
+        chosen["networks"] = of_networks
+    return chosen | SPLIT | ({} if layers in ACTIVATED else SPLIT_POLYNOMIALS)
 
 
 @functools.cache
@@ -267,6 +261,7 @@ def test_origins_are_kept():
     model = tnsim.Model(layers, origin=origin)
     with pytest.warns(tnsim.CaveatWarning, match="left out"):
         tnsim.inner(model, model)
+    assert "left out: norm.weight" in tnsim.polynomial(model, 3).origin.caveats
 
 
 def test_weights_that_are_written_to_are_read_again():

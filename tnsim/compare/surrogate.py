@@ -109,7 +109,7 @@ def polynomial(
         Hermite expansions of activations: Daniely et al. 2016, "Toward deeper understanding of
         neural networks".
     """
-    model = in_float64(with_dense_matrices(given_model(model)))
+    model = with_dense_matrices(given_model(model))
     if not isinstance(model, Model):
         raise UnsupportedLayer(
             f"a surrogate is made of a model with layers, found {type(model).__name__}: "
@@ -122,6 +122,7 @@ def polynomial(
         return model
     check_numbers(model)
     check_untraced("polynomial", model, metric)
+    model = Model(map(in_float64, model.layers), model.n_ctx, model.origin)
     inputs = _Inputs(model, metric, samples, seed_number(seed, "the seed of a surrogate"))
     moments = _gate_moments(model, metric, inputs)
     layers: list[Layer] = []
