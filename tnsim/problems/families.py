@@ -40,17 +40,19 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import (
     Gaussian,
     GaussianClosure,
+    Symmetric,
     as_layerwise,
     joins_whole_trees,
     layer_by_layer,
 )
-from tnsim.metrics.protocol import Metric
-from tnsim.metrics.ways import ALL_ORDERS, Joinings, asked
+from tnsim.metrics.protocol import Metric, joins_layers
+from tnsim.metrics.ways import ALL_ORDERS, Joinings, PairingRule, asked, pairing_rule
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
 from tnsim.problems.alignment import align, orders_that_meet
 from tnsim.problems.base import Family, MomentNodes, moment_nodes
 from tnsim.problems.diagrams import tree
+from tnsim.problems.kernels import MOST_PAIRED
 from tnsim.problems.layerwise import fold_layers
 from tnsim.problems.leaves import (
     all_but_constant,
@@ -430,6 +432,10 @@ def _flat_kinds(model: Model, raises_linear: bool) -> Kinds:
     return tuple(flat_kind(layer, model.n_ctx) for layer in model.layers)
 
 
+_MOST_EXCHANGED = 5
+"""Most factors of a layer that plans join in all their orders: 120 of five, and six take 20 s."""
+
+
 def choose(a: Model, b: Model | None, metric: Metric) -> Family:
     """The family that compares two models, or a model with itself where `b` is None.
 
@@ -443,7 +449,24 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
         >>> type(choose(model, None, tnsim.TreeSymmetric())).__name__
         'LayerWise'
     """
+    _check_orders(kinds(a) + kinds(a if b is None else b), metric)
     return _family_of(a, b, metric).of(a, b, metric)
+
+
+def _check_orders(layers: Kinds, metric: Metric) -> None:
+    """Refuse products of so many factors that joining them in every order is beyond planning."""
+    rule = PairingRule.SYMMETRISED if isinstance(metric, Symmetric) else None
+    if joins_layers(metric):
+        rule = pairing_rule(metric)
+    most = {PairingRule.ISSERLIS: MOST_PAIRED, PairingRule.SYMMETRISED: _MOST_EXCHANGED}.get(rule)
+    order = max(kind.order for kind in layers)
+    if most is not None and order > most:
+        raise TooLarge(
+            f"{type(metric).__name__} joins the factors of a layer with those of another in every "
+            f"order, too many for a product of {order} factors: up to {most} are planned. Use "
+            "Gaussian() where this is the only nonlinear layer, tnsim.pairwise([a, b], metric), "
+            "which compares coefficients where they fit in memory, or Empirical(inputs)"
+        )
 
 
 def _family_of(a: Model, b: Model | None, metric: Metric) -> type[Family]:

@@ -57,16 +57,20 @@ from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.activated import Gated
 from tnsim.models.arrays import Array, add, in_float64, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
-from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
-from tnsim.models.matrices import written_out
+from tnsim.models.layers import Residual, activation_of, bias_name, map_names, residual_rule
+from tnsim.models.matrices import is_sparse, written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import library
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
+MOST_PAIRED = 4
+"""Most factors of a layer whose pairings are summed up by plans: 105 pairings of eight legs take
+seconds to plan, 945 of ten take minutes."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
@@ -92,7 +96,8 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
         metric: Metric that joins legs; metrics that add up over inputs run any model.
 
     Returns:
-        Whether a model has an activation; models without one have plans.
+        Whether a model has an activation, or a product of so many factors that its pairings are
+        beyond plans; other models have plans.
 
     Raises:
         UnsupportedLayer: A model has an activation, and the metric has no closed form for it.
@@ -108,7 +113,7 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     models = list(models)
     activated = [model for model in models if not model.is_polynomial]
     if not activated:
-        return False
+        return _has_many_factors(models, metric)
     name = next(filter(None, map(activation_of, activated[0].layers))).name
     if type(metric) not in (Gaussian, GaussianClosure):
         raise UnsupportedLayer(
@@ -119,6 +124,22 @@ def answers(models: Iterable[Model], metric: Metric) -> bool:
     for model in models:
         _check_layers(model, metric)
     return True
+
+
+def _has_many_factors(models: Sequence[Model], metric: Metric) -> bool:
+    """Whether polynomial models are compared as powers of hidden units, as `_powers` writes them.
+
+    A layer of n factors meets another in (2 n - 1)!! pairings, each a summand of a plan, and in
+    4^(n - 1) pairs of powers for each pair of hidden units, each a number.
+    """
+    if type(metric) not in (Gaussian, GaussianClosure):
+        return False
+    layers = [kinds(model) for model in models]
+    flat = [layer for one in layers for layer in one]
+    # One layer alone is exact by its units; of several, the closure goes on with laws of states.
+    alone = type(metric) is GaussianClosure or nonlinear(*layers) == 1
+    plain = not any(layer.mixes_positions or layer.sparse for layer in flat)
+    return alone and plain and max(layer.order for layer in flat) > MOST_PAIRED
 
 
 def tells_units_apart(models: Iterable[Model], metric: Metric) -> bool:
@@ -307,6 +328,38 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
         return _powers(rows, core.down, core.down_bias)
     up = rows[1] if len(rows) == 2 else None
     return HiddenUnits(function, rows[0], up, core.down, None, core.down_bias)
+
+
+def with_powers(model: Model) -> Model:
+    """A model whose products of many equal factors are powers, `h^n` in the place of `h ... h`.
+
+    Polarisation would make 2^(n - 1) powers of them. Equal numbers have derivatives of their own, so
+    this is for values alone.
+
+    Args:
+        model: Model that is not traced; without such layers it is returned itself.
+
+    Example:
+        >>> import tnsim
+        >>> sixth = tnsim.Model([tnsim.Multilinear([[[2.0]]] * 6, [[1.0]])])
+        >>> with_powers(sixth).layers[0].activation.name
+        'power(6)'
+    """
+    layers: list[Any] = []
+    for layer in model.layers:
+        core: Any = core_of(layer)
+        *names, _ = map_names(core) or (None,)
+        legs = [(getattr(core, name), getattr(core, bias_name(name))) for name in names]
+        equal = len(legs) > MOST_PAIRED and all(
+            np.array_equal(x, y) for leg in legs[1:] for x, y in zip(leg, legs[0], strict=True)
+        )
+        if equal and activation_of(core) is None and not is_sparse(core):
+            (gate, bias), (skip, scale) = legs[0], residual_rule(layer)
+            power = Gated(gate, None, core.down, power_of(len(legs)), bias, None, core.down_bias)
+            layer = power if core is layer else Residual(power, skip, scale)
+        layers.append(layer)
+    changed = any(new is not old for new, old in zip(layers, model.layers, strict=True))
+    return Model(layers, model.n_ctx, model.origin) if changed else model
 
 
 def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:

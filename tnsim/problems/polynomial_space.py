@@ -38,7 +38,14 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.metrics.input_moments import check_coordinates
-from tnsim.metrics.metric import Gaussian, Symmetric, joins_legs, layer_by_layer
+from tnsim.metrics.metric import (
+    Gaussian,
+    GaussianClosure,
+    Symmetric,
+    TreeSymmetric,
+    joins_legs,
+    layer_by_layer,
+)
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
 from tnsim.models.model import Model
@@ -516,6 +523,8 @@ def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
     largest = max(kind.order for layers in models for kind in layers)
     if depth > 1 or largest > LARGEST_ORDER:
         whole = {Gaussian: PairingRule.ISSERLIS, Symmetric: PairingRule.SYMMETRISED}
+        if depth <= 1:  # a single layer is a whole tree, of any order
+            whole |= {GaussianClosure: PairingRule.ISSERLIS, TreeSymmetric: PairingRule.SYMMETRISED}
         rule = whole.get(type(metric))
     else:
         rule = way_of_one_layer(metric)

@@ -1,0 +1,126 @@
+"""Layers that are products of five or more factors: against quadrature and dense tensors, or refused at once."""
+
+import itertools
+import time
+
+import jax
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+
+import tnsim
+from tnsim.compare.by_kernels import KernelPlan
+
+WIDTH = 3
+
+
+def product(rng, order, *, equal=False, width=WIDTH, skip=None):
+    """A model of one product of affine maps, all equal or all different."""
+    rows = [rng.normal(size=(width, width)) / width for _ in range(1 if equal else order)]
+    biases = [rng.normal(size=width) / 3 for _ in rows]
+    times = order // len(rows)
+    down = rng.normal(size=(width, width))
+    layer = tnsim.Multilinear(rows * times, down, biases * times, rng.normal(size=width))
+    return tnsim.Model([layer if skip is None else tnsim.Residual(layer, skip, 0.5)])
+
+
+def nodes(count):
+    """Nodes and weights of Gauss-Hermite quadrature over WIDTH coordinates."""
+    x, weight = np.polynomial.hermite_e.hermegauss(count)
+    weight = weight / weight.sum()
+    points = np.array(list(itertools.product(x, repeat=WIDTH)))
+    return points, np.array(list(itertools.product(weight, repeat=WIDTH))).prod(axis=1)
+
+
+@pytest.mark.parametrize("order", [5, 6, 8])
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("skip", [None, 0.7])
+def test_a_gaussian_over_many_factors_is_quadrature(order, equal, skip, rng):
+    a, b = product(rng, order, equal=equal, skip=skip), product(rng, order, skip=skip)
+    partner = product(rng, 2)
+    mean, root = rng.normal(size=WIDTH), rng.normal(size=(WIDTH, WIDTH)) / 2
+    points, weights = nodes(order + 1)
+    inputs = mean + points @ root.T
+    metric = tnsim.Gaussian(mean, root @ root.T)
+
+    def expected(one, two):
+        return (weights[:, None] * one(inputs) * two(inputs)).sum()
+
+    def length(one):
+        return expected(one, one) ** 0.5
+
+    for one, two in itertools.combinations_with_replacement([a, b, partner], 2):
+        scale = length(one) * length(two)
+        for alike in (metric, tnsim.GaussianClosure(metric.mean, metric.cov)):
+            assert_close(
+                tnsim.inner(one, two, alike), expected(one, two), scale=scale, rtol=1e-12
+            )
+    result = tnsim.pairwise([a, b, partner], metric)
+    cosine = expected(a, b) / (length(a) * length(b))
+    assert_close(result.similarity[0, 1], cosine, scale=1.0, rtol=1e-12)
+    shares = tnsim.paths(a, b, metric, by="unit").values
+    assert_close(shares.sum(), expected(a, b), scale=length(a) * length(b), rtol=1e-12)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_wide_powers_are_compared_or_refused_at_once(equal, rng):
+    """Ten minutes of pairings; of equal factors a single power is left."""
+    start = time.perf_counter()
+    for order, width in ((6, 16), (6, 64), (8, 16), *(((8, 64),) if equal else ())):
+        a, b = (product(rng, order, equal=equal, width=width) for _ in range(2))
+        plan = tnsim.plan(a, b)
+        assert isinstance(plan, KernelPlan)
+        assert plan.units[0] == width * (1 if equal else 2 ** (order - 1))
+        if equal or width == 16:
+            assert abs(tnsim.similarity(a, b)) <= 1
+        for metric in (tnsim.Symmetric(), tnsim.TreeSymmetric()):
+            with pytest.raises(tnsim.TooLarge, match=r"too many for a product of .* tnsim.pairwise"):
+                tnsim.similarity(a, b, metric)
+    assert time.perf_counter() - start < 60
+
+
+def test_many_factors_are_compared_by_coefficients(rng):
+    a, b = product(rng, 6), product(rng, 6)
+
+    def symmetric(model):
+        """The tensor over lifted inputs, summed over all orders of its legs."""
+        (layer,) = model.layers
+        lifted = np.eye(WIDTH + 1)
+        rows = [np.column_stack(pair) for pair in zip(layer.leg_biases, layer.legs, strict=True)]
+        tensor = np.einsum("oh,ha,hb,hc,hd,he,hf->oabcdef", layer.down, *rows, optimize=True)
+        constant = layer.down_bias.reshape(-1, *[1] * 6)
+        for axis in range(6):
+            constant = constant * lifted[0].reshape([1, *[-1 if n == axis else 1 for n in range(6)]])
+        tensor = tensor + constant
+        return sum(tensor.transpose(0, *p) for p in itertools.permutations(range(1, 7))) / 720
+
+    one, two = symmetric(a), symmetric(b)
+    expected = (one * two).sum() / np.sqrt((one**2).sum() * (two**2).sum())
+    for metric in (tnsim.Symmetric(), tnsim.TreeSymmetric()):
+        found = tnsim.pairwise([a, b], metric).similarity[0, 1]
+        assert_close(found, expected, scale=1.0, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("equal", [False, True])
+def test_gradients_through_many_factors(equal, rng):
+    """Equal factors are one power in a value, and in a derivative as many as they are."""
+    a, b = product(rng, 6, equal=equal), product(rng, 6)
+    (layer,) = a.layers
+
+    def similarity(first):
+        legs = [first, *layer.legs[1:]]
+        moved = tnsim.Multilinear(legs, layer.down, layer.leg_biases, layer.down_bias)
+        return tnsim.similarity(tnsim.Model([moved]), b)
+
+    start, direction, step = layer.legs[0], rng.normal(size=(WIDTH, WIDTH)), 1e-5
+    ends = [float(similarity(start + t * step * direction)) for t in (1, -1)]
+    difference = (ends[0] - ends[1]) / (2 * step)
+    for gradient in (jax.grad(similarity)(start), jax.jit(jax.grad(similarity))(start)):
+        assert_close(
+            (np.asarray(gradient) * direction).sum(),
+            difference,
+            scale=LARGEST,
+            rtol=1e-6,
+            limited_by="central differences",
+        )
