@@ -459,7 +459,8 @@ def _check_orders(layers: Kinds, metric: Metric) -> None:
     if joins_layers(metric):
         rule = pairing_rule(metric)
     most = {PairingRule.ISSERLIS: MOST_PAIRED, PairingRule.SYMMETRISED: _MOST_EXCHANGED}.get(rule)
-    order = max(kind.order for kind in layers)
+    # Attention is expanded in head space, where its pairings are few.
+    order = max((kind.order for kind in layers if not kind.mixes_positions), default=0)
     if most is not None and order > most:
         raise TooLarge(
             f"{type(metric).__name__} joins the factors of a layer with those of another in every "
