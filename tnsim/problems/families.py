@@ -455,10 +455,12 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
 
 def _check_orders(layers: Kinds, metric: Metric) -> None:
     """Refuse products of so many factors that joining them in every order is beyond planning."""
-    rule = PairingRule.SYMMETRISED if isinstance(metric, Symmetric) else None
-    if joins_layers(metric):
-        rule = pairing_rule(metric)
-    most = {PairingRule.ISSERLIS: MOST_PAIRED, PairingRule.SYMMETRISED: _MOST_EXCHANGED}.get(rule)
+    rule = pairing_rule(metric) if joins_layers(metric) else None
+    most = None
+    if rule is PairingRule.ISSERLIS:
+        most = MOST_PAIRED
+    elif rule is PairingRule.SYMMETRISED or isinstance(metric, Symmetric):
+        most = _MOST_EXCHANGED
     # Attention is expanded in head space, where its pairings are few.
     order = max((kind.order for kind in layers if not kind.mixes_positions), default=0)
     if most is not None and order > most:
