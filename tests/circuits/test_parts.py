@@ -195,7 +195,7 @@ def test_tied_tables_are_stored_under_either_name(config, rng, tmp_path):
         assert rest.keys() == rests[0].keys()
         assert all(np.array_equal(rest[key], value) for key, value in rests[0].items())
     untied = cases.written(tmp_path / "untied", other, {**config, "tie_word_embeddings": False})
-    with pytest.raises(tnsim.ModelError, match="missing, and config.json does not tie it"):
+    with pytest.raises(tnsim.ModelError, match=r"missing, and config.json does not tie it"):
         assert tnsim.parts(untied, "direct")["direct"]
 
 

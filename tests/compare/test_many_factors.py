@@ -52,9 +52,7 @@ def test_a_gaussian_over_many_factors_is_quadrature(order, equal, skip, rng):
     for one, two in itertools.combinations_with_replacement([a, b, partner], 2):
         scale = length(one) * length(two)
         for alike in (metric, tnsim.GaussianClosure(metric.mean, metric.cov)):
-            assert_close(
-                tnsim.inner(one, two, alike), expected(one, two), scale=scale, rtol=1e-12
-            )
+            assert_close(tnsim.inner(one, two, alike), expected(one, two), scale=scale, rtol=1e-12)
     result = tnsim.pairwise([a, b, partner], metric)
     cosine = expected(a, b) / (length(a) * length(b))
     assert_close(result.similarity[0, 1], cosine, scale=1.0, rtol=1e-12)
@@ -74,7 +72,9 @@ def test_wide_powers_are_compared_or_refused_at_once(equal, rng):
         if equal or width == 16:
             assert abs(tnsim.similarity(a, b)) <= 1
         for metric in (tnsim.Symmetric(), tnsim.TreeSymmetric()):
-            with pytest.raises(tnsim.TooLarge, match=r"too many for a product of .* tnsim.pairwise"):
+            with pytest.raises(
+                tnsim.TooLarge, match=r"too many for a product of .* tnsim.pairwise"
+            ):
                 tnsim.similarity(a, b, metric)
     assert time.perf_counter() - start < 60
 
@@ -90,7 +90,9 @@ def test_many_factors_are_compared_by_coefficients(rng):
         tensor = np.einsum("oh,ha,hb,hc,hd,he,hf->oabcdef", layer.down, *rows, optimize=True)
         constant = layer.down_bias.reshape(-1, *[1] * 6)
         for axis in range(6):
-            constant = constant * lifted[0].reshape([1, *[-1 if n == axis else 1 for n in range(6)]])
+            constant = constant * lifted[0].reshape(
+                [1, *[-1 if n == axis else 1 for n in range(6)]]
+            )
         tensor = tensor + constant
         return sum(tensor.transpose(0, *p) for p in itertools.permutations(range(1, 7))) / 720
 

@@ -320,7 +320,7 @@ class Transformer:
         for name, place in self.places.items():
             yield place, self._stored_array(name)
         if self.is_tied:
-            # Tied tables are stored once or twice; other checkpoints may have either under its name.
+            # Tied tables are stored once or twice, once under either of their names.
             table = f"{self.layout.root}{self.layout.embedding}.weight"
             stored = {place.name for place in self.places.values()}
             for name in (table, f"{self.layout.unembedding[0]}.weight"):

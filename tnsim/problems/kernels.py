@@ -333,8 +333,8 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
 def with_powers(model: Model) -> Model:
     """A model whose products of many equal factors are powers, `h^n` in the place of `h ... h`.
 
-    Polarisation would make 2^(n - 1) powers of them. Equal numbers have derivatives of their own, so
-    this is for values alone.
+    Polarisation would make 2^(n - 1) powers of them. Equal numbers have derivatives of their own,
+    so this is for values alone.
 
     Args:
         model: Model that is not traced; without such layers it is returned itself.
