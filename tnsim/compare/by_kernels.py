@@ -30,6 +30,7 @@ from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.powers import with_powers
 from tnsim.names import Pair
 from tnsim.problems.kernel_models import (
     Meeting,
@@ -43,11 +44,11 @@ from tnsim.problems.kernel_models import (
 )
 from tnsim.problems.kernels import (
     KERNEL_DTYPE,
+    MOST_PAIRED,
     ROADS,
     hidden_units,
     own_numbers,
     small_differences,
-    with_powers,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
@@ -134,7 +135,9 @@ def kernel_plan(
     """
     positions = len(marginals(metric, a.d_in, a.n_ctx))
     item = ITEM_BYTES[dtype]
-    chains = {side: segment_sizes(kinds(with_powers(x))) for side, x in (("A", a), ("B", b))}
+    chains = {
+        side: segment_sizes(kinds(with_powers(x, MOST_PAIRED))) for side, x in (("A", a), ("B", b))
+    }
     met: list[Meeting] = []
     for pair in wanted:
         levels = meetings(chains[pair.bra], chains[pair.ket], pair.bra == pair.ket)
@@ -241,7 +244,7 @@ class _Comparison:
         if nonlinear(*(kinds(model) for _, model in summands)) > 1:
             made = [(c, prepared_under(model, metric, dtype)) for c, model in summands]
             return scaled_terms((c, model.exponent, model) for c, model in made)
-        known = [(c, hidden_units(with_powers(model))) for c, model in summands]
+        known = [(c, hidden_units(with_powers(model, MOST_PAIRED))) for c, model in summands]
         models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
         reading = summands[0][1].d_in, summands[0][1].n_ctx
         # Small differences become functions of their own; all others are prepared once for as long
@@ -284,10 +287,10 @@ def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
         dtype: Type of the arrays.
     """
     if not is_constant(model):
-        return under(with_powers(model), metric, dtype)
+        return under(with_powers(model, MOST_PAIRED), metric, dtype)
 
     def make() -> PreparedModel:
-        return under(with_powers(model), metric, dtype)
+        return under(with_powers(model, MOST_PAIRED), metric, dtype)
 
     def size(made: PreparedModel) -> int:
         return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(made))

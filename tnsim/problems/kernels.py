@@ -57,11 +57,10 @@ from tnsim.engine.runtime.interpreter import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.activated import Gated
 from tnsim.models.arrays import Array, add, in_float64, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
-from tnsim.models.layers import Residual, activation_of, bias_name, map_names, residual_rule
-from tnsim.models.matrices import is_sparse, written_out
+from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
+from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import library
@@ -328,38 +327,6 @@ def _units_of(core: Any, state: Affine) -> HiddenUnits:
         return _powers(rows, core.down, core.down_bias)
     up = rows[1] if len(rows) == 2 else None
     return HiddenUnits(function, rows[0], up, core.down, None, core.down_bias)
-
-
-def with_powers(model: Model) -> Model:
-    """A model whose products of many equal factors are powers, `h^n` in the place of `h ... h`.
-
-    Polarisation would make 2^(n - 1) powers of them. Equal numbers have derivatives of their own,
-    so this is for values alone.
-
-    Args:
-        model: Model that is not traced; without such layers it is returned itself.
-
-    Example:
-        >>> import tnsim
-        >>> sixth = tnsim.Model([tnsim.Multilinear([[[2.0]]] * 6, [[1.0]])])
-        >>> with_powers(sixth).layers[0].activation.name
-        'power(6)'
-    """
-    layers: list[Any] = []
-    for layer in model.layers:
-        core: Any = core_of(layer)
-        *names, _ = map_names(core) or (None,)
-        legs = [(getattr(core, name), getattr(core, bias_name(name))) for name in names]
-        equal = len(legs) > MOST_PAIRED and all(
-            np.array_equal(x, y) for leg in legs[1:] for x, y in zip(leg, legs[0], strict=True)
-        )
-        if equal and activation_of(core) is None and not is_sparse(core):
-            (gate, bias), (skip, scale) = legs[0], residual_rule(layer)
-            power = Gated(gate, None, core.down, power_of(len(legs)), bias, None, core.down_bias)
-            layer = power if core is layer else Residual(power, skip, scale)
-        layers.append(layer)
-    changed = any(new is not old for new, old in zip(layers, model.layers, strict=True))
-    return Model(layers, model.n_ctx, model.origin) if changed else model
 
 
 def _powers(rows: Sequence[Affine], down: Any, constant: Any) -> HiddenUnits:
