@@ -160,7 +160,6 @@ OPEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "less the mean of the batch", "divided by the batch", "less the mean, with an example of one",
             "rolled over the batch", "the first of the batch", "a branch on the batch", "numbered in the batch",
-            "batch norm in training mode",
         ),
     ),
     "refused without its reason": (
