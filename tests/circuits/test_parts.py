@@ -157,6 +157,51 @@ def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
     assert_close(found, wanted, scale=1.0, rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("moments", "bias"),
+    [
+        (None, True),
+        ("both", True),
+        pytest.param(None, False, marks=pytest.mark.slow),
+        pytest.param("both", False, marks=pytest.mark.slow),
+        pytest.param("mean", True, marks=pytest.mark.slow),
+        pytest.param("variances", True, marks=pytest.mark.slow),
+    ],
+)
+def test_no_metric_takes_a_matrix_over_pairs_of_tokens(moments, bias, rng):
+    """All pairs are 488 MiB; means, variances and `Symmetric` took them once or twice."""
+    count = 8000
+    a, b = (direct_path(rng, count, 8, bias) for _ in "ab")
+    small = [direct_path(rng, 30, 8, bias) for _ in "ab"]
+    mean = rng.normal(size=count) if moments in ("mean", "both") else np.zeros(count)
+    variances = rng.uniform(0.5, 2.0, count) if moments in ("variances", "both") else np.ones(count)
+    given = {
+        **({"mean": mean} if moments in ("mean", "both") else {}),
+        **({"cov": variances} if moments in ("variances", "both") else {}),
+    }
+    metrics = [tnsim.Gaussian(**given), tnsim.GaussianClosure(**given)]
+    if moments is None:
+        metrics = [tnsim.Symmetric()]
+
+    def product(a, b):
+        (one, two), (three, four) = a.layers, b.layers
+        linear = np.sum((two.weight.T @ four.weight) * ((one.weight * variances) @ three.weight.T))
+        return linear + (a(mean) * b(mean)).sum()
+
+    wanted = product(a, b) / np.sqrt(product(a, a) * product(b, b))
+    for metric in metrics:
+        tnsim.pairwise(small, type(metric)())
+        tracemalloc.start()
+        try:
+            assert_close(tnsim.similarity(a, b, metric), wanted, scale=1.0, rtol=1e-12)
+            result = tnsim.pairwise([a, b], metric)
+            assert_close(result.similarity[0, 1], wanted, scale=1.0, rtol=1e-12)
+            assert tnsim.slices(a, b, metric).shape == (count,)
+            assert tracemalloc.get_traced_memory()[1] < 250 * 2**20
+        finally:
+            tracemalloc.stop()
+
+
 def test_tied_unembeddings_and_models_without_a_head(rng):
     tied = cases.CONFIGS["gemma"]
     state = cases.checkpoint(rng, tied)

@@ -28,7 +28,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics import pairings
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, in_float64
+from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
@@ -266,6 +266,46 @@ def input_moments(metric: Metric, d: int, lifted: bool) -> dict[str, Any]:
     return moments
 
 
+_WIDE = 2**12
+"""Coordinates from which the second moment of independent ones with means stays in two vectors: a
+matrix of so many has 128 MiB, and one of GPT-2's tokens 20 GiB."""
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class MomentInParts:
+    """A second moment `diag(spread) + mean mean^T` that is not written out.
+
+    Args:
+        spread: Variances, (D,).
+        mean: Means, (D,).
+
+    Example:
+        >>> moment = MomentInParts(np.ones(2), np.array([1.0, 2.0]))
+        >>> moment.behind(np.eye(2)).tolist(), moment.diagonal().tolist()
+        ([[2.0, 2.0], [2.0, 5.0]], [2.0, 5.0])
+    """
+
+    spread: Float[Array, " lifted"]
+    mean: Float[Array, " lifted"]
+
+    def behind(self, rows: Any) -> Any:
+        """The matrix `rows S`."""
+        return rows * self.spread + (rows @ self.mean)[:, None] * self.mean
+
+    def diagonal(self) -> Float[Array, " lifted"]:
+        """The second moments of single coordinates."""
+        return self.spread + self.mean**2
+
+    def times(self, factors: Any) -> MomentInParts:
+        """The moment of the coordinates times some factors."""
+        return MomentInParts(self.spread * factors**2, self.mean * factors)
+
+    def matrix(self) -> Float[Array, "lifted lifted"]:
+        """The moment written out."""
+        return library(self.spread).diag(self.spread) + self.mean[:, None] * self.mean
+
+
 def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[Any, Any]:
     """The lifted mean and second moment of an input; for sequences, averaged over positions.
 
@@ -275,7 +315,8 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         n_ctx: Number of positions, None for vectors.
 
     Returns:
-        Arrays E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal.
+        E[x~], (1 + d,), and E[x~ x~^T], (1 + d, 1 + d), or (1 + d,) for a diagonal; of many
+        independent coordinates with means in parts.
 
     Example:
         >>> import tnsim
@@ -283,6 +324,15 @@ def moments_at_a_position(metric: Metric, d: int, n_ctx: int | None) -> tuple[An
         [[1.0, 2.0], [2.0, 5.0]]
     """
     if n_ctx is None:
+        mean, cov = _mean_and_covariance(metric)
+        if d >= _WIDE and mean is not None and (cov is None or cov.ndim == 1):
+            check_coordinates(metric, d)
+            xp = library(mean, cov)
+            spread = xp.ones(d) if cov is None else cov  # the constant does not vary
+            moment = MomentInParts(
+                xp.concatenate([xp.zeros(1), spread]), xp.concatenate([xp.ones(1), mean])
+            )
+            return moment.mean, moment
         moments = input_moments(metric, d, lifted=True)
         return moments[MEAN], moments.get(COVARIANCE, np.ones(1 + d))
     form = sequence_inputs(metric, d, n_ctx)

@@ -115,8 +115,8 @@ class LayerWise(_RunOnce):
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
         bra, ket = kinds(a), kinds_of_other(b)
         lifted = must_lift(bra, ket or bra)
-        joined = as_layerwise(metric)
         depth = nonlinear(bra, ket or ())
+        joined = as_layerwise(layer_by_layer(metric, depth, (a.degree, (b or a).degree)))
         # The metric itself may hold numbers. A family keeps its answers for the orders that meet,
         # so that metrics with equal answers share a plan.
         joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
@@ -477,7 +477,8 @@ def _family_of(a: Model, b: Model | None, metric: Metric) -> type[Family]:
         return Tokens
     other = a if b is None else b
     depth = nonlinear(kinds(a), kinds(other))
-    whole = joins_whole_trees(type(metric), depth)
+    # Linear models have one leg each, which a layer joins without a matrix over pairs of inputs.
+    whole = depth > 0 and joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
         if whole:
             return WholeTree

@@ -35,6 +35,7 @@ from jaxtyping import Float
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import (
     GaussianMoments,
+    MomentInParts,
     check_coordinates,
     in_input_units,
     input_sizes,
@@ -355,14 +356,15 @@ class MeasuredStates:
     """Lifted moments of a state, in the units of its bond; implements `scaling.States`.
 
     Args:
-        second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,).
+        second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,); or in
+            parts.
         mean: m, (1 + width,).
         joinings: Order of a layer, joinings of two layers of that order and joinings of the mean
             of a single such layer, for every order.
         positions: Number of positions over which attention adds up keys.
     """
 
-    second: Float[Array, "lifted lifted"] | Float[Array, " lifted"]
+    second: Float[Array, "lifted lifted"] | Float[Array, " lifted"] | MomentInParts
     mean: Float[Array, " lifted"]
     joinings: tuple[tuple[int, Joinings, Joinings], ...] = dataclasses.field(
         metadata={"static": True}
@@ -373,7 +375,9 @@ class MeasuredStates:
     def sizes(self) -> Unit:
         """Sizes of the coordinates of the state, (width,), without the constant."""
         second = self.second
-        return _half_log2((second.diagonal() if second.ndim == 2 else second)[1:])
+        if isinstance(second, MomentInParts) or second.ndim == 2:
+            second = second.diagonal()
+        return _half_log2(second[1:])
 
     def of_rows(self, weight: Any, bias: Any) -> Unit:
         """Sizes of the entries of `W h + b`."""
@@ -389,8 +393,11 @@ class MeasuredStates:
         # unit 0.
         factors = xp.exp2(-unit) * xp.ones(len(self.mean) - 1)
         factors = xp.concatenate([xp.ones(1), factors])
-        second = self.second * factors
-        second = second * (factors[:, None] if second.ndim == 2 else factors)
+        if isinstance(self.second, MomentInParts):
+            second: Any = self.second.times(factors)
+        else:
+            second = self.second * factors
+            second = second * (factors[:, None] if second.ndim == 2 else factors)
         return dataclasses.replace(self, second=second, mean=self.mean * factors)
 
     def after(self, layer: Layer) -> MeasuredStates:
@@ -682,11 +689,15 @@ def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:
 
 def _times_moment(rows: Any, second: Any) -> Any:
     """Rows times a second moment, or its diagonal."""
+    if isinstance(second, MomentInParts):
+        return second.behind(rows)
     return rows @ second if second.ndim == 2 else rows * second
 
 
 def _moment_matrix(second: Any) -> Any:
     """A second moment as a matrix, also where it is given by its diagonal."""
+    if isinstance(second, MomentInParts):
+        return second.matrix()
     return second if second.ndim == 2 else library(second).diag(second)
 
 

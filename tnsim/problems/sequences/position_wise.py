@@ -32,7 +32,7 @@ bilinear layers with legs L and R that leaves
 from __future__ import annotations
 
 from tnsim.engine.ir.problem import Operand, StageBuilder, renamed
-from tnsim.names import SLOTS, STREAM, Slot, bias_of
+from tnsim.names import IDENTITY, SLOTS, STREAM, Slot, bias_of
 from tnsim.problems.sequences.bra_ket import BraKet, stream
 from tnsim.problems.sequences.joining_rules import Matching, matchings
 from tnsim.problems.sequences.notation import (
@@ -122,10 +122,16 @@ class Projections:
         names = self.names
         first = names.leaf(one.slot, one.role, FIRST, "i")
         second = names.leaf(two.slot, two.role, SECOND, "j")
-        if not names.state_moment(one.slot, two.slot).name:
+        moment = names.state_moment(one.slot, two.slot)
+        if not moment.name:
             return (first, second.renamed({"j": "i"}))
         positions = names.position(one), names.position(two)
         below = names.state_covariance((one.slot, two.slot), positions, ("i", "j"))
+        if moment.diagonal:
+            # diag(c) joins two legs by one index that also reads c; its identity drops out.
+            (variances,) = (operand for operand in below if operand.name != IDENTITY)
+            at = {"i": "i", "j": "i"}
+            return (first, variances.renamed(at), second.renamed(at))
         return (first, *below, second)
 
     def _half_covariance(self, one: Leg, two: Leg) -> Operand:
