@@ -31,7 +31,8 @@ class Budget:
     A plan beyond the budget raises `TooLarge` before anything runs.
 
     Args:
-        memory_bytes: Bytes of arrays in addition to the models. None stands for 80 % of free
+        memory_bytes: Bytes of arrays in addition to the models; imported libraries and compiling
+            come on top, see the page of limits. None stands for 80 % of free
             memory, less the memory of compiling. Free memory is that of the device; on a CPU, the
             least of the machine's, the control groups' and the address space's.
         multiplications: Scalar multiplications; 1e14 take about an hour on two cores.
