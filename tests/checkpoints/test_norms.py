@@ -273,7 +273,7 @@ def test_norms_without_weights_are_seen_and_named(kind, place):
             return self.norm(x) if place == "last" else x
 
     net = Net()
-    if place not in ("first", "inside a residual"):
+    if place in ("behind a layer", "of a side"):
         with pytest.raises(tnsim.UnsupportedLayer, match=rf"norm \({kind}\)"):
             tnsim.from_module(net, norm_inputs=inputs)
         return

@@ -469,7 +469,7 @@ def test_files_of_such_modules(tmp_path):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
 
 
-def test_files_of_images_are_exported_once(rng, tmp_path, exports):
+def test_files_of_images(rng, tmp_path):
     """Operations are those of the module, weights and running statistics those of each file."""
     torch.manual_seed(0)
     nets = [Convolutional().double().eval() for _ in range(3)]
@@ -481,16 +481,6 @@ def test_files_of_images_are_exported_once(rng, tmp_path, exports):
     for model, net in zip(series, nets, strict=True):
         wanted = net(torch.as_tensor(x)).detach().numpy()
         assert_close(model(x.reshape(6, 16)), wanted, scale=LARGEST, rtol=1e-11)
-    assert len(exports) == 1
-
-
-@pytest.fixture
-def exports(monkeypatch):
-    """Operations forgotten, and a list that grows with every export."""
-    made, export = [], torch.export.export
-    monkeypatch.setattr(torch.export, "export", lambda *given: made.append(0) or export(*given))
-    with tnsim.using(tnsim.Session()):
-        yield made
 
 
 POWER = 2
@@ -524,27 +514,21 @@ CHANGES = {
     "shapes": lambda m, _: setattr(m, "a", nn.Parameter(torch.ones(5, 6).double())),
     "the mode": lambda m, _: m.train(),
 }
-QUICK = ("what no structure shows",)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES],
-)
-def test_no_operation_outlives_what_it_was_read_from(name, exports, monkeypatch):
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
     torch.manual_seed(0)
     module = changeable()
     tnsim.from_module(module)
     CHANGES[name](module, monkeypatch)
-    model, count = tnsim.from_module(module), len(exports)
+    model = tnsim.from_module(module)
     x = np.random.default_rng(0).normal(size=(5, model.d_in))
     evaluated = module.eval()(torch.as_tensor(x)).detach().numpy()
     assert_close(model(x), evaluated, scale=LARGEST)
-    assert count == 1 + (name not in ("nothing", "weights", "a buffer"))
 
 
-@pytest.mark.slow
-def test_a_training_loop_exports_no_module_again(exports):
+def test_a_training_loop():
     torch.manual_seed(0)
     module, goal = changeable(), changeable().requires_grad_(False)
     optimiser = torch.optim.SGD(module.parameters(), 0.1)
@@ -554,7 +538,6 @@ def test_a_training_loop_exports_no_module_again(exports):
         optimiser.zero_grad()
         value.backward()
         optimiser.step()
-    assert len(exports) == 2  # for the comparison in float64, and as the module computes
 
 
 @pytest.mark.slow
@@ -750,8 +733,8 @@ def test_a_convolutional_network_of_one_hidden_layer(rng):
     layers = nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
     module = nn.Sequential(*layers).double()
     model = tnsim.from_module(module, inputs=torch.zeros(2, 1, 6, 6))
-    convolution, layer = model.layers
-    assert (convolution.d_out, layer.activation.name, layer.rank) == (32, "relu", 32)
+    convolution, layer, *_ = model.layers
+    assert (convolution.d_out, layer.activation.name, layer.d_out) == (32, "relu", 32)
     x = rng.normal(size=(5, 1, 6, 6))
     with torch.no_grad():
         assert_close(model(x.reshape(5, -1)), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
@@ -766,7 +749,7 @@ def top(u):
     return torch.zeros_like(u).scatter(-1, places, values)
 
 
-OWN = r"{} of a value make no activation.*tnsim\.Elementwise\(tnsim\.Activation\(.*Empirical"
+OWN = r"computes {}: these of a value make no activation.*tnsim\.Elementwise\(tnsim\.Activation\(.*Empirical"
 
 
 @pytest.mark.parametrize(
@@ -775,12 +758,9 @@ OWN = r"{} of a value make no activation.*tnsim\.Elementwise\(tnsim\.Activation\
         (top, r"computes topk, which compares hidden units with one another.*Empirical\(inputs\)"),
         (lambda u: u.softmax(-1), r"_softmax, which divides by a sum.*Empirical\(inputs\)"),
         (lambda u: functional.relu(u) + functional.gelu(u), "one layer computes gelu and relu"),
-        (lambda u: u + torch.sin(u) ** 2, OWN.format("sin, pow and add")),
-        pytest.param(
-            lambda u: torch.exp(-(u**2)), OWN.format("pow, neg and exp"), marks=pytest.mark.slow
-        ),
-        pytest.param(torch.atan, OWN.format("atan"), marks=pytest.mark.slow),
-        pytest.param(lambda u: u * (u >= 1), "tnsim.Activation", marks=pytest.mark.slow),
+        (lambda u: torch.sin(u) / (1 + u**2), OWN.format("sin, pow, add and div")),
+        (lambda u: torch.exp(-(u**2)), OWN.format("pow, neg and exp")),
+        (torch.atan, OWN.format("atan")),
     ],
 )
 def test_hidden_units_that_know_one_another_are_refused_by_name(hidden, words):

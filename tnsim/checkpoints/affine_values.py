@@ -318,7 +318,10 @@ class Value:
 
 
 def affine_result(
-    operation: Operation, values: Mapping[Operation, Any], library: Library
+    operation: Operation,
+    values: Mapping[Operation, Any],
+    library: Library,
+    filled: Mapping[Operation, Any],
 ) -> Value | list[Value]:
     """An affine operation: its constant is that of its constants, its slopes those of its slopes.
 
@@ -326,12 +329,14 @@ def affine_result(
         operation: Operation that is affine in the values it reads.
         values: Arrays, and the `Value`s in which the operation is affine.
         library: Functions of arrays.
+        filled: Arrays in the place of others where indicators are computed, by operation.
 
     Returns:
         The value, or several where the operation gives several arrays.
     """
     given = {one: values[one] for one in operation.reads if isinstance(values[one], Value)}
     others = {one: values[one] for one in operation.reads if one not in given}
+    reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
     several = isinstance(constant, (list, tuple))
     results = [Value(part, {}) for part in (constant if several else [constant])]
@@ -347,7 +352,7 @@ def affine_result(
 
         def reached(*arrays: Any, reading: list[Operation] = reading) -> Any:
             return operation.reach(
-                others | zeros | dict(zip(reading, arrays, strict=True)), varying
+                reachable | zeros | dict(zip(reading, arrays, strict=True)), varying
             )
 
         before = tuple(given[one].slopes[source] for one in reading)
@@ -363,6 +368,11 @@ def affine_result(
                 slope = whole.then(pick, part.shape, last=kept)
             part.slopes[source] = slope
     return results if several else results[0]
+
+
+def _joined(array: Any, filled: Any) -> Any:
+    """An array that is zero where two are zero."""
+    return array if filled is array else abs(array) + abs(filled)
 
 
 KEEP_LAST = frozenset(

@@ -180,7 +180,7 @@ def _identity_readout(left: np.ndarray) -> np.ndarray:
     """The identity as readout of a layer without `down`; refused where larger than the layer."""
     rank = left.shape[0]
     # The identity is written out, so a small file could ask for a large one.
-    if rank**2 > max(LARGEST_IDENTITY, EXPANSION * left.size):
+    if rank**2 > max(LARGEST_IDENTITY, EXPANSION * rank * left.shape[1]):
         raise ModelError(f"{rank:,} hidden units without down would need an identity of that size")
     return np.eye(rank, dtype=host_array(detached(left[:1])).dtype)
 

@@ -37,7 +37,7 @@ from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.modules import DialectOf, StatesOf
+    from tnsim.checkpoints.modules import StatesOf
 
 log: logging.Logger = logging.getLogger(__name__)
 AnyDialect: TypeAlias = Any
@@ -132,7 +132,7 @@ def read(
 
 
 def _model_by(
-    reader: Dialect | DialectOf | StatesOf | None,
+    reader: Dialect | StatesOf | None,
     state: Mapping[str, Any],
     n_ctx: int | None,
     config: Mapping[str, Any] | None,
@@ -145,18 +145,7 @@ def _model_by(
         log.debug("by the dialect %s", reader.name)
         if isinstance(reader, Dialect):
             return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
-        from tnsim.checkpoints.modules import DialectOf  # PyTorch's reader, where a module came
-
-        if isinstance(reader, DialectOf):
-            reader.check(state)
-            given = reader.dialect
-            return model_from_state(state, given, n_ctx, config, leave_out, norm_inputs)
-        if leave_out or norm_inputs is not None:
-            raise CheckpointError(
-                f"{reader.name} is read whole, by the operations of its forward pass: leave_out "
-                "and norm_inputs have no place in it"
-            )
-        return reader.model(state, n_ctx)
+        return reader.model(state, n_ctx, leave_out, norm_inputs)
     except TnsimError as refused:
         check_unquantised(state, refused)
         raise
@@ -190,7 +179,7 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
 
 def _reader_asked_for(
     dialect: AnyDialect | None, inputs: Any, output: str | int | None
-) -> Dialect | DialectOf | StatesOf | None:
+) -> Dialect | StatesOf | None:
     """The reader of files by a dialect or a module; None where files say what they hold."""
     if (inputs is not None or output is not None) and not hasattr(dialect, "named_parameters"):
         raise CheckpointError(
@@ -203,7 +192,7 @@ def _reader_asked_for(
 
 def find_dialect(
     dialect: AnyDialect, inputs: Any = None, output: str | int | None = None
-) -> Dialect | DialectOf | StatesOf:
+) -> Dialect | StatesOf:
     """A dialect by itself, by the name of a preset, the path of its JSON file, or by a module.
 
     Args:
@@ -226,11 +215,11 @@ def find_dialect(
     if isinstance(dialect, Dialect):
         return dialect
     if hasattr(dialect, "named_parameters"):
-        from tnsim.checkpoints.modules import reader_of_states  # PyTorch's reader, where one comes
+        from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where a module comes
 
-        return reader_of_states(merged_module(dialect), inputs, output)
+        return StatesOf(merged_module(dialect), inputs, output)
     # A series hands on the reader that was found for its module.
-    if hasattr(dialect, "module") or hasattr(dialect, "shapes"):
+    if hasattr(dialect, "module"):
         return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]

@@ -1,30 +1,29 @@
-"""PyTorch modules into models that compute the same function.
+"""PyTorch modules, and files of their weights, into models that compute the same function.
 
-Recognition is a hypothesis: rules are found on a copy with random weights, whose zeros and ones
-mean nothing, and a model is returned only if its outputs equal those of the module with the
-module's own weights.
+A module is read by the graph of its forward pass, in which all weights are arguments (`graphs`), at
+the length that is asked for; every operation is known by name (`read_graphs`). Files of its weights
+are read by the same graph, so what a value decides, such as a scale that is one or a mask of zeros,
+is decided for each file anew. A model is returned only if its outputs equal those of the module on
+random batches of several sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.adapters import merged_module
-from tnsim.checkpoints.dialects import Dialect
-from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
     AN_EXAMPLE,
-    LEAVES,
     POSITIONS,
     SAMPLES,
-    array,
-    calls,
     example_inputs,
     forward_error,
     in_float64,
@@ -33,18 +32,12 @@ from tnsim.checkpoints.module_calls import (
     leaves_of,
     require_torch,
 )
-from tnsim.checkpoints.module_rules import (
-    NORM_MODULES,
-    Declared,
-    ModulePart,
-    Reader,
-    parts_of,
-    same,
-)
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
-from tnsim.checkpoints.state_dict import assembled, inside, place_of, told
+from tnsim.checkpoints.rules import Rule
+from tnsim.checkpoints.state_dict import assembled, inside, place_of
 from tnsim.errors import (
+    BY_PARTS,
     ON_INPUTS,
     OWN_ACTIVATION,
     CheckpointError,
@@ -55,31 +48,18 @@ from tnsim.errors import (
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
-from tnsim.models.layers import Residual, with_widths
+from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 log = logging.getLogger(__name__)
 
-SILENT = ("Identity", "Dropout", "Flatten")  # at evaluation they change no number
-ENTRYWISE = (  # activations; their values tell which one stands between two layers
-    "ELU",
-    "GELU",
-    "GLU",
-    "Hardswish",
-    "Hardtanh",
-    "LeakyReLU",
-    "Mish",
-    "ReLU",
-    "ReLU6",
-    "SiLU",
-    "Sigmoid",
-    "Softplus",
-    "Tanh",
-    "Tanhshrink",
-)
-SOFTMAX = "MultiheadAttention"  # refused as a whole, not leaf by leaf
+Declared = Rule | Callable[[Any], Any]
+"""What a class of the user is: a rule with names as in the class, or a function of an instance."""
+
+NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
+SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
 def from_module(
@@ -93,18 +73,19 @@ def from_module(
 ) -> Model:
     """A model that computes the function of a PyTorch module.
 
-    Linear layers, products of two, activations, gates, residual connections, embeddings and
-    attention without softmax are recognised by their outputs, however the forward pass is written.
-    The model is compared with the module in float64, on several batches of random inputs of
-    different sizes. Activations are told apart by their values: `gelu` is never taken for
-    `gelu_tanh`.
+    The module is read by the operations of its forward pass, however it is written: everything that
+    is affine, products, activations, gates, residual connections, norms before layers, embeddings
+    and attention without softmax. Every operation is known by name, so the model is the module for
+    all inputs of the shape that was read; it is compared with the module in float64 besides, on
+    several batches of random inputs of different sizes.
 
     Args:
         module: An `nn.Module` in evaluation mode, a `PeftModel` with its adapters. It is not
             changed.
         layers: Declarations of your own classes that are not recognised: a `Rule` with names as in
             the class, or a function from an instance to a single layer of tnsim or several.
-        n_ctx: Length of the sequences on which a model with attention is compared.
+        n_ctx: Length of the sequences on which a model with attention is compared, and at which the
+            module is read.
         inputs: An example of the module's argument; by default random vectors, or token numbers
             where the module begins with an embedding.
         norm_inputs: Inputs at whose mean energy norms become constants, as in `load`; needed where
@@ -114,13 +95,13 @@ def from_module(
             first output.
 
     Returns:
-        The model. `model.origin.error` is the relative error of its forward pass, and
-        `model.origin.dialect` reads the module's state dicts: `tnsim.load("runs/*.pt", dialect)`.
+        The model. `model.origin.error` is the relative error of its forward pass. Files of the
+        module's weights are read by the module: `tnsim.load("runs/*.pt", net)`.
 
     Raises:
-        UnsupportedLayer: Where a submodule, which the message names with the choices, is not
-            recognised.
-        ModelError: When the recognised layers compute another function than the module.
+        UnsupportedLayer: Where an operation, which the message names with its submodule, makes no
+            layer.
+        ModelError: When the layers compute another function than the module.
         TooLarge: A layer would be a matrix of which more than 1 GiB is stored.
         MissingExtra: When PyTorch is not installed.
 
@@ -132,7 +113,7 @@ def from_module(
         (Model(Linear(3 -> 4, bias), Linear(4 -> 2, bias); degree 1, 26 parameters), True)
     """
     reading = recognised(merged_module(module), layers, n_ctx, inputs, output)
-    return assembled(reading.layers, norm_inputs, n_ctx, _origin(reading))
+    return assembled(reading.layers, norm_inputs, n_ctx, reading.origin())
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +135,20 @@ class StatesOf:
         """Name of the class of the module."""
         return type(self.module).__name__
 
-    def model(self, state: Mapping[str, Any], n_ctx: int | None) -> Model:
+    def model(
+        self,
+        state: Mapping[str, Any],
+        n_ctx: int | None,
+        leave_out: Sequence[str] = (),
+        norm_inputs: Any = None,
+    ) -> Model:
         """The model of the module with other weights.
 
         Args:
             state: Arrays by name, also within what training code puts around them.
             n_ctx: Length of the sequences on which a model with attention is compared.
+            leave_out: Patterns of tensors of the file that are knowingly not read.
+            norm_inputs: Inputs at whose mean energy norms become constants.
 
         Returns:
             The model, compared with the forward pass of the module with these weights.
@@ -168,9 +157,13 @@ class StatesOf:
             CheckpointError: The names or shapes differ from those of the module.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
-        module = self.loaded(state)
+        module, left_out = self._loaded(state, leave_out)
         reading = recognised(module, None, n_ctx, self.inputs, self.output)
-        return assembled(reading.layers, None, n_ctx, _origin(reading))
+        origin = reading.origin()
+        if left_out:
+            caveat = f"left out: {', '.join(left_out)}"
+            origin = replace(origin, caveats=(*origin.caveats, caveat))
+        return assembled(reading.layers, norm_inputs, n_ctx, origin)
 
     def loaded(self, state: Mapping[str, Any]) -> Any:
         """A copy of the module with other weights.
@@ -184,6 +177,11 @@ class StatesOf:
         Raises:
             CheckpointError: The names or shapes differ from those of the module.
         """
+        return self._loaded(state, ())[0]
+
+    def _loaded(
+        self, state: Mapping[str, Any], leave_out: Sequence[str]
+    ) -> tuple[Any, tuple[str, ...]]:
         torch = require_torch()
         module = copy.deepcopy(self.module)
         own = module.state_dict(keep_vars=True)
@@ -195,7 +193,12 @@ class StatesOf:
         for name, other in tied.items():
             if name not in named and other in named:
                 named[name] = named[other]
+        for name, other in tied.items():
+            if other not in named and name in named:
+                named[other] = named[name]
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
+        left_out = tuple(n for n in surplus if any(fnmatch(n, given) for given in leave_out))
+        surplus = [name for name in surplus if name not in left_out]
         # A state of another architecture would otherwise end in an error of PyTorch.
         if missing or surplus:
             listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
@@ -205,98 +208,41 @@ class StatesOf:
         for name, tensor in arrays.items():
             if tensor.shape != own[name].shape:
                 raise CheckpointError(
-                    f"tensor {name!r} has shape {tuple(tensor.shape)}, in {self.name} "
-                    f"{tuple(own[name].shape)}"
+                    f"tensor {name!r} has shape {tuple(tensor.shape)}, in the module {self.name} "
+                    f"{tuple(own[name].shape)}: give a module of these widths"
                 )
         module.load_state_dict(arrays)
-        return module
-
-
-@dataclass(frozen=True)
-class DialectOf:
-    """The dialect of a module, for state dicts of the module's own shapes.
-
-    Args:
-        dialect: Dialect that was read off the module.
-        shapes: Shapes of the tensors that its layers read, by name.
-    """
-
-    dialect: Dialect
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def name(self) -> str:
-        """Name of the dialect."""
-        return self.dialect.name
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` where a tensor has another shape than in the module.
-
-        Args:
-            state: Arrays by name, also within what training code puts around them.
-        """
-        named = inside(state, place_of(state, list(self.shapes)))
-        for name, shape in self.shapes.items():
-            value = named.get(name)
-            value = value.tensor if isinstance(value, Stored) else value
-            found = tuple(getattr(value, "shape", shape))
-            if found != shape:
-                raise CheckpointError(
-                    f"tensor {name!r} has shape {found}, in the module {self.name} {shape}: give a "
-                    "module of these widths, or the dialect alone, which reads all widths: "
-                    "tnsim.load(path, tnsim.from_module(net).origin.dialect)"
-                )
-
-
-def reader_of_states(
-    module: Any, inputs: Any = None, output: str | int | None = None
-) -> DialectOf | StatesOf:
-    """The reader of a module's state dicts: a dialect where its layers have rules.
-
-    Args:
-        module: An `nn.Module`, as for `from_module`.
-        inputs: Example of the argument of the module, as for `from_module`.
-        output: Name or place of the output that counts, as for `from_module`.
-
-    Returns:
-        The dialect with the shapes of the module, else `StatesOf`, which reads the layers of every
-        file anew.
-
-    Raises:
-        UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
-
-    Example:
-        >>> from torch import nn
-        >>> reader_of_states(nn.Sequential(nn.Linear(3, 2))).shapes
-        {'0.weight': (2, 3), '0.bias': (2,)}
-    """
-    # A dialect reads files without running the module again.
-    reading = recognised(module, None, None, inputs, output)
-    dialect, arrays = _origin(reading).dialect, reading.arrays
-    if dialect is None:
-        return StatesOf(module, inputs, output)
-    used = [name for name in arrays.state if name in arrays.used]
-    return DialectOf(dialect, {name: tuple(arrays.state[name].shape) for name in used})
+        return module, left_out
 
 
 class Recognised(NamedTuple):
-    """A module with the layers that were recognised in it.
+    """A module with the layers that were read.
 
     Attributes:
         module: The module without wrappers that compile or distribute it.
-        parts: Rules and functions for the layers; None for layers read off traced operations.
-        layers: Layers of the parts, with the module's own weights.
-        arrays: Tensors of the module, including tensors that no layer uses.
+        layers: The layers, with the module's own weights.
         example: Inputs that the module takes.
+        positions: Positions of a sequence; 1 for vectors.
         error: Relative error of the forward pass of the layers.
+        unused: Names of tensors on which the output does not depend.
     """
 
     module: Any
-    parts: list[ModulePart] | None
     layers: list[Normed]
-    arrays: NamedArrays
     example: Any
+    positions: int
     error: float
+    unused: tuple[str, ...]
+
+    def origin(self) -> Origin:
+        """The record of how the model was read."""
+        name = type(self.module).__name__
+        at = f" at n_ctx {self.positions}" if self.positions > 1 else ""
+        said = (
+            f"{name} of PyTorch, read by the graph of {name}{at} and compared with its own forward "
+            f"pass: relative error {self.error:.2g}"
+        )
+        return Origin(name, (said,), ignored=self.unused, error=self.error)
 
 
 def recognised(
@@ -316,7 +262,7 @@ def recognised(
         output: Name of the output that counts, or its place in a tuple.
 
     Returns:
-        The layers of the module, with the parts from which they were made.
+        The layers of the module.
 
     Raises:
         UnsupportedLayer, ModelError, MissingExtra: Raised as by `from_module`.
@@ -329,159 +275,248 @@ def recognised(
         )
     check_length(n_ctx)
     module = _unwrapped_module(module)
-    # The caller's mapping stays as it is.
     declared = dict(layers or {})
     _check_repeatable(module)
     with refusing("the module cannot be copied in float64"):
         double = copy.deepcopy(module).double().eval().requires_grad_(False)
     _settle_epsilons(module, double)
-    # Two copies: one gets random weights, the other keeps those of the module.
-    own = copy.deepcopy(double)
-    if output is not None:
-        for copied in (double, own):
-            copied.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
     with torch.no_grad(), in_float64(torch):
         try:
-            example = example_inputs(double, inputs, n_ctx)
+            with _with_output(double, output):
+                example = example_inputs(double, inputs, n_ctx)
         except ModelError:
             if output is None:
-                _check_describable(module, tuple(declared))  # which says more, where it fails
+                _check_describable(module, tuple(declared), False)  # which says more
             raise
-        try:
-            reading = _watched_layers(module, double, own, declared, example)
-        except (UnsupportedLayer, ModelError) as refused:
-            vectors = inputs is None and n_ctx is None and example.ndim == 2
-            reading, reason = None, ""
-            # Operations have no place for declarations, and a sequence would be read as one vector.
-            read = not declared and example.is_floating_point()
-            read = read and not any(map(_is_recurrent, module.modules()))
-            if read and (vectors or inputs is not None):
-                try:
-                    reading = _traced_module(module, own, example, output)
-                except (UnsupportedLayer, ModelError, TooLarge) as why:
-                    log.debug("%s: %s", type(module).__name__, why)
-                    if isinstance(why, TooLarge) and inputs is not None:
-                        raise  # with inputs that the user gave, the layers themselves are known
-                    # Calls of layers say more than operations, where there are any.
-                    known = any(kind(leaf) in LEAVES for _, leaf in leaves_of(module, ()))
-                    says = OWN_ACTIVATION in str(why) and OWN_ACTIVATION not in str(refused)
-                    known = known and inputs is None and not says
-                    telling = " computes " in str(why) and not known
-                    reason = str(why) if telling else ""
-            if reading is not None and n_ctx is not None:
-                raise ModelError(_of_whole_sequences(example)) from refused
-            if reading is None and vectors and _mixes_inputs(own, example):
-                # The batch was taken for a sequence, as attention takes it.
-                example = _sequences(example.shape[-1])
-                try:
-                    reading = _watched_layers(module, double, own, declared, example)
-                except (UnsupportedLayer, ModelError) as on_sequences:
-                    refused = on_sequences
-                except Exception as why:  # of a forward pass that takes no sequences
-                    log.debug("%s: %s", type(module).__name__, why)
-            if reading is None and reason:
-                raise UnsupportedLayer(f"{reason}. {ON_INPUTS}") from refused
-            if reading is None and read and inputs is None and example.ndim == 3:
-                _check_sequences(module, own, example, output, refused)
-            # What watching said is closest to the code of the user.
-            if reading is None:
-                raise refused
+        reading = _first_reading(module, double, declared, example, inputs, n_ctx, output)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
 
-def _watched_layers(
-    module: Any, double: Any, own: Any, declared: dict[type, Declared], example: Any
+@contextlib.contextmanager
+def _with_output(module: Any, output: str | int | None) -> Iterator[None]:
+    """Let a module give a single output."""
+    if output is None:
+        yield
+        return
+    handle = module.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first_reading(
+    module: Any,
+    double: Any,
+    declared: Mapping[type, Declared],
+    example: Any,
+    inputs: Any,
+    n_ctx: int | None,
+    output: str | int | None,
 ) -> Recognised:
-    """The layers of a module, found by watching the calls of its submodules.
+    """The first way in which a module is read: as a sequence, as a vector.
+
+    Raises:
+        UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
+    """
+    from tnsim.checkpoints.graphs import JOINED  # which needs PyTorch
+
+    tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
+    # The batch may have been taken for a sequence, as attention takes it.
+    if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
+        tried.append((_sequences(example.shape[-1]), True))
+    refusals: list[Exception] = []
+    for given, sequence in tried:
+        if refusals and given is not example and JOINED not in str(refusals[0]):
+            break
+        try:
+            return _read(module, double, declared, given, sequence, output)
+        except (UnsupportedLayer, ModelError, TooLarge) as refused:
+            log.debug("%s: %s", type(module).__name__, refused)
+            refusals.append(refused)
+        except Exception as failed:
+            if given is example:
+                raise
+            log.debug("%s: %s", type(module).__name__, failed)
+    refused = refusals[-1] if JOINED in str(refusals[0]) else refusals[0]
+    if isinstance(refused, TooLarge):
+        raise refused
+    if OWN_ACTIVATION not in str(refused):
+        _check_describable(module, tuple(declared), inputs is not None)
+    if not isinstance(refused, UnsupportedLayer):
+        raise refused
+    said = f"{refused}. {_advice(module, example)}"
+    if (
+        n_ctx is not None
+        and example.is_floating_point()
+        and _is_whole_sequence(module, double, example, output)
+    ):
+        said = f"{said}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
+    raise type(refused)(said) from refused
+
+
+def _advice(module: Any, example: Any) -> str:
+    """What to do with a module that is no model."""
+    attends = any("attn" in name or "attention" in name for name, _ in module.named_modules())
+    tokens = "" if example.is_floating_point() else ", inputs here being tokens (n, positions)"
+    return f"{BY_PARTS}. {ON_INPUTS}{tokens}" if attends else f"{ON_INPUTS}{tokens}"
+
+
+def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
+    """Whether an example is read as sequences, in the order in which this is tried."""
+    if not example.is_floating_point():
+        return [example.ndim == 2]
+    if example.ndim != 3:
+        return [False]
+    # An example that the user gave may be images, or sequences as vectors.
+    return [True] if n_ctx is not None or inputs is None else [True, False]
+
+
+def _is_whole_sequence(module: Any, double: Any, example: Any, output: Any) -> bool:
+    """Whether a refused module is a model of all positions together."""
+    try:
+        _read(module, double, {}, example, False, output)
+    except Exception as reason:  # whatever else the module computes, the refusal says it
+        log.debug("%s: %s", type(module).__name__, reason)
+        return False
+    return True
+
+
+def _read(
+    module: Any,
+    double: Any,
+    declared: Mapping[type, Declared],
+    example: Any,
+    sequence: bool,
+    output: str | int | None,
+) -> Recognised:
+    """The layers of a module on inputs of the shape of an example.
 
     Args:
         module: The module.
-        double: A copy in float64, which gets random weights.
-        own: A copy in float64 with the module's own weights.
+        double: A copy in float64.
         declared: Declarations of classes of the user.
         example: Inputs that the module takes.
+        sequence: Whether the second axis of the inputs is positions.
+        output: Name of the output that counts, or its place in a tuple.
     """
-    _check_describable(module, tuple(declared))
-    parts = _module_parts(double, declared, _drawn(example))
-    tensors = {name: tensor.detach() for name, tensor in tensors_of(module).items()}
-    arrays = NamedArrays(tensors, None)
-    layers = []
-    for part in parts:
-        for read_layer in layers_of(part, module, arrays):
-            # A function of the user makes layers of the parameters themselves, not of numbers.
-            layers.append(read_layer._replace(layer=numbers(read_layer.layer)))
-    # Activations take their width from their neighbours.
-    widths = with_widths(read_layer.layer for read_layer in layers)
-    layers = [
-        read_layer._replace(layer=layer) for read_layer, layer in zip(layers, widths, strict=True)
-    ]
-    _check_widths(layers)
-    return Recognised(module, parts, layers, arrays, example, forward_error(own, layers, example))
+    from tnsim.checkpoints.graphs import check_batches, state_of
+
+    whole = tuple(declared)
+    layers, used = graph_layers(
+        double, state_of(double), module, declared, example, sequence, output
+    )
+    check_batches(double, example, output, whole)
+    layers = [one._replace(layer=numbers(one.layer)) for one in layers]
+    # Declared activations take their width from their neighbours.
+    widths = with_widths(one.layer for one in layers)
+    layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
+    with _with_output(double, output):
+        error = forward_error(double, layers, example)
+    positions = example.shape[1] if sequence else 1
+    unused = tuple(name for name in tensors_of(module) if name not in used)
+    return Recognised(module, layers, example, positions, error, unused)
 
 
-def _check_widths(layers: Sequence[Normed]) -> None:
-    """Raise `UnsupportedLayer` where a layer reads more than a position of the layer before it."""
-    for (n, before), after in zip(enumerate(layers), layers[1:], strict=False):
-        given, read = before.layer.d_out, after.layer.d_in
-        if given != read:
-            raise UnsupportedLayer(
-                f"layer {n} gives {given} coordinates at every position, and layer {n + 1} reads "
-                f"{read}: the module puts positions side by side, as Flatten does with the "
-                "embeddings of several tokens, and layers act on every position alone. Compare it "
-                "by its outputs, tnsim.Empirical(tokens), or write it on one-hot vectors of all "
-                "positions, with a Linear in the place of the embedding"
-            )
-
-
-KEPT = 1e-11  # relative; operations that are kept give the outputs of the module to rounding
-
-
-def _traced_module(module: Any, own: Any, example: Any, output: str | int | None) -> Recognised:
-    """The layers of a module that watching cannot tell, read off the operations.
+def graph_layers(
+    traced: Any,
+    state: Mapping[str, Any],
+    module: Any,
+    declared: Mapping[type, Declared],
+    example: Any,
+    sequence: bool,
+    output: str | int | None,
+) -> tuple[list[Normed], set[str]]:
+    """The layers of the graph of a module.
 
     Args:
-        module: The module.
-        own: A copy in float64.
+        traced: The module in evaluation mode whose graph is made.
+        state: Parameters and buffers by name, of which layers are made.
+        module: The module of which declared layers are made.
+        declared: Declarations of classes of the user.
         example: Inputs that the module takes.
+        sequence: Whether the second axis of the inputs is positions.
         output: Name of the output that counts, or its place in a tuple.
 
     Returns:
-        The layers.
+        The layers, of arrays or of tensors that require grad, and the names of tensors that they
+        were made of.
 
     Raises:
-        UnsupportedLayer, ModelError: Operations tell no more.
+        UnsupportedLayer, TooLarge: Raised as by `from_module`.
     """
-    # Tracing loads the compiler of PyTorch, which takes seconds.
-    from tnsim.checkpoints.traced_modules import exports_of, traced_layers
+    from tnsim.checkpoints import graphs
+    from tnsim.checkpoints.read_graphs import Declared as DeclaredPart
+    from tnsim.checkpoints.read_graphs import layers_of_graph
 
-    exports = exports_of(module, output)
+    torch = require_torch()
+    graph = graphs.graph_of(traced, example, output, tuple(declared))
+    floats = [one for one in state.values() if one.is_floating_point()]
+    like = floats[0] if floats else torch.zeros(1, dtype=torch.get_default_dtype())
+    parameters = [one.dtype for one in module.parameters() if one.is_floating_point()]
+    precision = max(parameters, key=lambda dtype: torch.finfo(dtype).eps, default=like.dtype)
+    library = graphs.TorchLibrary(like, precision)
+    arrays = graph.arrays(state)
+    used = graph.used()
+    parts = {}
+    for end, (path, start) in graph.owns.items():
+        parts[end] = DeclaredPart(start, _declared_layers(module, path, declared))
+        used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
+    tokens = None
+    if not example.is_floating_point():
+        tables = [
+            arrays[one.arguments[0]]
+            for one in graph.operations
+            if one.name == "embedding" and one.arguments[0] in arrays
+        ]
+        tokens = tables[0].shape[0] if tables else int(example.max()) + 1
+    trained = {f"{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
+    filled = dict(arrays)
+    for name in trained & set(graph.state):
+        filled[graph.state[name]] = _without_zeros(arrays[graph.state[name]])
+    layers = layers_of_graph(
+        graph.operations,
+        graph.argument,
+        graph.output,
+        arrays,
+        example[:1],
+        graphs.TABLES,
+        library,
+        example.shape[1] if sequence else 1,
+        tokens,
+        parts,
+        filled,
+    )
+    return layers, used
 
-    def read() -> Recognised:
-        layers = [Normed(numbers(layer)) for layer in traced_layers(own, example, exports)]
-        error = forward_error(own, layers, example)
-        return Recognised(module, None, layers, NamedArrays({}, None), example, error)
 
-    if exports:
-        try:
-            reading = read()
-        except Exception as reason:  # also of operations that no longer fit the tensors
-            log.debug("%s is exported anew: %s", type(module).__name__, reason)
-        else:
-            if reading.error <= KEPT:
-                return reading
-        # The code computes something else now, for a reason that its structure does not show.
-        exports.clear()
-    return read()
+def _without_zeros(array: Any) -> Any:
+    """A parameter with other numbers in the place of zeros, as other files may have."""
+    torch = require_torch()
+    if array.requires_grad or not array.is_floating_point() or bool(array.all()):
+        return array
+    rng = torch.Generator().manual_seed(0)
+    random = torch.rand(array.shape, generator=rng, dtype=torch.float64).to(array) + 0.5
+    return torch.where(array == 0, random, array)
 
 
-def _mixes_inputs(own: Any, example: Any) -> bool:
-    """Whether the last of several outputs depends on the other inputs, too."""
-    try:
-        return not same(array(own(example[-1:])), array(own(example))[-1:])
-    except Exception as reason:  # also of a forward pass that takes no single input
-        log.debug("%s", reason)
-        return False
+def _declared_layers(module: Any, path: str, declared: Mapping[type, Declared]) -> list[Normed]:
+    """The layers that the user declared for a submodule."""
+    submodule = module.get_submodule(path)
+    given = next(one for cls, one in declared.items() if isinstance(submodule, cls))
+    if not isinstance(given, Rule):
+        made = given(submodule)
+        return [Normed(one) for one in (made if isinstance(made, (list, tuple)) else [made])]
+    names = {"kind", "norm", "residual", "mask", "fused_order", "rope_layout", "activation"}
+    # Fields that are words and no names of tensors stay as they are.
+    keys: Any = {
+        field: join(path, value)
+        for field, value in vars(given).items()
+        if isinstance(value, str) and field not in names and not value.startswith("config:")
+    }
+    arrays = NamedArrays(tensors_of(module), None)
+    return [normed(valued(replace(given, **keys), arrays), arrays)]
 
 
 def _sequences(width: int) -> Any:
@@ -491,41 +526,12 @@ def _sequences(width: int) -> Any:
     return torch.randn((SAMPLES, POSITIONS, width), generator=rng)
 
 
-def _check_sequences(
-    module: Any, own: Any, example: Any, output: str | int | None, refused: Exception
-) -> None:
-    """Raise `UnsupportedLayer` where a refused module is a polynomial of all positions together."""
-    try:
-        _traced_module(module, own, example, output)
-    except Exception as reason:  # whatever else the module computes, the refusal says it
-        log.debug("%s: %s", type(module).__name__, reason)
-        return
-    raise UnsupportedLayer(
-        f"{refused}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
-    ) from refused
-
-
 def _of_whole_sequences(example: Any) -> str:
     return (
         f"the module mixes positions as no layer does, so its {example.shape[1]} positions are "
         f"read as a single vector of {example[0].numel()} numbers: give inputs=, an example (1, "
         "positions, d) of the length that counts, and leave n_ctx out"
     )
-
-
-def _drawn(example: Any) -> Any:
-    """Random numbers in the shape of an example, as an example of zeros fits any layer.
-
-    Every second vector is eight times as large, so that the kinks of activations such as ReLU6 are
-    passed. Token numbers stay as they are.
-    """
-    if not example.is_floating_point():
-        return example
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(3)
-    numbers = torch.randn(example.shape, generator=rng, dtype=torch.float64)
-    sizes = 1.0 + 7.0 * (torch.arange(len(example)) % 2)
-    return numbers * sizes.reshape(-1, *(1,) * (example.ndim - 1))
 
 
 def _unwrapped_module(module: Any) -> Any:
@@ -628,9 +634,9 @@ def _check_unquantised(name: str, module: Any) -> None:
             )
 
 
-def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
+def _check_describable(module: Any, declared: tuple[type, ...], is_given: bool) -> None:
     """Raise `UnsupportedLayer` naming every submodule of which no layer can be read."""
-    unreadable = list(_unreadable_parts(module, declared))
+    unreadable = list(_unreadable_parts(module, declared, is_given))
     # The same request once, not for each of many convolutions.
     asked = all(why.endswith(_ASK_FOR_INPUTS) for _, why in unreadable)
     wrong = [
@@ -651,21 +657,22 @@ def _check_describable(module: Any, declared: tuple[type, ...]) -> None:
     )
 
 
-def _unreadable_parts(module: Any, declared: tuple[type, ...]) -> Iterable[tuple[str, str]]:
+def _unreadable_parts(
+    module: Any, declared: tuple[type, ...], is_given: bool
+) -> Iterable[tuple[str, str]]:
     softmax = [path for path, child in module.named_modules() if kind(child) == SOFTMAX]
     # PyTorch's attention is named as a whole, since its linear layers alone look readable.
     for path in softmax:
         yield path, f"{SOFTMAX}, which is softmax attention"
     for path, leaf in leaves_of(module, declared):
-        name = kind(leaf)
         if isinstance(leaf, declared) or path.rpartition(".")[0] in softmax:
             continue
-        if name and name not in (*LEAVES, *SILENT, *ENTRYWISE):
-            yield path, f"{name}{_leaf_reason(leaf)}"
+        if reason := _leaf_reason(leaf, is_given):
+            yield path, f"{kind(leaf)}{reason}"
 
 
-def _leaf_reason(leaf: Any) -> str:
-    if _is_recurrent(leaf):
+def _leaf_reason(leaf: Any, is_given: bool) -> str:
+    if type(leaf).__module__ == "torch.nn.modules.rnn":
         return ", which is recurrent"
     if kind(leaf) in ("Softmax", "LogSoftmax"):
         return (
@@ -673,16 +680,8 @@ def _leaf_reason(leaf: Any) -> str:
             "net[:-1] of a Sequential"
         )
     # Classes of the user may derive from those of PyTorch.
-    for cls in type(leaf).__mro__:
-        if cls.__module__ == "torch.nn.modules.activation":
-            return ", which has no exact similarity"
-        if cls.__module__ in _OF_IMAGES:
-            return _ASK_FOR_INPUTS
-    return ", which is no layer of tnsim"
-
-
-def _is_recurrent(module: Any) -> bool:
-    return type(module).__module__ == "torch.nn.modules.rnn"
+    of_images = any(cls.__module__ in _OF_IMAGES for cls in type(leaf).__mro__)
+    return _ASK_FOR_INPUTS if of_images and not is_given else ""
 
 
 _ASK_FOR_INPUTS = f", of which the input's size is to be known: give inputs=, {AN_EXAMPLE}"
@@ -710,81 +709,3 @@ def tensors_of(module: Any) -> dict[str, Any]:
             if tensor is not None:
                 tensors[join(path, name)] = tensor
     return tensors
-
-
-def _module_parts(module: Any, declared: Mapping[type, Declared], example: Any) -> list[ModulePart]:
-    """The layers of the module, found on random weights."""
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(1)
-    for parameter in module.parameters():
-        # Divided by the root of the width, states stay near 1 at any depth.
-        width = parameter.shape[-1] if parameter.ndim > 1 else 1
-        parameter.normal_(generator=rng).div_(width**0.5)
-    recorded, end = calls(module, example, tuple(declared))
-    if not recorded:
-        raise UnsupportedLayer(
-            f"{type(module).__name__} has no layers of PyTorch inside; declare it: "
-            "layers={Class: BilinearRule(...) or a function}"
-        )
-    state = tensors_of(module)
-    # Parameters of one entry may be scales of residuals.
-    numbers = {name: float(tensor) for name, tensor in state.items() if tensor.numel() == 1}
-    reader = Reader(module, declared, state, numbers)
-    return parts_of(reader, recorded, array(example), end)
-
-
-def layers_of(part: ModulePart, module: Any, arrays: NamedArrays) -> list[Normed]:
-    """The layers of a single part, with the module's own weights.
-
-    Args:
-        part: A part of the module that was recognised.
-        module: The module with its own weights.
-        arrays: Tensors of the module, in which the keys of rules are looked up.
-
-    Returns:
-        The layers in order.
-
-    Raises:
-        UnsupportedLayer, ModelError: Where a function of the user returns no layers that fit.
-    """
-    if part.rule is not None:
-        return [normed(valued(part.rule, arrays), arrays)]
-    assert part.make is not None  # a part without a rule has a function
-    submodule = module.get_submodule(part.path)
-    # The function of the user accounts for all tensors of its submodule.
-    arrays.used.update(join(part.path, name) for name in tensors_of(submodule))
-    made = part.make(submodule)
-    layers = list(made) if isinstance(made, (list, tuple)) else [made]
-    if part.around is not None:
-        if len(layers) != 1:
-            raise UnsupportedLayer(
-                f"{part.path}: a residual connection goes around {len(layers)} layers; "
-                "tnsim has it around one"
-            )
-        layers = [Residual(layers[0], *part.around)]
-    return [Normed(layer) for layer in layers]
-
-
-def _origin(reading: Recognised) -> Origin:
-    """The origin of the model: rules as assumptions, the error, and a dialect for state dicts."""
-    name, parts, arrays, error = (
-        type(reading.module).__name__,
-        reading.parts,
-        reading.arrays,
-        reading.error,
-    )
-    assumptions = [
-        f"{name} of PyTorch, compared with its own forward pass: relative error {error:.2g}"
-    ]
-    if parts is None:
-        read = f"{name} of PyTorch, read off the operations of its forward pass, with which it"
-        return Origin(name, (f"{read} was compared: relative error {error:.2g}",), error=error)
-    # A dialect needs a rule for every layer; functions of the user cannot be written down.
-    rules = [part.rule for part in parts if part.rule is not None]
-    unused = tuple(arrays.unused())
-    dialect = None
-    if len(rules) == len(parts):
-        dialect = Dialect(name, tuple(rules), unused=unused, description="read off the module")
-        runs = [(told(valued(rule, arrays), arrays),) for rule in rules]
-        assumptions += dialect.assumptions(runs)[1:]
-    return Origin(name, tuple(assumptions), ignored=unused, error=error, dialect=dialect)

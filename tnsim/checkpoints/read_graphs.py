@@ -96,6 +96,7 @@ def layers_of_graph(
     positions: int = 1,
     tokens: int | None = None,
     declared: Mapping[Operation, Declared] | None = None,
+    filled: Mapping[Operation, Any] | None = None,
 ) -> list[Normed]:
     """The layers of a forward pass.
 
@@ -110,6 +111,8 @@ def layers_of_graph(
         positions: Positions of a sequence, the second axis of the input; 1 for vectors.
         tokens: Number of tokens where the input is token numbers.
         declared: Submodules of declared classes, by the operation that ends them.
+        filled: The weights with other numbers in the place of zeros that other files may not have,
+            so that sparse matrices of all files have the same places.
 
     Returns:
         The layers, each with the norm before it.
@@ -129,6 +132,7 @@ def layers_of_graph(
         positions,
         tokens,
         declared or {},
+        filled or arrays,
     )
     return trace.run()
 
@@ -154,6 +158,7 @@ class _Trace:
         positions: int,
         tokens: int | None,
         declared: Mapping[Operation, Declared],
+        filled: Mapping[Operation, Any],
     ) -> None:
         self.operations, self.argument, self.output = operations, argument, output
         self.tables, self.library, self.tokens, self.declared = tables, library, tokens, declared
@@ -161,6 +166,14 @@ class _Trace:
         self.values: dict[Any, Any] = dict(arrays)
         self.shown: dict[Operation, Any] = {argument: example}
         self.varying = self._fold_constants()
+        self.filled = dict(filled)
+        changed = {one for one in filled if filled[one] is not arrays[one]}
+        for one in operations:
+            if one in self.values and one not in self.filled and changed & set(one.reads):
+                changed.add(one)
+                self.filled[one] = one.run(
+                    {r: self.filled.get(r, self.values[r]) for r in one.reads}
+                )
         if output not in self.varying:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
         self.norms = {one: found for one in self.varying if (found := self._norm(one)) is not None}
@@ -433,7 +446,7 @@ class _Trace:
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
         if name in tables.products and len(factors) > 1:
             return self._multiplied_values(one, factors)
-        return affine_result(one, values, self.library)
+        return affine_result(one, values, self.library, self.filled)
 
     def _refusal(self, one: Operation) -> UnsupportedLayer:
         said = f"{one.place} computes {one.name}, "
@@ -594,7 +607,7 @@ class _Trace:
         value = self.values[found.start]
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
-        normed = self.stack.normed(value, found.norm)
+        normed = self.stack.normed(value, found.norm, one.place)
         if one.name != "native_layer_norm":
             return normed
         gain, shift = (
@@ -666,7 +679,7 @@ class _Trace:
         value = self.values[one]
         if not isinstance(value, Value):
             raise UnsupportedLayer(f"{one.place} gives scores of attention to an activation")
-        if self.stack._units_in(value) or len(value.slopes) > 1:
+        if self.stack.units_in(value) or len(value.slopes) > 1:
             self._settle_values(self._live_values() | {(one, None): value})
         return self.values[one]
 
@@ -696,25 +709,39 @@ class _Trace:
                 "the forward pass multiplies scores of attention and another value"
             )
         # Only products of affine functions, or with single units, are hidden units again.
-        if not (
-            all(map(self.stack.multiplies, values))
-            and self._have_room(values)
-            and self.stack.gates(values)
-        ):
+        if not self._are_factors(values):
             own = {(one, None): value for one, value in zip(operands, values, strict=True)}
             self._settle_values(self._live_values() | own)
         return [self.values[operand] for operand in operands]
 
+    def _are_factors(self, values: list[Value]) -> bool:
+        """Whether products of values are hidden units."""
+        plain = [
+            Value(value.constant * 0, value.slopes) if self.stack.has_offset(value) else value
+            for value in values
+        ]
+        offsets = [value for value, other in zip(values, plain, strict=True) if value is not other]
+        if offsets and (len(values) != 2 or len(offsets) > 1):
+            return False
+        known = all(map(self.stack.multiplies, plain)) and self._have_room(plain)
+        return known and self.stack.gates(plain)
+
     def _have_room(self, values: list[Value]) -> bool:
         shapes = [value.shape for value in values]
         return all(shape == shapes[0] for shape in shapes) or not any(
-            self.stack._units_in(value) for value in values
+            self.stack.units_in(value) for value in values
         )
 
     def _hidden_product(self, one: Value, two: Value) -> Value:
         """The product of two values that broadcast to a common shape."""
         shape = np.broadcast_shapes(one.shape, two.shape)
-        return self.stack.multiplied(_expanded(one, shape), _expanded(two, shape))
+        one, two = _expanded(one, shape), _expanded(two, shape)
+        for first, second in ((one, two), (two, one)):
+            if self.stack.has_offset(first) and not self.stack.units_in(second):
+                # (f(u) + c) v = f(u) v + c v
+                product = self.stack.multiplied(Value(first.constant * 0, first.slopes), second)
+                return _sum(product, _scaled(second, first.constant, self.library))
+        return self.stack.multiplied(one, two)
 
 
 def _expanded(value: Value, shape: tuple[int, ...]) -> Value:

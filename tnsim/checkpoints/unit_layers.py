@@ -80,7 +80,8 @@ class Source:
         factors: Pairs (W, b) of shapes (units, width) and (units,).
         function: Activation of the first factor.
         norm: The norm that leads from the state to this source.
-        layers: Function from the source's width to layers: attention, or declared layers.
+        layers: Function from D and c to layers: attention, or declared layers.
+        place: Words for where a norm stands.
     """
 
     root: Map
@@ -90,6 +91,7 @@ class Source:
     function: Activation | None = None
     norm: Norm | None = None
     layers: Callable[[Any, Any], list[Normed]] | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +277,7 @@ class Stack:
 
     def multiplies(self, value: Value) -> bool:
         """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
-        if not self._units_in(value):
+        if not self.units_in(value):
             return len(self._read_by(value)) < 2
         # A sum of a unit and anything else is no factor.
         if len(value.slopes) > 1 or bool(value.constant.any()):
@@ -292,7 +294,12 @@ class Stack:
         except (TooLarge, UnsupportedLayer):
             return False
 
-    def _units_in(self, value: Value) -> list[int]:
+    def has_offset(self, value: Value) -> bool:
+        """Whether a value is an activation with a number added to it."""
+        return self._activation_in(value) is not None and bool(value.constant.any())
+
+    def units_in(self, value: Value) -> list[int]:
+        """The blocks of hidden units that a value is affine in."""
         return [block for block in value.slopes if self._is_units(block)]
 
     def _is_units(self, block: int) -> bool:
@@ -337,9 +344,10 @@ class Stack:
     def _same(self, one: int | None, two: int | None) -> int:
         """The source that both of two factors read; None stands for a constant."""
         if one is not None and two is not None and one != two:
+            place = self.sources[max(one, two)].place
             raise UnsupportedLayer(
-                "the forward pass multiplies what a norm gives and what the norm reads, and a "
-                "layer has its norm before all of its factors"
+                f"{place} is multiplied by what it reads, and a layer has its norm before all of its "
+                "factors"
             )
         return one if one is not None else two or 0
 
@@ -349,11 +357,11 @@ class Stack:
         reads, factors = self._unit_factors(value, layout)
         return self._new_block(factors, value.shape, layout, reads or 0, function)
 
-    def normed(self, value: Value, norm: Norm) -> Value:
+    def normed(self, value: Value, norm: Norm, place: str) -> Value:
         """The state behind a norm, as an array of the shape of the value, which is the state."""
         block, layout = 1 + max(self.sources), self.layout(value)
         root = self._root(value.shape, layout)
-        self.sources[block] = Source(root, layout, norm=norm)
+        self.sources[block] = Source(root, layout, norm=norm, place=place)
         return Value(self.zeros(value.shape), {block: root})
 
     def whole(
@@ -391,7 +399,7 @@ class Stack:
             return False
         if not any(self._operation_name(value) == "step" for value in activated):
             other = [value for value in values if value not in activated]
-            return len(activated) == 1 and not self._units_in(other[0])
+            return len(activated) == 1 and not self.units_in(other[0])
         first, second = values if self._operation_name(values[0]) == "step" else values[::-1]
         # A step times ReLU is ReLU again, at the step's threshold.
         if self._operation_name(second) not in ("", "relu"):
@@ -459,7 +467,7 @@ class Stack:
         self, value: Value, layout: Layout
     ) -> tuple[int | None, tuple[tuple[Rows, Any], ...]]:
         """The factors of every entry of a value that `multiplies`, and the source they read."""
-        if not self._units_in(value):
+        if not self.units_in(value):
             flat = self.vector(value.constant, layout)
             # A value without slopes is a constant factor.
             if not value.slopes:
@@ -476,10 +484,10 @@ class Stack:
         function of the state does where it is narrower than the state; a wider value is cheaper as
         rows of the next layer. So is a value that would be too large a matrix.
         """
-        if self._units_in(value):
+        if self.units_in(value):
             return True
         if set(value.slopes) != {0}:
-            return is_whole
+            return is_whole or 0 in value.slopes
         if is_whole:
             return True
         if value.constant.reshape(-1).shape[0] >= self.width * self.positions:
@@ -576,11 +584,13 @@ class Stack:
             norm = self.sources[normed].norm
             if any(self.sources[n].reads != normed and self.sources[n].factors for n in blocks):
                 raise UnsupportedLayer(
-                    "a layer multiplies what a norm gives and what the norm reads"
+                    f"{self.sources[normed].place} stands before a part of a layer alone, and a layer "
+                    "has its norm before all of its factors"
                 )
             if skip is None and around is not None and around.matters:
                 raise UnsupportedLayer(
-                    "a linear map other than a residual connection goes around a norm"
+                    f"a linear map other than a residual connection goes around "
+                    f"{self.sources[normed].place}"
                 )
             around = value.slopes.get(normed)
             if not blocks:

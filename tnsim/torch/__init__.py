@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.module_calls import require_torch
-from tnsim.checkpoints.module_rules import Declared
+from tnsim.checkpoints.modules import Declared
 from tnsim.compare.request import comparables
 from tnsim.engine.budget import Budget
 from tnsim.metrics.empirical import Empirical

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Mapping
 from typing import Any
 
-from tnsim.checkpoints.module_rules import Declared
-from tnsim.checkpoints.modules import layers_of, recognised, tensors_of
-from tnsim.checkpoints.named_arrays import NamedArrays
-from tnsim.checkpoints.traced_modules import exports_of, traced_layers
+from tnsim.checkpoints.graphs import state_of
+from tnsim.checkpoints.module_calls import require_torch
+from tnsim.checkpoints.modules import Declared, graph_layers, recognised
 from tnsim.errors import UnsupportedLayer
+from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 
 
@@ -18,8 +20,8 @@ def model_of(
 ) -> Model:
     """The model of a module, made of the module's own tensors.
 
-    `recognised` finds the rules of the layers, and compares them with the module, on numbers. The
-    same rules then read the tensors, so PyTorch records their operations.
+    `recognised` reads the layers and compares them with the module, on numbers. The same reading of
+    the module's graph then takes the tensors, so PyTorch records their operations.
 
     Args:
         module: An `nn.Module`.
@@ -36,18 +38,18 @@ def model_of(
         ModelError: The recognised layers compute something other than the module.
     """
     reading = recognised(module, layers, n_ctx, inputs)
-    if reading.parts is None:
-        # A module that no rules describe is traced operation by operation; the example is moved to
-        # the type and device of the parameters first.
-        parameters = [
-            parameter for parameter in reading.module.parameters() if parameter.is_floating_point()
-        ]
-        example = reading.example.to(parameters[0])
-        return Model(
-            traced_layers(reading.module, example, exports_of(reading.module, None)), n_ctx
+    torch = require_torch()
+    module, example = reading.module, reading.example
+    parameters = [one for one in module.parameters() if one.is_floating_point()]
+    if parameters and example.is_floating_point():
+        # The graph is that of the module's own type and place.
+        example = example.to(parameters[0])
+    traced = copy.deepcopy(module).eval()
+    own = state_of(module)
+    with contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
+        live, _ = graph_layers(
+            traced, own, module, layers or {}, example, reading.positions > 1, None
         )
-    arrays = NamedArrays(tensors_of(reading.module), None)
-    live = [layer for part in reading.parts for layer in layers_of(part, reading.module, arrays)]
     normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
     if normed:
         raise UnsupportedLayer(
@@ -56,4 +58,4 @@ def model_of(
             "train with tnsim.Empirical(inputs), on which the module runs as it is, and use "
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
-    return Model([layer.layer for layer in live], n_ctx)
+    return Model(with_widths(layer.layer for layer in live), n_ctx)
