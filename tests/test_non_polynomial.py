@@ -41,6 +41,13 @@ class Gated(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class Stretched(nn.LayerNorm):
+    """A norm times what it reads."""
+
+    def forward(self, x):
+        return x * super().forward(x)
+
+
 @pytest.fixture(params=["transformer", "norm", "mlp"])
 def setting(request, rng):
     """Two networks of a kind, and inputs."""
@@ -50,7 +57,7 @@ def setting(request, rng):
         make = Transformer
     else:
         inputs = rng.normal(size=(6, 5))
-        make = lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
+        make = lambda: nn.Sequential(nn.Linear(5, 4), Stretched(4), nn.ReLU(), nn.Linear(4, 3))  # noqa: E731
     if request.param == "mlp":
         make = lambda: nn.Sequential(nn.Linear(5, 4), nn.Softmax(-1), nn.Linear(4, 3))  # noqa: E731
     return make().double().eval(), make().double().eval(), inputs
@@ -79,7 +86,7 @@ def test_the_code_in_the_error_runs_as_it_stands(setting):
 def test_every_road_in_names_it_where_it_is_the_fix(tmp_path, rng):
     """Softmax and norms between layers; all else ends with a fix of its own."""
     torch.save(Transformer().state_dict(), tmp_path / "softmax.pt")
-    norm_between = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 3))
+    norm_between = nn.Sequential(nn.Linear(3, 3), Stretched(3), nn.ReLU(), nn.Linear(3, 3))
     for attempt in (
         lambda: tnsim.load(tmp_path / "softmax.pt"),
         lambda: tnsim.from_module(Transformer().eval()),

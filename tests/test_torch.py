@@ -249,7 +249,19 @@ def test_one_step_of_training_goes_up():
 
 def test_a_state_dict_with_its_parameters_needs_no_recognition():
     net, goal = Net(), tnsim.from_module(Net())
-    dialect = tnsim.from_module(net).origin.dialect
+    rules = (
+        tnsim.LinearRule(weight="embed.weight", bias="embed.bias"),
+        tnsim.BilinearRule(
+            fused="block.both.weight",
+            fused_bias="block.both.bias",
+            down="block.down.weight",
+            down_bias="block.down.bias",
+            residual="additive",
+            scale="block.scale",
+        ),
+        tnsim.LinearRule(weight="head.weight"),
+    )
+    dialect = tnsim.Dialect("net", rules, unused=("unused",))
     model = tnsim.from_state_dict(net.state_dict(keep_vars=True), dialect)
     assert model.layers[0].weight is net.embed.weight and model.layers[1].scale.requires_grad
     assert "s = 0.3" in " ".join(model.origin.assumptions)
@@ -661,10 +673,10 @@ def changed_between(net, goal):
 
 def of_a_learned_base(net, goal):
     attention = Turned()
-    dialect = tnsim.from_module(attention, inputs=torch.randn(2, 3, 4)).origin.dialect
-    rule = dataclasses.replace(dialect.layers[0], rope_base="base")
+    names = {role: f"{role[0]}.weight" for role in ("q1", "k1", "q2", "k2", "v", "o")}
+    rule = tnsim.AttentionRule(**names, n_heads=1, rope_base="base")
     state = attention.state_dict(keep_vars=True) | {"base": nn.Parameter(torch.tensor(10.0))}
-    tnsim.from_state_dict(state, dataclasses.replace(dialect, layers=(rule,)))
+    tnsim.from_state_dict(state, tnsim.Dialect("turned", (rule,)))
 
 
 REFUSED = {

@@ -310,7 +310,10 @@ def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
 
 def test_a_single_score_under_a_rotation_is_no_layer():
     module = nn.Sequential(nn.Embedding(5, 8), LinearAttention(rope=True)).eval()
-    with pytest.raises(tnsim.UnsupportedLayer, match=r"1 \(LinearAttention\) attends by a single score with queries or keys that depend"):
+    with pytest.raises(
+        tnsim.UnsupportedLayer,
+        match=r"1 \(LinearAttention\) attends by a single score with queries or keys that depend",
+    ):
         tnsim.from_module(module, n_ctx=4)
 
 

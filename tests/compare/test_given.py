@@ -94,7 +94,7 @@ def test_what_stands_for_several_is_refused_where_one_is_compared(run, models):
         with pytest.raises(
             tnsim.ModelError, match=r"reads files: .*from_state_dict\(state, dialect"
         ):
-            tnsim.pairwise(given, dialect=models[0].origin.dialect)
+            tnsim.pairwise(given, dialect=nn.Linear(3, 2))
 
 
 def test_baselines_take_what_pairwise_takes(nets, models, run, rng):

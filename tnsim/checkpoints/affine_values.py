@@ -92,6 +92,7 @@ class Operation:
         reach: The linear part with positive numbers, from indicators.
         place: Words for where it stands in the code of the user.
         is_whole: Whether it is a linear layer by a whole parameter, as the user wrote it.
+        added: Arguments that are added and not multiplied.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Operation:
     keywords: tuple[tuple[str, Any], ...] = ()
     place: str = "the forward pass"
     is_whole: bool = False
+    added: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,6 +341,11 @@ def affine_result(
     reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
     several = isinstance(constant, (list, tuple))
+    starts = [value.constant for value in given.values()]
+    if not several and library.requires_grad(constant) and not _adds(operation, given):
+        # The image of zero under weights that have a gradient is zero without a gradient.
+        if not any(library.requires_grad(one) or bool(one.any()) for one in starts):
+            constant = library.array(np.zeros(constant.shape))
     results = [Value(part, {}) for part in (constant if several else [constant])]
     varying = frozenset(given)
     zeros = {one: value.constant * 0 for one, value in given.items()}
@@ -368,6 +375,13 @@ def affine_result(
                 slope = whole.then(pick, part.shape, last=kept)
             part.slopes[source] = slope
     return results if several else results[0]
+
+
+def _adds(operation: Operation, given: Mapping[Operation, Any]) -> bool:
+    """Whether an operation adds anything to a linear function of some values."""
+    return any(
+        one not in given if isinstance(one, Operation) else bool(one) for one in operation.added
+    )
 
 
 def _joined(array: Any, filled: Any) -> Any:

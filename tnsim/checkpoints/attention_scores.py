@@ -219,21 +219,24 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
         raise UnsupportedLayer(f"{place} attends to what is no linear map of one state")
     source = next(iter(sources), 0)
 
-    def by_position(leg: Value) -> Any:
-        """Rows of a leg with its constant as a last column, (heads, positions, rows, d + 1)."""
+    def by_position(leg: Value) -> tuple[Any, Any]:
+        """Rows of a leg (heads, positions, rows, d), and its constant as a last axis of one."""
         constant = leg.constant.reshape(-1, 1)
         if source in leg.slopes:
             rows = written_out(leg.slopes[source].matrix, library)
         else:
             rows = stack.zeros((len(constant), stack.sources[source].layout.width))
-        return library.concatenate([rows, constant], 1).reshape(*leg.shape, -1)
+        return rows.reshape(*leg.shape, -1), constant.reshape(*leg.shape, 1)
+
+    def numbers_of(leg: tuple[Any, Any]) -> np.ndarray:
+        return np.concatenate([library.numbers(one) for one in leg], -1)
 
     scale, mask = _mask(library.numbers(scores.weight), place, library.rounding)
     rows = [by_position(leg) for leg in (*queries, *keys)]
-    d_head = rows[0].shape[2]
-    if any(one.shape[2] != d_head for one in rows):
+    d_head = rows[0][0].shape[2]
+    if any(one.shape[2] != d_head for one, _ in rows):
         raise UnsupportedLayer(f"{place} multiplies scores of heads of different widths")
-    numbers = [library.numbers(one) for one in rows]
+    numbers = [numbers_of(one) for one in rows]
     base = None
     if any(not _same_everywhere(one, library.rounding) for one in numbers):
         if len(scores.pairs) == 1:
@@ -242,16 +245,16 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
                 "position, such as rotated ones, and linear attention has no rotation"
             )
         base, order, sign = _rotation(numbers, place, library.rounding)
-        rows = [one[:, :, library.array(order)] * library.array(sign)[:, None] for one in rows]
+        chosen, signs = library.array(order), library.array(sign)[:, None]
+        rows = [(one[:, :, chosen] * signs, c[:, :, chosen] * signs) for one, c in rows]
     values = by_position(value)
-    if not _same_everywhere(library.numbers(values), library.rounding):
+    if not _same_everywhere(numbers_of(values), library.rounding):
         raise UnsupportedLayer(f"{place} attends to values that depend on the position itself")
 
-    def side_by_side(one: Any) -> tuple[Any, Any]:
-        first = one[:, 0].reshape(-1, one.shape[-1])
-        bias = first[:, -1]
+    def side_by_side(leg: tuple[Any, Any]) -> tuple[Any, Any]:
+        matrix, bias = (one[:, 0].reshape(-1, one.shape[-1]) for one in leg)
         used = library.requires_grad(bias) or bool(bias.any())
-        return first[:, :-1], bias if used else None
+        return matrix, bias[:, 0] if used else None
 
     factors = scale * d_head**2
     weights: dict[str, Any] = {}
@@ -260,12 +263,13 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
         [f"{leg}{k + 1}" for leg in "qk" for k in range(count)], rows, strict=True
     ):
         if role == "q1" and count == 2 and (factors != 1).any():
-            one = one * library.array(factors)[:, None, None, None]
+            scales = library.array(factors)[:, None, None, None]
+            one = one[0] * scales, one[1] * scales
         weights[role], weights[f"{role}_bias"] = side_by_side(one)
     if count == 1:
         first = np.zeros((heads, d_head))
         first[:, 0] = 1.0
-        nothing = np.zeros((heads * d_head, rows[0].shape[-1] - 1))
+        nothing = np.zeros((heads * d_head, rows[0][0].shape[-1]))
         weights |= {"q2": nothing, "k2": nothing, "k2_bias": first.reshape(-1)}
         weights["q2_bias"] = (first * factors[:, None]).reshape(-1)
     weights["v"], weights["v_bias"] = side_by_side(values)

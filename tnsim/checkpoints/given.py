@@ -109,6 +109,10 @@ def given_models(
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if _is_module(dialect) else None
         try:
+            if inputs is not None and _is_module(dialect):
+                from tnsim.checkpoints.modules import recognised
+
+                recognised(dialect, None, n_ctx, None, chosen)
             series = Series(models, dialect, n_ctx, output=chosen)
         except (UnsupportedLayer, ModelError) as refused:
             if inputs is None or not _is_module(dialect):

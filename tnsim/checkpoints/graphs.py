@@ -489,7 +489,9 @@ def _operation(
         )
         whole = whole and (name == "embedding" or weight.name == "t")
     named = tuple((key, one) for key, one in keywords.items() if not isinstance(one, Operation))
-    return Operation(name, reads, tuple(arguments), run, linear, reach, named, place, whole)
+    added = tree_leaves([arguments[n] for n in _ADDED.get(name, ()) if n < len(arguments)])
+    read = (tuple(arguments), run, linear, reach, named, place, whole)
+    return Operation(name, reads, *read, tuple(one for one in added if one is not None))
 
 
 def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:

@@ -59,6 +59,8 @@ Declared = Rule | Callable[[Any], Any]
 
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
+LENGTHS = (1, 2, 12, 33)
+"""Lengths at which layers that were read at another have to compute the module, without n_ctx."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
@@ -331,7 +333,7 @@ def _first_reading(
         if refusals and given is not example and JOINED not in str(refusals[0]):
             break
         try:
-            return _read(module, double, declared, given, sequence, output)
+            return _read(module, double, declared, given, sequence, output, n_ctx)
         except (UnsupportedLayer, ModelError, TooLarge) as refused:
             log.debug("%s: %s", type(module).__name__, refused)
             refusals.append(refused)
@@ -376,7 +378,7 @@ def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
 def _is_whole_sequence(module: Any, double: Any, example: Any, output: Any) -> bool:
     """Whether a refused module is a model of all positions together."""
     try:
-        _read(module, double, {}, example, False, output)
+        _read(module, double, {}, example, False, output, None)
     except Exception as reason:  # whatever else the module computes, the refusal says it
         log.debug("%s: %s", type(module).__name__, reason)
         return False
@@ -390,6 +392,7 @@ def _read(
     example: Any,
     sequence: bool,
     output: str | int | None,
+    n_ctx: int | None,
 ) -> Recognised:
     """The layers of a module on inputs of the shape of an example.
 
@@ -400,6 +403,7 @@ def _read(
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
         output: Name of the output that counts, or its place in a tuple.
+        n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
     """
     from tnsim.checkpoints.graphs import check_batches, state_of
 
@@ -414,9 +418,40 @@ def _read(
     layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
     with _with_output(double, output):
         error = forward_error(double, layers, example)
+        if sequence and n_ctx is None:
+            _check_lengths(double, layers, example)
     positions = example.shape[1] if sequence else 1
     unused = tuple(name for name in tensors_of(module) if name not in used)
     return Recognised(module, layers, example, positions, error, unused)
+
+
+def _check_lengths(double: Any, layers: Sequence[Normed], example: Any) -> None:
+    """Raise `UnsupportedLayer` where a module computes something else at other lengths.
+
+    Args:
+        double: The module in float64.
+        layers: Layers that were read at the length of the example.
+        example: Sequences that the module takes.
+    """
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(0)
+    for length in LENGTHS:
+        shape = (2, length, *example.shape[2:])
+        given = torch.randn(shape, generator=rng)
+        if not example.is_floating_point():
+            given = torch.randint(layers[0].layer.d_in, shape, generator=rng)
+        try:
+            double(given)
+        except Exception as reason:  # of a module with a largest length
+            log.debug("length %d: %s", length, reason)
+            continue
+        try:
+            forward_error(double, layers, given)
+        except ModelError as differs:
+            raise UnsupportedLayer(
+                f"the module computes something else at {length} positions than at "
+                f"{example.shape[1]}: give n_ctx=, the length of sequences that counts"
+            ) from differs
 
 
 def graph_layers(

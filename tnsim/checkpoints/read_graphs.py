@@ -646,6 +646,7 @@ class _Trace:
                 number is not None
                 and bias is None
                 and len(layers) == 1
+                and number.shape[0] == number.shape[1]
                 and (number == number[0, 0] * np.eye(len(number))).all()
             ):
                 return [Normed(Residual(layers[0].layer, 0.0, float(number[0, 0])), layers[0].norm)]

@@ -769,10 +769,12 @@ class Stack:
             smaller = layout.width * last.down.size <= apart and not (whole and not last.factors)
             alone = last.function is not None and self._is_elementwise(last)
             if (units or smaller) and not alone:
+                if _unless_zero(last.bias, self.library) is not None:
+                    bias = bias + self._applied(matrix, layout, last.bias)
                 self.drafts[-1] = replace(
                     last,
                     down=self._composed(matrix, last),
-                    bias=bias + self._applied(matrix, layout, last.bias),
+                    bias=bias,
                     layout=layout,
                     is_whole=whole,
                 )
