@@ -267,7 +267,7 @@ def test_the_command_line_wants_every_guess_confirmed(tmp_path, rng, monkeypatch
         assert "mine.json: guesses that are not confirmed: layers, product of" in done.stderr
         assert '"confirmed": true' in done.stderr and " ... " not in done.stderr
         assert "tnsim.confirm(model, forward)" in done.stderr
-        assert done.stderr.endswith(".origin.dialect.to_json() of either is a dialect\n")
+        assert done.stderr.endswith("or give the module, --dialect FILE.py:NAME\n")
     assert not (tmp_path / "out").exists() and not (tmp_path / "c.safetensors").exists()
     monkeypatch.setattr("sys.stdin", piped(dialect.read_text()))
     done = command("similarity", *files, "--dialect", "-", check=False)

@@ -11,7 +11,9 @@ The modules in their reading order:
     named_arrays, layer_rules a single rule of a dialect becomes a single layer
     norms                     norms as constants, folded into polynomial layers
     native                    tnsim's own format, both ways
-    modules, module_calls, module_rules   PyTorch modules become models and dialects
+    modules, module_calls     PyTorch modules, and files of their weights, become models
+    graphs, entrywise, curves         forward passes as operations known by name, chains of them
+    affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     suggestions               a template of a dialect for a file
     guard                     every failure of reading becomes a single sentence
 """

@@ -9,6 +9,7 @@ functions that users call (`load`, `from_state_dict`, `compare_forward`, `confir
 from __future__ import annotations
 
 import glob
+import importlib.util
 import logging
 import os
 import re
@@ -197,7 +198,7 @@ def find_dialect(
 
     Args:
         dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
-            state dicts the files hold.
+            state dicts the files hold, also by the file and name of its code, `FILE.py:NAME`.
         inputs: Example of the argument of a module, as in `load`.
         output: Output of a module that counts, as in `load`.
 
@@ -223,13 +224,45 @@ def find_dialect(
         return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
+    if ".py:" in str(dialect):
+        from tnsim.checkpoints.modules import StatesOf
+
+        return StatesOf(merged_module(_module_in(str(dialect))), inputs, output)
     path = Path(dialect)
     if path.suffix == ".json":
         with naming(path):
             return Dialect.from_json(read_text(path))
     raise CheckpointError(
-        f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file"
+        f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file, "
+        "nor a module as FILE.py:NAME"
     )
+
+
+def _module_in(given: str) -> Any:
+    """The module that a file of Python code names, as `net.py:net`. The code of the file runs.
+
+    Args:
+        given: Path of the file, a colon, and the name of a module, or of a function or class that
+            makes one without arguments.
+
+    Raises:
+        CheckpointError: The file or the name is not there, or stands for no module.
+    """
+    file, _, name = given.rpartition(":")
+    with naming(file):
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        if spec is None or spec.loader is None or not os.path.isfile(file):
+            raise CheckpointError("there is no file of Python code")
+        log.info("the code of %s runs", file)
+        code = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(code)
+        if not hasattr(code, name):
+            raise CheckpointError(f"there is no {name!r} in it")
+        found = getattr(code, name)
+        made = found() if isinstance(found, type) or not hasattr(found, "parameters") else found
+        if not hasattr(made, "named_parameters"):
+            raise CheckpointError(f"{name} is no torch.nn.Module, and makes none")
+        return made
 
 
 class UnknownCheckpoint(ModelError, IndexError):

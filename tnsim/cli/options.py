@@ -141,8 +141,8 @@ DialectOption = Annotated[
     str | None,
     typer.Option(
         "--dialect",
-        help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input. "
-        "Default: detect.",
+        help="Layout of foreign files: a preset, a JSON file, - for JSON on standard input, or "
+        "FILE.py:NAME, an nn.Module or what makes one (its code runs). Default: detect.",
         autocompletion=_presets,
     ),
 ]
@@ -180,7 +180,7 @@ def reading_of(
     elif dialect is not None:
         chosen = find_dialect(dialect)
     # Inspecting a file may show guesses, while comparing needs them confirmed.
-    if known and chosen is not None:
+    if known and isinstance(chosen, Dialect):
         _check_confirmed(chosen, str(dialect))
     inputs = None if norm_inputs is None else samples_in(norm_inputs)
     return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
@@ -197,8 +197,8 @@ def _check_confirmed(dialect: Dialect, file: str) -> None:
     raise CheckpointError(  # short enough for `printable`, which cuts long text
         f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
         '"confirmed": true beside each guess that you know to be right; or let '
-        "tnsim.confirm(model, forward) compare your own forward pass, or tnsim.from_module(net) "
-        "read the module: .origin.dialect.to_json() of either is a dialect"
+        "tnsim.confirm(model, forward) compare your own forward pass, whose "
+        ".origin.dialect.to_json() is a dialect; or give the module, --dialect FILE.py:NAME"
     )
 
 
