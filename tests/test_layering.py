@@ -76,8 +76,6 @@ CONFINED = {  # foreign package: the files that import it
         "checkpoints/formats",
         "checkpoints/graphs",
         "checkpoints/module_calls",
-        "checkpoints/traced_modules",
-        "checkpoints/written_activations",
         "models/functions",
         "torch/__init__",
         "torch/autograd",

@@ -259,7 +259,6 @@ class Session:
         belongings: Values made of models: kinds of their layers, arrays on the device.
         bound: Plans of small steps with memory of their own, ready to run; at most 128 MiB.
         places: Tables of the features of receptive fields; at most 1 GiB.
-        exports: Operations of modules of PyTorch, by the structure of the module; at most 32.
 
     Example:
         >>> import tnsim
@@ -292,7 +291,6 @@ class Session:
         self.belongings = WeakCache(device_bytes)
         self.bound: LRUCache[Hashable, Any] = LRUCache(2**27, lambda bound: bound.nbytes)
         self.places: LRUCache[Hashable, Any] = LRUCache(2**30, lambda places: places.nbytes)
-        self.exports: LRUCache[Hashable, dict[Hashable, Any]] = LRUCache(32)
 
     def clear(self) -> None:
         """Empty all caches; later calls fill them again."""
@@ -302,7 +300,6 @@ class Session:
         self.belongings.clear()
         self.bound.clear()
         self.places.clear()
-        self.exports.clear()
 
 
 _default = Session()

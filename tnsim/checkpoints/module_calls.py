@@ -1,16 +1,13 @@
-"""Forward passes of a PyTorch module: the calls of its submodules, example inputs and errors.
+"""Forward passes of a PyTorch module: example inputs, states inside it, and errors of layers.
 
-Every submodule is watched while the module runs once, so it does not matter how the forward pass is
-written: only the arguments and the result of each submodule count. Inputs that the module takes are
-found by trial, and the layers that were recognised are compared with the module on random batches.
-`inputs_of` gives the states that enter a submodule, as a public function.
+Inputs that the module takes are found by trial, and the layers that were read are compared with the
+module on random batches. `inputs_of` gives the states that enter a submodule, as a public function.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,58 +27,6 @@ AN_EXAMPLE = (
 )
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 BATCH = 16  # inputs that run at once where states are collected
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A call of a submodule.
-
-    Attributes:
-        path: Name of the submodule in the module, such as "blocks.0.left".
-        module: The submodule.
-        given: First argument of the call, float64 or token numbers.
-        result: Output of the call.
-    """
-
-    path: str
-    module: Any
-    given: np.ndarray
-    result: np.ndarray
-
-
-def calls(module: Any, inputs: Any, leaves: tuple[type, ...]) -> tuple[list[Call], np.ndarray]:
-    """Run a module once and record the calls of its norms and of leaves that have parameters.
-
-    Args:
-        module: A module of PyTorch.
-        inputs: Argument of the module.
-        leaves: Classes that are taken whole, in addition to `LEAVES`.
-
-    Returns:
-        The calls in order, and the output of the module, float64.
-    """
-    recorded: list[Call] = []
-    handles = []
-
-    def watch(path: str, leaf: Any) -> None:
-        def record(_: Any, arguments: tuple, named: dict[str, Any], result: Any) -> None:
-            # The state is the first argument, whether it comes by place or by name.
-            given = (*arguments, *named.values())[0]
-            recorded.append(Call(path, leaf, array(given), array(result)))
-
-        handles.append(leaf.register_forward_hook(record, with_kwargs=True))
-
-    for path, leaf in leaves_of(module, leaves):
-        known = isinstance(leaf, leaves) or kind(leaf) in LEAVES  # norms without weights as well
-        if known or any(True for _ in leaf.parameters()):
-            watch(path, leaf)
-    try:
-        result = module(inputs)
-    finally:
-        # Hooks leave the module as it was, also where it fails.
-        for handle in handles:
-            handle.remove()
-    return recorded, array(result)
 
 
 def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
@@ -335,25 +280,26 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     given: list[np.ndarray] = []
     expected: list[np.ndarray] = []
     drawn = torch.zeros(())
-    # A function that agrees at one size may differ at another, as ReLU does with the identity.
-    for scale in SCALES:
+    count = max(len(example), 2)
+    # A function that agrees at one size may differ at another, as ReLU does with the identity, and
+    # one that agrees in one batch may differ in others.
+    for scale, inputs_at_once in zip(SCALES, (count, count, 1, 3), strict=True):
+        shape = (inputs_at_once, *example.shape[1:])
         if example.is_floating_point():
             # Opposite inputs take the other branch of a forward pass that asks for a sign.
-            drawn = torch.randn(example.shape, generator=rng) if scale > 0 else drawn
+            drawn = torch.randn(shape, generator=rng) if scale != -1 else drawn
             inputs = scale * drawn
-            given.append(array(inputs).reshape(_input_shape(example, layers[0].layer.d_in)))
-            expected.append(array(module(inputs)))
+            given.append(array(inputs).reshape(_input_shape(inputs, layers[0].layer.d_in)))
         else:
-            inputs = torch.randint(layers[0].layer.d_in, example.shape, generator=rng)
-            # Vectors of tokens are scaled, and so is the embedding of the module below.
-            given.append(scale * np.eye(layers[0].layer.d_in)[array(inputs)])
-            with _scaled_embeddings(module, scale):
-                expected.append(array(module(inputs)))
+            inputs = torch.randint(layers[0].layer.d_in, shape, generator=rng)
+            given.append(np.eye(layers[0].layer.d_in)[array(inputs)])
+        expected.append(array(module(inputs)))
     # All batches at once, as a layer may have many weights to go through.
     x = np.concatenate(given)
     for layer in layers:
         x = layer(x)
-    both = list(zip(np.split(np.asarray(x), len(SCALES)), expected, strict=True))
+    ends = np.cumsum([len(one) for one in given])[:-1]
+    both = list(zip(np.split(np.asarray(x), ends), expected, strict=True))
     errors = [_relative_error(*pair) for pair in both]
     # Written with `not`, so that NaN is refused.
     if not max(errors) < TOLERANCE:
@@ -379,18 +325,6 @@ def _input_shape(example: Any, d_in: int) -> tuple[int, ...]:
     if example.shape[-1] == d_in:
         return tuple(example.shape)
     return (len(example), d_in)
-
-
-@contextlib.contextmanager
-def _scaled_embeddings(module: Any, scale: float) -> Iterator[None]:
-    """Scale the vectors of the module's first embedding, as token numbers have no size to scale."""
-    # The hook scales what the embedding gives, which is where numbers begin.
-    leaves = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) == "Embedding"]
-    handle = leaves[0].register_forward_hook(lambda leaf, given, result: scale * result)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _common_factor(outputs: np.ndarray, expected: np.ndarray) -> float | None:

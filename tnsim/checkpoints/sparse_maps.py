@@ -4,10 +4,10 @@ A map is a function here, which is run on vectors of its coordinates. The coordi
 some axes, the *grids*, one after another. Two kinds of runs give the matrix of rows with few
 entries, and no dense matrix is made:
 
-Supports. A run on random numbers in a slab of a grid, all coordinates of the same index on an axis,
-is zero at the rows that read nothing there. All slabs of all axes give a *box* for each row, an
-index set on every axis, and the row reads no coordinate outside of the product of these sets. An
-image of C channels takes C + H + W runs.
+Supports. A run on a slab of a grid, all coordinates of the same index on an axis, with no number of
+the map negative, is zero at the rows that read nothing there. All slabs of all axes give a *box*
+for each row, an index set on every axis, and the row reads no coordinate outside of the product of
+these sets. An image of C channels takes C + H + W runs.
 
 Values. Indices of an axis that stand in a common box get different *colours*. A row then reads at
 most a single coordinate of those of equal colour on all axes, and a run on ones at these gives an
@@ -54,16 +54,14 @@ class LinearMap:
         rows: Number of entries of a result.
         block: Points that `run` takes at once.
         reach: Function of indicators of coordinates, whose result is not zero where a row reads any
-            of them; by default `run` on positive numbers.
+            of them.
     """
 
     run: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]]
     grids: tuple[tuple[int, ...], ...]
     rows: int
     block: int
-    reach: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]] | None = (
-        None
-    )
+    reach: Callable[[Float[np.ndarray, "points size"]], Float[np.ndarray, "points rows"]]
 
     @property
     def size(self) -> int:
@@ -105,7 +103,8 @@ class Pattern:
         """The matrix of a map that has no entries elsewhere.
 
         Example:
-            >>> double = LinearMap(lambda points: 2 * points, ((8, 8),), 64, 64)
+            >>> run = lambda points: 2 * points
+            >>> double = LinearMap(run, ((8, 8),), 64, 64, run)
             >>> pattern = pattern_of(double)
             >>> len(pattern.slots), pattern.matrix_of(double).values[:3].tolist()
             (1, [[2.0], [2.0], [2.0]])
@@ -138,7 +137,7 @@ class Pattern:
             ...     rows, columns = image[:, 1:-1], image[:, :, 1:-1]
             ...     around = columns[:, :-2] + columns[:, 2:] + rows[:, :, :-2] + rows[:, :, 2:]
             ...     return around.reshape(-1, 64)
-            >>> linear = LinearMap(run, ((8, 8),), 64, 64)
+            >>> linear = LinearMap(run, ((8, 8),), 64, 64, run)
             >>> pattern = pattern_of(linear)
             >>> trimmed, _ = pattern.trimmed(pattern.matrix_of(linear))
             >>> pattern.columns.array.shape, trimmed.columns.array.shape
@@ -169,23 +168,6 @@ def fixed(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def agrees(matrix: SparseMatrix, linear: LinearMap) -> bool:
-    """Whether a matrix gives a map's result at a random point, to rounding.
-
-    Example:
-        >>> double = LinearMap(lambda points: 2 * points, ((2, 2),), 4, 4)
-        >>> [agrees(SparseMatrix.of(factor * np.eye(4)), double) for factor in (1, 2)]
-        [False, True]
-    """
-    point = np.random.default_rng(0).uniform(0.5, 1.5, (1, linear.size))
-    expected = linear.run(point)[0]
-    rows = matrix.csr()
-    found = rows @ point[0]
-    # Sizes of the sums, to which their rounding is relative.
-    sizes = abs(rows) @ point[0]
-    return bool((np.abs(found - expected) <= 1e6 * np.finfo(expected.dtype).eps * sizes).all())
-
-
 def pattern_of(linear: LinearMap) -> Pattern | None:
     """The places of the entries of the matrix of a map, None where the matrix is better dense.
 
@@ -204,9 +186,13 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
 
         >>> def run(points):
         ...     return np.diff(points.reshape(-1, 8, 8)).reshape(-1, 56)
-        >>> pattern_of(LinearMap(run, ((8, 8),), 56, 64)) is None  # less than 2^12 entries
+        >>> def reach(points):
+        ...     image = points.reshape(-1, 8, 8)
+        ...     return (image[:, :, 1:] + image[:, :, :-1]).reshape(-1, 56)
+        >>> pattern_of(LinearMap(run, ((8, 8),), 56, 64, reach)) is None  # less than 2^12 entries
         True
-        >>> both = LinearMap(lambda points: np.tile(run(points), 2), ((8, 8),), 112, 64)
+        >>> twice = [lambda points, f=f: np.tile(f(points), 2) for f in (run, reach)]
+        >>> both = LinearMap(twice[0], ((8, 8),), 112, 64, twice[1])
         >>> pattern_of(both).columns.array[:2].tolist()
         [[0, 1], [1, 2]]
     """
@@ -224,8 +210,6 @@ def pattern_of(linear: LinearMap) -> Pattern | None:
     keys = np.concatenate([bits for one in touched for bits in one.bits]).T
     _, first, boxes = _distinct(keys)
     pattern = _coloured(linear, touched, first, boxes.ravel(), most)
-    if linear.reach is None:
-        return pattern
     # A support need not be a box.
     reached = replace(linear, run=linear.reach)
     return pattern.trimmed(pattern.matrix_of(reached))[0]
@@ -264,10 +248,6 @@ class _Touched:
         self.start, self.axes = before, axes
         self.counts = np.ones(linear.rows, np.int64)
         self.bits = [np.zeros((-(-length // 8), linear.rows), np.uint8) for length in axes]
-        # Without `reach`, positive numbers cancel in no convolution of positive weights.
-        reach = linear.reach or linear.run
-        random = np.random.default_rng(grid).uniform(0.5, 1.5, axes)
-        random = np.ones(axes) if linear.reach else random
         for axis, bits in enumerate(self.bits):
             read = np.zeros(linear.rows, np.int64)
             for start in range(0, axes[axis], linear.block):
@@ -275,8 +255,8 @@ class _Touched:
                 points = np.zeros((len(indices), *axes))
                 for point, index in zip(points, indices, strict=True):
                     slab = (slice(None),) * axis + (index,)
-                    point[slab] = random[slab]
-                results = reach(np.pad(points.reshape(len(points), -1), ((0, 0), around)))
+                    point[slab] = 1.0
+                results = linear.reach(np.pad(points.reshape(len(points), -1), ((0, 0), around)))
                 for index, result in zip(indices, results, strict=True):
                     reads = result != 0
                     read += reads
