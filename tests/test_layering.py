@@ -20,7 +20,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "engine": "errors files scaled sessions tables",
     "activations": "errors scaled",
     "models": "activations errors scaled sessions tables",
-    "checkpoints": "activations errors files models sessions tables",
+    "checkpoints": "activations errors files models tables",
     "analysis": "checkpoints errors files models names tables",
     "metrics": "errors models names scaled sessions",
     "problems": "activations engine errors metrics models names scaled sessions",

@@ -341,11 +341,11 @@ def affine_result(
     reachable = others | {one: _joined(others[one], filled[one]) for one in others if one in filled}
     constant = operation.run(others | {one: value.constant for one, value in given.items()})
     several = isinstance(constant, (list, tuple))
-    starts = [value.constant for value in given.values()]
+    # The image of zero under weights that have a gradient is zero without a gradient.
     if not several and library.requires_grad(constant) and not _adds(operation, given):
-        # The image of zero under weights that have a gradient is zero without a gradient.
-        if not any(library.requires_grad(one) or bool(one.any()) for one in starts):
-            constant = library.array(np.zeros(constant.shape))
+        starts = [value.constant for value in given.values()]
+        is_zero = not any(library.requires_grad(one) or bool(one.any()) for one in starts)
+        constant = library.array(np.zeros(constant.shape)) if is_zero else constant
     results = [Value(part, {}) for part in (constant if several else [constant])]
     varying = frozenset(given)
     zeros = {one: value.constant * 0 for one, value in given.items()}

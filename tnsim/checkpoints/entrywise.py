@@ -28,7 +28,13 @@ Numbers = Any
 
 
 def _softplus(u: Numbers, beta: float = 1.0, threshold: float = 20.0) -> Numbers:
-    return np.logaddexp(beta * u, 0.0) / beta  # beyond the threshold equal to rounding
+    # Beyond PyTorch's threshold of 20 the function is its asymptote to 2e-9.
+    smooth = np.logaddexp(beta * u, 0.0) / beta
+    return smooth if threshold >= 20 else np.where(beta * u > threshold, u, smooth)
+
+
+def _softplus_switches(u: Any, beta: float = 1.0, threshold: float = 20.0) -> list[tuple[Any, Any]]:
+    return [] if threshold >= 20 else [(u, threshold / beta)]
 
 
 def _elu(u: Numbers, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Numbers:
@@ -177,7 +183,7 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "asinh": _smooth(np.arcsinh),
     "silu": _smooth(lambda u: u * special.expit(u)),
     "gelu": _smooth(_gelu),
-    "softplus": _smooth(_softplus),
+    "softplus": _Function(_softplus, _softplus_switches),
     "mish": _smooth(lambda u: u * np.tanh(np.logaddexp(u, 0.0))),
     "log_sigmoid_forward": _smooth(lambda u: -np.logaddexp(-u, 0.0)),
 }

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +37,18 @@ from tnsim.models.functions import array_of
 AXES = frozenset(
     (
         *("alias", "as_strided", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "detach"),
-        *("diagonal", "embedding", "expand", "fill", "flip", "gather", "index", "index_select"),
-        *("lift_fresh", "masked_fill", "movedim", "narrow", "permute", "pixel_shuffle"),
+        *("diagonal", "embedding", "expand", "fill", "flip", "gather", "index", "index_fill"),
+        *(
+            "index_select",
+            "lift_fresh",
+            "masked_fill",
+            "movedim",
+            "narrow",
+            "permute",
+            "pixel_shuffle",
+        ),
         *("pixel_unshuffle", "repeat", "reshape", "roll", "select", "select_scatter", "slice"),
+        *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
         *("slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "swapaxes", "t", "to"),
         *("transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "where"),
     )
@@ -95,6 +104,7 @@ _ADDED: dict[str, tuple[int, ...]] = {  # places of arguments that are added
     **dict.fromkeys(("addmm", "baddbmm", "cat", "stack"), (0,)),
     **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
     "where": (1, 2),
+    "index_fill": (3,),
     "batch_norm": (2, 3),
     "fill": (1,),
 }
@@ -319,8 +329,25 @@ def _traced(
             handle.remove()
         for child, method in patched:
             del child.__dict__[method]
+    if _mutates(traced):
+        # Some operations of PyTorch write into arrays of their own, as circular padding does.
+        again = functionalize(traced, remove="mutations_and_views")
+        with torch.no_grad():
+            traced = make_fx(again, decomposition_table=smaller)(state, example)
+        if owns or _mutates(traced):
+            raise UnsupportedLayer("the forward pass writes into arrays that it reads again")
     traced.graph.eliminate_dead_code()
     return traced, owns, places
+
+
+def _mutates(traced: torch.fx.GraphModule) -> bool:
+    """Whether an operation writes into an array that others read as well."""
+    written = [node for node in traced.graph.nodes if _opname(node).endswith("_")]
+    return any(len(node.all_input_nodes[0].users) > 1 or not node.users for node in written)
+
+
+def _opname(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "_opname", "")) if node.op == "call_function" else ""
 
 
 def _attribute(module: torch.nn.Module, name: str) -> Any:
@@ -333,7 +360,11 @@ def _check_batches(two: torch.fx.GraphModule, three: torch.fx.GraphModule) -> No
     refusal = JOINED
     if len(two.graph.nodes) != len(three.graph.nodes):
         raise UnsupportedLayer(refusal)
+    place = {node: n for graph in (two, three) for n, node in enumerate(graph.graph.nodes)}
     for one, other in zip(two.graph.nodes, three.graph.nodes, strict=True):
+        read = [[place[before] for before in node.all_input_nodes] for node in (one, other)]
+        if read[0] != read[1]:
+            raise UnsupportedLayer(refusal)
         if one.op != other.op or (one.op == "call_function" and one.target is not other.target):
             raise UnsupportedLayer(refusal)
         name = _name(one) if one.op == "call_function" else ""
@@ -359,6 +390,8 @@ def _graph(
     constants: dict[Operation, Any] = {}
     state: dict[str, Operation] = {}
     argument = output = None
+    same: dict[str, Operation] = {}
+    owned = {name for end, (_, start) in owns.items() for name in (end, start)}
     for node in nodes:
         if node.op == "placeholder":
             name = names[placeholders.index(node)]
@@ -378,7 +411,13 @@ def _graph(
             output = known[found[0]] if isinstance(found[0], torch.fx.Node) else None
             continue
         else:
-            operation = _operation(node, known, places.get(node.name, "the forward pass"))
+            # What is computed twice is one operation, as an activation of the input.
+            named = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Named(id(known[one])))
+            key = repr((str(node.target), named, node.name if node.name in owned else ""))
+            if key not in same:
+                place = places.get(node.name, "the forward pass")
+                same[key] = _operation(node, known, place)
+            operation = same[key]
         known[node] = operation
     by_name = {node.name: operation for node, operation in known.items()}
     assert argument is not None
@@ -389,7 +428,13 @@ def _graph(
         for end, (path, start) in owns.items()
         if end in by_name and start in by_name
     }
-    return Graph(tuple(known.values()), state, argument, output, ends, constants)
+    return Graph(tuple(dict.fromkeys(known.values())), state, argument, output, ends, constants)
+
+
+class _Named(NamedTuple):
+    """An operation in a key of another."""
+
+    identity: int
 
 
 def _plain_operation(name: str) -> Operation:
@@ -502,6 +547,8 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
         return lambda x, shape, **_: x.reshape(shape)
     if name == "batch_norm":
         return lambda *given, **_: _batch_norm(list(given))
+    if name in ("slice_scatter", "select_scatter"):
+        return _scattered if name == "slice_scatter" else _selected
     if name in ("empty", "new_empty", "empty_like"):
         target: Any = node.target
         return lambda *given, **named: torch.zeros_like(target(*given, **named))
@@ -517,6 +564,29 @@ def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
         return getattr(getattr(torch.ops.aten, plain[:-5]), overload)
     assert callable(node.target)
     return node.target
+
+
+def _scattered(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    axis: int = 0,
+    start: int | None = None,
+    stop: int | None = None,
+    step: int = 1,
+) -> torch.Tensor:
+    """An array with a part in the place of a slice."""
+    places = range(x.shape[axis])[start:stop:step]
+    if step != 1:
+        return x.index_copy(axis, torch.tensor(list(places), dtype=torch.int64), part)
+    begin, end = (places.start, places.stop) if len(places) else (0, 0)
+    before, after = x.narrow(axis, 0, begin), x.narrow(axis, end, x.shape[axis] - end)
+    return torch.cat([before, part.expand_as(x.narrow(axis, begin, end - begin)), after], axis)
+
+
+def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> torch.Tensor:
+    """An array with a part at an index of an axis."""
+    index %= x.shape[axis]
+    return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
 
 
 def _positive(

@@ -251,7 +251,7 @@ def _module_in(given: str) -> Any:
     file, _, name = given.rpartition(":")
     with naming(file):
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-        if spec is None or spec.loader is None or not os.path.isfile(file):
+        if spec is None or spec.loader is None or not Path(file).is_file():
             raise CheckpointError("there is no file of Python code")
         log.info("the code of %s runs", file)
         code = importlib.util.module_from_spec(spec)

@@ -315,7 +315,8 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
             f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}"
+            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}; "
+            "and take no numbers out of parameters in the forward pass, by .item() or NumPy"
         )
     return max(errors)
 

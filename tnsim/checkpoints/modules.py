@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.layer_rules import normed
@@ -24,6 +26,7 @@ from tnsim.checkpoints.module_calls import (
     AN_EXAMPLE,
     POSITIONS,
     SAMPLES,
+    array,
     example_inputs,
     forward_error,
     in_float64,
@@ -417,12 +420,30 @@ def _read(
     widths = with_widths(one.layer for one in layers)
     layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
     with _with_output(double, output):
+        _check_apart(double, example)
         error = forward_error(double, layers, example)
         if sequence and n_ctx is None:
             _check_lengths(double, layers, example)
     positions = example.shape[1] if sequence else 1
     unused = tuple(name for name in tensors_of(module) if name not in used)
     return Recognised(module, layers, example, positions, error, unused)
+
+
+def _check_apart(double: Any, example: Any) -> None:
+    """Raise `UnsupportedLayer` where a batch gives something else than its inputs one by one."""
+    from tnsim.checkpoints.graphs import JOINED
+
+    torch = require_torch()
+    rng = torch.Generator().manual_seed(1)
+    shape = (3, *example.shape[1:])
+    given = example[:1].expand(shape)
+    if example.is_floating_point():
+        given = torch.randn(shape, generator=rng)
+    together, alone = double(given), [double(one[None]) for one in given]
+    together, alone = array(together), np.concatenate([array(one) for one in alone])
+    size = np.abs(alone).max(initial=0.0)
+    if together.shape != alone.shape or np.abs(together - alone).max() > 1e-9 * size:
+        raise UnsupportedLayer(JOINED)
 
 
 def _check_lengths(double: Any, layers: Sequence[Normed], example: Any) -> None:

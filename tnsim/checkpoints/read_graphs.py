@@ -398,11 +398,15 @@ class _Trace:
         for one, value in self.values.items():
             if self.uses.get(one):
                 parts = enumerate(value) if isinstance(value, list) else [(None, value)]
-                live |= {(one, n): part for n, part in parts if isinstance(part, (Value, Scores))}
+                live |= {
+                    (one, n): part for n, part in parts if isinstance(part, (Value, Scores, Token))
+                }
         return live
 
     def _settle_values(self, live: dict[Hashable, Any], whole: bool = False) -> None:
         """End a layer: live values become affine functions of a new state."""
+        if any(isinstance(value, Token) for value in live.values()):
+            raise UnsupportedLayer("token numbers are read again behind the first layer")
         if any(isinstance(value, Scores) for value in live.values()):
             raise UnsupportedLayer("scores of attention are used by something else than attention")
         for (one, place), value in self.stack.settle(live, whole).items():  # pyright: ignore
@@ -852,6 +856,8 @@ def _reason(name: str) -> str:
         return "which divides by a sum over hidden units"
     if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
         return "the largest of several values"
+    if name.startswith(("rand", "bernoulli", "normal", "native_dropout", "dropout")):
+        return "which draws random numbers: the module gives something else each time"
     if name in ("gather", "index", "index_select", "embedding"):
         return "which takes entries by numbers that depend on the input"
     return ""

@@ -564,7 +564,8 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
         "tnsim.load(path, net), tnsim.pairwise(paths, dialect=net); on the command line "
-        "--dialect FILE.py:NAME, of the code that makes it. Else write down what the keys mean, begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
+        "--dialect FILE.py:NAME, of the code that makes it. Else write down what the keys mean, "
+        "begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
         f"guesses; or name a preset: {', '.join(PRESETS)}"
     )
 

@@ -346,8 +346,8 @@ class Stack:
         if one is not None and two is not None and one != two:
             place = self.sources[max(one, two)].place
             raise UnsupportedLayer(
-                f"{place} is multiplied by what it reads, and a layer has its norm before all of its "
-                "factors"
+                f"{place} is multiplied by what it reads, and a layer has its norm before all "
+                "of its factors"
             )
         return one if one is not None else two or 0
 
@@ -584,8 +584,8 @@ class Stack:
             norm = self.sources[normed].norm
             if any(self.sources[n].reads != normed and self.sources[n].factors for n in blocks):
                 raise UnsupportedLayer(
-                    f"{self.sources[normed].place} stands before a part of a layer alone, and a layer "
-                    "has its norm before all of its factors"
+                    f"{self.sources[normed].place} stands before a part of a layer alone, and "
+                    "layers have a norm before all of their factors"
                 )
             if skip is None and around is not None and around.matters:
                 raise UnsupportedLayer(
