@@ -159,7 +159,7 @@ def test_what_is_no_layer_is_refused_by_name(function, words):
 def test_batches_are_no_part_of_a_function(function):
     net, example = Net(function).double(), torch.zeros(1, WIDTH, dtype=torch.float64)
     with torch.no_grad(), pytest.raises(tnsim.UnsupportedLayer, match="the batch around it"):
-        graphs.check_batches(net, example)
+        graphs.check_batches(net, graphs.graph_of(net, example), example)
 
 
 def test_a_graph_reads_the_numbers_of_other_weights():

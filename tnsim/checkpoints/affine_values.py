@@ -365,7 +365,7 @@ def affine_result(
         before = tuple(given[one].slopes[source] for one in reading)
         last = None
         if len(reading) == 1 and not several:
-            last = _last_matrix(operation, reading[0], before[0], others, results[0].shape, library)
+            last = _last_matrix(operation, reading[0], before[0], values, results[0].shape, library)
         whole = Map(library, before[0].size, results[0].shape, moved, reached, before, last=last)
         for n, part in enumerate(results):
             slope = whole
@@ -411,7 +411,7 @@ def _last_matrix(
     operation: Operation,
     read: Operation,
     before: Map,
-    others: Mapping[Operation, Any],
+    values: Mapping[Operation, Any],
     shape: tuple[int, ...],
     library: Library,
 ) -> Any:
@@ -426,14 +426,12 @@ def _last_matrix(
         first = arguments[0] is read
         return last if first or (name == "add" and not operation.keywords) else None
     if name in ("mm", "matmul", "addmm", "bmm") and arguments[-2:][0] is read:
-        weight = others[arguments[-1]]
-        if weight.ndim != 2:
+        weight = values[arguments[-1]]
+        if weight.ndim != 2 or (name == "addmm" and arguments[0] is read):
             return None
-        if name == "addmm" and operation.arguments[0] is read:
-            return None
+        if last is IDENTITY and arguments[-1].name == "t":
+            return values[arguments[-1].arguments[0]]  # the parameter itself
         return weight.T if last is IDENTITY else weight.T @ last
-    if name == "embedding" and last is IDENTITY:
-        return others[arguments[0]].T
     if name == "slice" and width != rows:
         axis, start, stop, step = ([*arguments[1:], *(0, 0, 2**62, 1)[len(arguments) - 1 :]])[:4]
         if axis % len(shape) == len(shape) - 1:

@@ -123,6 +123,7 @@ class Graph:
         output: Operation that gives the output.
         owns: Begin and end of submodules that are taken whole, by the operation that ends one.
         constants: Tensors that the forward pass brings with it.
+        traced: The graph as PyTorch has written it.
     """
 
     operations: tuple[Operation, ...]
@@ -131,6 +132,7 @@ class Graph:
     output: Operation
     owns: Mapping[Operation, tuple[str, Operation]]
     constants: Mapping[Operation, Any]
+    traced: torch.fx.GraphModule
 
     def arrays(self, state: Mapping[str, Any]) -> dict[Operation, Any]:
         """Weights and constants by their operations.
@@ -237,6 +239,7 @@ def graph_of(
 
 def check_batches(
     module: torch.nn.Module,
+    graph: Graph,
     example: torch.Tensor,
     output: str | int | None = None,
     whole: tuple[type, ...] = (),
@@ -245,13 +248,18 @@ def check_batches(
 
     Args:
         module: A module in evaluation mode.
+        graph: Its graph on a single input.
         example: Inputs that the module takes, the first axis the batch.
         output: Name or place of the output that counts.
         whole: Classes of submodules that are taken whole.
     """
     pair = _repeated(example, 2)
     two = _traced(module, pair, output, whole)
-    _check_batches(two[0], _traced(module, _repeated(example, 3), output, whole)[0])
+    try:
+        _check_batches(graph.traced, two[0])
+    except UnsupportedLayer:
+        # A batch of one may lose its axis on the way, which larger ones do not.
+        _check_batches(two[0], _traced(module, _repeated(example, 3), output, whole)[0])
     check_inputs_apart(_graph(*two, module), state_of(module), pair)
 
 
@@ -428,7 +436,9 @@ def _graph(
         for end, (path, start) in owns.items()
         if end in by_name and start in by_name
     }
-    return Graph(tuple(dict.fromkeys(known.values())), state, argument, output, ends, constants)
+    return Graph(
+        tuple(dict.fromkeys(known.values())), state, argument, output, ends, constants, traced
+    )
 
 
 class _Named(NamedTuple):

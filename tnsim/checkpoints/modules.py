@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from tnsim.models.functions import array_of, is_random_in_training
 from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.graphs import Graph
 
 log = logging.getLogger(__name__)
 
@@ -411,10 +414,13 @@ def _read(
     from tnsim.checkpoints.graphs import check_batches, state_of
 
     whole = tuple(declared)
-    layers, used = graph_layers(
+    layers, graph = graph_layers(
         double, state_of(double), module, declared, example, sequence, output
     )
-    check_batches(double, example, output, whole)
+    check_batches(double, graph, example, output, whole)
+    used = graph.used()
+    for path, _ in graph.owns.values():
+        used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
     # Declared activations take their width from their neighbours.
     widths = with_widths(one.layer for one in layers)
@@ -483,7 +489,7 @@ def graph_layers(
     example: Any,
     sequence: bool,
     output: str | int | None,
-) -> tuple[list[Normed], set[str]]:
+) -> tuple[list[Normed], Graph]:
     """The layers of the graph of a module.
 
     Args:
@@ -496,8 +502,7 @@ def graph_layers(
         output: Name of the output that counts, or its place in a tuple.
 
     Returns:
-        The layers, of arrays or of tensors that require grad, and the names of tensors that they
-        were made of.
+        The layers, of arrays or of tensors that require grad, and the graph.
 
     Raises:
         UnsupportedLayer, TooLarge: Raised as by `from_module`.
@@ -514,11 +519,9 @@ def graph_layers(
     precision = max(parameters, key=lambda dtype: torch.finfo(dtype).eps, default=like.dtype)
     library = graphs.TorchLibrary(like, precision)
     arrays = graph.arrays(state)
-    used = graph.used()
     parts = {}
     for end, (path, start) in graph.owns.items():
         parts[end] = DeclaredPart(start, _declared_layers(module, path, declared))
-        used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     tokens = None
     if not example.is_floating_point():
         tables = [
@@ -544,7 +547,7 @@ def graph_layers(
         parts,
         filled,
     )
-    return layers, used
+    return layers, graph
 
 
 def _without_zeros(array: Any) -> Any:
