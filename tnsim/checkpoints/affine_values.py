@@ -257,27 +257,11 @@ class Map:
 
     @cached_property
     def matters(self) -> bool:
-        """Whether the map has a gradient or is not zero."""
-        if self.library.requires_grad(self._probe):
+        """Whether the map has a gradient or is not zero; True for maps that are too large to see."""
+        if self.last is IDENTITY or (self.last is None and not self.is_stored):
             return True
-        if self.last is not None:
-            return self.last is IDENTITY or bool(self.library.numbers(self.last).any())
-        everything = self.library.array(np.ones(self.size))
-        ones = self.library.array(np.ones(1 + int(np.max(self._roots_position, initial=0))))
-        if not bool(self.library.numbers(self.reached(everything, ones)).any()):
-            return False
-        return not self.is_stored or bool(self.library.numbers(self.matrix).any())
-
-    @property
-    def _probe(self) -> Any:
-        return self.at(self.library.array(np.ones(self.size)))
-
-    @property
-    def _roots_position(self) -> np.ndarray:
-        root = self
-        while root.before:
-            root = root.before[0]
-        return np.zeros(0) if root.position is None else np.asarray(root.position)
+        entries = self.matrix if self.last is None else self.last
+        return self.library.requires_grad(entries) or bool(entries.any())
 
 
 IDENTITY = "the identity"

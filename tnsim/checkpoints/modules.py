@@ -445,8 +445,8 @@ def _check_apart(double: Any, example: Any) -> None:
     given = example[:1].expand(shape)
     if example.is_floating_point():
         given = torch.randn(shape, generator=rng)
-    together, alone = double(given), [double(one[None]) for one in given]
-    together, alone = array(together), np.concatenate([array(one) for one in alone])
+    together = array(double(given)).reshape(3, -1)
+    alone = np.stack([array(double(one[None])).reshape(-1) for one in given])
     size = np.abs(alone).max(initial=0.0)
     if together.shape != alone.shape or np.abs(together - alone).max() > 1e-9 * size:
         raise UnsupportedLayer(JOINED)
@@ -530,7 +530,7 @@ def graph_layers(
             if one.name == "embedding" and one.arguments[0] in arrays
         ]
         tokens = tables[0].shape[0] if tables else int(example.max()) + 1
-    trained = {f"{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
+    trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     filled = dict(arrays)
     for name in trained & set(graph.state):
         filled[graph.state[name]] = _without_zeros(arrays[graph.state[name]])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnsim.activations.activation import activation
 from tnsim.checkpoints.affine_values import IDENTITY, Library, Operation, Value, affine_result
 from tnsim.checkpoints.attention_scores import (
     Scores,
@@ -25,8 +26,9 @@ from tnsim.checkpoints.attention_scores import (
 from tnsim.checkpoints.curves import Curve
 from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
-from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
+from tnsim.models.layers import Linear, Residual
 
 SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
 MOST_POWERS = 8
@@ -456,6 +458,9 @@ class _Trace:
         said = f"{one.place} computes {one.name}, "
         if reason := _reason(one.name):
             return UnsupportedLayer(f"{said}{reason}")
+        if one.name == "pow":
+            powers = f"and powers are read up to {MOST_POWERS}, as whole numbers"
+            return NoLayerError(f"{said}{powers}, or as an activation that is known")
         if is_entrywise(one.name) or one.name == "getitem":
             chain = Chain(one, self.starts[one], self.scalars)
             names = chain.names if self.starts[one] is not one else [one.name]
@@ -588,8 +593,6 @@ class _Trace:
         # Thresholds may broadcast the argument to a larger shape.
         grown = _expanded(value, shape)
         shifted = Value(grown.constant - known, grown.slopes)
-        from tnsim.activations.activation import activation
-
         return self.stack.activated(shifted, activation("step"))
 
     def _normed_value(self, one: Operation, found: _Norm) -> Any:
@@ -641,8 +644,6 @@ class _Trace:
         where = np.arange(n * width)
 
         def made(down: Any, bias: Any) -> list[Normed]:
-            from tnsim.models.layers import Linear, Residual
-
             if down is None and bias is None:
                 return layers
             number = None if down is None else self.library.numbers(down)
@@ -795,8 +796,6 @@ def _scaled(value: Value, gain: Any, library: Library) -> Value:
 
 
 def _sum(one: Value, two: Value) -> Value:
-    from tnsim.checkpoints.unit_layers import added
-
     slopes = dict(one.slopes)
     for n, slope in two.slopes.items():
         slopes[n] = added([slopes[n], slope]) if n in slopes else slope

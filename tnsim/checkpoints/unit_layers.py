@@ -490,7 +490,10 @@ class Stack:
             return is_whole or 0 in value.slopes
         if is_whole:
             return True
-        if value.constant.reshape(-1).shape[0] >= self.width * self.positions:
+        narrow = self.width * self.positions
+        if self.drafts and not (self.drafts[-1].factors or self.drafts[-1].layers):
+            narrow += 1  # a map of the same width is part of the linear layer before it
+        if value.constant.reshape(-1).shape[0] >= narrow:
             return False
         slope = value.slopes[0]
         try:
@@ -763,10 +766,9 @@ class Stack:
                 )
         if self.drafts and self.drafts[-1].skip is None and self.drafts[-1].norm is None:
             last = self.drafts[-1]
-            whole = is_whole or last.is_whole
             units = bool(last.factors or last.layers) and last.down.is_root
             apart = (last.down.size + layout.width) * matrix.size
-            smaller = layout.width * last.down.size <= apart and not (whole and not last.factors)
+            smaller = layout.width * last.down.size <= apart and (last.factors or not is_whole)
             alone = last.function is not None and self._is_elementwise(last)
             if (units or smaller) and not alone:
                 if _unless_zero(last.bias, self.library) is not None:
@@ -776,7 +778,7 @@ class Stack:
                     down=self._composed(matrix, last),
                     bias=bias,
                     layout=layout,
-                    is_whole=whole,
+                    is_whole=is_whole or last.is_whole,
                 )
                 return
         self.drafts.append(Draft(matrix, bias, layout, is_whole=is_whole))
