@@ -257,7 +257,7 @@ class Map:
 
     @cached_property
     def matters(self) -> bool:
-        """Whether the map has a gradient or is not zero; True for maps that are too large to see."""
+        """Whether the map has a gradient or is not zero; True for maps too large to be seen."""
         if self.last is IDENTITY or (self.last is None and not self.is_stored):
             return True
         entries = self.matrix if self.last is None else self.last
