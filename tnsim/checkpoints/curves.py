@@ -319,6 +319,8 @@ class _Samples:
                 scale, shift = stretch * scale, stretch * shift + move
                 if name == "sin":  # whose sign is the factor's
                     shift = math.remainder(shift, math.pi)
+                    if shift < 1e-9 - math.pi / 2:  # a cosine, which rounding puts at either end
+                        shift += math.pi
                 near, error = 4 * self.tolerance, 1e-14 * (1 + abs(shift))
                 whole = _neat(scale, error * abs(scale), near)
                 for b, d in ((whole, _neat(shift * whole / scale, error, near)), (scale, shift)):
