@@ -627,3 +627,12 @@ def test_the_cheaper_of_diagrams_and_nodes_is_taken(width, route, rng):
     assert (
         plan.multiplications < (1.5 if width == 2 else 0.1) * nodes
     )  # products of outputs besides
+
+
+def test_long_forward_passes_say_how_far_they_are(rng, monkeypatch, caplog):
+    """A line per doubling of the time, so that nobody takes a long run for a hang."""
+    monkeypatch.setattr(passes, "_FIRST_LINE", 0.0)
+    a, b = (tnsim.Model([linear(rng, 3, 2, True)]) for _ in range(2))
+    with caplog.at_level("INFO", logger=passes.__name__):
+        tnsim.similarity(a, b, tnsim.Empirical(rng.normal(size=(40, 3))))
+    assert [x.getMessage() for x in caplog.records][0] == "forward passes for 0 s: 40 of 40 inputs"

@@ -381,9 +381,9 @@ def main() -> None:
     warnings.showwarning = _warn
     if sys.stderr is None:  # closed by the parent process: messages go nowhere
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open until the process ends
-    progress = logging.getLogger("tnsim.engine.search.progress")
-    progress.setLevel(logging.INFO)
-    progress.addHandler(_Lines())
+    for slow in ("tnsim.engine.search.progress", "tnsim.problems.forward"):
+        logging.getLogger(slow).setLevel(logging.INFO)
+        logging.getLogger(slow).addHandler(_Lines())
     try:
         # without a name click takes that of the process, and completion is asked for under the name
         code = app(prog_name="tnsim", standalone_mode=False)

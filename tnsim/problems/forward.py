@@ -13,7 +13,9 @@ points are constants, and batches of them are unrolled.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -69,6 +71,8 @@ from tnsim.scaled import (
 )
 from tnsim.scaled import total as over_last_axis
 
+log: logging.Logger = logging.getLogger(__name__)
+
 Part: TypeAlias = Model | Function
 
 
@@ -93,6 +97,9 @@ _KEPT_BATCHES = 32  # batches with products that wait to be added up
 
 
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
+
+
+_FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
 
 
 Vector: TypeAlias = FeatureBlock
@@ -210,6 +217,7 @@ def sums(
     bounds = groups(points)
     size, together = batches_of_groups(list(parts.values()), points, dtype, budget)
     grams, shares = [], []
+    begun, due, passed = time.monotonic(), _FIRST_LINE, 0
     with execution.precision():
         # Compiling takes memory of its own, which a small budget does not leave.
         eager = work < _EAGER or not can_compile()
@@ -232,6 +240,11 @@ def sums(
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
+                passed += len(batch.log_weights)
+                if (seconds := time.monotonic() - begun) >= due:
+                    due = 2 * seconds
+                    done = f"{min(passed, points.count):,} of {points.count:,}"
+                    log.info("forward passes for %.0f s: %s inputs", seconds, done)
             totals = [add(same) for same in _by_field(batches)]
             grams.append(Gram(*(taken(value, slice(len(own))) for value in totals)))
             shares.append(share[: len(own)])
