@@ -287,7 +287,11 @@ def _normalised_images() -> nn.Module:
 
 def _with_hook() -> nn.Module:
     net = nn.Sequential(_linear(), nn.ReLU(), _linear())
-    net[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+    def doubled(module: nn.Module, inputs: Any, output: Any) -> Any:
+        return 2 * output
+
+    net[0].register_forward_hook(doubled)
     return net
 
 
@@ -441,6 +445,27 @@ RARE = {
     "rounded beyond 1": _rare(lambda u: u + u.div(3000).trunc(), (3001, 2999), ROUND),
     "cast to integers": _rare(lambda u: u.long().to(u.dtype), (0.5, 1.5, 300.2), ROUND),
     "sign": _rare(lambda u: torch.sign(u) * u, (0.5, -0.5), r"sign|compar|no layer"),
+    "truncated quotients": _rare(
+        lambda u: u + u.div(3000, rounding_mode="trunc"), (3001, 2999), r"rounding_mode"
+    ),
+    "truth values of zero": _rare(lambda u: u * u.bool(), (0.0, 1.0), ROUND),
+    "less than zero beside it": _rare(
+        lambda u: torch.where(torch.logical_not(u - 1.23), 5.0, u), (1.23, 0.5), r"logical_not"
+    ),
+    "a number of its own at 3": _rare(lambda u: torch.where(u == 3, 0.0, u), (3.0,), CHOICE),
+    "a step that holds at 1": _rare(lambda u: u * (u >= 1), (1.0, 0.999)),
+    "a step from 1 on": _rare(lambda u: (u > 1).to(u.dtype), (1.0, 1.001)),
+    "a band that is very narrow": _rare(
+        lambda u: torch.where((u > 1) & (u < 1 + 1e-13), 0.0, u), (1 + 5e-14, 1.0), r"\bgt\b"
+    ),
+    "a bump that is narrow": _rare(
+        lambda u: functional.gelu(u) + torch.exp(-(((u - 0.777) * 1e4) ** 2)), (0.777, 0.77705), r"exp"
+    ),
+    "a bump far out": _rare(
+        lambda u: torch.tanh(u) + torch.exp(-((u - 200) ** 2)), (200.0, 200.5), r"exp"
+    ),
+    "a gate far out": _rare(lambda u: u * torch.sigmoid(u + 1e5), (-1e5, -1.1e5, 3)),
+    "tanh of a millionth": _rare(lambda u: 1e6 * torch.tanh(u / 1e6), (3e5, 1e6)),
 }  # fmt: skip
 
 ACROSS = {
@@ -464,6 +489,13 @@ ACROSS = {
     "numbered in the batch": Case(
         _two(lambda m, x: m.a(x) + torch.arange(len(x))[:, None]), refused=BATCH, inputs=VECTORS
     ),
+    "another branch beyond 100": Case(
+        _two(lambda m, x: m.a(x) if x.shape[0] <= 100 else m.b(x)), refused=BATCH
+    ),
+    "another branch beyond a length of 200": Case(
+        _two(lambda m, x: m.a(x) if len(x) <= 200 else m.b(x)), refused=BATCH
+    ),
+    "chunks of 64": Case(_two(lambda m, x: torch.cat([m.a(part) ** 2 for part in x.split(64)]))),
     "batch norm in training mode": Case(
         lambda: _in_training(nn.Sequential(_linear(), nn.BatchNorm1d(WIDTH), _linear())),
         refused=rf"training|{BATCH}",
@@ -564,6 +596,13 @@ LIMITS_OF_READING = {
         _two(lambda m, x: torch.cat([functional.relu(m.a(x)), m.b(functional.relu(m.a(x)))], -1))
     ),
     "a forward hook": Case(_with_hook, refused="hook"),
+    "a step by the input": Case(_two(lambda m, x: torch.lerp(x, x + 1e-9 * m.a(x), m.b(x)))),
+    "a mean of fewer digits": Case(
+        _of(lambda m, u: u * u.mean(-1, keepdim=True, dtype=torch.float32)), refused=r"rounds"
+    ),
+    "a sum of whole numbers": Case(
+        _of(lambda m, u: u * u.sum(-1, keepdim=True, dtype=torch.long)), refused=r"rounds"
+    ),
     "float32 on the way": Case(
         _of(lambda m, u: functional.relu(u.double() if u.dtype == torch.float64 else u))
     ),
@@ -613,6 +652,55 @@ def _not_saved() -> nn.Module:
     module = Module(lambda m, x: m.b(functional.relu(m.a(x)) * m.mask), a=_linear(), b=_linear())
     module.register_buffer("mask", torch.tensor(HALF_MASK), persistent=False)
     return module
+
+
+def _listed() -> nn.Module:
+    module = Module(
+        lambda m, x: functional.relu(x @ m.both[0]) @ m.both[1], a=(WIDTH, WIDTH), b=(WIDTH, WIDTH)
+    )
+    module.both = [module.a, module.b]  # type: ignore[assignment]
+    return module.double()
+
+
+class _Keeping(nn.Module):
+    """A forward pass that a function does, which keeps the module in which it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = _linear(), _linear()
+        self.inner = lambda x: self.b(functional.relu(self.a(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class _Scaled(nn.Module):
+    """A scale that is saved beside the tensors."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.a, self.scale = _linear(), scale
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor(self.scale, dtype=torch.float64)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scale = float(state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.a(x) ** 2
+
+
+class _Counting(nn.Module):
+    """A forward pass that is another one from the fiftieth call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.count = _linear(), _linear(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.a(x) if self.count < 50 else self.b(x)
 
 
 class _Converted(nn.Linear):
@@ -708,6 +796,8 @@ ALWAYS_READ = {
             B=nn.Linear(2, WIDTH, bias=False),
         )
     ),
+    "parameters in a list of Python": Case(_listed),
+    "a scale saved beside the tensors": Case(_Scaled, variants=(1.0, 3.0)),
     "a small residual": Case(_two(lambda m, x: m.b(functional.relu(m.a(x))) + 3e-6 * x)),
     "a small bend": Case(_of(lambda m, u: u + 1e-6 * functional.relu(u))),
     "parameters of a list": Case(
@@ -747,6 +837,14 @@ READ_OR_NAMED = {
     "noise": Case(
         _two(lambda m, x: m.a(x) + 1e-7 * torch.randn_like(x)), refused=r"random|noise|each time|differ"
     ),
+    "noise that is small": Case(
+        _two(lambda m, x: m.a(x) + 1e-9 * torch.randn(WIDTH, dtype=x.dtype)), refused=r"random"
+    ),
+    "noise on weights": Case(
+        _two(lambda m, x: x @ (m.a.weight + 1e-9 * torch.randn_like(m.a.weight))), refused=r"random"
+    ),
+    "a function that keeps the module": Case(_Keeping, refused=r"keeps that module|dtype"),
+    "another branch from the fiftieth call on": Case(_Counting, refused=r"count at each call"),
     "dropout at evaluation": Case(
         _two(lambda m, x: m.a(functional.dropout(x, 0.1, training=True))),
         refused=r"random|dropout|each time",
@@ -849,6 +947,13 @@ SEQUENCES = {
     "longer than 8": Case(
         _attention(lambda m, s: s.tril() if s.shape[-1] <= 8 else s), positions=True
     ),
+    "longer than 100": Case(
+        _attention(lambda m, s: s.tril() if s.shape[-1] <= 100 else s), positions=True
+    ),
+    "longer than 100, as a plain number": Case(
+        _attention(lambda m, s: s.tril() if len(s[0]) <= 100 else s), positions=True
+    ),
+    "a window of 64": Case(_attention(_banded(64)), positions=True),
     "a scale by position": Case(
         _attention(lambda m, s: s.tril() * m.scale[: s.shape[-1], None], scale=nn.Parameter(torch.ones(16))),
         positions=True,
@@ -927,6 +1032,12 @@ SEQUENCES = {
         _position_wise(lambda m, t: m.a(m.embed(t % 32)), embed=nn.Embedding(40, 2)),
         refused=r"remainder|modulo",
         tokens=40,
+        positions=True,
+    ),
+    "tokens of one byte": Case(
+        _position_wise(lambda m, t: m.a(m.embed(t.to(torch.uint8).long())), embed=nn.Embedding(300, 2)),
+        refused=r"rounds",
+        tokens=300,
         positions=True,
     ),
     "padding": Case(

@@ -7,6 +7,7 @@ read rightly or refused by an error that names what stands in the way; it is nev
 import copy
 import re
 from functools import partial
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -21,6 +22,7 @@ import module_cases as cases  # noqa: E402
 import module_programs as programs  # noqa: E402
 
 LENGTHS = (3, 5, 12)
+load: Any = tnsim.load  # a model of a file, a series of a folder
 
 
 def asked(case, read, length):
@@ -86,15 +88,13 @@ def by_module(case, folder, length):
 def by_file(case, folder, length):
     for net in case.modules():
         path = saved(cases.with_active_weights(case, net), folder / "other.pt")
-        compare(case, partial(tnsim.load, path, net), with_file(net, path), length)
+        compare(case, partial(load, path, net), with_file(net, path), length)
 
 
 def by_series(case, folder, length):
     net, each = saved_series(case, folder)
     for label, module in each.items():
-        compare(
-            case, lambda label=label, **asks: tnsim.load(folder, net, **asks)[label], module, length
-        )
+        compare(case, lambda label=label, **asks: load(folder, net, **asks)[label], module, length)
 
 
 def by_pairwise(case, folder, length):
@@ -102,7 +102,7 @@ def by_pairwise(case, folder, length):
     net, each = saved_series(case, folder)
 
     def read(**asks):
-        series = tnsim.load(folder, net, **asks)
+        series = load(folder, net, **asks)
         return series, next(iter(series))
 
     found = read_or_refused(case, read, length)
@@ -137,31 +137,20 @@ def by_any_length(case, folder, length):
         assert model.n_ctx is None
         for positions in LENGTHS:
             cases.assert_computes(model, net, case, positions)
+        if not any(16 in tensor.shape for tensor in net.state_dict().values()):  # longest of tables
+            cases.assert_computes(model, net, case, 129)
 
 
 WAYS = {"module": by_module, "file": by_file, "series": by_series, "pairwise": by_pairwise}
-EACH, FILES, NUMBERS = tuple(WAYS), ("file", "series", "pairwise"), ("module", "file", "series")
-
-OPEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-"""Names of single cases, by why their reading fails today, in which ways. A case that passes is to be taken out."""
-
 QUICK_SEQUENCES = {"causal", "unmasked"}
 QUICK = {*cases.INERT, *cases.SMALL, "a clamp at 40", "a branch at 1,000", "a limit in a list"}
 
 
-def expected(reason):
-    """A failure that is known, and has to be taken out once it passes."""
-    return pytest.mark.xfail(strict=True, reason=reason, raises=(AssertionError, tnsim.TnsimError))
-
-
 def crossed():
-    """Every single case in every way, those of `OPEN` expected to fail."""
+    """Every single case in every way."""
     for name in cases.SINGLE:
         for way in WAYS:
             marks = [] if name in QUICK and way == "file" else [pytest.mark.slow]
-            for reason, (ways, names) in OPEN.items():
-                if name in names and way in ways:
-                    marks.append(expected(reason))
             yield pytest.param(name, way, id=f"{name}-{way}", marks=marks)
 
 
@@ -176,22 +165,16 @@ LENGTH_WAYS = [("module", length) for length in LENGTHS] + [
     ("pairwise", 3),
     ("any length", 0),
 ]
-EVERY_LENGTH = "module 3, module 5, module 12, file 12, series 3, pairwise 3"
-OPEN_SEQUENCES: dict[str, dict[str, str]] = {}
-"""Cases of sequences by why they fail today, each with the ways and lengths."""
 
 
 def crossed_sequences():
-    """Every case of sequences in every way, those of `OPEN_SEQUENCES` expected to fail."""
+    """Every case of sequences in every way."""
     for name in cases.SEQUENCES:
         for way, length in LENGTH_WAYS:
             if way == "any length" and name in cases.POSITION_WISE:
                 continue  # a batch of vectors is no sequence to these, whatever its shape
             at = f"{way} {length}" if length else way
             marks = [] if name in QUICK_SEQUENCES and way == "module" else [pytest.mark.slow]
-            for reason, open_cases in OPEN_SEQUENCES.items():
-                if at in open_cases.get(name, "").split(", "):
-                    marks.append(expected(reason))
             yield pytest.param(name, way, length, id=f"{name}-{at}", marks=marks)
 
 
@@ -202,7 +185,60 @@ def test_sequences(name, way, length, tmp_path):
     read(cases.SEQUENCES[name], tmp_path, length)
 
 
-TODAY = tuple(programs.OPERATIONS)
+def test_origins_say_what_was_read(tmp_path):
+    (net,) = cases.SEQUENCES["causal"].modules()
+    path = saved(net, tmp_path / "attention.pt")
+    module: Any = tnsim.from_module(net, n_ctx=7)
+    for model in (module, load(path, net, n_ctx=7)):
+        (said,) = model.origin.assumptions
+        assert "read by the graph of Module at n_ctx 7 and compared" in said
+    (said,) = load(path, net).origin.assumptions
+    assert "at n_ctx 5, compared at 1, 2, 12, 33 positions" in said
+
+
+def test_files_of_tied_tensors(tmp_path):
+    """Safetensors holds a tensor of two names once; a file with two tensors is one of another module."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    case = cases.SINGLE["tied heads"]
+    (net,) = case.modules()
+    other = cases.with_active_weights(case, net)
+    safetensors.save_model(other, str(tmp_path / "tied.safetensors"))
+    model = load(tmp_path / "tied.safetensors", net)
+    cases.assert_computes(model, other, case)
+    assert model.origin.ignored == ()
+    state = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    state["head.weight"] *= 2
+    torch.save(state, tmp_path / "untied.pt")
+    with pytest.raises(
+        tnsim.CheckpointError, match=r"embed\.weight and head\.weight are one tensor"
+    ):
+        load(tmp_path / "untied.pt", net)
+
+
+class Saving(torch.nn.Module):
+    """A setting that is saved beside the tensors, within a mapping."""
+
+    def __init__(self, exponent):
+        super().__init__()
+        self.a, self.exponent = torch.nn.Linear(4, 4), exponent
+
+    def get_extra_state(self):
+        return {"exponent": self.exponent}
+
+    def set_extra_state(self, state):
+        self.exponent = state["exponent"]
+
+    def forward(self, x):
+        return self.a(x) ** self.exponent
+
+
+def test_what_a_module_saves_beside_tensors_is_read_back(tmp_path):
+    net, other = Saving(2).double(), Saving(3).double()
+    model = load(saved(other, tmp_path / "other.pt"), net)
+    cases.assert_computes(model, other, cases.Case(torch.nn.Identity))
+
+
+OPERATIONS = tuple(programs.OPERATIONS)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 VECTORS = cases.Case(torch.nn.Identity)
 
@@ -255,7 +291,7 @@ def read_from_file(steps, dtype, folder, inert=False):
         else cases.with_active_weights(VECTORS, net, 6)
     )
     path = saved(net, folder / "program.pt")
-    return is_read(partial(tnsim.load, path, given, inputs=torch.zeros(2, 4, dtype=dtype)), net)
+    return is_read(partial(load, path, given, inputs=torch.zeros(2, 4, dtype=dtype)), net)
 
 
 def read_all(check, operations, count, longest=4, phases=tuple(hypothesis.Phase)):
@@ -265,7 +301,7 @@ def read_all(check, operations, count, longest=4, phases=tuple(hypothesis.Phase)
     @hypothesis.settings(
         max_examples=count,
         phases=phases,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        suppress_health_check=[*hypothesis.HealthCheck],  # pyright: ignore
         report_multiple_bugs=False,
     )
     @hypothesis.given(programs.programs(operations, longest), st.sampled_from(DTYPES))
@@ -277,23 +313,23 @@ def read_all(check, operations, count, longest=4, phases=tuple(hypothesis.Phase)
 
 
 def test_programs(tmp_path):
-    assert read_all(read_as_module, TODAY, 10, longest=3) > 0.8
-    assert read_all(partial(read_from_file, folder=tmp_path), TODAY, 10, longest=3) > 0.8
+    assert read_all(read_as_module, OPERATIONS, 10, longest=3) > 0.8
+    assert read_all(partial(read_from_file, folder=tmp_path), OPERATIONS, 10, longest=3) > 0.8
 
 
 @pytest.mark.slow
 def test_many_programs(tmp_path):
-    assert read_all(read_as_module, TODAY, 150) > 0.8
-    assert read_all(partial(read_from_file, folder=tmp_path), TODAY, 150) > 0.8
+    assert read_all(read_as_module, OPERATIONS, 150) > 0.8
+    assert read_all(partial(read_from_file, folder=tmp_path), OPERATIONS, 150) > 0.8
 
 
 @pytest.mark.slow
 def test_programs_beyond_layers():
     """What no layer describes is refused, wherever it stands, or does not reach the output."""
-    read_all(read_as_module, (*TODAY, *programs.NO_LAYER), 60)
+    read_all(read_as_module, (*OPERATIONS, *programs.NO_LAYER), 60)
 
 
 @pytest.mark.slow
 def test_files_of_programs_that_show_nothing(tmp_path):
     read = partial(read_from_file, folder=tmp_path, inert=True)
-    assert read_all(read, TODAY, 60) > 0.8
+    assert read_all(read, OPERATIONS, 60) > 0.8

@@ -101,6 +101,7 @@ def curve_of(
     function: Callable[[np.ndarray], np.ndarray],
     kinks: Sequence[float] = (),
     rounding: float = ROUNDING,
+    places: Sequence[float] | np.ndarray = (),
 ) -> Curve:
     """The known activation, or the polynomials between kinks, that an entrywise function is.
 
@@ -111,6 +112,7 @@ def curve_of(
             is given without this switch.
         kinks: All places where the function may not be analytic.
         rounding: Relative error of the constants in the function, see `rounding_of`.
+        places: Numbers at which the function is to be seen besides, as it is narrow there.
 
     Returns:
         The curve, by a known activation if it is one, with as few numbers beside it as possible.
@@ -125,7 +127,7 @@ def curve_of(
         Activation('silu')
     """
     with np.errstate(all="ignore"):
-        curve = _Samples(function, kinks, max(_TOLERANCE, rounding))
+        curve = _Samples(function, kinks, max(_TOLERANCE, rounding), np.asarray(places, float))
         found = curve.polynomials() or [*curve.smooth(), *curve.with_tails()]
         if not found:
             raise UnsupportedLayer(curve.refusal())
@@ -135,8 +137,8 @@ def curve_of(
 def rounding_of(number: float) -> float:
     """The relative error with which a number stands for a constant.
 
-    Numbers of few bits, such as 0.5 and 3, are exact. Others that float32 holds were rounded to it,
-    and numbers of ten digits or more to these digits.
+    Numbers of few digits, as 0.5 and 3001, are exact. Others that float32 holds were rounded to
+    it, and numbers of ten digits or more to these digits.
 
     Example:
         >>> rounding_of(0.5) == ROUNDING, rounding_of(0.7978845608)
@@ -144,12 +146,12 @@ def rounding_of(number: float) -> float:
     """
     if not number or not math.isfinite(number):
         return ROUNDING
+    digits = len(Decimal(repr(float(number))).normalize().as_tuple().digits)
     with np.errstate(over="ignore", under="ignore"):
-        if float(np.float16(number)) == number:
+        if digits < 8 or float(np.float16(number)) == number:
             return ROUNDING
         if float(np.float32(number)) == number:
             return 4 * 2.0**-24
-    digits = len(Decimal(repr(float(number))).normalize().as_tuple().digits)
     return 4 * 10.0 ** (1 - digits) if 10 <= digits <= 14 else ROUNDING
 
 
@@ -161,15 +163,18 @@ class _Samples:
         function: Callable[[np.ndarray], np.ndarray],
         kinks: Sequence[float],
         tolerance: float,
+        places: np.ndarray,
     ) -> None:
         self.function, self.tolerance = function, tolerance
         self.kinks: list[float] = []
         for kink in sorted(map(float, kinks)):
             if not self.kinks or kink - self.kinks[-1] > _NEAR * max(1.0, abs(kink)):
                 self.kinks.append(kink)
+            elif kink - self.kinks[-1] > 1e-3 * _NEAR * abs(kink):  # and not by rounding
+                self._check_same(self.kinks[-1], kink)
         self.pieces = list(pairwise([-math.inf, *self.kinks, math.inf]))
         steps = np.geomspace(1e-9, 0.5, 30)
-        rows = [_PLACES]
+        rows = [_PLACES, places]
         for low, high in self.pieces:
             width = min(high - low, 2e4)
             rows += [low + width * steps] if low > -math.inf else []
@@ -179,6 +184,15 @@ class _Samples:
             u = u[np.abs(u - kink) > 0.25 * _NEAR * max(1.0, abs(kink))]
         self.u, self.values = u, self.at(u)
         self.at_kinks = self.at(np.array(self.kinks))
+
+    def _check_same(self, low: float, high: float) -> None:
+        """Raise `UnsupportedLayer` where a function changes between two kinks taken as one."""
+        values = self.at(np.linspace(low, high, 5))
+        if not np.ptp(values) <= 1e-3 * np.abs(values).max():
+            raise UnsupportedLayer(
+                f"the function has kinks at {low:.17g} and at {high:.17g}, which are too near to "
+                "one another to be told apart"
+            )
 
     def at(self, u: np.ndarray) -> np.ndarray:
         """Values of the function."""

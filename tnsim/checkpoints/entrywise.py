@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 Numbers = Any
 
 
+_WIDE = np.geomspace(1e-12, 1e15, 271)
+_BENDS, _STEP = 40.0, 0.5  # sizes of arguments at which functions bend, and steps between places
+_ROUNDS, _MOST_PLACES = 24, 8_000
+
+
 def _softplus(u: Numbers, beta: float = 1.0, threshold: float = 20.0) -> Numbers:
     # Beyond PyTorch's threshold of 20 the function is its asymptote to 2e-9.
     smooth = np.logaddexp(beta * u, 0.0) / beta
@@ -84,6 +89,10 @@ def _between(u: Any, v: Any) -> list[tuple[Any, Any]]:
 
 def _comparison(function: Callable[..., Numbers]) -> _Function:
     return _Function(lambda u, v: function(u, v), _between, True, True)
+
+
+def _logical(function: Callable[..., Numbers]) -> _Function:
+    return _Function(function, lambda *several: [(u, 0.0) for u in several], True, True)
 
 
 def _smooth(function: Callable[..., Numbers]) -> _Function:
@@ -156,12 +165,12 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "ne": _comparison(np.not_equal),
     "heaviside": _Function(np.heaviside, _at(0.0), True, True),
     "where": _Function(lambda chosen, u, v: np.where(chosen, u, v), None, True),
-    "logical_and": _Function(np.logical_and, None, True, True),
-    "logical_or": _Function(np.logical_or, None, True, True),
-    "logical_not": _Function(np.logical_not, None, True, True),
-    "bitwise_and": _Function(np.logical_and, None, True, True),
-    "bitwise_or": _Function(np.logical_or, None, True, True),
-    "bitwise_not": _Function(np.logical_not, None, True, True),
+    "logical_and": _logical(np.logical_and),
+    "logical_or": _logical(np.logical_or),
+    "logical_not": _logical(np.logical_not),
+    "bitwise_and": _logical(np.logical_and),
+    "bitwise_or": _logical(np.logical_or),
+    "bitwise_not": _logical(np.logical_not),
     "pow": _smooth(lambda u, n: np.power(u, n)),
     "exp": _smooth(np.exp),
     "expm1": _smooth(np.expm1),
@@ -224,7 +233,7 @@ class Chain:
         """
         kinks = sorted(self._kinks(self.end, {}))
         rounding = max(map(rounding_of, self._numbers(self.end, set())), default=rounding_of(1.0))
-        return curve_of(self, kinks, rounding)
+        return curve_of(self, kinks, rounding, self._places())
 
     @property
     def key(self) -> Any:
@@ -306,6 +315,37 @@ class Chain:
                 named = {}
             known[given] = function.compute(*values, **named)
         return known[given]
+
+    def _places(self) -> np.ndarray:
+        """Numbers at which a value on the way is of the size at which functions bend.
+
+        A bend is narrow, or far out, where a value on the way has a large slope or a large shift:
+        `exp(-(1000 u - 5)^2)`. Between places where that value differs by a step, others are added.
+        """
+        u = np.concatenate([-_WIDE[::-1], [0.0], _WIDE])
+        first = len(u)
+        for _ in range(_ROUNDS):
+            known: dict[Any, Any] = {}
+            with np.errstate(all="ignore"):
+                self._value(self.end, u, known)
+            apart = np.zeros(len(u) - 1, bool)
+            for one, value in known.items():
+                if one is not self.end and np.shape(value) == u.shape and not self._is_wave(one):
+                    apart |= np.abs(np.diff(np.clip(value * 1.0, -_BENDS, _BENDS))) > _STEP
+            low, high = u[:-1], u[1:]
+            apart &= high - low > 1e-14 * np.maximum(abs(low), abs(high))
+            if not apart.any() or len(u) > _MOST_PLACES:
+                break
+            between = (low + np.linspace(0, 1, 9)[1:-1, None] * (high - low))[:, apart]
+            u = np.sort(np.append(u, between))
+        return u if len(u) > first else u[:0]
+
+    def _is_wave(self, given: Any) -> bool:
+        """Whether a value goes up and down without an end."""
+        if given is self.start or not self._varies(given):
+            return False
+        _, arguments, operation = self._function(given)
+        return operation.name in ("sin", "cos") or any(map(self._is_wave, arguments))
 
     def _kinks(self, given: Any, known: dict[Any, set[float]]) -> set[float]:
         """Places where a value may not be analytic."""

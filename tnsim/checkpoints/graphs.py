@@ -14,6 +14,7 @@ Source: `torch.fx.experimental.proxy_tensor.make_fx`, `torch.func.functionalize`
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from tnsim.checkpoints.entrywise import is_entrywise
 from tnsim.checkpoints.read_graphs import Tables
 from tnsim.errors import TnsimError, UnsupportedLayer
 from tnsim.models.functions import array_of
+
+log = logging.getLogger(__name__)
 
 AXES = frozenset(
     (
@@ -91,6 +94,12 @@ JOINED = (
     "gives for an input depends on the batch around it, so it is no function of an input"
 )
 
+LENGTHS = (1, 2, 12, 33)
+"""Lengths at which layers that were read at another have to compute the module, without n_ctx."""
+
+LONG = 512
+"""The largest number of code that is such a length besides."""
+
 _RESHAPES = frozenset(["view", "reshape", "_unsafe_view", "_reshape_alias"])
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
 _BATCH_NORMS = (
@@ -108,7 +117,7 @@ _ADDED: dict[str, tuple[int, ...]] = {  # places of arguments that are added
     "batch_norm": (2, 3),
     "fill": (1,),
 }
-_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square", "native_dropout")
+_DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square")
 _ARITHMETIC = (SUMS - {"sum", "mean"}) | TABLES.products | {"full", "new_full", "masked_fill"}
 
 
@@ -166,10 +175,13 @@ class TorchLibrary:
         return max(1e-12, 64 * torch.finfo(self.like.dtype).eps)
 
     def keeps(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        if not before.is_floating_point():
-            return True
+        if not before.is_floating_point():  # truth values, and token numbers, in int32 at least
+            narrow = not (after.is_floating_point() or before.dtype is torch.bool)
+            return not narrow or (
+                after.dtype is not torch.bool and torch.iinfo(after.dtype).bits >= 32
+            )
         if not after.is_floating_point():
-            return after.dtype is torch.bool
+            return False
         return torch.finfo(after.dtype).eps <= torch.finfo(self.precision).eps
 
     def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -263,6 +275,94 @@ def check_batches(
     check_inputs_apart(_graph(*two, module), state_of(module), pair)
 
 
+def lengths_of(
+    module: torch.nn.Module, graph: Graph, example: torch.Tensor, output: str | int | None = None
+) -> list[int]:
+    """Lengths of sequences at which a forward pass may begin to do something else.
+
+    These are the numbers with which the code compares the length, those by which operations shift,
+    such as the width of a window, and the sizes of buffers, such as a mask of which a part is
+    taken; of each the next length too.
+
+    Args:
+        module: A module in evaluation mode.
+        graph: Its graph on sequences.
+        example: Sequences that the module takes.
+        output: Name or place of the output that counts.
+
+    Returns:
+        The lengths, in order, `LENGTHS` among them.
+
+    Raises:
+        UnsupportedLayer: The code takes the length as a plain number.
+    """
+    compared = compared_sizes(module, example, 1, output)
+    if compared is None:
+        raise UnsupportedLayer(
+            "the forward pass takes the length of a sequence as a plain number, and may compute "
+            "something else at another: give n_ctx=, the length of sequences that counts"
+        )
+    leaves = [leaf for node in graph.traced.graph.nodes for leaf in tree_leaves(node.args)]
+    shifts = {abs(leaf) for leaf in leaves if type(leaf) is int}
+    sizes = {size for one in module.buffers() for size in one.shape}
+    shifts = {n for n in shifts if max(LENGTHS) < n <= LONG}
+    longer = {n + 1 for n in shifts}
+    sizes = {n for n in sizes if max(LENGTHS) < n <= 2 * LONG}
+    return sorted({*LENGTHS, *compared, *shifts, *longer, *sizes})
+
+
+def compared_sizes(
+    module: torch.nn.Module, example: torch.Tensor, axis: int, output: str | int | None = None
+) -> set[int] | None:
+    """Sizes of an axis of the input on either side of the numbers with which code compares it.
+
+    The module runs without numbers, on an input of which the size is a symbol; PyTorch notes the
+    conditions that code puts on a symbol.
+
+    Args:
+        module: A module in evaluation mode.
+        example: Inputs that the module takes.
+        axis: The axis, 0 for the batch.
+        output: Name or place of the output that counts.
+
+    Returns:
+        The sizes, up to some hundreds; None where the code takes the size as a plain number, or an
+        operation takes no symbol.
+    """
+    # These import an algebra of symbols.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    sizes = [DimDynamic.STATIC] * example.ndim
+    sizes[axis] = DimDynamic.DYNAMIC
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            given = mode.from_tensor(
+                example.clone(), symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)
+            )
+            state: dict[str, torch.Tensor] = {
+                name: mode.from_tensor(one.detach(), static_shapes=True)
+                for name, one in state_of(module).items()
+            }
+            with mode:
+                array_of(functional_call(module, state, (given,), tie_weights=False), output)
+    except Exception as reason:  # whatever operations raise that take no symbol
+        log.debug("%s: no symbol for axis %d: %s", type(module).__name__, axis, reason)
+        return None
+    guards = [guard.expr for guard in shapes.guards]
+    if any(type(guard).__name__ == "Equality" for guard in guards):
+        return None
+    numbers = {abs(int(str(n))) for guard in guards for n in guard.atoms() if n.is_Integer}
+    return {size for n in numbers for size in (n, n + 1) if 0 < size <= LONG}
+
+
 def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:
     return example[:1].expand(count, *example.shape[1:]).clone()
 
@@ -323,7 +423,7 @@ def _traced(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # notices about the internals of the trace
             run = functionalize(forward, remove="mutations_and_views")
-            smaller: Any = get_decompositions(names)
+            smaller: Any = get_decompositions(names) | {torch.ops.aten.lerp.Tensor: _lerp}
             traced = make_fx(run, decomposition_table=smaller)(state, example)
     except TnsimError:
         raise
@@ -346,6 +446,11 @@ def _traced(
             raise UnsupportedLayer("the forward pass writes into arrays that it reads again")
     traced.graph.eliminate_dead_code()
     return traced, owns, places
+
+
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A step from one array to another, of which the length may depend on the input."""
+    return start + weight * (end - start)
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:
@@ -393,7 +498,9 @@ def _graph(
 ) -> Graph:
     nodes = list(traced.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    names = [*state_of(module), None]
+    named = state_of(module)
+    own = {id(one): name for name, one in named.items()}
+    names = [*named, None]
     known: dict[torch.fx.Node, Operation] = {}
     constants: dict[Operation, Any] = {}
     state: dict[str, Operation] = {}
@@ -409,19 +516,22 @@ def _graph(
             else:
                 state[name] = operation
         elif node.op == "get_attr":
-            operation = _plain_operation("weight")
             value: Any = traced
             for part in str(node.target).split("."):
                 value = getattr(value, part)
-            constants[operation] = value
+            # A list of the module's own may hold a parameter, which is the parameter all the same.
+            operation = state.get(own.get(id(value), ""))
+            if operation is None:
+                operation = _plain_operation("weight")
+                constants[operation] = value
         elif node.op == "output":
             found = tree_leaves(node.args)
             output = known[found[0]] if isinstance(found[0], torch.fx.Node) else None
             continue
         else:
             # What is computed twice is one operation, as an activation of the input.
-            named = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Named(id(known[one])))
-            key = repr((str(node.target), named, node.name if node.name in owned else ""))
+            read = torch.fx.map_arg((node.args, node.kwargs), lambda one: _Named(id(known[one])))
+            key = repr((str(node.target), read, node.name if node.name in owned else ""))
             if key not in same:
                 place = places.get(node.name, "the forward pass")
                 same[key] = _operation(node, known, place)
@@ -431,6 +541,7 @@ def _graph(
     assert argument is not None
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
+    _check_repeatable(traced, places)
     ends = {
         by_name[end]: (path, by_name[start])
         for end, (path, start) in owns.items()
@@ -439,6 +550,23 @@ def _graph(
     return Graph(
         tuple(dict.fromkeys(known.values())), state, argument, output, ends, constants, traced
     )
+
+
+def _check_repeatable(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
+    """Raise `UnsupportedLayer` where the output depends on random numbers."""
+    needed = list(traced.graph.find_nodes(op="output"))
+    found = set(needed)
+    while needed:
+        node = needed.pop()
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            place = places.get(node.name, "the forward pass")
+            raise UnsupportedLayer(
+                f"{place} computes {_name(node)}, which draws random numbers: the module gives "
+                "something else each time"
+            )
+        further = [one for one in node.all_input_nodes if one not in found]
+        found.update(further)
+        needed += further
 
 
 class _Named(NamedTuple):
@@ -463,6 +591,8 @@ def _name(node: torch.fx.Node) -> str:
     name = name.removesuffix("_copy")
     if name in _BATCH_NORMS:
         return "batch_norm"
+    if node.kwargs.get("rounding_mode") is not None:
+        return f"{name} with rounding_mode={node.kwargs['rounding_mode']!r}"
     return _PLAIN.get(name, name)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tnsim.checkpoints.adapters import merged_module
-from tnsim.checkpoints.guard import refusing
+from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
 from tnsim.checkpoints.module_calls import (
     AN_EXAMPLE,
@@ -65,8 +65,8 @@ Declared = Rule | Callable[[Any], Any]
 
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
-LENGTHS = (1, 2, 12, 33)
-"""Lengths at which layers that were read at another have to compute the module, without n_ctx."""
+LARGEST_BATCH = 2**21
+"""Numbers of the largest batch on which a module is compared with itself on single inputs."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
@@ -166,7 +166,7 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out)
-        reading = recognised(module, None, n_ctx, self.inputs, self.output)
+        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
         origin = reading.origin()
         if left_out:
             caveat = f"left out: {', '.join(left_out)}"
@@ -198,6 +198,7 @@ class StatesOf:
         tied = {name: first.setdefault(id(one), name) for name, one in own.items()}
         # Training code wraps state dicts in mappings of its own.
         named = dict(inside(state, place_of(state, list(first.values()))))
+        self._check_ties(named, tied)
         for name, other in tied.items():
             if name not in named and other in named:
                 named[name] = named[other]
@@ -212,8 +213,12 @@ class StatesOf:
             listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
             listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
             raise CheckpointError(f"is no state dict of {self.name}: it {' and '.join(listed)}")
-        arrays = {name: torch.as_tensor(to_numpy(named[name], name)) for name in own}
-        for name, tensor in arrays.items():
+        # What a module saves besides tensors, `get_extra_state`, it reads back itself.
+        tensors = [name for name, one in own.items() if isinstance(one, torch.Tensor)]
+        arrays = {name: named[name] for name in own}
+        arrays |= {name: torch.as_tensor(to_numpy(named[name], name)) for name in tensors}
+        for name in tensors:
+            tensor = arrays[name]
             if tensor.shape != own[name].shape:
                 raise CheckpointError(
                     f"tensor {name!r} has shape {tuple(tensor.shape)}, in the module {self.name} "
@@ -221,6 +226,17 @@ class StatesOf:
                 )
         module.load_state_dict(arrays)
         return module, left_out
+
+    def _check_ties(self, named: Mapping[str, Any], tied: Mapping[str, str]) -> None:
+        """Raise `CheckpointError` where names of one tensor have different numbers in a file."""
+        for name, other in tied.items():
+            if name != other and name in named and other in named:
+                pair = [to_numpy(named[each], each) for each in (name, other)]
+                if not np.array_equal(*pair, equal_nan=True):
+                    raise CheckpointError(
+                        f"{other} and {name} are one tensor in the module {self.name}, and have "
+                        "different numbers here: give a module in which they are two"
+                    )
 
 
 class Recognised(NamedTuple):
@@ -233,6 +249,7 @@ class Recognised(NamedTuple):
         positions: Positions of a sequence; 1 for vectors.
         error: Relative error of the forward pass of the layers.
         unused: Names of tensors on which the output does not depend.
+        lengths: Further lengths of sequences at which the layers were compared with the module.
     """
 
     module: Any
@@ -241,11 +258,14 @@ class Recognised(NamedTuple):
     positions: int
     error: float
     unused: tuple[str, ...]
+    lengths: tuple[int, ...]
 
     def origin(self) -> Origin:
         """The record of how the model was read."""
         name = type(self.module).__name__
         at = f" at n_ctx {self.positions}" if self.positions > 1 else ""
+        if self.lengths:
+            at += f", compared at {', '.join(map(str, self.lengths))} positions"
         said = (
             f"{name} of PyTorch, read by the graph of {name}{at} and compared with its own forward "
             f"pass: relative error {self.error:.2g}"
@@ -259,6 +279,7 @@ def recognised(
     n_ctx: int | None,
     inputs: Any,
     output: str | int | None = None,
+    first: Any = None,
 ) -> Recognised:
     """The layers of a module, compared with the module's own forward pass.
 
@@ -268,6 +289,7 @@ def recognised(
         n_ctx: Length of sequences.
         inputs: An example of the module's argument.
         output: Name of the output that counts, or its place in a tuple.
+        first: The module of which the module is a copy with other weights.
 
     Returns:
         The layers of the module.
@@ -296,7 +318,9 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        reading = _first_reading(module, double, declared, example, inputs, n_ctx, output)
+        reading = _first_reading(
+            module, double, declared, example, inputs, n_ctx, output, first or module
+        )
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
@@ -322,6 +346,7 @@ def _first_reading(
     inputs: Any,
     n_ctx: int | None,
     output: str | int | None,
+    first: Any,
 ) -> Recognised:
     """The first way in which a module is read: as a sequence, as a vector.
 
@@ -339,14 +364,16 @@ def _first_reading(
         if refusals and given is not example and JOINED not in str(refusals[0]):
             break
         try:
-            return _read(module, double, declared, given, sequence, output, n_ctx)
+            return _read(module, double, declared, given, sequence, output, n_ctx, first)
         except (UnsupportedLayer, ModelError, TooLarge) as refused:
             log.debug("%s: %s", type(module).__name__, refused)
             refusals.append(refused)
         except Exception as failed:
-            if given is example:
-                raise
             log.debug("%s: %s", type(module).__name__, failed)
+            if given is example:
+                refusal = UnsupportedLayer(f"the forward pass cannot be read: {cause(failed)}")
+                refusal.__cause__ = failed
+                refusals.append(refusal)
     refused = refusals[-1] if JOINED in str(refusals[0]) else refusals[0]
     if isinstance(refused, TooLarge):
         raise refused
@@ -384,7 +411,7 @@ def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
 def _is_whole_sequence(module: Any, double: Any, example: Any, output: Any) -> bool:
     """Whether a refused module is a model of all positions together."""
     try:
-        _read(module, double, {}, example, False, output, None)
+        _read(module, double, {}, example, False, output, None, module)
     except Exception as reason:  # whatever else the module computes, the refusal says it
         log.debug("%s: %s", type(module).__name__, reason)
         return False
@@ -399,6 +426,7 @@ def _read(
     sequence: bool,
     output: str | int | None,
     n_ctx: int | None,
+    first: Any,
 ) -> Recognised:
     """The layers of a module on inputs of the shape of an example.
 
@@ -410,13 +438,15 @@ def _read(
         sequence: Whether the second axis of the inputs is positions.
         output: Name of the output that counts, or its place in a tuple.
         n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
+        first: The module of which the module may be a copy with other weights.
     """
-    from tnsim.checkpoints.graphs import check_batches, state_of
+    from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
 
     whole = tuple(declared)
     layers, graph = graph_layers(
         double, state_of(double), module, declared, example, sequence, output
     )
+    _check_own(graph, first)
     check_batches(double, graph, example, output, whole)
     used = graph.used()
     for path, _ in graph.owns.values():
@@ -426,43 +456,115 @@ def _read(
     widths = with_widths(one.layer for one in layers)
     layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
     with _with_output(double, output):
-        _check_apart(double, example)
+        _check_apart(double, example, _batch_sizes(double, example))
         error = forward_error(double, layers, example)
+        lengths: list[int] = []
         if sequence and n_ctx is None:
-            _check_lengths(double, layers, example)
+            lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
     positions = example.shape[1] if sequence else 1
-    unused = tuple(name for name in tensors_of(module) if name not in used)
-    return Recognised(module, layers, example, positions, error, unused)
+    tensors = tensors_of(module)
+    read = {id(one) for name, one in tensors.items() if name in used}  # by any of its names
+    unused = tuple(name for name, one in tensors.items() if id(one) not in read)
+    return Recognised(module, layers, example, positions, error, unused, tuple(lengths))
 
 
-def _check_apart(double: Any, example: Any) -> None:
-    """Raise `UnsupportedLayer` where a batch gives something else than its inputs one by one."""
+def _check_own(graph: Graph, first: Any) -> None:
+    """Raise `UnsupportedLayer` where the forward pass of a copy reads weights of the first module.
+
+    A function that is made where `self` is at hand keeps that module: its copies with other weights
+    compute with the weights of the first.
+    """
+    from tnsim.checkpoints.graphs import state_of
+
+    for name, one in state_of(first).items():
+        place = one.untyped_storage().data_ptr()
+        constants = [known.untyped_storage().data_ptr() for known in graph.constants.values()]
+        if place and place in constants:
+            raise UnsupportedLayer(
+                f"the forward pass reads {name} of the module that was given also in copies with "
+                "other weights, since a function keeps that module: read weights from self, "
+                "within a method"
+            )
+
+
+def _batch_sizes(double: Any, example: Any) -> list[int]:
+    """Sizes of batches on either side of those with which code compares them."""
+    from tnsim.checkpoints.graphs import LONG, compared_sizes
+
+    sizes = compared_sizes(double, example, 0)
+    if sizes is None:  # as of code that takes the length of a batch, which is a plain number
+        sizes = {LONG + 1}
+    most = max(3, LARGEST_BATCH // max(1, example[:1].numel()))
+    return sorted(size for size in sizes if size <= most)
+
+
+def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
+    """Raise `UnsupportedLayer` where a batch gives something else than its inputs one by one.
+
+    Args:
+        double: The module in float64.
+        example: Inputs that the module takes.
+        sizes: Sizes of batches that are tried beside three.
+    """
     from tnsim.checkpoints.graphs import JOINED
 
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
-    shape = (3, *example.shape[1:])
-    given = example[:1].expand(shape)
+    counts = [3, *sizes]
+    given = example[:1].expand(max(counts), *example.shape[1:])
     if example.is_floating_point():
-        given = torch.randn(shape, generator=rng)
-    together = array(double(given)).reshape(3, -1)
-    alone = np.stack([array(double(one[None])).reshape(-1) for one in given])
-    size = np.abs(alone).max(initial=0.0)
-    if together.shape != alone.shape or np.abs(together - alone).max() > 1e-9 * size:
-        raise UnsupportedLayer(JOINED)
+        given = torch.randn(given.shape, generator=rng)
+    before: dict[str, Any] = {}
+    alone: dict[int, np.ndarray] = {}
+    for n in sorted({0, 1, 2} | {count - 1 for count in counts}):
+        before = _settings(double)
+        alone[n] = array(double(given[n : n + 1])).reshape(-1)
+    if changed := sorted(name for name, _ in before.items() ^ _settings(double).items()):
+        raise UnsupportedLayer(
+            f"the forward pass changes {changed[0]} at each call, on which it may depend"
+        )
+    for count in counts:
+        together = array(double(given[:count])).reshape(count, -1)
+        for n in {0, count // 2, count - 1} & set(alone):
+            error = (
+                np.abs(together[n] - alone[n]) if together[n].shape == alone[n].shape else np.inf
+            )
+            if np.max(error, initial=0.0) > 1e-9 * np.abs(alone[n]).max(initial=0.0):
+                raise UnsupportedLayer(JOINED)
 
 
-def _check_lengths(double: Any, layers: Sequence[Normed], example: Any) -> None:
-    """Raise `UnsupportedLayer` where a module computes something else at other lengths.
+def _settings(module: Any) -> dict[str, Any]:
+    """Numbers and words that a module and its submodules have as attributes, by name."""
+    plain = (bool, int, float, str)
+    return {
+        join(path, name): value
+        for path, child in module.named_modules()
+        for name, value in vars(child).items()
+        if isinstance(value, plain)
+    }
+
+
+def _check_lengths(
+    double: Any, layers: Sequence[Normed], example: Any, lengths: Iterable[int]
+) -> list[int]:
+    """Compare layers with a module at other lengths of sequences.
 
     Args:
         double: The module in float64.
         layers: Layers that were read at the length of the example.
         example: Sequences that the module takes.
+        lengths: The other lengths.
+
+    Returns:
+        The lengths at which the module runs.
+
+    Raises:
+        UnsupportedLayer: The module computes something else at one of them.
     """
     torch = require_torch()
     rng = torch.Generator().manual_seed(0)
-    for length in LENGTHS:
+    taken = []
+    for length in lengths:
         shape = (2, length, *example.shape[2:])
         given = torch.randn(shape, generator=rng)
         if not example.is_floating_point():
@@ -479,6 +581,8 @@ def _check_lengths(double: Any, layers: Sequence[Normed], example: Any) -> None:
                 f"the module computes something else at {length} positions than at "
                 f"{example.shape[1]}: give n_ctx=, the length of sequences that counts"
             ) from differs
+        taken.append(length)
+    return taken
 
 
 def graph_layers(

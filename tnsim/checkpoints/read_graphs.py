@@ -245,6 +245,7 @@ class _Trace:
                     raise UnsupportedLayer(
                         f"{one.place} computes {one.name}, which fails: {error}"
                     ) from error
+                self._check_precision(one)
             else:
                 self.values[one] = one.run(
                     {r: self.values[r] if r in self.values else self.shown[r] for r in one.reads}
@@ -427,7 +428,6 @@ class _Trace:
         if any(isinstance(values[read], Token) for read in varying):
             return self._of_tokens(one)
         places = [n for n, argument in enumerate(one.arguments) if _reads_any(argument, varying)]
-        self._check_precision(one)
         if any(isinstance(values[read], Scores) for read in varying):
             return self._of_scores(one, varying)
         if any(isinstance(values[read], list) for read in varying):
@@ -473,10 +473,19 @@ class _Trace:
 
     def _check_precision(self, one: Operation) -> None:
         """Raise `UnsupportedLayer` where numbers are rounded to fewer digits than weights have."""
-        if one.name == "to" and not self.library.keeps(self.shown[one.reads[0]], self.shown[one]):
-            raise UnsupportedLayer(
-                f"{one.place} rounds numbers that depend on the input to {self.shown[one].dtype}"
-            )
+        tables, result = self.tables, self.shown[one]
+        known = one.name in tables.axes or one.name in tables.sums or one.name in tables.products
+        if not known or isinstance(result, (list, tuple)):
+            return
+        for read in one.reads:
+            before = self.shown.get(read)
+            if before is None or isinstance(before, (list, tuple)):
+                continue
+            if not self.library.keeps(before, result):
+                raise UnsupportedLayer(
+                    f"{one.place} computes {one.name}, which rounds numbers that depend on the "
+                    f"input to {result.dtype}"
+                )
 
     def _of_tokens(self, one: Operation) -> Any:
         """An embedding of token numbers, or the numbers in another shape."""
@@ -855,8 +864,6 @@ def _reason(name: str) -> str:
         return "which divides by a sum over hidden units"
     if name in ("max", "amax", "max_pool2d_with_indices", "max_pool2d"):
         return "the largest of several values"
-    if name.startswith(("rand", "bernoulli", "normal", "native_dropout", "dropout")):
-        return "which draws random numbers: the module gives something else each time"
     if name in ("gather", "index", "index_select", "embedding"):
         return "which takes entries by numbers that depend on the input"
     return ""
