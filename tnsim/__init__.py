@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Rule,
     )
     from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
-    from tnsim.compare.by_fields import FieldPlan
+    from tnsim.compare.by_features import FeaturePlan
     from tnsim.compare.by_kernels import KernelPlan
     from tnsim.compare.by_points import ForwardPlan
     from tnsim.compare.monte_carlo import Check, check
@@ -151,7 +151,7 @@ _HOME = {
     "Change": "localise.change",
     "Plan": "engine.plan",
     "ForwardPlan": "compare.by_points",
-    "FieldPlan": "compare.by_fields",
+    "FeaturePlan": "compare.by_features",
     "KernelPlan": "compare.by_kernels",
     "AnyPlan": "compare.planned",
     "network": "tensor_networks.network",
@@ -230,7 +230,7 @@ __all__ = [
     "Empirical",
     "ExecutorError",
     "Expression",
-    "FieldPlan",
+    "FeaturePlan",
     "FiniteMetric",
     "ForwardDifference",
     "ForwardPlan",

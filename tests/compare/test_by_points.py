@@ -14,7 +14,7 @@ from oracles import bilinear, linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim.compare import by_points
+from tnsim.compare import by_features, by_points
 from tnsim.compare.by_points import reading_of
 from tnsim.problems import forward as passes
 
@@ -351,6 +351,7 @@ def test_an_error_is_infinite_where_one_group_of_inputs_is_all_there_is():
 def test_quadrature_agrees_with_diagrams(case, inputs, rng, monkeypatch):
     a, b = cases.pair((cases.DEEP | cases.UNEVEN)[case], rng)
     metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
+    monkeypatch.setattr(by_features, "polynomials", lambda *arguments: None)
     value, slices = tnsim.similarity(a, b, metric), tnsim.slices(a, b, metric)
     assert value.route == "quadrature" and value.exact and value.standard_error is None
     monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)

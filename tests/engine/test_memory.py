@@ -195,6 +195,7 @@ def test_planned_memory_holds_what_a_process_takes_that_compiled_nothing_before(
     assert 1 <= json.loads(done.stdout.splitlines()[-1])["ratio"] < 2
 
 
+@pytest.mark.usefixtures("diagrams")
 def test_all_runs_are_counted(rng):
     """Two bilinear layers with constants run their plan at five points, three layers at nine."""
     layers = [bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 3)]

@@ -93,6 +93,7 @@ def test_symmetric_against_dense_tensors(name, rng):
 
 
 @backends.both
+@pytest.mark.usefixtures("diagrams")
 def test_symmetric_three_layers_at_tiny_size(rng):
     a, b = (
         tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(2)] + [bilinear(rng, 2, 2, 1)])

@@ -123,6 +123,7 @@ def points_of(
     slices: bool,
     dtype: str,
     read: Sequence[Rows | None] | None = None,
+    most: float = math.inf,
 ) -> Points | None:
     """The points at which models are compared, None where a plan answers.
 
@@ -137,6 +138,7 @@ def points_of(
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
         read: Rows from `what_is_read` of every model, where not all models are at hand.
+        most: Multiplications that another exact route takes, and no plan is searched for.
 
     Returns:
         The points, or None.
@@ -170,6 +172,8 @@ def points_of(
     # plan nothing.
     pair = {id(model): model for model in (models[0], models[-1])}
     passes = sum(_forward_work(model, points) for model in pair.values())
+    if passes > most:
+        return None
     if passes <= _diagram_work(models, metric, wanted, slices, dtype, passes):
         return points
     return None

@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from tnsim.compare.by_fields import by_fields
+from tnsim.compare.by_features import by_features
 from tnsim.compare.by_kernels import by_kernels
-from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import check_affordable, forward_plan
 from tnsim.compare.planned import affordable, runs_together
 from tnsim.compare.request import (
     SELF,
@@ -41,6 +41,7 @@ from tnsim.compare.resident import (
     is_known_constant,
     placed_weights,
 )
+from tnsim.compare.routes import route_of
 from tnsim.engine import precision
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
@@ -48,8 +49,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import TooLarge
-from tnsim.metrics.points import WeightedPoints
-from tnsim.metrics.protocol import adds_up
+from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import is_traced, weights_dtype
 from tnsim.models.differences import by_differences
 from tnsim.models.matrices import written_out
@@ -59,7 +59,6 @@ from tnsim.problems import features, forward
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.families import choose
 from tnsim.problems.forward import Terms, sums, total, with_cancellation
-from tnsim.problems.kernels import answers
 from tnsim.problems.leaves import by_side
 from tnsim.problems.state_sizes import in_units_of_inputs, units_of_inputs
 from tnsim.problems.tensors.kinds import kinds
@@ -117,9 +116,10 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     products = _of_sums(bra, ket, request, traced)
     if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
-        by_vectors = features.compared(one, two, metric, slices, dtype)
-        if by_vectors is not None:
-            return InnerProducts(by_vectors, 0.0, traced, dtype)
+        space = features.common_space(models, metric)
+        if space is not None:
+            by_vectors = features.compared(space, one, two, metric, slices)
+            return InnerProducts(by_vectors, 0.0, traced, "float64")
     return InnerProducts(products, exponent, traced, dtype)
 
 
@@ -364,26 +364,30 @@ def _inner_products(a: Comparable, b: Comparable, request: Request) -> InnerProd
     second = first if b is a else _as_differences(b, request.dtype)
     one, two = parts(first), parts(second)
     models = [part for _, part in (*one, *two) if isinstance(part, Model)]
-    if answers(models, request.metric):
-        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
-        return by_kernels(first, second, request, traced)
     sparse = not traced and any(kind.sparse for model in models for kind in kinds(model))
-    if sparse:
+    alone = not traced and len(models) == 2 and len(one) == len(two) == 1
+    if alone and one[0][0] == two[0][0] and _same_weights(*models):
+        second, two, models = first, one, models[:1]  # one vector, with a cosine of 1
+    route = route_of(
+        models,
+        request.metric,
+        request.pairs,
+        request.slices,
+        request.dtype,
+        request.budget,
+        traced,
+    )
+    if not isinstance(route, Points):
         assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
-        if len(models) == 2 and _same_weights(*models):
-            second = first
-        if (products := by_fields(first, second, request)) is not None:
-            return products
-    points = None
-    # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
-    if not traced or adds_up(request.metric):
-        points = points_of(models, request.metric, request.pairs, request.slices, request.dtype)
-    if points is None:
-        assert isinstance(first, AnyModel) and isinstance(second, AnyModel)
+        if route == "kernels":
+            return by_kernels(first, second, request, traced)
+        if route != "plans":
+            return by_features(route, first, second, request)
         try:
             return by_plans(first, second, request, traced)
         except TooLarge as beyond:
             raise TooLarge(f"{beyond}{_SPARSE}" if sparse else str(beyond)) from None
+    points = route
     plan = forward_plan(models, request.metric, points, request.dtype, request.pairs)
     check_affordable(plan, request.metric, request.budget)
     if traced:

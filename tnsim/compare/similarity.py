@@ -14,9 +14,9 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
-from tnsim.compare.by_fields import FieldPlan, field_plan, space_of
+from tnsim.compare.by_features import FeaturePlan, feature_plan
 from tnsim.compare.by_kernels import KernelPlan, kernel_plan
-from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
 from tnsim.compare.planned import plan_for
@@ -32,15 +32,16 @@ from tnsim.compare.request import (
     check_comparison,
     comparables,
 )
+from tnsim.compare.routes import route_of
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, guesses, with_dense_matrices
 from tnsim.problems.families import choose
-from tnsim.problems.kernels import answers
 from tnsim.problems.state_sizes import common_units
 
 
@@ -251,7 +252,7 @@ def plan(
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Plan | ForwardPlan | KernelPlan | FieldPlan:
+) -> Plan | ForwardPlan | KernelPlan | FeaturePlan:
     """The plan of the computation of `<a|M|b>`; nothing is run.
 
     A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
@@ -271,10 +272,10 @@ def plan(
     Returns:
         A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
         points and their number, where the models are run on inputs; a `KernelPlan` where an
-        activation takes a sum over pairs of hidden units; a `FieldPlan` where sparse layers, such
-        as convolutions, have receptive fields. All state multiplications (scalar
-        products of two numbers) and peak memory (bytes). None is exact where something about a
-        model is guessed.
+        activation takes a sum over pairs of hidden units; a `FeaturePlan` where models are compared
+        by the vectors of their coefficients, as convolutions and deep polynomials. All state
+        multiplications (scalar products of two numbers) and peak memory (bytes). None is exact
+        where something about a model is guessed.
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
@@ -297,18 +298,19 @@ def plan(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
     wanted = ALL if cosine else CROSS
-    if answers([bra, ket], metric):
-        kernels = kernel_plan(bra, ket, metric, wanted, dtype)
-        return dataclasses.replace(kernels, exact=kernels.exact and not guesses(bra, ket))
     models = [bra] if ket is bra else [bra, ket]
-    if (space := space_of(models, metric)) is not None:
-        fields = field_plan(space, models, metric, wanted, dtype)
-        return dataclasses.replace(fields, exact=fields.exact and not guesses(bra, ket))
-    points = points_of([bra, ket], metric, wanted, slices, dtype)
-    if points is not None:
-        passes = forward_plan([bra, ket], metric, points, dtype, wanted)
+    known = not guesses(bra, ket)
+    route = route_of(models, metric, wanted, slices, dtype, budget)
+    if route == "kernels":
+        kernels = kernel_plan(bra, ket, metric, wanted, dtype)
+        return dataclasses.replace(kernels, exact=kernels.exact and known)
+    if isinstance(route, Points):
+        passes = forward_plan([bra, ket], metric, route, dtype, wanted)
         check_affordable(passes, metric, budget)
-        return dataclasses.replace(passes, exact=passes.exact and not guesses(bra, ket))
+        return dataclasses.replace(passes, exact=passes.exact and known)
+    if route != "plans":
+        vectors = feature_plan(route, models, metric, wanted)
+        return dataclasses.replace(vectors, exact=vectors.exact and known)
     metric = common_units([bra, ket], metric).metric
     contraction = plan_for(choose(bra, ket, metric), wanted, slices, dtype)
     return dataclasses.replace(contraction, exact=False) if guesses(bra, ket) else contraction

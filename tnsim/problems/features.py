@@ -29,6 +29,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import BY_MODEL, mesh, replicated, spread
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
+from tnsim.models.arrays import in_float64
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import cancellations
 from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
@@ -247,27 +248,26 @@ class FeatureBlock(NamedTuple):
 
 
 def compared(
+    space: FeatureSpace,
     one: Sequence[tuple[Any, Model]],
     two: Sequence[tuple[Any, Model]],
     metric: Metric,
     slices: bool,
-    dtype: str,
-) -> dict[str, ScaledSum] | None:
+) -> dict[str, ScaledSum]:
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
 
+    Vectors are made by NumPy in float64: for a few models a program takes longer to compile.
+
     Args:
+        space: Space that holds the models.
         one, two: Coefficients and models of each combination.
         metric: Any metric.
         slices: Whether outputs are told apart.
-        dtype: Precision of the computation.
 
     Returns:
-        Inner products, (out,) or (); None where the models have no vectors that fit.
+        Inner products, (out,) or ().
     """
     models = list({id(model): model for _, model in (*one, *two)}.values())
-    common = common_space(models, metric)
-    if common is None:
-        return None
     number = {id(model): n for n, model in enumerate(models)}
     # Both combinations as rows over the distinct models, each with features made once.
     weights = np.zeros((2, len(models)))
@@ -280,8 +280,8 @@ def compared(
     models = [part.value for part in parts]
     crossed, squared = [], []
     factors = cancellations(models, metric)
-    for part in common.parts:  # in turn, so that one part is held at a time
-        both = block(models, exponents, plain, part, metric, dtype, factors)
+    for part in space.parts:  # in turn, so that one part is held at a time
+        both = block(models, exponents, plain, part, metric, "float64", factors, on_host=True)
         crossed.append(products(both, both, slices))
         squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
@@ -319,6 +319,7 @@ def block(
     metric: Metric,
     dtype: str,
     cancelled: Sequence[float] | None = None,
+    on_host: bool = False,
 ) -> FeatureBlock:
     """Features of `2 ** exponents * models`, or of combinations of these.
 
@@ -330,9 +331,10 @@ def block(
         metric: Metric of the inner products.
         dtype: Precision of the computation.
         cancelled: Factors by which sums within each model cancel, measured now where None.
+        on_host: Whether vectors of any space are made by NumPy, in float64.
     """
     with execution.precision():
-        values, own = _of_models(models, space, metric, dtype)
+        values, own = _of_models(models, space, metric, dtype, on_host or space.on_host)
         if exponents.ndim == 2:  # one exponent per output
             own = own[:, None]
         lengths = _vector_lengths(values)[: len(models)]
@@ -427,15 +429,19 @@ _compiled_gram = jax.jit(_gram_block, static_argnames="slices")
 
 
 def _of_models(
-    models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str
+    models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str, on_host: bool
 ) -> tuple[Any, np.ndarray]:
     """Features of all models, perhaps with further rows, and the exponents of their scales.
 
-    Models of equal layers are stacked and go through a single compiled program.
+    On the host they are made one after another. Elsewhere models of equal layers are stacked and go
+    through a single compiled program.
     """
     inputs = space.inputs(metric, dtype)
-    if space.on_host:
-        vectors = [space.vector(space.weights(model), inputs) for model in models]
+    if on_host:
+        weights = [space.weights(model) for model in models]
+        if not space.on_host:
+            weights = in_float64(weights)
+        vectors = [space.vector(one, inputs) for one in weights]
         # Row after row, as products read them.
         made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
         exponents = np.array([float(scale_exponent(values)) for values in made])

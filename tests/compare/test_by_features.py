@@ -1,0 +1,114 @@
+"""Vectors of coefficients as a route of pairs: beside diagrams, sums of models, and choices."""
+
+import cases
+import numpy as np
+import pytest
+from closeness import assert_close
+from oracles import bilinear, linear
+
+import tnsim
+from tnsim.compare import by_features, by_points
+
+DEEP = {name: make for name, make in cases.DEEP.items() if "sparse" not in name}
+CASES = DEEP | cases.UNEVEN | cases.THREE
+VERBS = (tnsim.inner, tnsim.similarity, tnsim.slices)
+
+
+@pytest.fixture
+def features(monkeypatch):
+    """Deep polynomials go by vectors, whatever the others cost."""
+    monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+    monkeypatch.setattr(by_features, "_FEW_LEGS", 0)
+    monkeypatch.setattr("tnsim.compare.routes.beats_diagrams", lambda *arguments: True)
+
+
+def deep(rng, width, layers, biases):
+    """Bilinear layers with skips; constants where they have biases."""
+    stack = [bilinear(rng, width, width, width, biases) for _ in range(layers)]
+    return tnsim.Model([tnsim.Residual(layer, 0.7, 0.4) if biases else layer for layer in stack])
+
+
+def by_diagrams(verb, a, b, metric, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(by_points, "gaussian_points", lambda *arguments: None)
+        patch.setattr(by_features, "polynomials", lambda *arguments: None)
+        assert tnsim.plan(a, b, metric).route == "contractions"
+        return verb(a, b, metric)
+
+
+@pytest.mark.parametrize("inputs", cases.INPUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_numbers_as_diagrams(case, inputs, features, rng, monkeypatch):
+    metric = tnsim.Gaussian(*cases.INPUTS[inputs](rng))
+    a, b = cases.pair(CASES[case], rng)
+    assert tnsim.plan(a, b, metric, cosine=True).route == "features"
+    size = np.sqrt(float(tnsim.inner(a, a, metric)) * float(tnsim.inner(b, b, metric)))
+    for verb in VERBS:
+        expected = by_diagrams(verb, a, b, metric, monkeypatch)
+        scale = size if verb is tnsim.inner else 1.0
+        assert_close(verb(a, b, metric), expected, scale=scale, rtol=1e-11)
+    sign, log = tnsim.log_inner(a, b, metric)
+    assert_close(sign * np.exp(log), float(tnsim.inner(a, b, metric)), rtol=1e-11)
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_symmetrised_tensors(case, features, rng, monkeypatch):
+    a, b = cases.pair(DEEP[case], rng)
+    assert tnsim.plan(a, b, tnsim.Symmetric()).route == "features"
+    expected = by_diagrams(tnsim.similarity, a, b, tnsim.Symmetric(), monkeypatch)
+    assert_close(tnsim.similarity(a, b, tnsim.Symmetric()), expected, scale=1.0, rtol=1e-11)
+
+
+def test_sums_of_models(features, rng):
+    """Bilinear in both arguments, and digits where terms nearly cancel."""
+    a, b, c = (deep(rng, 4, 2, True) for _ in range(3))
+    by_terms = 2 * tnsim.inner(a, c) - 3 * tnsim.inner(b, c)
+    assert_close(tnsim.inner(2 * a - 3 * b, c), by_terms, scale=abs(by_terms) + 1, rtol=1e-11)
+    assert_close(tnsim.similarity(a - b, a - b), 1.0, rtol=1e-12)
+    assert_close(tnsim.similarity(2 * a - b, b - 2 * a), -1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_copy_keeps_its_coefficient(sparse, features, rng):
+    """Equal weights are one model, of which each side may be another multiple."""
+    weights = [rng.normal(size=shape) for shape in ((6, 4), (6, 4), (3, 6))]
+    layers = [tnsim.Bilinear(*(tnsim.SparseMatrix.of(w) if sparse else w for w in weights))]
+    if not sparse:
+        layers.append(bilinear(rng, 3, 2, 2, True))
+    a, copy = tnsim.Model(layers), tnsim.Model(layers)
+    assert_close(tnsim.inner(2 * a, copy), 2 * tnsim.inner(a, a), rtol=1e-13)
+    assert tnsim.similarity(a, copy) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_and_answers_of_either_precision(dtype, features, rng):
+    """Vectors are made in float64, so weights alone are rounded."""
+    first, second = ([rng.normal(size=(3, 3)).astype(dtype) for _ in range(6)] for _ in range(2))
+    a, b = (tnsim.Model([tnsim.Bilinear(*w[:3]), tnsim.Bilinear(*w[3:])]) for w in (first, second))
+    wide = [
+        tnsim.Model([tnsim.Bilinear(*(x.astype(float) for x in w[n : n + 3])) for n in (0, 3)])
+        for w in (first, second)
+    ]
+    for precision in ("float32", "float64"):
+        assert_close(tnsim.similarity(a, b, dtype=precision), tnsim.similarity(*wide), rtol=1e-13)
+
+
+def test_the_cheaper_route_is_taken(rng):
+    """Search is a part of the cost; ten diagrams of two layers are found at once."""
+    routes = {
+        (2, False): "contractions",
+        (2, True): "features",
+        (3, False): "features",
+        (3, True): "features",
+    }
+    for (layers, biases), route in routes.items():
+        a, b = (deep(rng, 12, layers, biases) for _ in range(2))
+        assert tnsim.plan(a, b, cosine=True).route == route
+    wide = deep(rng, 64, 2, False)
+    assert tnsim.plan(wide, wide).route == "contractions"
+    small = tnsim.Budget(memory_bytes=2**20)
+    a, b = (deep(rng, 12, 3, False) for _ in range(2))
+    assert tnsim.plan(a, b, budget=small).route == "contractions"
+    narrow = tnsim.Model([linear(rng, 12, 1, False), *deep(rng, 1, 3, False).layers])
+    assert tnsim.plan(narrow, narrow).route == "quadrature"
+    assert tnsim.plan(a, b, tnsim.GaussianClosure()).route == "contractions"
