@@ -611,7 +611,7 @@ ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parame
     "clamp": (lambda m, u: u.clamp(min=0), "relu"),
     "maximum": (lambda m, u: torch.maximum(u, torch.zeros(())), "relu"),
     "relu6": (lambda m, u: functional.relu6(u), "relu6"),
-    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "clamp(-0.5, 2.0)"),
+    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "hardtanh"),
     "square of relu": (lambda m, u: functional.relu(2 * u) ** 2, "relu2"),
     "gelu": (lambda m, u: functional.gelu(u), "gelu"),
     "gelu by tanh": (lambda m, u: functional.gelu(u, approximate="tanh"), "gelu_tanh"),

@@ -818,8 +818,9 @@ def _reached(
         assert total is not None
         return total if isinstance(found, list) else total[0]
     result = numbers[one]
-    shape = (result[0] if isinstance(result, (list, tuple)) else result).shape
-    total = torch.zeros(shape, dtype=here[next(iter(known))].dtype)
+    result = result[0] if isinstance(result, (list, tuple)) else result
+    floats = result.dtype if result.is_floating_point() else torch.get_default_dtype()
+    total = torch.zeros(result.shape, dtype=floats)
     for before in known:
         indicator = here[before]
         if not is_entrywise(one.name):  # over the last axis, as a norm

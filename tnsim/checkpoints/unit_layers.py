@@ -228,7 +228,10 @@ class Stack:
         """The matrix of a map, (coordinates at a position, width of its source)."""
         if linear is None:
             return self.zeros((layout.width, self.sources[source].layout.width))
-        if linear.last is not None and layout.is_last and linear.shape[-1] == layout.width:
+        # Flat units between convolutions have a sparse identity behind them.
+        by_runs = linear.last is IDENTITY and self.positions == 1 and self.may_be_sparse
+        is_whole = linear.last is not None and linear.shape[-1] == layout.width
+        if is_whole and layout.is_last and not by_runs:
             return self.library.eye(linear.size) if linear.last is IDENTITY else linear.last
         if self.positions == 1:
             return self._matrix(linear)
