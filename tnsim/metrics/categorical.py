@@ -62,7 +62,8 @@ class Categorical:
             return
         p = as_array(self.probabilities, "the token probabilities", 1)
         if not isinstance(p, Tracer):
-            smallest, total = np.min(p), float(np.sum(np.asarray(p, np.float64)))
+            on_host = np.asarray(p, np.float64)  # functions of JAX would round to float32
+            smallest, total = on_host.min(), float(on_host.sum())
             # A sum may be off by the rounding of float32, as softmaxes give it.
             if smallest < 0 or abs(total - 1) > 1e-6:
                 raise ModelError(
@@ -70,7 +71,7 @@ class Categorical:
                     f"found a smallest of {smallest:.3g} and a sum of {total:.6g}"
                 )
             if total != 1:  # off by rounding
-                p = as_array(np.asarray(p, np.float64) / total, "the token probabilities", 1)
+                p = as_array(on_host / total, "the token probabilities", 1)
         object.__setattr__(self, "probabilities", p)
 
     def is_exact(self, nonlinear_layers: int) -> bool:
