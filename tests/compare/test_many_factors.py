@@ -122,6 +122,4 @@ def test_gradients_through_many_factors(equal, rng):
         gradients = [jax.grad(similarity)(start), jax.jit(jax.grad(similarity))(start)]
     for gradient in gradients:
         found = (np.asarray(gradient) * direction).sum()
-        assert_close(
-            found, difference, scale=LARGEST, rtol=1e-6, limited_by="central differences"
-        )
+        assert_close(found, difference, scale=LARGEST, rtol=1e-6, limited_by="central differences")
