@@ -60,7 +60,23 @@ def replace(name, value):
     return edit
 
 
+class FarOut(torch.nn.Module):
+    """An activation that is another one at numbers that are rare."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x):
+        return torch.where(x > 30, 0 * x, self.activation(x))
+
+
 EDITS = {
+    "activation far out": (
+        ("gpt2", "llama", "gemma", "opt"),
+        lambda net: [replace(name, FarOut)(net) for name in ("act", "act_fn", "activation_fn")],
+        "act",
+    ),
     "activation": (
         ("gpt2", "llama", "gemma"),
         lambda net: [replace(name, lambda _: torch.nn.Tanh())(net) for name in ("act", "act_fn")],

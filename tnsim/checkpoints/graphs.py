@@ -175,6 +175,8 @@ class TorchLibrary:
         return max(1e-12, 64 * torch.finfo(self.like.dtype).eps)
 
     def keeps(self, before: torch.Tensor, after: torch.Tensor) -> bool:
+        if before.dtype.is_complex or after.dtype.is_complex:
+            return True  # which no table knows
         if not before.is_floating_point():  # truth values, and token numbers, in int32 at least
             narrow = not (after.is_floating_point() or before.dtype is torch.bool)
             return not narrow or (

@@ -18,12 +18,13 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.checkpoints.module_calls import array, require_torch
-from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View
+from tnsim.checkpoints.modules import from_module
+from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View, activation_of
 from tnsim.circuits.transformer import Affine
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.models.model import Model
 
-BATCH, POSITIONS = 2, 7
+BATCH, POSITIONS, WIDTH = 2, 7, 4
 ALIKE = 3e-6
 """Relative difference between a block in float64 and its parts.
 
@@ -131,6 +132,23 @@ class PartsOfModule(StandardParts):
         parts = self._attention_output(i, stream) if is_heads else self._mlp_output(i, stream)
         if difference := _difference(parts, found, ALIKE):
             raise self._refusal(f"{place}.{within}", "qk and ov" if is_heads else "mlp", difference)
+        if not is_heads:
+            self._check_activations(place, block)
+
+    def _check_activations(self, place: str, block: Any) -> None:
+        """Read the activations of a block, which may differ at numbers that no random state has."""
+        expected = activation_of(self.transformer.activation)
+        rows = np.linspace(-40.0, 40.0, 4000).reshape(-1, WIDTH)
+        for path, child in _activations_in(block):
+            try:
+                found = np.asarray(from_module(child, inputs=np.zeros((2, WIDTH)))(rows))
+            except (UnsupportedLayer, ModelError) as refused:
+                raise UnsupportedLayer(
+                    f"{place}.{path} of this {type(self.module).__name__} computes something else "
+                    f"than its mlp parts, an activation that is known: {refused}"
+                ) from refused
+            if difference := _difference(expected(rows), found, ALIKE):
+                raise self._refusal(f"{place}.{path}", "mlp", difference)
 
     def _attention_output(self, i: int, stream: States) -> States:
         """What attention adds, from the maps of queries, keys, values and outputs."""
@@ -277,6 +295,16 @@ def _evaluating(module: Any) -> Iterator[None]:
     finally:
         for child, training in modes:
             child.training = training
+
+
+def _activations_in(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The outermost submodules without weights that are no dropouts, by their names."""
+    nn = require_torch().nn
+    for name, child in module.named_children():
+        if any(True for several in (child.parameters(), child.buffers()) for _ in several):
+            yield from _activations_in(child, f"{path}{name}.")
+        elif not isinstance(child, (nn.Identity, nn.modules.dropout._DropoutNd)):
+            yield path + name, child
 
 
 def _in_float64(value: Any) -> Any:

@@ -93,7 +93,7 @@ class StandardParts:
             return [PartName("direct")] if transformer.has_unembedding else []
         if kind == "mlp":
             # An unknown activation is refused here, before the first part is read.
-            _activation_of(transformer.activation)
+            activation_of(transformer.activation)
             return [PartName("mlp", i) for i in layers]
         return [PartName(kind, i, h) for i in layers for h in range(transformer.heads)]
 
@@ -204,7 +204,7 @@ class StandardParts:
     def _mlp(self, i: int, view: View) -> Model:
         transformer = self.transformer
         block, norm = transformer.block(i), transformer.mlp_norm(i)
-        function = _activation_of(block.activation)
+        function = activation_of(block.activation)
         up, (down, bias) = view.behind(norm, block.up), block.down
         layers: list[Layer]
         if block.gate is not None:
@@ -318,7 +318,7 @@ def _turned_key(key: Affine, turn: np.ndarray) -> Affine:
     return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
-def _activation_of(name: str) -> Activation:
+def activation_of(name: str) -> Activation:
     """The activation that config.json names."""
     if name not in _ACTIVATIONS:
         raise UnsupportedLayer(
