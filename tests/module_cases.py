@@ -807,7 +807,7 @@ ALWAYS_READ = {
         )
     ),
 }  # fmt: skip
-"""What a file, a trial or a name may lose, though every operation has a place."""
+"""What a file or a name may lose, though every operation has a place."""
 
 READ_OR_NAMED = {
     "a number taken from a parameter": Case(

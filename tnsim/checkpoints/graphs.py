@@ -309,6 +309,7 @@ def lengths_of(
     sizes = {size for one in module.buffers() for size in one.shape}
     shifts = {n for n in shifts if max(LENGTHS) < n <= LONG}
     longer = {n + 1 for n in shifts}
+    compared = {n for n in compared if n <= LONG + 1}
     sizes = {n for n in sizes if max(LENGTHS) < n <= 2 * LONG}
     return sorted({*LENGTHS, *compared, *shifts, *longer, *sizes})
 
@@ -328,8 +329,8 @@ def compared_sizes(
         output: Name or place of the output that counts.
 
     Returns:
-        The sizes, up to some hundreds; None where the code takes the size as a plain number, or an
-        operation takes no symbol.
+        The sizes; None where the code takes the size as a plain number, or an operation takes no
+        symbol.
     """
     # These import an algebra of symbols.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -362,7 +363,7 @@ def compared_sizes(
     if any(type(guard).__name__ == "Equality" for guard in guards):
         return None
     numbers = {abs(int(str(n))) for guard in guards for n in guard.atoms() if n.is_Integer}
-    return {size for n in numbers for size in (n, n + 1) if 0 < size <= LONG}
+    return {size for n in numbers for size in (n, n + 1) if size}
 
 
 def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:

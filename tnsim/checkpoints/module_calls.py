@@ -1,7 +1,8 @@
 """Forward passes of a PyTorch module: example inputs, states inside it, and errors of layers.
 
-Inputs that the module takes are found by trial, and the layers that were read are compared with the
-module on random batches. `inputs_of` gives the states that enter a submodule, as a public function.
+Inputs that the module takes are the first guess on which it runs, and the layers that were read are
+compared with the module on random batches. `inputs_of` gives the states that enter a submodule, as
+a public function.
 """
 
 from __future__ import annotations

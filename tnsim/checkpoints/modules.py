@@ -65,7 +65,7 @@ Declared = Rule | Callable[[Any], Any]
 
 NORM_MODULES = {"LayerNorm": "layer", "RMSNorm": "rms"}  # norms of rules by PyTorch's names
 WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module"}
-LARGEST_BATCH = 2**21
+LARGEST_BATCH = 2**18
 """Numbers of the largest batch on which a module is compared with itself on single inputs."""
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
