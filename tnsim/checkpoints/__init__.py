@@ -11,7 +11,8 @@ The modules in their reading order:
     named_arrays, layer_rules a single rule of a dialect becomes a single layer
     norms                     norms as constants, folded into polynomial layers
     native                    tnsim's own format, both ways
-    modules, module_calls     PyTorch modules, and files of their weights, become models
+    modules, module_examples  PyTorch modules, and files of their weights, become models
+    module_calls              states inside a module
     graphs, entrywise, curves         forward passes as operations known by name, chains of them
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     suggestions               a template of a dialect for a file

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tnsim.checkpoints.sparse_maps import FEWEST, LARGEST, LinearMap
+from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap
 from tnsim.errors import TooLarge
 
 AT_ONCE = 2**19
@@ -152,11 +152,6 @@ class Map:
     def is_root(self) -> bool:
         """Whether the map is the coordinates themselves."""
         return self.operation is None
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the matrix costs hardly more than a few runs."""
-        return self.entries * self.size < FEWEST
 
     @property
     def is_stored(self) -> bool:

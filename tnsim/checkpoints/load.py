@@ -27,7 +27,7 @@ from tnsim.checkpoints.dialects import PRESETS, Dialect
 from tnsim.checkpoints.folders import checkpoints, located, model_file
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
-from tnsim.checkpoints.module_calls import SCALES
+from tnsim.checkpoints.module_examples import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import check_unquantised, detect, model_from_state

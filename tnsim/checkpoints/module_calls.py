@@ -1,32 +1,15 @@
-"""Forward passes of a PyTorch module: example inputs, states inside it, and errors of layers.
-
-Inputs that the module takes are the first guess on which it runs, and the layers that were read are
-compared with the module on random batches. `inputs_of` gives the states that enter a submodule, as
-a public function.
-"""
+"""States inside a PyTorch module, as a public function, and what readers of modules share."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.norms import Normed
 from tnsim.errors import MissingExtra, ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, input_rows, run_module
 
-LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
-SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
-TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 may differ so much
-AN_EXAMPLE = (
-    "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
-    "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
-    "tnsim.load(path, net, inputs=x)"
-)
-SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 BATCH = 16  # inputs that run at once where states are collected
 
 
@@ -92,59 +75,6 @@ def inputs_of(module: Any, path: str, inputs: Any) -> np.ndarray:
     return np.concatenate(batches)
 
 
-def leaves_of(module: Any, classes: tuple[type, ...], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The submodules that are taken whole: given classes, and modules without submodules.
-
-    Args:
-        module: A module of PyTorch.
-        classes: Classes that are taken whole though they have submodules.
-        path: Name of the module in the outermost module.
-
-    Yields:
-        Path and submodule, in the order in which they were declared.
-    """
-    # A layer of PyTorch may be parametrised, and so have submodules.
-    whole = isinstance(module, classes) or kind(module) in LEAVES
-    if whole or not any(True for _ in module.children()):
-        yield path, module
-        return
-    for name, child in module.named_children():
-        yield from leaves_of(child, classes, join(path, name))
-
-
-def join(path: str, name: str) -> str:
-    """The full name of a parameter or module inside a submodule.
-
-    Args:
-        path: Name of the submodule, "" for the module itself.
-        name: Name inside the submodule.
-
-    Returns:
-        Both names with a dot between.
-
-    Example:
-        >>> join("blocks.0", "weight"), join("", "weight")
-        ('blocks.0.weight', 'weight')
-    """
-    return f"{path}.{name}" if path else name
-
-
-def kind(module: Any) -> str:
-    """The name of PyTorch's own class of a submodule, though derived or parametrised.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        The name of the first class that PyTorch itself defines; "" for a class of the user.
-    """
-    for cls in type(module).__mro__:
-        # Derived and parametrised classes have PyTorch's own class further up.
-        if cls.__module__.startswith("torch.nn.modules.") and cls.__name__ != "Module":
-            return cls.__name__
-    return ""
-
-
 def array(value: Any) -> np.ndarray:
     """A tensor as NumPy, floats in float64.
 
@@ -174,172 +104,3 @@ def require_torch() -> Any:
     except ImportError:
         raise MissingExtra("torch", "torch", "reading a module") from None
     return torch
-
-
-@contextlib.contextmanager
-def in_float64(torch: Any) -> Iterator[None]:
-    """Make float64 the default type, so that masks and tables of a forward pass are float64 too.
-
-    Args:
-        torch: The package.
-    """
-    # Other code in the process may have set a default of its own.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
-    """Inputs that the module takes: the given inputs, else the first guess on which it runs.
-
-    Args:
-        module: The module in float64.
-        inputs: Inputs that the user gave, or None.
-        n_ctx: Length of sequences, or None.
-
-    Returns:
-        A tensor of vectors, float64, or of token numbers.
-
-    Raises:
-        ModelError: Where the module runs on no guess.
-    """
-    torch = require_torch()
-    if inputs is not None:
-        example = torch.as_tensor(inputs)
-        return example.double() if example.is_floating_point() else example
-    # The last refusal is told where no guess fits.
-    error: Exception | None = None
-    for example in _guessed_inputs(module, n_ctx):
-        error = _refusal_of(module, example)
-        if error is None:
-            return example
-    # Modules of parameters alone do not say which axis reads the input.
-    widths = sorted({size for parameter in module.parameters() for size in parameter.shape})
-    batch = (SAMPLES,) if n_ctx is None else (SAMPLES, n_ctx)
-    vectors = [torch.ones(*batch, width, dtype=torch.float64) for width in widths]
-    # A single width that fits is the input; several would be a guess.
-    taken = [example for example in vectors if not _refusal_of(module, example)]
-    if len(taken) == 1:
-        return taken[0]
-    if taken:
-        fits = ", ".join(str(example.shape[-1]) for example in taken)
-        raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
-    last = "" if error is None else f" (the last try: {error})"
-    raise ModelError(
-        f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"
-    ) from error
-
-
-def _refusal_of(module: Any, example: Any) -> Exception | None:
-    """The error of a forward pass, or None where the module takes the inputs."""
-    try:
-        module(example)
-    except ModelError:  # of outputs: no input gives the output that was asked for
-        raise
-    except Exception as failed:  # whatever a forward pass raises on inputs that it cannot take
-        return failed
-    return None
-
-
-def _guessed_inputs(module: Any, n_ctx: int | None) -> Iterable[Any]:
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(0)
-    shape = (SAMPLES, n_ctx or POSITIONS)
-    readers = [leaf for _, leaf in leaves_of(module, ()) if kind(leaf) in ("Embedding", "Linear")]
-    # The leaf that was made first mostly reads the input; an embedding made later may do so too.
-    later = [leaf for leaf in readers[1:] if kind(leaf) == "Embedding"]
-    for leaf in (*readers[:1], *later):
-        if kind(leaf) == "Embedding":
-            yield torch.randint(leaf.num_embeddings, shape, generator=rng)
-            continue
-        # Vectors first: most modules take a batch of either form.
-        if n_ctx is None:
-            vectors = (SAMPLES, leaf.in_features)
-            yield torch.randn(vectors, generator=rng, dtype=torch.float64)
-        yield torch.randn((*shape, leaf.in_features), generator=rng, dtype=torch.float64)
-
-
-def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
-    """The largest relative error of layers over several batches.
-
-    Args:
-        module: The module in float64.
-        layers: Layers that were recognised.
-        example: Inputs that the module takes.
-
-    Returns:
-        Root mean square of the differences of outputs, relative to the outputs.
-
-    Raises:
-        ModelError: Where the error is larger than rounding.
-    """
-    torch = require_torch()
-    rng = torch.Generator().manual_seed(2)
-    given: list[np.ndarray] = []
-    expected: list[np.ndarray] = []
-    drawn = torch.zeros(())
-    count = max(len(example), 2)
-    # A function that agrees at one size may differ at another, as ReLU does with the identity, and
-    # one that agrees in one batch may differ in others.
-    for scale, inputs_at_once in zip(SCALES, (count, count, 1, 3), strict=True):
-        shape = (inputs_at_once, *example.shape[1:])
-        if example.is_floating_point():
-            # Opposite inputs take the other branch of a forward pass that asks for a sign.
-            drawn = torch.randn(shape, generator=rng) if scale != -1 else drawn
-            inputs = scale * drawn
-            given.append(array(inputs).reshape(_input_shape(inputs, layers[0].layer.d_in)))
-        else:
-            inputs = torch.randint(layers[0].layer.d_in, shape, generator=rng)
-            given.append(np.eye(layers[0].layer.d_in)[array(inputs)])
-        expected.append(array(module(inputs)))
-    # All batches at once, as a layer may have many weights to go through.
-    x = np.concatenate(given)
-    for layer in layers:
-        x = layer(x)
-    ends = np.cumsum([len(one) for one in given])[:-1]
-    both = list(zip(np.split(np.asarray(x), ends), expected, strict=True))
-    errors = [_relative_error(*pair) for pair in both]
-    # Written with `not`, so that NaN is refused.
-    if not max(errors) < TOLERANCE:
-        factors = [_common_factor(*pair) for pair in both]
-        first = factors[0]
-        if first and all(factor and abs(factor / first - 1) < TOLERANCE for factor in factors):
-            raise ModelError(
-                "what was recognised differs from the module by a constant factor: the module "
-                f"gives {first:.12g} times the outputs of the layers. Multiply the last layer that "
-                "was declared by it"
-            )
-        each = ", ".join(f"{error:.2g}" for error in errors)
-        raise ModelError(
-            "what was recognised is another function than the module: outputs on random inputs of "
-            f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
-            "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}; "
-            "and take no numbers out of parameters in the forward pass, by .item() or NumPy"
-        )
-    return max(errors)
-
-
-def _input_shape(example: Any, d_in: int) -> tuple[int, ...]:
-    """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
-    if example.shape[-1] == d_in:
-        return tuple(example.shape)
-    return (len(example), d_in)
-
-
-def _common_factor(outputs: np.ndarray, expected: np.ndarray) -> float | None:
-    """The number by which all outputs are multiplied in the expected ones; None where none is."""
-    if outputs.size != expected.size or not np.isfinite(expected).all() or not outputs.any():
-        return None
-    factor = float(outputs.ravel() @ expected.ravel() / (outputs.ravel() @ outputs.ravel()))
-    return factor if _relative_error(factor * outputs, expected) < TOLERANCE else None
-
-
-def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
-    # Outputs of other size are no function to compare.
-    if outputs.size != expected.size:
-        return float("inf")
-    difference = np.linalg.norm(outputs.ravel() - expected.ravel())
-    return float(difference / max(float(np.linalg.norm(expected)), 1e-300))

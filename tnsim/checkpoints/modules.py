@@ -22,18 +22,17 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import (
+from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
     SAMPLES,
-    array,
     example_inputs,
     forward_error,
     in_float64,
     join,
     kind,
     leaves_of,
-    require_torch,
 )
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
