@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -68,6 +69,9 @@ def load(target: str, dialect: str | None) -> str:
     try:
         tnsim.load(target, dialect)
     except tnsim.TnsimError as error:
+        # A file whose names fit a preset is read by it, as the refusal says.
+        if fitting := re.search(r'dialect="([\w-]+)"', str(error)):
+            return load(target, fitting[1])
         assert str(error).isprintable(), error
         assert len(str(error)) < 2000
         assert "weights_only" not in str(error)
@@ -92,6 +96,8 @@ def inspect(target: str, dialect: str | None) -> str:
     assert status == 2, status
     assert errors.getvalue().count("\n") == 1, errors.getvalue()
     assert "unforeseen" not in errors.getvalue(), errors.getvalue()
+    if fitting := re.search(r'dialect="([\w-]+)"', errors.getvalue()):
+        return inspect(target, fitting[1])
     return "refused"
 
 

@@ -23,12 +23,11 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.analysis import baselines, figures, reading, report
     from tnsim.analysis.hidden_states import hidden_states, layer_similarity
-    from tnsim.checkpoints.dialects import Dialect, Guess
+    from tnsim.checkpoints.dialects import Dialect
     from tnsim.checkpoints.load import (
         ForwardDifference,
         Series,
         compare_forward,
-        confirm,
         from_state_dict,
         load,
     )
@@ -174,9 +173,7 @@ _HOME = {
     "ElementwiseRule": "checkpoints.rules",
     "GatedRule": "checkpoints.rules",
     "AttentionRule": "checkpoints.rules",
-    "Guess": "checkpoints.dialects",
     "compare_forward": "checkpoints.load",
-    "confirm": "checkpoints.load",
     "ForwardDifference": "checkpoints.load",
     "TnsimError": "errors",
     "ModelError": "errors",
@@ -239,7 +236,6 @@ __all__ = [
     "GatedRule",
     "Gaussian",
     "GaussianClosure",
-    "Guess",
     "KernelPlan",
     "Layer",
     "LayerwiseMetric",
@@ -284,7 +280,6 @@ __all__ = [
     "check",
     "compare_forward",
     "components",
-    "confirm",
     "contract",
     "contract_expression",
     "figures",

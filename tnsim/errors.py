@@ -128,8 +128,7 @@ class PrecisionWarning(UserWarning):
 class CaveatWarning(UserWarning):
     """A number about models that are not, or may not be, quite the networks they were read from.
 
-    Reasons are: a part such as a bias was left out on request, a norm stands at its mean energy, or
-    a guess of a dialect is not confirmed.
+    Reasons are: a part such as a bias was left out on request, or a norm stands at its mean energy.
     """
 
 

@@ -65,10 +65,9 @@ def inputs() -> Iterator[Case]:
     for name in HOSTILE:
         yield "flags: inputs", ("inspect", name)
         yield "flags: inputs", ("similarity", "a.npz", name)
-        yield "flags: inputs", ("dialect", "suggest", name)
         yield "flags: inputs", ("convert", name, "c.safetensors")
         yield "flags: inputs", ("pairwise", "a.npz", name, "--out", "new")
-        for option in ("--dialect", "--norm-inputs", "--fit", "--leave-out"):
+        for option in ("--dialect", "--model", "--norm-inputs", "--fit", "--leave-out"):
             yield "flags: inputs", ("similarity", "a.npz", "b.npz", option, name)
         for option in ("--data", "--checkpoints"):
             yield "flags: inputs", ("reproduce", "grokking", "--out", "new", option, name)

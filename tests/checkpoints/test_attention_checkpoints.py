@@ -74,13 +74,14 @@ def test_language_model_layout(prefix, tmp_path, rng):
     state["final_norm.running_mean_energy"] = np.array([2.5])
     np.savez(tmp_path / "model.npz", **state)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    model = tnsim.load(tmp_path / "model.npz", n_ctx=4)
+    preset = f"bilinear-attention{'-attn' if prefix else ''}"
+    model = tnsim.load(tmp_path / "model.npz", preset, n_ctx=4)
     assert model.n_ctx == 4
     x = np.eye(VOCABULARY)[[1, 4, 4, 0]]
     assert_close(model(x), forward(state, x, keys, energy=2.5), scale=LARGEST, rtol=1e-12)
     same = tnsim.from_state_dict(
         {"model_state_dict": state, "step": 3},
-        f"bilinear-attention{'-attn' if prefix else ''}",
+        preset,
         4,
         CONFIG,
     )
@@ -95,7 +96,7 @@ def test_quadratic_layout_and_yaml(tmp_path, rng):
     (tmp_path / "config.yaml").write_text(
         "model:\n  n_head: 2\n  attn_scale: 0.35\n  rope_base: 1000\n"
     )
-    model = tnsim.load(tmp_path / "step_5.pt")
+    model = tnsim.load(tmp_path / "step_5.pt", "quadratic-attention")
     x = np.eye(VOCABULARY)[[0, 3, 5]]
     assert_close(
         model(x),

@@ -52,10 +52,10 @@ def test_save_and_load_round_trip(name, rng, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_foreign_files_through_a_detected_dialect(suffix, rng, tmp_path):
+def test_foreign_files_through_a_preset(suffix, rng, tmp_path):
     state, path = classifier(rng), tmp_path / f"model{suffix}"
     np.savez(path, **state) if suffix == ".npz" else save_file(state, path)
-    checkpoint = read(path)
+    checkpoint = read(path, "bilinear-classifier")
     assert "dialect bilinear-classifier" in checkpoint.assumptions[0] and checkpoint.dtypes == (
         "float32",
     )
@@ -63,7 +63,9 @@ def test_foreign_files_through_a_detected_dialect(suffix, rng, tmp_path):
     assert error.relative < 1e-5
     wrong = {**state, "body.left.bias": -state["body.left.bias"]}
     assert (
-        tnsim.compare_forward(tnsim.from_state_dict(wrong), lambda x: forward(state, x)).relative
+        tnsim.compare_forward(
+            tnsim.from_state_dict(wrong, "bilinear-classifier"), lambda x: forward(state, x)
+        ).relative
         > 1e-2
     )
 
@@ -72,7 +74,7 @@ def test_foreign_files_through_a_detected_dialect(suffix, rng, tmp_path):
 def test_narrow_floats_are_read_exactly(dtype, rng, tmp_path):
     state = {k: v.astype(dtype) for k, v in classifier(rng).items()}
     save_file(state, tmp_path / "m.safetensors")
-    checkpoint = read(tmp_path / "m.safetensors")
+    checkpoint = read(tmp_path / "m.safetensors", "bilinear-classifier")
     assert checkpoint.dtypes == (np.dtype(dtype).name,)
     left = checkpoint.model.layers[1].left
     assert left.dtype == np.float32
@@ -93,7 +95,7 @@ class TestTorch:
             for k, v in classifier(rng).items()
         }
         self.torch.save(state, tmp_path / "m.pt")
-        checkpoint = read(tmp_path / "m.pt")
+        checkpoint = read(tmp_path / "m.pt", "bilinear-classifier")
         assert checkpoint.dtypes == (dtype,)
         expected = forward(
             {k: v.double().numpy() for k, v in state.items()}, x := rng.normal(size=(3, 6))
@@ -109,7 +111,7 @@ class TestTorch:
         preset = PRESETS["bilinear-classifier"]
         dialect = tnsim.Dialect("nested", preset.layers, nested=("model_state_dict",))
         assert tnsim.load(tmp_path / "m.pt", dialect).d_in == 6
-        found = read(tmp_path / "m.pt")
+        found = read(tmp_path / "m.pt", "bilinear-classifier")
         assert "weights found under 'model_state_dict'" in found.assumptions
         self.torch.save({"step": 3}, tmp_path / "m.pt")
         with pytest.raises(
@@ -382,7 +384,7 @@ def test_ambiguous_layouts_are_not_guessed(rng):
     }
     with pytest.raises(
         tnsim.CheckpointError,
-        match="fused-blocks, fused-blocks-residual all fit these keys but mean different functions; name one",
+        match="fit the dialects fused-blocks, fused-blocks-residual, which mean different functions: where",
     ):
         tnsim.from_state_dict(state)
     plain, residual = (

@@ -63,13 +63,13 @@ def test_safetensors_of_eight_bits(name, tmp_path):
     }
     numbers = b"".join(array.tobytes() for array in narrow.values())
     (tmp_path / "a.safetensors").write_bytes(files.safetensors(json.dumps(header), numbers))
-    checkpoint = read(tmp_path / "a.safetensors")
+    checkpoint = read(tmp_path / "a.safetensors", "bilinear-readout")
     (layer,) = checkpoint.model.layers
     assert checkpoint.dtypes == (name,)
     np.testing.assert_array_equal(layer.left, narrow["W_l"].astype(np.float32))
     np.testing.assert_array_equal(layer.down, narrow["W_p"].astype(np.float32))
     assert layer.left.dtype == np.float32
-    direct = tnsim.from_state_dict(narrow)
+    direct = tnsim.from_state_dict(narrow, "bilinear-readout")
     np.testing.assert_array_equal(direct.layers[0].left, layer.left)
 
 
@@ -77,18 +77,18 @@ def test_npz_in_the_other_order_of_bytes_and_of_axes(tmp_path):
     state = {key: np.asfortranarray(array.astype(">f8")) for key, array in READOUT.items()}
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", **state)
-        checkpoint = read(tmp_path / "a.npz")
+        checkpoint = read(tmp_path / "a.npz", "bilinear-readout")
         assert checkpoint.dtypes == ("float64",)
         np.testing.assert_array_equal(checkpoint.model.layers[0].left, READOUT["W_l"])
         assert checkpoint.model.layers[0].left.dtype == np.float64
-    assert tnsim.from_state_dict(state).layers[0].left.dtype.isnative
+    assert tnsim.from_state_dict(state, "bilinear-readout").layers[0].left.dtype.isnative
 
 
 def test_only_what_the_dialect_uses_is_read(tmp_path):
     members = files.readout_members()
     damaged = files.Member("epoch.npy", files.npy(np.ones((100, 100))), checksum=1)
     (tmp_path / "a.npz").write_bytes(files.archive([*members, damaged]))
-    assert tnsim.load(tmp_path / "a.npz").d_in == 2
+    assert tnsim.load(tmp_path / "a.npz", "bilinear-readout").d_in == 2
     rule = LinearRule(weight="epoch")
     dialect = Dialect("other", (rule,), ignore=("W_*",))
     refused(tmp_path / "a.npz", "tensor 'epoch' cannot be read: Bad CRC-32", dialect=dialect)
@@ -102,7 +102,7 @@ def test_no_flipped_bit_changes_a_number_where_there_are_checksums(name, tmp_pat
         changed[bit // 8] ^= 1 << bit % 8
         (tmp_path / name).write_bytes(changed)
         try:
-            (layer,) = tnsim.load(tmp_path / name).layers
+            (layer,) = tnsim.load(tmp_path / name, "bilinear-readout").layers
         except tnsim.TnsimError:
             refusals += 1
             continue
@@ -144,7 +144,7 @@ class TestTorch:
     def test_eight_bits(self, name):
         narrow = self.torch.tensor(READOUT["W_l"]).to(getattr(self.torch, name))
         self.write(W_l=narrow)
-        checkpoint = read(self.path)
+        checkpoint = read(self.path, "bilinear-readout")
         assert checkpoint.dtypes == ("float32", name)
         np.testing.assert_array_equal(checkpoint.model.layers[0].left, narrow.float().numpy())
 
@@ -165,7 +165,7 @@ class TestTorch:
 
     def test_a_model_keeps_its_numbers_when_the_file_is_written_again(self):
         self.write()
-        model = tnsim.load(self.path)
+        model = tnsim.load(self.path, "bilinear-readout")
         with self.path.open("r+b") as file:
             file.write(bytes(self.path.stat().st_size))
         np.testing.assert_array_equal(model.layers[0].left, READOUT["W_l"])
@@ -179,7 +179,7 @@ class TestTorch:
 
     def test_repeated_and_endless_numbers(self):
         self.write(W_l=self.torch.zeros(1).expand(3, 2))
-        assert tnsim.load(self.path).d_in == 2
+        assert tnsim.load(self.path, "bilinear-readout").d_in == 2
         self.write(W_l=self.torch.zeros(1).expand(2**20, 2**20))
         refused(self.path, "declares 4,398,046,511,152 bytes of tensors in a file of")
 
@@ -341,7 +341,7 @@ def test_small_files_that_declare_much_memory(tmp_path):
         item.write(tmp_path)
         tracemalloc.start()
         with pytest.raises(tnsim.TnsimError):
-            tnsim.load(tmp_path / item.target)
+            tnsim.load(tmp_path / item.target, "bilinear-readout")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2**26

@@ -27,7 +27,7 @@ def test_the_unforeseen_is_one_line(monkeypatch):
     assert done.returncode == 2 and "Traceback" in done.stderr and "in fails" in done.stderr
 
 
-@pytest.mark.parametrize("group", [(), ("bench",), ("dialect",)])
+@pytest.mark.parametrize("group", [(), ("bench",)])
 def test_without_arguments_the_whole_help_is_shown(group):
     done = command(*group, check=False)
     assert done.returncode == 2 and done.stdout == ""

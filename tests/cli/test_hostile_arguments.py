@@ -21,6 +21,9 @@ from tnsim.engine.passes import tiling
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
 
 
+PAIR = ("similarity", "a.npz", "b.npz", "--dialect", "bilinear-readout")
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -39,13 +42,12 @@ def refused(*arguments, said):
 def test_pipes_are_not_waited_for(folder):
     for name in (INDEX, "d.json", "x.npy", "x.npz", "c.safetensors"):
         os.mkfifo(folder / name)
-    pair = ("similarity", "a.npz", "b.npz")
     refused("inspect", INDEX, said="is no regular file")
     refused("inspect", "c.safetensors", said="is no regular file")
     refused("inspect", "a.npz", "--dialect", "d.json", said="d.json")
     for option in ("--norm-inputs", "--fit"):
         for name in ("x.npy", "x.npz"):
-            refused(*pair, option, name, said=f"{name}: ")
+            refused(*PAIR, option, name, said=f"{name}: ")
 
 
 def put_pipe(path):
@@ -116,10 +118,10 @@ def test_samples_that_cannot_be_read(damage, option, folder):
     if damage == "objects":
         np.savez(folder / "x.npz", x=np.array([{"a": 1}, None], dtype=object))
         np.save(folder / "x.npy", np.array([{"a": 1}, None], dtype=object))
-        refused("similarity", "a.npz", "b.npz", option, "x.npy", said="x.npy: cannot be read as")
+        refused(*PAIR, option, "x.npy", said="x.npy: cannot be read as")
     else:
         (folder / "x.npz").write_bytes(SAMPLES[damage])
-    refused("similarity", "a.npz", "b.npz", option, "x.npz", said="x.npz: ")
+    refused(*PAIR, option, "x.npz", said="x.npz: ")
 
 
 def test_numbers_that_are_none(folder):

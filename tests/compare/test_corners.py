@@ -8,7 +8,6 @@ from oracles import bilinear, expected_products, linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim import Origin
 
 WHOLE = [tnsim.Gaussian(), tnsim.Symmetric()]
 LAYERED = [tnsim.GaussianClosure(), tnsim.TreeSymmetric(), tnsim.Frobenius()]
@@ -116,12 +115,3 @@ def test_many_layers_under_an_exact_metric_are_refused_at_once(rng):
             tnsim.similarity(model, model)
         with pytest.raises(tnsim.TooLarge, match="GaussianClosure"):
             tnsim.pairwise([model])
-
-
-@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.Empirical(np.ones((2, 1)))])
-def test_the_plan_of_a_guessed_model_is_not_exact(metric):
-    plain = tnsim.Model([tnsim.Linear([[1.0]])])
-    origin = Origin("a file", guesses=("matrices: stored (out, in)",))
-    guessed = tnsim.Model([tnsim.Linear([[1.0]])], origin=origin)
-    assert tnsim.plan(plain, plain, metric).exact == bool(metric.is_exact(0))
-    assert not tnsim.plan(plain, guessed, metric).exact

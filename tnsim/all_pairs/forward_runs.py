@@ -175,7 +175,6 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
         nonlinear=0,
         terms=1,
         caveats=(),
-        guessed=False,
     )
 
 

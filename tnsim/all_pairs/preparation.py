@@ -120,10 +120,9 @@ class PairwiseRun(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether the metric's definition is met exactly and nothing about a model is guessed."""
+        """Whether the metric's definition is met exactly."""
         entries = (*self.rows.all, *self.columns.all)
-        known = not any(entry.guessed for entry in entries)
-        return known and self.job.setting.metric.is_exact(max(entry.nonlinear for entry in entries))
+        return self.job.setting.metric.is_exact(max(entry.nonlinear for entry in entries))
 
     @property
     def arithmetic(self) -> Arithmetic:

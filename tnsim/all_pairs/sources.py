@@ -30,7 +30,7 @@ from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
 from tnsim.models.matrices import SparseMatrix
-from tnsim.models.model import Combination, Model, caveats, guesses, terms
+from tnsim.models.model import Combination, Model, caveats, terms
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 
 STANDARD = "standard"
@@ -164,7 +164,6 @@ class Entry:
         terms: Number of models that the source adds up. It may exceed the number of parts, as a
             small difference of two models is a single part.
         caveats: Differences between the model and the networks that were read.
-        guessed: Whether an assumption made while reading is not confirmed.
     """
 
     source: Source
@@ -177,7 +176,6 @@ class Entry:
     nonlinear: int
     terms: int
     caveats: tuple[str, ...]
-    guessed: bool
 
     def read(self) -> Model | Combination | Function:
         """The model. Raises `CheckpointError` when the file has changed since the run began."""
@@ -271,5 +269,4 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
         nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),
-        guessed=bool(guesses(model)),
     )

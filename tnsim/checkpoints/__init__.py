@@ -15,6 +15,5 @@ The modules in their reading order:
     module_calls              states inside a module
     graphs, entrywise, curves         forward passes as operations known by name, chains of them
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
-    suggestions               a template of a dialect for a file
     guard                     every failure of reading becomes a single sentence
 """

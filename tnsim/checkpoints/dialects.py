@@ -42,25 +42,6 @@ PATTERN_CHARACTERS = 2**14
 
 
 @dataclass(frozen=True)
-class Guess:
-    """A statement of a dialect that neither names nor shapes of tensors prove.
-
-    Attributes:
-        about: Field and rule, or another short name.
-        guess: The guess, and its alternatives.
-        confirmed: Whether a user knows that the guess is right.
-
-    Example:
-        >>> Guess("residual of layer rule 1", "x + s f(x); null for f(x) alone").confirmed
-        False
-    """
-
-    about: str
-    guess: str
-    confirmed: bool = False
-
-
-@dataclass(frozen=True)
 class Dialect:
     """A named list of rules.
 
@@ -74,8 +55,6 @@ class Dialect:
         unused: Patterns of weights that the forward pass does not use, a norm or a bias perhaps.
         leave_out: Patterns of keys that are part of the function, and are knowingly not read; every
             result says so.
-        guesses: Guesses of `tnsim dialect suggest`. Until all are confirmed every result carries
-            the open guesses as caveats and is not exact.
 
     Raises:
         CheckpointError: When a rule is incomplete, or a field has an impossible value.
@@ -94,7 +73,6 @@ class Dialect:
     description: str = ""
     unused: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
-    guesses: tuple[Guess, ...] = ()
 
     def to_json(self) -> str:
         """The dialect as text, without fields that have their default values.
@@ -112,8 +90,6 @@ class Dialect:
             # Fields at their default are left out: most of them are empty.
             if getattr(self, field.name) and field.name not in fields:
                 fields[field.name] = getattr(self, field.name)
-        if self.guesses:
-            fields["guesses"] = [dataclasses.asdict(guess) for guess in self.guesses]
         return json.dumps(fields, indent=1)
 
     @classmethod
@@ -144,11 +120,10 @@ class Dialect:
             fields = _without_comments(fields)
             rules = [_rule_from(n, rule) for n, rule in enumerate(fields.pop("layers"))]
             if "guesses" in fields:
-                if not isinstance(fields["guesses"], list):
-                    raise ValueError("guesses must be a list of guesses")
-                fields["guesses"] = [
-                    _guess_from(n, guess) for n, guess in enumerate(fields["guesses"])
-                ]
+                raise ValueError(
+                    "a dialect says what is so and has no guesses: mend the rules that are wrong, "
+                    "and delete the field"
+                )
             for name, value in fields.items():
                 # JSON has no tuples, and dialects are compared and hashed.
                 if isinstance(value, list):
@@ -157,38 +132,6 @@ class Dialect:
 
     def __post_init__(self) -> None:
         _check_dialect(self)
-
-    def open_guesses(self) -> tuple[str, ...]:
-        """The guesses that are not confirmed, a single sentence each.
-
-        Returns:
-            Sentences; an empty tuple for a dialect that was written by hand or confirmed.
-
-        Example:
-            >>> rules = (LinearRule(weight="w"),)
-            >>> Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),)).open_guesses()
-            ('matrices: (out, in)',)
-        """
-        return tuple(
-            printable(f"{guess.about}: {guess.guess}")
-            for guess in self.guesses
-            if not guess.confirmed
-        )
-
-    def confirmed(self) -> Dialect:
-        """The same dialect with every guess confirmed.
-
-        Returns:
-            A dialect without open guesses.
-
-        Example:
-            >>> rules = (LinearRule(weight="w"),)
-            >>> guessed = Dialect("mine", rules, guesses=(Guess("matrices", "(out, in)"),))
-            >>> guessed.confirmed().open_guesses()
-            ()
-        """
-        known = tuple(dataclasses.replace(guess, confirmed=True) for guess in self.guesses)
-        return dataclasses.replace(self, guesses=known)
 
     def assumptions(self, runs: Sequence[tuple[Rule, ...]] = ()) -> list[str]:
         """The assumptions that reading a file in this dialect makes.
@@ -262,16 +205,6 @@ def _rule_from(n: int, fields: Any) -> Rule:
     return rule_of(_without_comments(fields), f"layer rule {n}")
 
 
-def _guess_from(n: int, fields: Any) -> Guess:
-    """A guess from JSON."""
-    known = [field.name for field in dataclasses.fields(Guess)]
-    if isinstance(fields, dict):
-        fields = _without_comments(fields)
-    if not isinstance(fields, dict) or not {"about", "guess"} <= set(fields) <= set(known):
-        raise ValueError(f"guess {n} must be an object with {', '.join(known)}")
-    return Guess(**fields)
-
-
 def _check_dialect(dialect: Dialect) -> None:
     for field in ("name", "description"):
         if not isinstance(getattr(dialect, field), str):
@@ -281,15 +214,6 @@ def _check_dialect(dialect: Dialect) -> None:
         keys = getattr(dialect, field)
         if not isinstance(keys, tuple) or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"dialect {dialect.name}: {field} must list keys, found {keys!r}")
-    if not isinstance(dialect.guesses, tuple):
-        raise CheckpointError(f"dialect {dialect.name}: guesses must be a list of guesses")
-    for n, guess in enumerate(dialect.guesses):
-        texts = isinstance(guess, Guess) and isinstance(guess.about, str)
-        if not texts or not isinstance(guess.guess, str) or type(guess.confirmed) is not bool:
-            raise CheckpointError(
-                f"dialect {dialect.name}, guess {n}: about and guess are text and confirmed is "
-                f"true or false, found {printable(repr(guess), 200)}"
-            )
     lengths = [
         len(key)
         for key in (*dialect.ignore, *dialect.unused, *dialect.leave_out)

@@ -9,7 +9,6 @@ functions that users call (`load`, `from_state_dict`, `compare_forward`, `confir
 from __future__ import annotations
 
 import glob
-import importlib.util
 import logging
 import os
 import re
@@ -27,14 +26,12 @@ from tnsim.checkpoints.dialects import PRESETS, Dialect
 from tnsim.checkpoints.folders import checkpoints, located, model_file
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
-from tnsim.checkpoints.module_examples import SCALES
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
-from tnsim.checkpoints.state_dict import check_unquantised, detect, model_from_state
+from tnsim.checkpoints.state_dict import check_unquantised, model_from_state, unnamed
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
-from tnsim.models.origin import Origin
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -46,8 +43,6 @@ AnyDialect: TypeAlias = Any
 the files hold."""
 COUNTERS = ("step", "iter", "epoch")  # words before numbers that count, the finest count first
 LAST = ("final", "last", "latest")  # names of the last checkpoint of a run, sorted to the end
-CONFIRMS = 1e-4
-"""Largest relative error that the rounding of a float32 forward pass explains."""
 
 
 class Reading(NamedTuple):
@@ -109,7 +104,7 @@ def read(
         >>> import numpy as np
         >>> file = Path(tempfile.mkdtemp(), "step_100.npz")
         >>> np.savez(file, W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
-        >>> read(file).dtypes
+        >>> read(file, "bilinear-readout").dtypes
         ('float64',)
     """
     known = _reader_asked_for(dialect, inputs, output)
@@ -140,9 +135,10 @@ def _model_by(
     leave_out: Sequence[str],
     norm_inputs: Any,
 ) -> Model:
-    """The model of named arrays, by a dialect or by a module; by the only preset that fits."""
+    """The model of named arrays, by a dialect or by a module."""
     try:
-        reader = reader or detect(state, config, leave_out)
+        if reader is None:
+            raise unnamed(state, config, leave_out)
         log.debug("by the dialect %s", reader.name)
         if isinstance(reader, Dialect):
             return model_from_state(state, reader, n_ctx, config, leave_out, norm_inputs)
@@ -198,7 +194,7 @@ def find_dialect(
 
     Args:
         dialect: A dialect, the name of a preset, the path of a JSON file, or an `nn.Module` whose
-            state dicts the files hold, also by the file and name of its code, `FILE.py:NAME`.
+            state dicts the files hold.
         inputs: Example of the argument of a module, as in `load`.
         output: Output of a module that counts, as in `load`.
 
@@ -224,45 +220,14 @@ def find_dialect(
         return dialect
     if str(dialect) in PRESETS:
         return PRESETS[str(dialect)]
-    if ".py:" in str(dialect):
-        from tnsim.checkpoints.modules import StatesOf
-
-        return StatesOf(merged_module(_module_in(str(dialect))), inputs, output)
     path = Path(dialect)
     if path.suffix == ".json":
         with naming(path):
             return Dialect.from_json(read_text(path))
     raise CheckpointError(
-        f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file, "
-        "nor a module as FILE.py:NAME"
+        f"no dialect {str(dialect)!r}: neither a preset ({', '.join(PRESETS)}) nor a JSON file; "
+        "the code of a module is named by --model FILE.py:NAME"
     )
-
-
-def _module_in(given: str) -> Any:
-    """The module that a file of Python code names, as `net.py:net`. The code of the file runs.
-
-    Args:
-        given: Path of the file, a colon, and the name of a module, or of a function or class that
-            makes one without arguments.
-
-    Raises:
-        CheckpointError: The file or the name is not there, or stands for no module.
-    """
-    file, _, name = given.rpartition(":")
-    with naming(file):
-        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-        if spec is None or spec.loader is None or not Path(file).is_file():
-            raise CheckpointError("there is no file of Python code")
-        log.info("the code of %s runs", file)
-        code = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(code)
-        if not hasattr(code, name):
-            raise CheckpointError(f"there is no {name!r} in it")
-        found = getattr(code, name)
-        made = found() if isinstance(found, type) or not hasattr(found, "parameters") else found
-        if not hasattr(made, "named_parameters"):
-            raise CheckpointError(f"{name} is no torch.nn.Module, and makes none")
-        return made
 
 
 class UnknownCheckpoint(ModelError, IndexError):
@@ -611,8 +576,7 @@ def load(
     Args:
         path: A file that ends in .safetensors, .npz, .pt, .pth or .ckpt, or several.
         dialect: A `Dialect`, the name of a preset, the path of a JSON file, or an `nn.Module` of
-            which the files hold state dicts; by default tnsim's own format, else the only preset
-            that accounts for every tensor.
+            which the files hold state dicts. Files of tnsim's own format need none.
         n_ctx: Length of the sequences on which a model with attention is compared; by default the
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
@@ -735,61 +699,6 @@ def compare_forward(
         ForwardDifference(absolute=0.0, relative=0.0)
     """
     return _forward_difference(model, forward, samples, seed_number(seed), 1.0)
-
-
-def confirm(
-    model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
-) -> Model:
-    """Confirm the guesses of a dialect by comparing the model with another forward pass.
-
-    The outputs are compared on inputs of three sizes, at which polynomials of different degree
-    and activations differ.
-
-    Args:
-        model: A model that was read through a dialect with guesses.
-        forward: Forward pass of the network itself, as for `compare_forward`.
-        samples: Number of normal inputs of each size.
-        seed: Seed of the inputs: a number, a NumPy generator or a JAX key.
-
-    Returns:
-        The model without open guesses. `model.origin.dialect` has all of them confirmed, so that
-        `model.origin.dialect.to_json()` is the file for `--dialect`.
-
-    Raises:
-        ModelError: When the outputs differ by more than the rounding of float32, or have other
-            shapes.
-
-    Example:
-        >>> import tnsim
-        >>> rules = [tnsim.LinearRule(weight="w")]
-        >>> guess = tnsim.Guess("matrices", "stored (out, in)")
-        >>> dialect = tnsim.Dialect("mine", tuple(rules), guesses=(guess,))
-        >>> model = from_state_dict({"w": np.array([[1.0, 2.0]])}, dialect)
-        >>> model.origin.guesses
-        ('matrices: stored (out, in)',)
-        >>> confirm(model, lambda x: x @ np.array([[1.0], [2.0]])).origin.guesses
-        ()
-    """
-    seed = seed_number(seed)
-    errors = [
-        _forward_difference(model, forward, samples, seed, scale).relative for scale in SCALES
-    ]
-    # Written with `not`, so that NaN is refused.
-    if not max(errors) < CONFIRMS:
-        sizes, parts = (", ".join(f"{number:.2g}" for number in row) for row in (SCALES, errors))
-        raise ModelError(
-            "the forward pass is another function than the model, so a guess of its dialect is "
-            f"wrong: outputs on inputs of size {sizes} differ by {parts} of the largest output. "
-            "Mend the rule that is wrong, or have tnsim.from_module(net) read the layers off the "
-            "module; or compare outputs, metric tnsim.Empirical(inputs)"
-        )
-    origin = model.origin or Origin("a forward pass")
-    # The dialect goes on to the next file, so its guesses are confirmed there as well.
-    dialect = origin.dialect.confirmed() if origin.dialect is not None else None
-    said = f"compared with a forward pass: largest relative error {max(errors):.2g}"
-    assumptions = (*origin.assumptions, said)
-    known = replace(origin, assumptions=assumptions, dialect=dialect, guesses=())
-    return Model(model.layers, model.n_ctx, known)
 
 
 def _forward_difference(

@@ -83,10 +83,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     layers = [_layer_spec(layer, f"layers.{n}", tensors) for n, layer in enumerate(model.layers)]
     architecture = {"format": FORMAT, "layers": layers, "n_ctx": model.n_ctx}
     # What a reader has to know goes with the model into its file.
-    if model.origin is not None:
-        for name in ("caveats", "guesses"):
-            if said := getattr(model.origin, name):
-                architecture[name] = said
+    if model.origin is not None and model.origin.caveats:
+        architecture["caveats"] = model.origin.caveats
     data = serialise(tensors, {METADATA: json.dumps(architecture)})
     try:
         with replacing(path, OWN) as temporary:
@@ -138,6 +136,8 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
         layers = [_own_layer(n, spec, state, used) for n, spec in enumerate(architecture["layers"])]
         if n_ctx is None:
             n_ctx = architecture.get("n_ctx")
+        # Files of earlier versions tell what was guessed as they were read.
+        doubts = [f"not confirmed: {guess}" for guess in architecture.get("guesses", ())]
     if surplus := sorted(set(state) - used):
         raise CheckpointError(
             f"holds tensors that its architecture does not mention: {', '.join(surplus[:8])}"
@@ -145,8 +145,7 @@ def own_model(state: Mapping[str, Any], text: str, n_ctx: int | None = None) -> 
     origin = Origin(
         "a file of tnsim's own",
         ("tnsim's own format: nothing assumed",),
-        tuple(map(str, architecture.get("caveats", ()))),
-        guesses=tuple(map(str, architecture.get("guesses", ()))),
+        tuple(map(str, [*architecture.get("caveats", ()), *doubts])),
     )
     return Model(layers, n_ctx, origin)
 

@@ -10,8 +10,8 @@ of the function, such as a step counter, and *leave out* a tensor that is: the m
 function than the network, and every result says so. Weights that the forward pass does not use are
 listed as *unused*.
 
-`model_from_state` applies a given dialect, and `detect` finds the one preset that fits, which stays
-a guess until the caller names it.
+`model_from_state` applies a given dialect, and `unnamed` refuses arrays for which none is given:
+names of tensors are no proof of a function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints import layer_rules
-from tnsim.checkpoints.dialects import PRESETS, Dialect, Guess, is_pattern
+from tnsim.checkpoints.dialects import PRESETS, Dialect, is_pattern
 from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import KeysDiffer, NamedArrays, listing, to_numpy, valued
 from tnsim.checkpoints.norms import Normed, fold
@@ -340,7 +340,6 @@ def model_from_state(
         tuple(f"left out: {name}" for name in left_out),
         ignored,
         dialect=dialect,
-        guesses=dialect.open_guesses(),
     )
     return assembled(layers, norm_inputs, n_ctx, origin)
 
@@ -443,16 +442,15 @@ def _folded(layers: Sequence[Normed], norm_inputs: Any, n_ctx: int | None, origi
     return Model(folded.model.layers, n_ctx, origin)
 
 
-def detect(
+def unnamed(
     state: Mapping[str, Any],
     config: Mapping[str, Any] | None = None,
     leave_out: Sequence[str] = (),
-) -> Dialect:
-    """The one preset that accounts for every key, as a guess.
+) -> TnsimError:
+    """The refusal of arrays that nobody gave a dialect or a module for.
 
     Names of tensors are no proof of a function: an activation, a softmax or a residual connection
-    leaves no tensor in a file. The preset therefore carries a guess, which the caller confirms by
-    giving the name of the preset in the place of a search, or by `tnsim.confirm`.
+    leaves no tensor in a file. A preset that accounts for every key is named, never taken.
 
     Args:
         state: Arrays or tensors by name.
@@ -460,19 +458,15 @@ def detect(
         leave_out: Patterns of keys that no preset need account for.
 
     Returns:
-        The preset with an open guess about its choice.
-
-    Raises:
-        CheckpointError: When no preset fits, or more than one.
-        ModelError, UnsupportedLayer: When a preset accounts for the keys, but the arrays make no
-            model.
+        A `CheckpointError` that names the presets which fit, or says what to give where none does;
+        the reason of the arrays themselves where a preset has the keys and the arrays make no
+        model.
 
     Example:
         >>> import numpy as np
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
-        >>> found = detect({name: np.ones(shape) for name, shape in shapes.items()})
-        >>> found.name, [guess.about for guess in found.guesses]
-        ('bilinear-readout', ['dialect bilinear-readout'])
+        >>> print(unnamed({name: np.ones(shape) for name, shape in shapes.items()}))
+        names of tensors, which show no activation, fit the dialect bilinear-readout: where it ...
     """
     fitting: list[Dialect] = []
     errors: list[TnsimError] = []
@@ -482,14 +476,17 @@ def detect(
             fitting.append(dialect)
         except TnsimError as error:
             errors.append(error)
-    if len(fitting) == 1:
-        return _by_names(fitting[0])
-    if fitting:
-        names = ", ".join(dialect.name for dialect in fitting)
-        raise CheckpointError(
-            f"the dialects {names} all fit these keys but mean different functions; name one"
-        )
-    raise _closest(errors) or _unknown(state)
+    if not fitting:
+        return _closest(errors) or _unknown(state)
+    names = ", ".join(dialect.name for dialect in fitting)
+    several = (
+        f"dialects {names}, which mean different functions" if fitting[1:] else f"dialect {names}"
+    )
+    return CheckpointError(
+        f"names of tensors, which show no activation, fit the {several}: where it is right, name "
+        f'it, dialect="{fitting[0].name}" (--dialect), else give the module, '
+        "tnsim.load(path, net) (--model FILE.py:NAME)"
+    )
 
 
 _QUANTISED = re.compile(
@@ -523,18 +520,6 @@ def check_unquantised(state: Mapping[str, Any], refused: Exception) -> None:
             ) from refused
 
 
-def _by_names(preset: Dialect) -> Dialect:
-    """A preset that names of tensors led to, with what the names leave open as a guess."""
-    name = preset.name
-    open_to_others = Guess(
-        f"dialect {name}",
-        "chosen by names of tensors, which show no activation, no softmax, no residual connection, "
-        "no scale and no norm without weights; where the dialect is right, give its name "
-        f'(--dialect {name}, dialect="{name}") or compare a forward pass by tnsim.confirm',
-    )
-    return dataclasses.replace(preset, guesses=(open_to_others,))
-
-
 def _closest(errors: list[TnsimError]) -> TnsimError | None:
     """The one reason against the presets whose keys fit, None where reasons differ or none fits."""
     # Presets with other keys say nothing about this file.
@@ -564,9 +549,8 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
     return CheckpointError(
         f"no dialect is known for these keys{listing(state)}. With the nn.Module at hand, give it: "
         "tnsim.load(path, net), tnsim.pairwise(paths, dialect=net); on the command line "
-        "--dialect FILE.py:NAME, of the code that makes it. Else write down what the keys mean, "
-        "begun by: tnsim dialect suggest FILE > mine.json, and confirm its "
-        f"guesses; or name a preset: {', '.join(PRESETS)}"
+        "--model FILE.py:NAME, of the code that makes it. Else write down in a dialect what the "
+        f"keys mean, or name a preset: {', '.join(PRESETS)}"
     )
 
 

@@ -215,9 +215,8 @@ class OwnParts:
 
     def _part_model(self, layers: list[Any], gives: str) -> Model:
         caveats = self.model.origin.caveats if self.model.origin else ()
-        guesses = self.model.origin.guesses if self.model.origin else ()
         said = (f"gives {gives}",)
-        return Model(layers, None, Origin("part of a model", said, caveats, guesses=guesses))
+        return Model(layers, None, Origin("part of a model", said, caveats))
 
 
 def _key_turns(core: Attention, view: View) -> list[np.ndarray] | None:

@@ -26,6 +26,7 @@ from tnsim.cli.options import (
     DialectOption,
     DtypeName,
     DtypeOption,
+    ExampleOption,
     File,
     FitOption,
     InputsOption,
@@ -33,20 +34,20 @@ from tnsim.cli.options import (
     LeaveOutOption,
     MetricName,
     MetricOption,
+    ModelOption,
     NormInputsOption,
     SlicesOption,
     check_outputs,
     compiling_shown,
     guarantee,
     metric_of,
+    networks_of,
     print_json,
-    reading_of,
     say,
 )
 from tnsim.errors import ModelError, TnsimError, printable
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.load import Reading
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
     from tnsim.models.model import Model
@@ -60,7 +61,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(commands.bench, name="bench")
-app.add_typer(commands.app, name="dialect")
 app.command()(pairwise_command.pairwise)
 app.command()(watch_command.watch)
 app.command()(localise.paths)
@@ -87,13 +87,6 @@ def options(
     """Exact similarity of polynomial networks, from their weights."""
 
 
-def _model(file: Path, reading: Reading) -> Model:
-    """The single model of a name; a folder of several models is refused."""
-    from tnsim.checkpoints.load import read
-
-    return read(file, *reading).model
-
-
 @app.command()
 def similarity(
     a: File,
@@ -106,6 +99,8 @@ def similarity(
     fit: FitOption = None,
     inputs: InputsOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -125,7 +120,13 @@ def similarity(
     import tnsim
 
     if layers is not None:
-        unread = {"--dialect": dialect, "--n-ctx": n_ctx, "--norm-inputs": norm_inputs}
+        unread = {
+            "--dialect": dialect,
+            "--model": model,
+            "--example": example,
+            "--n-ctx": n_ctx,
+            "--norm-inputs": norm_inputs,
+        }
         given = [name for name, value in unread.items() if value is not None]
         given += ["--leave-out"] if leave_out else []
         if given or check:
@@ -135,8 +136,8 @@ def similarity(
             )
         _similarity_of_blocks(a, b, layers, metric_of(metric, fit), fit, slices, dtype, as_json)
         return
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    one, two = _model(a, reading), _model(b, reading)
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs, metric)
+    one, two = networks.single(a), networks.single(b)
     chosen = metric_of(metric, fit, inputs)
     by_output: list[float] | None = None
     with compiling_shown():
@@ -148,8 +149,10 @@ def similarity(
         sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
     if as_json:
         files = {"a": str(a), "b": str(b)}
-        planned = tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value)
-        print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": _tier(planned)})
+        tier = None
+        if not networks.run_as_they_are:
+            tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
+        print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": tier})
     else:
         _say_similarity(value, by_output, sampled)
 
@@ -223,7 +226,7 @@ def _tier(planned: object) -> str | None:
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
     say(f"similarity  {value:.12g}")
-    say(f"metric      {value.metric} ({guarantee(value.exact, value.caveats)})")
+    say(f"metric      {value.metric} ({guarantee(value.exact)})")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")
@@ -235,38 +238,39 @@ def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check
 def inspect(
     file: File,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Layers, shapes, degree and legs of a checkpoint, and the assumptions made in reading it."""
-    from tnsim.checkpoints.load import read
     from tnsim.models.model import describe
     from tnsim.models.origin import Origin
 
-    model, dtypes = read(file, *reading_of(dialect, n_ctx, leave_out, norm_inputs, known=False))
-    origin = model.origin or Origin("")
-    layers = [describe(layer) for layer in model.layers]
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    found, dtypes = networks.stored(file)
+    origin = found.origin or Origin("")
+    layers = [describe(layer) for layer in found.layers]
     if as_json:
         facts = {
             "file": str(file),
             "layers": layers,
-            "inputs": model.d_in,
-            "outputs": model.d_out,
-            "n_ctx": model.n_ctx,
-            "degree": model.degree if model.is_polynomial else None,
-            "legs": model.degree if model.is_polynomial else None,
-            "parameters": model.parameters,
+            "inputs": found.d_in,
+            "outputs": found.d_out,
+            "n_ctx": found.n_ctx,
+            "degree": found.degree if found.is_polynomial else None,
+            "legs": found.degree if found.is_polynomial else None,
+            "parameters": found.parameters,
             "stored_dtypes": list(dtypes),
             "assumptions": list(origin.assumptions),
             "ignored": list(origin.ignored),
             "caveats": list(origin.caveats),
-            "guesses": list(origin.guesses),
         }
         print_json(facts)
     else:
-        _say_model(model, dtypes, layers, origin)
+        _say_model(found, dtypes, layers, origin)
 
 
 def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origin: Origin) -> None:
@@ -291,8 +295,6 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
         say(f"ignored     {name}")
     for line in origin.caveats:
         say(f"caveat      {line}")
-    for line in origin.guesses:
-        say(f"guessed     {line}")
 
 
 @app.command()
@@ -302,6 +304,8 @@ def plan(
     metric: MetricOption = MetricName.gaussian,
     inputs: InputsOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -315,8 +319,8 @@ def plan(
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    one, two = _model(a, reading), _model(b, reading)
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    one, two = networks.single(a), networks.single(b)
     planned = tnsim.plan(
         one, two, metric_of(metric, inputs=inputs), cosine=cosine, dtype=dtype.value
     )
@@ -348,6 +352,8 @@ def convert(
     source: File,
     target: Annotated[Path, typer.Argument(help="Where to write, a .safetensors file.")],
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -358,9 +364,10 @@ def convert(
 
     # The target is checked before a large checkpoint is read.
     check_outputs({target: OWN})
-    model = _model(source, reading_of(dialect, n_ctx, leave_out, norm_inputs))
-    tnsim.save(model, target)
-    say(f"{target}: {model}")
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    found = networks.single(source)
+    tnsim.save(found, target)
+    say(f"{target}: {found}")
 
 
 app.command()(commands.demo)

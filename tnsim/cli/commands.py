@@ -1,4 +1,4 @@
-"""The commands `tnsim dialect`, `bench`, `demo`, `info` and `reproduce`, in this order.
+"""The commands `tnsim bench`, `demo`, `info` and `reproduce`, in this order.
 
 What they need of tnsim is imported when they run.
 """
@@ -17,7 +17,6 @@ import typer
 from tnsim.cli.options import (
     DtypeName,
     DtypeOption,
-    File,
     JsonOption,
     check_outputs,
     print_json,
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from tnsim.checkpoints.load import Series
 
 
-app = typer.Typer(
-    help="Describe the layout of foreign files.", no_args_is_help=True, rich_markup_mode=None
-)
 MIDDLE = 3200
 """A step of the shipped series at which the training pairs are known by heart, and no others."""
 PAGE = "report.html"
@@ -47,29 +43,6 @@ CACHED = ("plans", "programs")
 REPRODUCTION_PAGE = "reproduction.md"
 LAST_SEED = 10**9
 """The largest seed: random generators take 32 bits, and several seeds count from the given seed."""
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `suggest` a command of its own while there is no other."""
-
-
-@app.command()
-def suggest(file: File) -> None:
-    """Print a dialect to begin with, guessed from names and shapes.
-
-    Write it to a file, mend it, and set "confirmed" to true in each guess that you know to be
-    right: before that, --dialect is refused by all commands but inspect. Gates and plain linear
-    layers in a row, which have activations in nearly all networks, are refused at once.
-    """
-    from tnsim.checkpoints.folders import located
-    from tnsim.checkpoints.formats import contents
-    from tnsim.checkpoints.guard import naming
-    from tnsim.checkpoints.suggestions import suggest as suggested
-
-    with naming(file):
-        path = located(file)
-        typer.echo(suggested(contents(path).state, Path(file).stem))
 
 
 bench = typer.Typer(

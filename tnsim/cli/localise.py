@@ -14,19 +14,21 @@ from tnsim.cli.options import (
     DialectOption,
     DtypeName,
     DtypeOption,
+    ExampleOption,
     File,
     FitOption,
     JsonOption,
     LeaveOutOption,
     MetricName,
     MetricOption,
+    ModelOption,
     NormInputsOption,
     check_outputs,
     compiling_shown,
     guarantee,
     metric_of,
+    networks_of,
     print_json,
-    reading_of,
     save_picture,
     say,
 )
@@ -119,6 +121,8 @@ def paths(
     samples: SamplesOption = None,
     fit: FitOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -132,15 +136,9 @@ def paths(
 
     if plot is not None:
         check_outputs({plot: PNG})
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    series = tnsim.Series(
-        files,
-        reading.dialect,
-        reading.n_ctx,
-        leave_out=reading.leave_out,
-        norm_inputs=reading.norm_inputs,
-    )
-    partner = None if other is None else _model(other, reading)
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    series = networks.series(files)
+    partner = None if other is None else networks.single(other)
     chosen = _metric(metric, fit, samples)
     options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
     if legs:
@@ -166,12 +164,6 @@ def paths(
     _say_run(run, as_json)
     if plot is not None:
         save_picture(figures.shares_over_training(run.labels, run.paths, run.share), plot)
-
-
-def _model(file: Path, reading: Any) -> Any:
-    from tnsim.checkpoints.load import read
-
-    return read(file, *reading).model
 
 
 def _say_paths(result: Paths, as_json: bool) -> None:
@@ -203,7 +195,7 @@ def _say_edges(run: EdgeSeries, as_json: bool) -> None:
         print_json({**_about(run.each), "edges": table})
         return
     for label, edges in zip(run.labels, run.each, strict=True):
-        say(f"{label}, {edges.metric} ({guarantee(edges.exact, edges.caveats)})")
+        say(f"{label}, {edges.metric} ({guarantee(edges.exact)})")
         say(f"{'share':>9}{'cut':>10}   edge")
         for n in sorted(range(len(edges.cut)), key=lambda n: -edges.cut[n])[:_SHOWN]:
             say(f"{edges.share[n]:>+9.4f}{edges.cut[n]:>10.4f}   {edges.edges[n]}")
@@ -212,7 +204,7 @@ def _say_edges(run: EdgeSeries, as_json: bool) -> None:
 def _guarantee(result: Paths | Change) -> str:
     """The relation of shares to the true shares, in words."""
     if result.standard_error is None:
-        return guarantee(result.exact, result.caveats)
+        return guarantee(result.exact)
     return (
         f"estimate from samples, standard errors of shares up to {max(result.standard_error):.2g}"
     )
@@ -272,6 +264,8 @@ def change(
     samples: SamplesOption = None,
     fit: FitOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -285,8 +279,8 @@ def change(
 
     if plot is not None:
         check_outputs({plot: PNG})
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    one, two = _model(a, reading), _model(b, reading)
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    one, two = networks.single(a), networks.single(b)
     with compiling_shown():
         result = tnsim.change(
             one,

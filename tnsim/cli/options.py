@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +20,12 @@ from tnsim.errors import CheckpointError, ModelError, printable
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
-    from tnsim.checkpoints.dialects import Dialect
-    from tnsim.checkpoints.load import Reading
+    from tnsim.checkpoints.load import Checkpoint, Series
+
 
 File = Annotated[
     Path,
@@ -141,65 +144,150 @@ DialectOption = Annotated[
     str | None,
     typer.Option(
         "--dialect",
-        help="Layout of foreign files: a preset, a JSON file, - for JSON on standard input, or "
-        "FILE.py:NAME, an nn.Module or what makes one (its code runs). Default: detect.",
+        help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input.",
         autocompletion=_presets,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The nn.Module whose weights the files hold, as FILE.py:NAME or package.module:NAME: "
+        "a module, or a class or function that makes one without arguments. The code runs.",
+    ),
+]
+ExampleOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--example", help="Example of the argument of --model (.npy or .npz), a batch of it."
     ),
 ]
 DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
 
 
-def reading_of(
+@dataclass(frozen=True)
+class Networks:
+    """How the files that a command names become networks.
+
+    Args:
+        reader: A dialect, or a module whose state dicts the files hold; None where files say
+            themselves what they hold.
+        example: Example of the module's argument, or None.
+        n_ctx: Length of sequences.
+        leave_out: Patterns of tensors that are knowingly not read.
+        norm_inputs: Inputs at whose mean energy norms become constants.
+        run_as_they_are: Whether files become copies of the module, which run on inputs, instead of
+            models.
+    """
+
+    reader: Any = None
+    example: Any = None
+    n_ctx: int | None = None
+    leave_out: tuple[str, ...] = ()
+    norm_inputs: Any = None
+    run_as_they_are: bool = False
+
+    def single(self, file: Path) -> Any:
+        """The network of a name; a folder of several models is refused."""
+        from tnsim.checkpoints.load import modules_of
+
+        if self.run_as_they_are:
+            ((_, module),) = modules_of([file], self.reader).items()
+            return module
+        return self.stored(file).model
+
+    def stored(self, file: Path) -> Checkpoint:
+        """The model of a name, with the types of its numbers."""
+        from tnsim.checkpoints.load import read
+
+        known = (self.reader, self.n_ctx, self.leave_out, self.norm_inputs)
+        return read(file, *known, inputs=self.example)
+
+    def series(self, files: Sequence[str | Path]) -> Series:
+        """The checkpoints that names stand for, as models."""
+        import tnsim
+
+        return tnsim.Series(
+            files,
+            self.reader,
+            self.n_ctx,
+            leave_out=self.leave_out,
+            norm_inputs=self.norm_inputs,
+            inputs=self.example,
+        )
+
+    def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
+        """The checkpoints that names stand for, as models or as modules."""
+        from tnsim.checkpoints.load import modules_of
+
+        return modules_of(files, self.reader) if self.run_as_they_are else self.series(files)
+
+
+def networks_of(
     dialect: str | None,
+    module: str | None,
+    example: Path | None,
     n_ctx: int | None,
     leave_out: list[str] | None = None,
     norm_inputs: Path | None = None,
-    known: bool = True,
-) -> Reading:
-    """The arguments of `tnsim.load` that the options of the command line give.
+    metric: MetricName | None = None,
+) -> Networks:
+    """How the files of a command are read, as its options say.
 
     Args:
         dialect: A preset, the path of a JSON file, or "-" for standard input.
+        module: FILE.py:NAME or package.module:NAME.
+        example: A file with an example of the module's argument.
         n_ctx: Length of sequences.
         leave_out: Patterns of tensors that are knowingly not read.
         norm_inputs: A file of inputs.
-        known: Whether a dialect with open guesses is refused.
+        metric: Metric of the comparison, where it may run modules as they are.
 
     Returns:
-        The arguments of `tnsim.load`.
+        The networks. Under `empirical` a module runs as it is.
 
     Raises:
-        CheckpointError: Where a file cannot be read, or guesses of the dialect are not confirmed.
+        CheckpointError: A file cannot be read, or the code of the module fails.
+        ModelError: Options do not go together.
     """
     from tnsim.checkpoints.dialects import Dialect
-    from tnsim.checkpoints.load import Reading, find_dialect
+    from tnsim.checkpoints.load import find_dialect
 
-    chosen: Any = None
-    if dialect == "-":
-        chosen = Dialect.from_json(standard_input("a dialect"))
-    elif dialect is not None:
-        chosen = find_dialect(dialect)
-    # Inspecting a file may show guesses, while comparing needs them confirmed.
-    if known and isinstance(chosen, Dialect):
-        _check_confirmed(chosen, str(dialect))
     inputs = None if norm_inputs is None else samples_in(norm_inputs)
-    return Reading(chosen, n_ctx, tuple(leave_out or ()), inputs)
+    if module is None:
+        if example is not None:
+            raise ModelError(
+                "--example is an example of the argument of a module: give --model FILE.py:NAME"
+            )
+        chosen: Any = None
+        if dialect == "-":
+            chosen = Dialect.from_json(standard_input("a dialect"))
+        elif dialect is not None:
+            chosen = find_dialect(dialect)
+        return Networks(chosen, None, n_ctx, tuple(leave_out or ()), inputs)
+    from tnsim.cli.user_modules import module_at
 
-
-def _check_confirmed(dialect: Dialect, file: str) -> None:
-    """Refuse a dialect whose guesses nobody has confirmed."""
-    still = [guess.about for guess in dialect.guesses if not guess.confirmed]
-    if not still:
-        return
-    shown = ", ".join(printable(about, 40) for about in still[:6])
-    if len(still) > 6:
-        shown += f" and {len(still) - 6} more"
-    raise CheckpointError(  # short enough for `printable`, which cuts long text
-        f"{file}: guesses that are not confirmed: {shown}. Mend the layers, and write "
-        '"confirmed": true beside each guess that you know to be right; or let '
-        "tnsim.confirm(model, forward) compare your own forward pass, whose "
-        ".origin.dialect.to_json() is a dialect; or give the module, --dialect FILE.py:NAME"
-    )
+    if dialect is not None:
+        raise ModelError(
+            "--dialect and --model both say what the files hold: give the module, which says more"
+        )
+    as_it_is = metric is MetricName.empirical
+    if as_it_is:
+        unread = {
+            "--example": example,
+            "--n-ctx": n_ctx,
+            "--leave-out": leave_out,
+            "--norm-inputs": norm_inputs,
+        }
+        given = [name for name, value in unread.items() if value]
+        if given:
+            raise ModelError(
+                f"--metric empirical runs the module as it is, on --inputs, to which "
+                f"{', '.join(given)} does not apply: leave it out"
+            )
+    given_example = None if example is None else samples_in(example)
+    settings = (n_ctx, tuple(leave_out or ()), inputs, as_it_is)
+    return Networks(module_at(module), given_example, *settings)
 
 
 def standard_input(what: str) -> str:
@@ -349,12 +437,11 @@ def save_picture(figure: Any, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format="png")
 
 
-def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:
+def guarantee(exact: bool) -> str:
     """The relation of a number to the true similarity, in words.
 
     Args:
         exact: Whether the result calls itself exact.
-        caveats: Caveats of the result; without a guess among them the metric is the approximation.
 
     Returns:
         Words to be put in brackets.
@@ -365,8 +452,6 @@ def guarantee(exact: bool, caveats: Collection[str] = ()) -> str:
     """
     if exact:
         return "exact"
-    if any(caveat.startswith("not confirmed") for caveat in caveats):
-        return "of networks that are guessed in part, see the caveats"
     return "approximation beyond one nonlinear layer"
 
 

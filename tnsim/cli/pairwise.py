@@ -20,12 +20,14 @@ from tnsim.cli.options import (
     DistancesOption,
     DtypeName,
     DtypeOption,
+    ExampleOption,
     FitOption,
     InputsOption,
     JsonOption,
     LeaveOutOption,
     MetricName,
     MetricOption,
+    ModelOption,
     NormInputsOption,
     OtherOption,
     PartsOption,
@@ -35,8 +37,8 @@ from tnsim.cli.options import (
     check_outputs,
     guarantee,
     metric_of,
+    networks_of,
     print_json,
-    reading_of,
     save_picture,
     say,
     standard_input,
@@ -48,7 +50,7 @@ from tnsim.files import PNG, Kind
 if TYPE_CHECKING:
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run_plan import PairwisePlan
-    from tnsim.checkpoints.load import Reading, Series
+    from tnsim.checkpoints.load import Series
     from tnsim.circuits.parts import SeriesParts
     from tnsim.metrics.protocol import Metric
 
@@ -80,6 +82,8 @@ def pairwise(
     fit: FitOption = None,
     inputs: InputsOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -104,9 +108,10 @@ def pairwise(
     """
     import tnsim
 
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
-    models: Any = series_of(files, reading)
-    others: Any = series_of(other, reading) if other else None
+    as_it_is = metric if parts is None and not dry_run else None
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs, as_it_is)
+    models: Any = networks.several(names_in(files))
+    others: Any = networks.several(names_in(other)) if other else None
     if parts is not None:
         models = parts_of(models, parts, distances)
         others = None if others is None else parts_of(others, parts, distances)
@@ -280,7 +285,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     if "part" in sizes:
         say(f"parts       {sizes['part']}: {', '.join(dict.fromkeys(result.kind.values.tolist()))}")
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
-    say(f"metric      {about['metric']} ({guarantee(about['exact'], about['caveats'])})")
+    say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
     say(f"route       {about['plan']}")
     say(f"lowest      {lowest(result)}")
     if "rest" in about:
@@ -377,27 +382,6 @@ def names_in(files: list[str]) -> list[str]:
     # Names may hold what else ends a line of text.
     lines = standard_input("names of checkpoints, one a line,").split("\n")
     return [line.removesuffix("\r") for line in lines if line.strip()]
-
-
-def series_of(files: list[str], reading: Reading) -> Series:
-    """The checkpoints that arguments name.
-
-    Args:
-        files: Names of files, folders and patterns, or "-" for names on standard input.
-        reading: Options for the reading of files.
-
-    Returns:
-        The checkpoints in order.
-
-    Raises:
-        CheckpointError: Nothing matches.
-    """
-    import tnsim
-
-    dialect, n_ctx, leave_out, norm_inputs = reading
-    return tnsim.Series(
-        names_in(files), dialect, n_ctx, leave_out=leave_out, norm_inputs=norm_inputs
-    )
 
 
 def check_apart(out: Path, sources: list[str]) -> None:

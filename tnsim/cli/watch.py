@@ -25,11 +25,13 @@ from tnsim.cli.options import (
     DistancesOption,
     DtypeName,
     DtypeOption,
+    ExampleOption,
     FitOption,
     InputsOption,
     LeaveOutOption,
     MetricName,
     MetricOption,
+    ModelOption,
     NormInputsOption,
     OtherOption,
     PartsOption,
@@ -38,7 +40,7 @@ from tnsim.cli.options import (
     SlicesOption,
     check_outputs,
     metric_of,
-    reading_of,
+    networks_of,
     say,
     stoppable,
 )
@@ -48,14 +50,13 @@ from tnsim.cli.pairwise import (
     names_in,
     outputs_of,
     parts_of,
-    series_of,
     store_in,
     write_results,
 )
 from tnsim.errors import CheckpointError, MissingExtra, StoreMismatch, TnsimError
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.load import Reading
+    pass
 
 Watched = Annotated[
     list[str],
@@ -97,6 +98,8 @@ def watch(
     fit: FitOption = None,
     inputs: InputsOption = None,
     dialect: DialectOption = None,
+    model: ModelOption = None,
+    example: ExampleOption = None,
     n_ctx: ContextOption = None,
     leave_out: LeaveOutOption = None,
     norm_inputs: NormInputsOption = None,
@@ -113,9 +116,10 @@ def watch(
 
     if not 0.05 <= every <= 86400:  # which NaN is not, either
         raise typer.BadParameter(f"--every takes 0.05 to 86400 seconds, a day, found {every}")
-    reading = reading_of(dialect, n_ctx, leave_out, norm_inputs)
+    as_it_is = metric if parts is None else None
+    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs, as_it_is)
     chosen = metric_of(metric, fit, inputs)
-    others: Any = series_of(other, reading) if other else None
+    others: Any = networks.several(names_in(other)) if other else None
     if parts is not None and others is not None:
         others = parts_of(others, parts, distances)
     check_apart(out, [*files, *(other or ())])
@@ -127,16 +131,11 @@ def watch(
     mismatches = 0
 
     def models_of(paths: Sequence[Path]) -> Any:
-        series = tnsim.Series(
-            paths,
-            reading.dialect,
-            n_ctx,
-            leave_out=reading.leave_out,
-            norm_inputs=reading.norm_inputs,
-        )
-        return series if parts is None else parts_of(series, parts, distances)
+        if parts is None:
+            return networks.several(paths)
+        return parts_of(networks.series(paths), parts, distances)
 
-    look = _Look(files, reading, models_of)
+    look = _Look(files, models_of)
     with (
         stoppable(f"finished pairs are kept in {store}, watch again to go on"),
         ExitStack() as temporary,
@@ -191,10 +190,8 @@ def _stamp(path: Path) -> _Stamp | None:
 class _Look:
     """Looks at files that may still be written, one after another."""
 
-    def __init__(
-        self, files: list[str], reading: Reading, models_of: Callable[[Sequence[Path]], Any]
-    ) -> None:
-        self._files, self._reading, self._models_of = files, reading, models_of
+    def __init__(self, files: list[str], models_of: Callable[[Sequence[Path]], Any]) -> None:
+        self._files, self._models_of = files, models_of
         self.changing: set[Path] = set()  # files that differ from those of the look before
         self._before: dict[Path, _Stamp] = {}
         self._whole: dict[Path, _Stamp] = {}
@@ -202,8 +199,10 @@ class _Look:
 
     def written(self) -> Written:
         """The checkpoints that are written to their end, in order."""
+        import tnsim
+
         try:
-            paths = series_of(self._files, self._reading).paths
+            paths = tnsim.Series(self._files).paths
         except CheckpointError:  # nothing yet
             return ()
         stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}

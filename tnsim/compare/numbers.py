@@ -34,7 +34,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import AnyModel, caveats, guesses, terms
+from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import Sums, total
 from tnsim.problems.tensors.kinds import kinds, nonlinear
@@ -357,14 +357,11 @@ def _labelled_values(
 ) -> Any:
     """Values with the metric's name and guarantee and, for forward passes, route and error."""
     number = Number if np.ndim(values) == 0 else Numbers
-    known = not guesses(*_read_models(models))
     if products.forward is not None:
         ran = products.forward
-        return number(
-            values, metric.name, ran.exact and known, ran.route, error, _model_caveats(models)
-        )
+        return number(values, metric.name, ran.exact, ran.route, error, _model_caveats(models))
     layers = [kinds(part) for model in models for _, part in terms(model)]
-    exact = known and bool(metric.is_exact(nonlinear(*layers)))
+    exact = bool(metric.is_exact(nonlinear(*layers)))
     return number(values, metric.name, exact, caveats=_model_caveats(models))
 
 

@@ -8,7 +8,6 @@ in the dtype of the weights given, and results are JAX arrays.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -40,7 +39,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model, guesses, with_dense_matrices
+from tnsim.models.model import Model, with_dense_matrices
 from tnsim.problems.families import choose
 from tnsim.problems.state_sizes import common_units
 
@@ -274,8 +273,7 @@ def plan(
         points and their number, where the models are run on inputs; a `KernelPlan` where an
         activation takes a sum over pairs of hidden units; a `FeaturePlan` where models are compared
         by the vectors of their coefficients, as convolutions and deep polynomials. All state
-        multiplications (scalar products of two numbers) and peak memory (bytes). None is exact
-        where something about a model is guessed.
+        multiplications (scalar products of two numbers) and peak memory (bytes).
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
@@ -299,18 +297,14 @@ def plan(
             )
     wanted = ALL if cosine else CROSS
     models = [bra] if ket is bra else [bra, ket]
-    known = not guesses(bra, ket)
     route = route_of(models, metric, wanted, slices, dtype, budget)
     if route == "kernels":
-        kernels = kernel_plan(bra, ket, metric, wanted, dtype)
-        return dataclasses.replace(kernels, exact=kernels.exact and known)
+        return kernel_plan(bra, ket, metric, wanted, dtype)
     if isinstance(route, Points):
         passes = forward_plan([bra, ket], metric, route, dtype, wanted)
         check_affordable(passes, metric, budget)
-        return dataclasses.replace(passes, exact=passes.exact and known)
+        return passes
     if route != "plans":
-        vectors = feature_plan(route, models, metric, wanted)
-        return dataclasses.replace(vectors, exact=vectors.exact and known)
+        return feature_plan(route, models, metric, wanted)
     metric = common_units([bra, ket], metric).metric
-    contraction = plan_for(choose(bra, ket, metric), wanted, slices, dtype)
-    return dataclasses.replace(contraction, exact=False) if guesses(bra, ket) else contraction
+    return plan_for(choose(bra, ket, metric), wanted, slices, dtype)

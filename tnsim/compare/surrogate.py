@@ -154,7 +154,6 @@ def _surrogate_origin(model: Model, degree: int, error: float, words: str) -> Or
         (*known.caveats, caveat),
         known.ignored,
         error,
-        guesses=known.guesses,
     )
 
 

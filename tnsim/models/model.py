@@ -406,30 +406,9 @@ def caveats(*models: Any) -> tuple[str, ...]:
         ('left out: norm.weight',)
     """
     origins = [part.origin for model in models for _, part in terms(model)]
-    # A guess that nobody confirmed is a caveat as well.
     said = [caveat for origin in origins if origin for caveat in origin.caveats]
-    said += [f"not confirmed: {guess}" for guess in guesses(*models)]
     # Models of a pair often share their origin; every reason is said once.
     return tuple(dict.fromkeys(said))
-
-
-def guesses(*models: Any) -> tuple[str, ...]:
-    """Guesses in the way models were read that nobody has confirmed.
-
-    Args:
-        models: Models, or combinations of such.
-
-    Returns:
-        Distinct guesses, a sentence each; none for models that were built or read without guesses.
-
-    Example:
-        >>> import tnsim
-        >>> origin = Origin("a file", guesses=("matrices: stored (out, in)",))
-        >>> guesses(Model([tnsim.Linear([[1.0]])], origin=origin))
-        ('matrices: stored (out, in)',)
-    """
-    origins = [part.origin for model in models for _, part in terms(model)]
-    return tuple(dict.fromkeys(guess for origin in origins if origin for guess in origin.guesses))
 
 
 def _combined_terms(a: Any, b: Any, sign: float) -> Combination:

@@ -24,8 +24,6 @@ class Origin:
         error: Relative root mean square difference from the network's own forward pass; None if
             the network did not run.
         dialect: The `Dialect` that reads the state dict, or None.
-        guesses: Guesses of the dialect that nobody has confirmed. Every result lists them as
-            caveats, and no result counts as exact while there are guesses.
 
     Example:
         >>> Origin("a state dict", caveats=("left out: norm.weight",)).caveats
@@ -38,7 +36,6 @@ class Origin:
     ignored: tuple[str, ...] = ()
     error: float | None = None
     dialect: Any = None
-    guesses: tuple[str, ...] = ()
 
 
 def warn_of_caveats(caveats: tuple[str, ...], stacklevel: int) -> None:

@@ -1,0 +1,177 @@
+"""The code of a module in the place of a dialect, in every command that reads files."""
+
+import json
+
+import numpy as np
+import pytest
+from commands import command
+
+import tnsim
+
+torch = pytest.importorskip("torch")
+
+CODE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=5):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, width), nn.Linear(4, width)
+        self.down = nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.down(self.left(x) * self.right(x)) + x[:, :3]
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.roll(self.embed(x[:, :2]), 0).sum(1) if x.shape[1] > 1 else self.embed(x[:, 0]))
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Needs(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+
+def ready():
+    return Net(7)
+
+
+def broken():
+    raise RuntimeError("no such data set")
+
+
+made, number, text = Net(), 3, lambda: "text"
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of two checkpoints of the code that lies beside them."""
+    (tmp_path / "user_net.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code: dict = {}
+    exec(CODE, code)
+    for name in ("Net", "Deep"):
+        for n in range(2):
+            torch.manual_seed(n)
+            torch.save(code[name]().state_dict(), tmp_path / f"{name}_{n}.pt")
+    return tmp_path
+
+
+def net():
+    code: dict = {}
+    exec(CODE, code)
+    return code["Net"]()
+
+
+def files(place, name="Net"):
+    return [place / f"{name}_{n}.pt" for n in range(2)]
+
+
+@pytest.mark.parametrize("model", ["user_net.py:Net", "user_net:Net", "user_net.py:made"])
+def test_the_number_is_that_of_python(place, model):
+    a, b = (tnsim.load(file, net()) for file in files(place))
+    said = json.loads(command("similarity", *files(place), "--model", model, "--json").stdout)
+    assert said["similarity"] == tnsim.similarity(a, b) and said["exact"]
+
+
+def test_every_command_reads_by_a_module(place):
+    one, two = files(place)
+    option = ("--model", "user_net.py:Net")
+    models = [tnsim.load(file, net()) for file in (one, two)]
+    assert "read by the graph of Net" in command("inspect", one, *option).stdout
+    planned = json.loads(command("plan", one, two, *option, "--json").stdout)
+    assert planned["metric"] == "gaussian"
+    for order in (("paths", one), ("paths", one, "--legs"), ("change", one, two)):
+        assert json.loads(command(*order, *option, "--json").stdout), order
+    command("convert", one, "own.safetensors", *option)
+    assert tnsim.similarity(tnsim.load("own.safetensors"), models[0]) == 1.0
+    pytest.importorskip("xarray")
+    out = ("--out", place / "run", "--json")
+    found = json.loads(command("pairwise", one, two, *option, *out).stdout)
+    assert len(found["similarity"]) == 2
+    ended = command("watch", one, two, *option, "--out", place / "w", "--until", 2, "--every", 0.05)
+    assert "models 2" in ended.stdout
+
+
+def test_a_module_runs_as_it_is_on_inputs(place, rng):
+    """What no layers say is compared on inputs: two hidden layers of ReLU."""
+    np.save(place / "x.npy", rng.normal(size=(20, 4)).astype(np.float32))
+    option = ("--model", "user_net.py:Deep", "--metric", "empirical", "--inputs", "x.npy")
+    one, two = files(place, "Deep")
+    said = json.loads(command("similarity", one, two, *option, "--json").stdout)
+    code: dict = {}
+    exec(CODE, code)
+    outputs = []
+    for file in (one, two):
+        module = code["Deep"]().double()
+        module.load_state_dict(torch.load(file))
+        x = torch.as_tensor(np.load(place / "x.npy")).double()
+        outputs.append(module(x).detach().numpy().ravel())
+    x, y = outputs
+    expected = x @ y / np.sqrt(x @ x * (y @ y))
+    assert abs(said["similarity"] - expected) < 1e-5 and said["tier"] is None
+    pytest.importorskip("xarray")
+    out = ("--out", place / "run", "--json")
+    assert len(json.loads(command("pairwise", one, two, *option, *out).stdout)["similarity"]) == 2
+    done = command("similarity", one, two, *option, "--n-ctx", 3, check=False)
+    assert "runs the module as it is, on --inputs, to which --n-ctx does not apply" in done.stderr
+
+
+def test_an_example_says_what_the_module_takes(place):
+    torch.manual_seed(0)
+    code: dict = {}
+    exec(CODE, code)
+    torch.save(code["Net"](9).state_dict(), place / "wide.pt")
+    np.save(place / "x.npy", np.zeros((2, 4), np.float32))
+    (place / "own.py").write_text("from user_net import Net\n\ndef wide():\n    return Net(9)\n")
+    option = ("--model", "own.py:wide", "--example", "x.npy")
+    said = json.loads(command("inspect", "wide.pt", *option, "--json").stdout)
+    assert said["inputs"] == 4
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--model", "net"], "give FILE.py:NAME or package.module:NAME"),
+        (["--model", "none.py:Net"], "there is no such file of Python code"),
+        (
+            ["--model", "no_such_module:Net"],
+            "there is no module 'no_such_module' that Python finds",
+        ),
+        (["--model", "user_net.py:Nett"], "there is no 'Nett' in it; there is Net"),
+        (["--model", "user_net.py:number"], "number is a int, no nn.Module"),
+        (["--model", "user_net.py:text"], "text() is a str, no nn.Module"),
+        (["--model", "user_net.py:Needs"], "write a function without any that calls it"),
+        (["--model", "user_net.py:broken"], "broken() raises RuntimeError: no such data set"),
+        (["--model", "user_net.py:ready"], "left.weight"),
+        (["--model", "bad.py:Net"], "its code raises ZeroDivisionError"),
+        (
+            ["--model", "user_net.py:Net", "--dialect", "bilinear-readout"],
+            "both say what the files",
+        ),
+        (["--example", "x.npy"], "--example is an example of the argument of a module"),
+    ],
+)
+def test_what_is_no_module_is_one_line(place, options, said):
+    (place / "bad.py").write_text("1 / 0\n")
+    done = command("similarity", *files(place), *options, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert said in done.stderr, done.stderr
