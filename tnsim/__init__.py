@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.analysis import baselines, figures, reading, report
     from tnsim.analysis.hidden_states import hidden_states, layer_similarity
     from tnsim.checkpoints.dialects import Dialect
+    from tnsim.checkpoints.functions import from_function
     from tnsim.checkpoints.load import (
         ForwardDifference,
         Series,
@@ -164,6 +165,7 @@ _HOME = {
     "save": "checkpoints.native",
     "from_state_dict": "checkpoints.load",
     "Series": "checkpoints.load",
+    "from_function": "checkpoints.functions",
     "from_module": "checkpoints.modules",
     "inputs_of": "checkpoints.module_calls",
     "Dialect": "checkpoints.dialects",
@@ -283,6 +285,7 @@ __all__ = [
     "contract",
     "contract_expression",
     "figures",
+    "from_function",
     "from_module",
     "from_state_dict",
     "heads",

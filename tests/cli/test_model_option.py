@@ -157,7 +157,10 @@ def test_an_example_says_what_the_module_takes(place):
             "there is no module 'no_such_module' that Python finds",
         ),
         (["--model", "user_net.py:Nett"], "there is no 'Nett' in it; there is Net"),
-        (["--model", "user_net.py:number"], "number is a int, no nn.Module"),
+        (
+            ["--model", "user_net.py:number"],
+            "number is no nn.Module, nor anything that makes one, found 3",
+        ),
         (["--model", "user_net.py:text"], "text() is a str, no nn.Module"),
         (["--model", "user_net.py:Needs"], "write a function without any that calls it"),
         (["--model", "user_net.py:broken"], "broken() raises RuntimeError: no such data set"),

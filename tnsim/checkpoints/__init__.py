@@ -14,6 +14,7 @@ The modules in their reading order:
     modules, module_examples  PyTorch modules, and files of their weights, become models
     module_calls              states inside a module
     graphs, entrywise, curves         forward passes as operations known by name, chains of them
+    functions, jaxprs                 functions of JAX become models, their primitives operations
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     guard                     every failure of reading becomes a single sentence
 """

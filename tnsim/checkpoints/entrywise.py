@@ -184,6 +184,7 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
     "sigmoid": _smooth(special.expit),
     "tanh": _smooth(np.tanh),
     "erf": _smooth(special.erf),
+    "erfc": _smooth(special.erfc),
     "sin": _smooth(np.sin),
     "cos": _smooth(np.cos),
     "atan": _smooth(np.arctan),
@@ -383,7 +384,8 @@ class Chain:
                 np.broadcast_to(self._value(one, u, {}) * 1.0, u.shape) for one in pair
             )
             difference = first - second
-            slope = (difference[1] - difference[0]) / (u[1] - u[0])
+            with np.errstate(invalid="ignore"):  # a bound may be infinite, which nothing crosses
+                slope = (difference[1] - difference[0]) / (u[1] - u[0])
             if slope:
                 root = float(u[0] - difference[0] / slope)
                 if low < root < high:

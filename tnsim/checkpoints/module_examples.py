@@ -22,7 +22,7 @@ TOLERANCE = 1e-5  # relative; in float64 only tables of a rotation in float32 ma
 AN_EXAMPLE = (
     "an example of them, to tnsim.from_module(net, inputs=x), for gradients to "
     "tnsim.torch.from_module(net, inputs=x), and for files of its weights to "
-    "tnsim.load(path, net, inputs=x)"
+    "tnsim.load(path, net, inputs=x), --example x.npy on the command line"
 )
 SAMPLES, POSITIONS = 8, 5  # sizes of example inputs
 

@@ -505,7 +505,7 @@ class _Trace:
             "expand",
             "contiguous",
         )
-        if same and self.shown[one].numel() == self.example.numel():
+        if same and np.prod(self.shown[one].shape) == np.prod(self.example.shape):
             return Token(shape)
         raise UnsupportedLayer(
             f"{one.place} computes {one.name} of token numbers, and layers read tokens by an "

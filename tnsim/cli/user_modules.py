@@ -58,14 +58,20 @@ def module_at(place: str) -> Any:
     if hasattr(found, "named_parameters") and not isinstance(found, type):
         return found
     if not callable(found):
-        raise CheckpointError(f"{said}: {name} is a {type(found).__name__}, no nn.Module")
+        raise CheckpointError(
+            f"{said}: {name} is no nn.Module, nor anything that makes one, found "
+            f"{printable(repr(found), 80)}"
+        )
     try:
         made = found()
     except Exception as error:
-        raise CheckpointError(
-            f"{said}: {name}() raises {_named(error)}; where it takes arguments, write a function "
-            "without any that calls it, and name the function"
-        ) from error
+        hint = ""
+        if isinstance(error, TypeError):  # as of a class that needs arguments
+            hint = (
+                "; where it takes arguments, write a function without any that calls it, and name "
+                "the function"
+            )
+        raise CheckpointError(f"{said}: {name}() raises {_named(error)}{hint}") from error
     if not hasattr(made, "named_parameters"):
         raise CheckpointError(f"{said}: {name}() is a {type(made).__name__}, no nn.Module")
     return made
@@ -75,19 +81,28 @@ def _code_of(where: str) -> Any:
     """The code of a file, or of an importable module; beside it others may be imported."""
     if not where.endswith(".py"):
         if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)
+            sys.path.append(here)  # last, so that no file there hides another module
         if importlib.util.find_spec(where) is None:
             raise CheckpointError(f"there is no module {where!r} that Python finds")
         return importlib.import_module(where)
     file = Path(where).resolve()
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # A name of its own: a file may be called as a library is.
+    spec = importlib.util.spec_from_file_location(f"tnsim_user_code_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise CheckpointError("there is no such file of Python code")
     if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
+        sys.path.append(str(file.parent))
     code = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, code)  # classes look for their module, as dataclasses do
-    spec.loader.exec_module(code)
+    # Classes look for their module by its name, as dataclasses do.
+    before = sys.modules.get(spec.name)
+    sys.modules[spec.name] = code
+    try:
+        spec.loader.exec_module(code)
+    except BaseException:
+        del sys.modules[spec.name]
+        if before is not None:
+            sys.modules[spec.name] = before
+        raise
     return code
 
 

@@ -1,0 +1,249 @@
+"""Functions of JAX into models: weights in a pytree, a function of them and of inputs.
+
+The function is read by its operations (`jaxprs`), by the algebra that reads modules of PyTorch too
+(`read_graphs`), on the numbers of the weights that are given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from tnsim.checkpoints.norms import Normed
+from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
+from tnsim.models.arrays import is_traced
+from tnsim.models.layers import with_widths
+from tnsim.models.model import Model
+from tnsim.models.origin import Origin
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.jaxprs import FunctionGraph, NumpyLibrary
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_TOLERANCE = 1e-9
+_SCALES = (1.0, -1.0, 0.25, 4.0, 1e-3, 1e3)  # of random inputs
+_JOINED = (
+    "computes with the number of its inputs or with more than one of them: what it gives for an "
+    "input depends on the batch around it, so it is no function of an input"
+)
+
+
+def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Model:
+    """A model that computes a function of JAX.
+
+    The function is read by the operations that JAX writes down for it, with the weights as
+    arguments: everything that is affine, products, activations, gates, residual connections,
+    convolutions, embeddings and attention without softmax. Every operation is known by name, so the
+    model is the function for all inputs of the shape that was read; the two are compared besides,
+    on batches of random inputs of different sizes.
+
+    Args:
+        function: Function of the weights and a batch of inputs, such as `model.apply` of Flax, or
+            `lambda model, x: jax.vmap(model)(x)` for a module of Equinox. It gives one array, of
+            which the first axis is the batch.
+        params: The weights: a pytree of arrays. Leaves that are no arrays go to the function as
+            they are.
+        x: An example of the inputs, a batch (n, d), (n, positions, d) for sequences, (n, ...) for
+            images, or token numbers (n, positions). Sequences are read at the length of the
+            example, which is `n_ctx` of the model.
+
+    Returns:
+        The model. `model.origin.error` is the relative error of its forward pass.
+
+    Raises:
+        UnsupportedLayer: An operation, which the message names, makes no layer, or inputs of a
+            batch depend on one another.
+        ModelError: Weights or inputs are not finite numbers, the function gives several arrays, or
+            the layers compute another function.
+        TooLarge: A layer would be a matrix of which more than 1 GiB is stored.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = {"hidden": np.ones((3, 4)), "out": np.ones((4, 2))}
+        >>> def network(params, x):
+        ...     return (x @ params["hidden"]) ** 2 @ params["out"]
+        >>> from_function(network, params, np.zeros((1, 3)))
+        Model(Multilinear(3 -> 2, rank 4, order 2); degree 2, 20 parameters)
+    """
+    # SciPy knows some activations, and takes longer to import than all of tnsim.
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, joins_inputs, signature
+
+    name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
+    place = f"the function {printable(name, 60)}"
+    flat, form = jax.tree_util.tree_flatten_with_path(params)
+    weights: list[np.ndarray] = []
+    where: list[int] = []
+    precision = np.dtype(np.float64)
+    for n, (path, leaf) in enumerate(flat):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            continue
+        if is_traced(leaf):
+            raise ModelError(
+                "weights that JAX traces have no numbers to read: call tnsim.from_function outside "
+                "of jax.jit, jax.grad and jax.vmap"
+            )
+        found = np.asarray(leaf)
+        if _is_float(found):
+            if jax.numpy.finfo(found.dtype).eps > jax.numpy.finfo(precision).eps:
+                precision = found.dtype
+            found = found.astype(np.float64)
+            if not np.isfinite(found).all():
+                raise ModelError(
+                    f"params{jax.tree_util.keystr(path)} holds numbers that are not finite"
+                )
+        elif found.dtype.kind == "c":
+            raise ModelError(f"params{jax.tree_util.keystr(path)} is complex, and models are real")
+        where.append(n)
+        weights.append(found)
+    example = np.asarray(x)
+    if example.ndim < 2 or example.dtype.kind not in "fiu" or not len(example):
+        raise ModelError(
+            "x is a batch of inputs, numbers (n, d) or tokens (n, positions), found an array of "
+            f"shape {example.shape} and type {example.dtype}; of a function of single inputs give "
+            "lambda params, x: jax.vmap(lambda one: f(params, one))(x)"
+        )
+    if _is_float(example):
+        example = example.astype(np.float64)
+    leaves = [leaf for _, leaf in flat]
+
+    def plain(several: Sequence[Any], batch: Any) -> Any:
+        for n, one in zip(where, several, strict=True):
+            leaves[n] = one
+        return function(jax.tree_util.tree_unflatten(form, leaves), batch)
+
+    def single(several: Sequence[Any], batch: Any) -> Any:
+        return _array_of(plain(several, batch), place)
+
+    def written(batch: int) -> FunctionGraph:
+        shown = np.repeat(example[:1], batch, 0)
+        return graph_of(single, weights, shown, place, precision)
+
+    one, two, three = (written(n) for n in (1, 2, 3))
+    if signature(two) != signature(three):
+        raise UnsupportedLayer(f"{place} {_JOINED}")
+    library = NumpyLibrary(precision)
+    refusals: list[Exception] = []
+    tokens = example.dtype.kind in "iu"
+    for sequence in [True] if tokens else [True, False] if example.ndim == 3 else [False]:
+        positions = example.shape[1] if sequence else 1
+        try:
+            layers = _layers(one, weights, example[:1], library, positions, tokens)
+        except (UnsupportedLayer, TooLarge) as refused:
+            refusals.append(refused)
+            continue
+        if joins_inputs(two, weights, np.repeat(example[:1], 2, 0)):
+            raise UnsupportedLayer(f"{place} {_JOINED}")
+        n_ctx = positions if sequence else None
+        tolerance = max(_TOLERANCE, 64 * one.rounding)
+        error = _error(
+            lambda batch: _numbers(plain, weights, batch), layers, example, n_ctx, tolerance
+        )
+        log.info("%s: relative error of the forward pass %.2g", name, error)
+        at = f" at n_ctx {n_ctx}" if sequence else ""
+        said = (
+            f"read by the graph of {name}{at} and compared with the function itself: relative "
+            f"error {error:.2g}"
+        )
+        origin = Origin(name, (said,), error=error)
+        return Model([layer.layer for layer in layers], n_ctx, origin)
+    first = refusals[0]
+    if isinstance(first, TooLarge):
+        raise first
+    raise UnsupportedLayer(f"{first}. {ON_INPUTS}") from first
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name in ("bfloat16", "float8_e4m3fn")
+
+
+def _array_of(found: Any, place: str) -> Any:
+    """The single array that a function gives."""
+    leaves = jax.tree_util.tree_leaves(found)
+    if len(leaves) != 1 or not hasattr(leaves[0], "shape"):
+        raise ModelError(
+            f"{place} gives {len(leaves)} arrays: give a function of one of them, such as "
+            "lambda params, x: f(params, x)[0]"
+        )
+    return leaves[0]
+
+
+def _numbers(plain: Callable[..., Any], weights: Sequence[np.ndarray], batch: Any) -> np.ndarray:
+    """What the function itself computes, in float64."""
+    with jax.enable_x64(True):
+        found = plain([jax.numpy.asarray(one) for one in weights], jax.numpy.asarray(batch))
+        return np.asarray(jax.tree_util.tree_leaves(found)[0], np.float64)
+
+
+def _layers(
+    graph: FunctionGraph,
+    weights: Sequence[np.ndarray],
+    example: np.ndarray,
+    library: NumpyLibrary,
+    positions: int,
+    tokens: bool,
+) -> list[Normed]:
+    """The layers of the operations, on inputs of the shape of an example."""
+    from tnsim.checkpoints.jaxprs import TABLES
+    from tnsim.checkpoints.read_graphs import layers_of_graph
+
+    arrays = graph.arrays(weights)
+    vocabulary = None
+    if tokens:
+        tables = [one.arguments[0] for one in graph.operations if one.name == "embedding"]
+        known = [arrays[one] for one in tables if one in arrays]
+        vocabulary = known[0].shape[0] if known else int(example.max()) + 1
+    (output,) = graph.outputs
+    found = layers_of_graph(
+        graph.operations,
+        graph.argument,
+        output,
+        arrays,
+        example,
+        TABLES,
+        library,
+        positions,
+        vocabulary,
+    )
+    widths = with_widths(one.layer for one in found)
+    return [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
+
+
+def _error(
+    run: Callable[[Any], np.ndarray],
+    layers: Sequence[Normed],
+    example: np.ndarray,
+    n_ctx: int | None,
+    tolerance: float,
+) -> float:
+    """The largest relative error of layers over batches of several sizes.
+
+    Raises:
+        ModelError: It is larger than rounding.
+    """
+    rng = np.random.default_rng(2)
+    model = Model([one.layer for one in layers], n_ctx)
+    worst = 0.0
+    for scale, count in zip(_SCALES, (3, 3, 1, 5, 2, 4), strict=True):
+        shape = (count, *example.shape[1:])
+        if example.dtype.kind == "f":
+            inputs = scale * rng.normal(size=shape)
+            given = inputs if n_ctx is not None else inputs.reshape(count, -1)
+        else:
+            inputs = rng.integers(model.d_in, size=shape).astype(example.dtype)
+            given = np.eye(model.d_in)[inputs]
+        expected = run(inputs)
+        found = np.asarray(model(given)).reshape(expected.shape)
+        size = np.sqrt(np.mean(expected**2))
+        difference = np.sqrt(np.mean((found - expected) ** 2))
+        worst = max(worst, float(difference / size) if size else float(difference))
+    if not worst < tolerance:  # written with `not`, so that NaN is refused
+        raise ModelError(
+            f"the layers that were read compute something else than the function: relative "
+            f"difference {worst:.2g} on random inputs"
+        )
+    return worst

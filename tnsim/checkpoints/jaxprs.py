@@ -1,0 +1,747 @@
+"""Functions of JAX as operations of which every one is known by name.
+
+JAX writes a function of weights and inputs down as a jaxpr, a list of primitives. Each becomes an
+operation, or a few, of the names that `read_graphs` knows, on arrays of NumPy: nothing is compiled.
+Calls of other functions are written out, also those with derivatives of their own, and loops of a
+fixed number of turns. Branches and loops on values are refused by name.
+
+Source: the reference of `jax.lax`, which says what each primitive computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from tnsim.checkpoints.affine_values import Operation
+from tnsim.checkpoints.entrywise import FUNCTIONS, is_entrywise
+from tnsim.checkpoints.read_graphs import Tables
+from tnsim.errors import UnsupportedLayer
+
+TABLES = Tables(
+    axes=frozenset(
+        (
+            *("broadcast", "cat", "clone", "dynamic_update", "embedding", "expand", "flip"),
+            *("index", "pad", "permute", "scatter", "slice", "t", "to", "view", "where"),
+        )
+    ),
+    sums=frozenset(
+        (
+            *("add", "convolution", "cumsum", "div", "neg", "scatter_add", "sub", "sum"),
+            "window_sum",
+        )
+    ),
+    products=frozenset(("bmm", "mm", "mul")),
+    first_alone=frozenset(("convolution", "div", "index")),
+    choices=frozenset(("embedding", "index", "where")),
+    fills=frozenset(),
+)
+"""What operations are, by name."""
+
+_ENTRYWISE = {
+    **{name: name for name in ("abs", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "log")},
+    **{name: name for name in ("log1p", "neg", "rsqrt", "sign", "sin", "sinh", "sqrt", "tanh")},
+    **{name: name for name in ("add", "asinh", "atan", "div", "eq", "ge", "gt", "le", "lt", "mul")},
+    **{name: name for name in ("ne", "pow", "sub")},
+    "add_any": "add",
+    "and": "logical_and",
+    "logistic": "sigmoid",
+    "max": "maximum",
+    "min": "minimum",
+    "not": "logical_not",
+    "or": "logical_or",
+}
+"""Names of entrywise operations by those of primitives."""
+
+_REFUSED = {
+    "argmax": "topk",
+    "argmin": "topk",
+    "reduce_max": "amax",
+    "reduce_min": "amax",
+    "reduce_window_max": "max_pool2d",
+    "sort": "sort",
+    "top_k": "topk",
+}
+"""Names under which the reason of a refusal is known."""
+
+_ADDED = {
+    **dict.fromkeys(("add", "dynamic_update", "pad", "scatter", "scatter_add", "sub"), (0, 1)),
+    "cat": (0,),
+    "where": (1, 2),
+}
+"""Places of arguments that are added, and not multiplied."""
+
+MOST_TURNS = 1024
+"""Turns of a loop that is written out."""
+
+
+class NumpyLibrary:
+    """The functions of arrays that the algebra asks for, see `affine_values.Library`."""
+
+    def __init__(self, precision: np.dtype | None = None) -> None:
+        self.precision = np.dtype(np.float64) if precision is None else precision
+
+    @property
+    def rounding(self) -> float:
+        return 1e-12
+
+    def keeps(self, before: np.ndarray, after: np.ndarray) -> bool:
+        if before.dtype.kind in "iu" and after.dtype.kind in "iu":
+            return after.dtype.itemsize >= 4
+        if before.dtype.kind in "biu":
+            return True
+        return after.dtype == np.float64
+
+    def vmap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda rows: np.stack([function(row) for row in rows])
+
+    def transposed(self, function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+        image = np.stack([function(row).reshape(-1) for row in np.eye(size)])
+        return lambda row: image @ row
+
+    def array(self, numbers: Any) -> np.ndarray:
+        return np.asarray(numbers)
+
+    def eye(self, size: int) -> np.ndarray:
+        return np.eye(size)
+
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> np.ndarray:
+        return np.concatenate(list(arrays), axis)
+
+    def requires_grad(self, array: Any) -> bool:
+        return False
+
+    def numbers(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionGraph:
+    """A function of weights and inputs.
+
+    Attributes:
+        operations: All operations, each after those that it reads.
+        weights: Operations that stand for the weights, in their order.
+        constants: Arrays that the function brings with it, by their operations.
+        argument: Operation that stands for the input.
+        outputs: Operations that give the outputs.
+        rounding: Relative error with which the function itself rounds numbers on the way, 0 where
+            it computes in the type of its arguments.
+    """
+
+    operations: tuple[Operation, ...]
+    weights: tuple[Operation, ...]
+    constants: Mapping[Operation, np.ndarray]
+    argument: Operation
+    outputs: tuple[Operation, ...]
+    rounding: float = 0.0
+
+    def arrays(self, weights: Sequence[np.ndarray]) -> dict[Operation, np.ndarray]:
+        """Weights and constants by their operations."""
+        return dict(self.constants) | dict(zip(self.weights, weights, strict=True))
+
+
+def graph_of(
+    function: Callable[[list[Any], Any], Any],
+    weights: Sequence[np.ndarray],
+    x: np.ndarray,
+    place: str,
+    precision: np.dtype,
+) -> FunctionGraph:
+    """The operations of a function on inputs of the shape of an example.
+
+    Args:
+        function: Function of a list of weights and an input, with one array as its result.
+        weights: The weights, in float64 where they are floats.
+        x: Inputs, of which the first axis is the batch.
+        place: Words for the function, for messages.
+        precision: Fewest digits that weights had, to which the function may round numbers.
+
+    Returns:
+        The operations.
+
+    Raises:
+        UnsupportedLayer: The function branches on values, or has a primitive of another kind.
+    """
+    given = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (*weights, x)]
+    try:
+        with jax.enable_x64(True):
+            closed = jax.make_jaxpr(lambda *all_of: function(list(all_of[:-1]), all_of[-1]))(*given)
+    except jax.errors.ConcretizationTypeError as error:
+        raise UnsupportedLayer(
+            f"{place} branches on, or counts with, numbers that depend on the input or the "
+            f"weights: {str(error).split('.')[0]}"
+        ) from error
+    writer = _Writer(place, precision)
+    arguments = [writer.leaf("weight") for _ in weights]
+    argument = writer.leaf("input")
+    outputs = writer.called(closed, [*arguments, argument])
+    kept = [writer.operation(one) for one in outputs]
+    return FunctionGraph(
+        tuple(writer.operations),
+        tuple(arguments),
+        writer.constants,
+        argument,
+        tuple(kept),
+        writer.rounding,
+    )
+
+
+class _Writer:
+    """Writes primitives down as operations.
+
+    Args:
+        place: Words for the function, for messages.
+        precision: Fewest digits to which numbers may be rounded.
+    """
+
+    def __init__(self, place: str, precision: np.dtype) -> None:
+        self.place, self.precision = place, precision
+        self.operations: list[Operation] = []
+        self.constants: dict[Operation, np.ndarray] = {}
+        self.shapes: dict[Operation, tuple[int, ...]] = {}
+        self.rounding = 0.0
+
+    def leaf(self, name: str, value: np.ndarray | None = None) -> Operation:
+        """An operation whose result is given from outside, or an array."""
+
+        def missing(*_: Any) -> Any:
+            raise AssertionError(name)
+
+        one = Operation(name, (), (), missing, missing, missing, (), self.place)
+        self.operations.append(one)
+        if value is not None:
+            self.constants[one] = value
+            self.shapes[one] = value.shape
+        return one
+
+    def operation(self, given: Any) -> Operation:
+        """An operation for a number or an array that is no result of one."""
+        return given if isinstance(given, Operation) else self.leaf("constant", np.asarray(given))
+
+    def add(
+        self,
+        name: str,
+        arguments: Sequence[Any],
+        shape: Sequence[int],
+        compute: Callable[..., Any] | None = None,
+        indicator: Callable[..., Any] | None = None,
+    ) -> Operation:
+        """Write an operation down.
+
+        Args:
+            name: Name in the tables.
+            arguments: Operations, also in lists, and numbers.
+            shape: Shape of the result.
+            compute: The operation on arrays; by default the entrywise function of the name.
+            indicator: The same on indicators, where it may have negative numbers otherwise.
+        """
+        run_it = compute or FUNCTIONS[name].compute
+        reads = tuple(dict.fromkeys(_operations_in(arguments)))
+        added = _ADDED.get(name, ())
+
+        def at(values: Mapping[Operation, Any], given: Any) -> Any:
+            if isinstance(given, Operation):
+                return values[given]
+            return [at(values, one) for one in given] if isinstance(given, list) else given
+
+        def run(values: Mapping[Operation, Any]) -> Any:
+            return run_it(*(at(values, one) for one in arguments))
+
+        def varying_only(
+            values: Mapping[Operation, Any], varying: frozenset[Operation], positive: bool
+        ) -> Any:
+            def argument(n: int, given: Any) -> Any:
+                if isinstance(given, list):
+                    return [argument(n, one) for one in given]
+                if isinstance(given, Operation) and given not in varying:
+                    value = values[given]
+                    if n in added:
+                        return value * 0
+                    floats = positive and value.dtype.kind == "f"
+                    return (value != 0).astype(value.dtype) if floats else value
+                if isinstance(given, Operation):
+                    return values[given]
+                return 0 if n in added and isinstance(given, (int, float)) else given
+
+            several = [argument(n, one) for n, one in enumerate(arguments)]
+            if not positive:
+                return run_it(*several)
+            return (np.asarray((indicator or run_it)(*several)) != 0).astype(np.float64)
+
+        def linear(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
+            return varying_only(values, varying, False)
+
+        def reach(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
+            return varying_only(values, varying, True)
+
+        places = [arguments[n] for n in added if n < len(arguments)]
+        told = tuple(one for part in places for one in (part if isinstance(part, list) else [part]))
+        weight = arguments[1] if name == "mm" else None
+        if isinstance(weight, Operation) and weight.name == "t":
+            weight = weight.arguments[0]
+        made = Operation(
+            name,
+            reads,
+            tuple(arguments),
+            run,
+            linear,
+            reach,
+            (),
+            self.place,
+            isinstance(weight, Operation) and weight.name == "weight",
+            told,
+        )
+        self.operations.append(made)
+        self.shapes[made] = tuple(shape)
+        return made
+
+    def called(self, closed: ClosedJaxpr | Jaxpr, given: Sequence[Any]) -> list[Any]:
+        """Write a jaxpr down, and give its outputs."""
+        jaxpr = closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
+        consts = closed.consts if isinstance(closed, ClosedJaxpr) else ()
+        known: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            known[var] = self.leaf("constant", _wide(np.asarray(value)))
+        every: list[Any] = [*jaxpr.invars, *jaxpr.constvars]
+        for var in every:
+            if isinstance(known[var], Operation):
+                self.shapes.setdefault(known[var], tuple(var.aval.shape))
+
+        def read(atom: Any) -> Any:
+            if not isinstance(atom, Literal):
+                return known[atom]
+            value = np.asarray(atom.val)
+            return value.item() if value.ndim == 0 else self.leaf("constant", _wide(value))
+
+        for eqn in jaxpr.eqns:
+            results = self._written(eqn, [read(atom) for atom in eqn.invars])
+            for var, result in zip(eqn.outvars, results, strict=True):
+                known[var] = result
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _written(self, eqn: Any, given: list[Any]) -> list[Any]:
+        """The results of a primitive."""
+        name, params = eqn.primitive.name, eqn.params
+        shape = tuple(eqn.outvars[0].aval.shape) if eqn.outvars else ()
+        for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+            if key in params and name not in ("scan", "while", "cond"):
+                return self.called(params[key], given)
+        if name == "scan":
+            return self._turns(params, given)
+        if name == "split":
+            return self._split(params, given[0])
+        write = getattr(self, f"_{name.replace('-', '_')}", None)
+        if write is not None:
+            return [write(eqn, given, shape)]
+        if name in ("ne", "eq") and given[0] is given[1]:
+            return [np.full(shape, name == "eq")]  # a test for NaN, of finite numbers
+        if name in _ENTRYWISE:
+            return [self._entrywise(_ENTRYWISE[name], given, shape)]
+        if not any(isinstance(one, Operation) for one in given):
+            return [_bound(eqn, given)]
+        if name == "while":
+            raise UnsupportedLayer(
+                f"{self.place} has a loop that ends by a value (jax.lax.while_loop): give the "
+                "number of turns as a number of Python"
+            )
+        if name == "cond":
+            raise UnsupportedLayer(
+                f"{self.place} has a branch on values (jax.lax.cond), another function on either "
+                "side: use jnp.where"
+            )
+        known = _REFUSED.get(name, name)
+        one = self.add(known, given, shape, lambda *several, eqn=eqn: _bound(eqn, several))
+        return [one, *[None] * (len(eqn.outvars) - 1)]
+
+    def _entrywise(self, name: str, given: list[Any], shape: tuple[int, ...]) -> Any:
+        function = FUNCTIONS[name].compute
+        if not any(isinstance(one, Operation) for one in given):
+            return function(*given)
+        given = [self._plain(one) for one in given]
+        indicator = None
+        if name in ("add", "sub"):
+            indicator = np.add
+        elif name == "neg":
+            indicator = np.abs
+        elif name == "div":
+            indicator = lambda one, two: one * np.ones(np.shape(two))  # noqa: E731
+        elif name == "mul":
+            indicator = lambda one, two: np.abs(one) * np.abs(two)  # noqa: E731
+        return self.add(name, given, shape, function, indicator)
+
+    def _plain(self, given: Any) -> Any:
+        """A number in the place of an array of equal numbers, which others broadcast."""
+        if isinstance(given, Operation) or not np.ndim(given):
+            return given
+        is_uniform = given.size and (given == given.flat[0]).all()
+        return given.flat[0].item() if is_uniform else self.operation(given)
+
+    def _integer_pow(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._entrywise("pow", [given[0], eqn.params["y"]], shape)
+
+    def _square(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._entrywise("pow", [given[0], 2], shape)
+
+    def _clamp(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        low, x, high = given
+        return self._entrywise("clamp", [x, low, high], shape)
+
+    def _select_n(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        chosen, *cases = given
+        if len(cases) != 2:
+            raise UnsupportedLayer(f"{self.place} chooses among {len(cases)} cases by numbers")
+        if not isinstance(chosen, Operation) and np.ndim(chosen) and np.unique(chosen).size == 1:
+            return cases[int(np.asarray(chosen).reshape(-1)[0])]
+        if isinstance(chosen, np.ndarray):
+            chosen = self.leaf("constant", chosen)
+        several = [chosen, cases[1], cases[0]]
+        return self._entrywise("where", several, shape)
+
+    def _convert_element_type(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        dtype = np.dtype(eqn.params["new_dtype"])
+        kept = dtype.kind == "f" or dtype.name == "bfloat16"
+        if kept and jax.numpy.finfo(dtype).eps <= jax.numpy.finfo(self.precision).eps:
+            if dtype != np.float64:  # as weights are, so the function is read without the rounding
+                self.rounding = max(self.rounding, float(jax.numpy.finfo(dtype).eps))
+            dtype = np.dtype(np.float64)
+        if not isinstance(given[0], Operation):
+            return np.asarray(given[0]).astype(dtype)[()]
+        return self.add("to", given, shape, lambda x: np.asarray(x).astype(dtype))
+
+    def _copy(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return given[0]
+
+    _copy_p = _stop_gradient = _optimization_barrier = _copy
+
+    def _reshape(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._viewed(given[0], shape)
+
+    def _squeeze(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._viewed(given[0], shape)
+
+    def _viewed(self, x: Any, shape: Sequence[int]) -> Any:
+        if not isinstance(x, Operation):
+            return np.reshape(x, shape)
+        if self.shapes[x] == tuple(shape):
+            return x
+        return self.add("view", [x, tuple(shape)], shape, lambda x, shape: x.reshape(shape))
+
+    def _broadcast_in_dim(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x, places = given[0], eqn.params["broadcast_dimensions"]
+        own = np.shape(x) if not isinstance(x, Operation) else self.shapes[x]
+        between = [1] * len(shape)
+        for size, place in zip(own, places, strict=True):
+            between[place] = size
+        if math.prod(between) == math.prod(shape):
+            return self._viewed(x, shape)
+        if not isinstance(x, Operation):
+            return np.broadcast_to(np.reshape(x, between), shape)
+
+        def compute(x: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(x.reshape(between), shape)
+
+        last = bool(own) and places[-1] == len(shape) - 1 and own[-1] == shape[-1]
+        return self.add("expand" if last else "broadcast", [x], shape, compute)
+
+    def _transpose(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._permuted(given[0], eqn.params["permutation"])
+
+    def _permuted(self, x: Any, order: Sequence[int]) -> Any:
+        if not isinstance(x, Operation):
+            return np.transpose(x, order)
+        if list(order) == sorted(order):
+            return x
+        shape = [self.shapes[x][n] for n in order]
+        name = "t" if tuple(order) == (1, 0) else "permute"
+        arguments = [x] if name == "t" else [x, tuple(order)]
+        return self.add(name, arguments, shape, lambda x, *_: np.transpose(x, order))
+
+    def _rev(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        axes = tuple(eqn.params["dimensions"])
+        return self.add("flip", [given[0], axes], shape, lambda x, axes: np.flip(x, axes))
+
+    def _slice(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x, params = given[0], eqn.params
+        starts, stops = params["start_indices"], params["limit_indices"]
+        steps = params["strides"] or [1] * len(starts)
+        for axis, (start, stop, step) in enumerate(zip(starts, stops, steps, strict=True)):
+            x = self._sliced(x, axis, start, stop, step)
+        return x
+
+    def _sliced(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
+        own = list(self.shapes[x] if isinstance(x, Operation) else np.shape(x))
+        if (start, stop, step) == (0, own[axis], 1):
+            return x
+        taken = (*[slice(None)] * axis, slice(start, stop, step))
+        if not isinstance(x, Operation):
+            return x[taken]
+        own[axis] = len(range(start, stop, step))
+        arguments = [x, axis, start, stop, step]
+        return self.add("slice", arguments, own, lambda x, *_: x[taken])
+
+    def _split(self, params: Mapping[str, Any], x: Any) -> list[Any]:
+        ends = np.cumsum([0, *params["sizes"]]).tolist()
+        return [self._sliced(x, params["axis"], start, stop) for start, stop in pairwise(ends)]
+
+    def _concatenate(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        axis = eqn.params["dimension"]
+        parts = [self.operation(one) for one in given]
+        return self.add("cat", [parts, axis], shape, np.concatenate)
+
+    def _pad(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._by_jax("pad", eqn, given, shape)
+
+    def _iota(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return _bound(eqn, given)
+
+    def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        axes = tuple(eqn.params["axes"])
+        return self.add("sum", [given[0], axes], shape, lambda x, axes: np.sum(x, axes))
+
+    def _cumsum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._by_jax("cumsum", eqn, given, shape)
+
+    def _reduce_window_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._by_jax("window_sum", eqn, given, shape)
+
+    def _conv_general_dilated(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        return self._by_jax("convolution", eqn, given, shape)
+
+    def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        operand, places = given
+        tokens = self._tokens_in(places, operand)
+        numbers = eqn.params["dimension_numbers"]
+        own = self.shapes.get(operand, ()) if isinstance(operand, Operation) else ()
+        rows = tuple(eqn.params["slice_sizes"]) == (1, *own[1:]) and len(own) == 2
+        if (
+            tokens is not None
+            and rows
+            and numbers.offset_dims == (len(shape) - 1,)
+            and shape[:-1] == self.shapes[tokens]
+        ):
+            table = lambda weight, tokens: weight[np.asarray(tokens)]  # noqa: E731
+            return self.add("embedding", [operand, tokens], shape, table)
+        return self._by_jax("index", eqn, given, shape)
+
+    def _tokens_in(self, places: Any, operand: Any) -> Operation | None:
+        """The tokens t of which `where(t < 0, t + size, t)` says which rows are taken."""
+        while isinstance(places, Operation) and places.name in ("view", "to", "expand"):
+            places = places.arguments[0]
+        if not isinstance(places, Operation):
+            return None
+        if places.name == "where":
+            below, added, places = places.arguments
+            size = self.shapes[operand][0] if isinstance(operand, Operation) else None
+            is_usual = getattr(below, "name", "") == "lt" and getattr(added, "name", "") == "add"
+            if not is_usual or below.arguments != (places, 0) or added.arguments != (places, size):
+                return None
+        while isinstance(places, Operation) and places.name == "to":
+            places = places.arguments[0]
+        return places if isinstance(places, Operation) and places.name == "input" else None
+
+    def _dynamic_slice(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x, *starts = given
+        if any(isinstance(one, Operation) for one in starts):
+            return self._by_jax("index", eqn, given, shape)
+        for axis, (start, size) in enumerate(zip(starts, shape, strict=True)):
+            own = self.shapes[x] if isinstance(x, Operation) else np.shape(x)
+            start = int(np.clip(start, 0, own[axis] - size))
+            x = self._sliced(x, axis, start, start + size)
+        return x
+
+    def _dynamic_update_slice(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        if any(isinstance(one, Operation) for one in given[2:]):
+            raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
+        return self._by_jax("dynamic_update", eqn, given, shape)
+
+    def _scatter(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        x, places, updates = given
+        at = self.constants.get(places) if isinstance(places, Operation) else np.asarray(places)
+        if at is None:
+            raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
+        name = "scatter" if eqn.primitive.name == "scatter" else "scatter_add"
+
+        def compute(x: Any, updates: Any) -> np.ndarray:
+            return _bound(eqn, [x, at, updates])
+
+        return self.add(name, [self.operation(x), self.operation(updates)], shape, compute)
+
+    _scatter_add = _scatter
+
+    def _by_jax(self, name: str, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        """A primitive that JAX computes."""
+        if not any(isinstance(one, Operation) for one in given):
+            return _bound(eqn, given)
+        several = [self.operation(one) for one in given]
+        return self.add(name, several, shape, lambda *x: _bound(eqn, x))
+
+    def _dot_general(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
+        """Sums of products, as a product of matrices or of stacks of matrices."""
+        (left_sums, right_sums), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+        left, right = (self.operation(one) for one in given)
+
+        def free(x: Operation, *taken: Sequence[int]) -> list[int]:
+            used = {axis for axes in taken for axis in axes}
+            return [axis for axis in range(len(self.shapes[x])) if axis not in used]
+
+        rows, columns = free(left, left_sums, left_batch), free(right, right_sums, right_batch)
+        sizes = [
+            math.prod(self.shapes[left][axis] for axis in axes)
+            for axes in (left_batch, rows, left_sums)
+        ]
+        several, m, k = sizes
+        n = math.prod(self.shapes[right][axis] for axis in columns)
+        left = self._permuted(left, [*left_batch, *rows, *left_sums])
+        if left_batch:
+            right = self._permuted(right, [*right_batch, *right_sums, *columns])
+            factors = self._viewed(left, (several, m, k)), self._viewed(right, (several, k, n))
+            product = self.add("bmm", list(factors), (several, m, n), np.matmul)
+        elif self._is_fixed(left) and not self._is_fixed(right):
+            # The weight stands last, as in a linear layer.
+            right = self._viewed(self._permuted(right, [*columns, *right_sums]), (n, k))
+            weight = self._permuted(self._viewed(left, (m, k)), (1, 0))
+            product = self.add("mm", [right, weight], (n, m), np.matmul)
+            product = self._permuted(product, (1, 0))
+        else:
+            right = self._viewed(self._permuted(right, [*right_sums, *columns]), (k, n))
+            product = self.add("mm", [self._viewed(left, (m, k)), right], (m, n), np.matmul)
+        return self._viewed(product, shape)
+
+    def _is_fixed(self, one: Operation) -> bool:
+        """Whether a value does not depend on the input."""
+        needed, seen = [one], {one}
+        while needed:
+            now = needed.pop()
+            if now.name == "input":
+                return False
+            for before in now.reads:
+                if before not in seen:
+                    seen.add(before)
+                    needed.append(before)
+        return True
+
+    def _turns(self, params: Mapping[str, Any], given: list[Any]) -> list[Any]:
+        """A loop of a fixed number of turns, turn by turn."""
+        length, fixed, carried = params["length"], params["num_consts"], params["num_carry"]
+        if length > MOST_TURNS:
+            raise UnsupportedLayer(
+                f"{self.place} has a loop of {length:,} turns (jax.lax.scan), and loops are "
+                f"written out up to {MOST_TURNS:,}"
+            )
+        constants, state = given[:fixed], given[fixed : fixed + carried]
+        every = given[fixed + carried :]
+        results: list[list[Any]] = []
+        order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+        for turn in order:
+            parts = []
+            for x in every:
+                part = self._sliced(x, 0, turn, turn + 1)
+                own = self.shapes[part] if isinstance(part, Operation) else np.shape(part)
+                parts.append(self._viewed(part, own[1:]))
+            found = self.called(params["jaxpr"], [*constants, *state, *parts])
+            state = found[:carried]
+            results.append(found[carried:])
+        if params["reverse"]:
+            results.reverse()
+        stacked = []
+        for column in zip(*results, strict=True):
+            rows = []
+            for one in map(self.operation, column):
+                rows.append(self._viewed(one, (1, *self.shapes[one])))
+            whole = (length, *self.shapes[rows[0]][1:])
+            stacked.append(self.add("cat", [rows, 0], whole, np.concatenate))
+        return [*state, *stacked]
+
+
+def _operations_in(arguments: Any) -> list[Operation]:
+    found = []
+    for one in arguments:
+        if isinstance(one, Operation):
+            found.append(one)
+        elif isinstance(one, list):
+            found += _operations_in(one)
+    return found
+
+
+def _bound(eqn: Any, given: Sequence[Any]) -> Any:
+    """What JAX computes for a primitive, in float64."""
+    with jax.enable_x64(True):
+        given = [
+            np.asarray(one, dtype=atom.aval.dtype) if np.ndim(one) == 0 else np.asarray(one)
+            for one, atom in zip(given, eqn.invars, strict=True)
+        ]
+        found = eqn.primitive.bind(*given, **eqn.params)
+    if eqn.primitive.multiple_results:
+        found = found[0]
+    return np.asarray(found)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """An array of floats in float64."""
+    floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return array.astype(np.float64) if floats else array
+
+
+def signature(graph: FunctionGraph) -> list[Any]:
+    """Operations and their numbers, without shapes: equal for batches of any size."""
+    return [
+        (one.name, *[given for given in one.arguments if isinstance(given, (bool, float))])
+        for one in graph.operations
+    ]
+
+
+def joins_inputs(graph: FunctionGraph, weights: Sequence[np.ndarray], x: np.ndarray) -> bool:
+    """Whether an entry of the output reads more than one input of a batch of two.
+
+    Args:
+        graph: Operations on two inputs.
+        weights: The weights.
+        x: Two inputs.
+    """
+    numbers: dict[Operation, Any] = {**graph.arrays(weights), graph.argument: x}
+    first = np.zeros(x.shape)
+    first[0] = 1
+    read: dict[Operation, tuple[Any, Any]] = {graph.argument: (first, 1 - first)}
+    for one in graph.operations:
+        if one in numbers:
+            continue
+        numbers[one] = one.run(numbers)
+        if any(before in read for before in one.reads):
+            read[one] = tuple(_reached(one, numbers, read, n) for n in (0, 1))  # pyright: ignore
+    return any(
+        len(read[out][0]) != 2 or bool(read[out][0][1].any()) or bool(read[out][1][0].any())
+        for out in graph.outputs
+        if out in read
+    )
+
+
+def _reached(
+    one: Operation, numbers: Mapping[Operation, Any], read: Mapping[Operation, Any], n: int
+) -> np.ndarray:
+    """The entries of a result that depend on an input of a batch of two."""
+    known = frozenset(before for before in one.reads if before in read)
+    here = {before: read[before][n] for before in known}
+    shape = np.shape(numbers[one])
+    if one.name == "embedding":
+        return np.broadcast_to(here[one.arguments[1]][..., None], shape)
+    affine = one.name in TABLES.axes or one.name in TABLES.sums or one.name in TABLES.products
+    total = np.zeros(shape)
+    for before in known:
+        if affine and one.name not in ("mul", "where"):
+            # The others are ones where each of several factors counts, and zeros in a sum.
+            fill = 1.0 if one.name in TABLES.products else 0.0
+            others = {o: np.full(np.shape(here[o]), fill) for o in known if o is not before}
+            total = total + one.reach({**numbers, **others, before: here[before]}, known)
+        elif is_entrywise(one.name):
+            total = total + here[before]
+        else:
+            total = total + here[before].max()
+    return total
