@@ -78,6 +78,7 @@ VECTORS = {
     "a loop": loop,
     "jit": jax.jit(activated(jax.nn.relu)),
     "checkpoint": jax.checkpoint(activated(jax.nn.silu)),
+    "whole numbers": lambda p, x: x[:, jnp.arange(4) // 2] * ((jnp.arange(4) & 1) + jnp.arange(4) % 3),
     "vmap": lambda p, x: jax.vmap(lambda one: jnp.outer(one, one).reshape(-1)[:6] @ p["b"])(x),
 }  # fmt: skip
 SEQUENCES = {
@@ -267,6 +268,15 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
             tnsim.from_function(function, given, inputs)
     with pytest.raises(tnsim.ModelError, match=r"outside of jax\.jit"):
         jax.jit(lambda p: tnsim.from_function(line, p, x).layers[0].down.sum())(params)
+
+
+def test_what_counts_inputs_or_draws_numbers_is_refused(rng):
+    x = np.zeros((2, WIDTH))
+    numbered = lambda p, x: jnp.arange(len(x))[:, None] * x @ p["a"]  # noqa: E731
+    drawn = lambda p, x: x + jax.random.normal(jax.random.key(0), x.shape)  # noqa: E731
+    for function in (numbered, drawn):
+        with pytest.raises((tnsim.ModelError, tnsim.UnsupportedLayer)):
+            tnsim.from_function(function, weights(rng), x)
 
 
 def program(rng, depth):

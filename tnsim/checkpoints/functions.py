@@ -243,7 +243,8 @@ def _error(
         worst = max(worst, float(difference / size) if size else float(difference))
     if not worst < tolerance:  # written with `not`, so that NaN is refused
         raise ModelError(
-            f"the layers that were read compute something else than the function: relative "
-            f"difference {worst:.2g} on random inputs"
+            "the layers that were read compute something else than the function (relative "
+            f"difference {worst:.2g} on random inputs), which may draw random numbers, or compute "
+            "with the number of its inputs"
         )
     return worst

@@ -182,7 +182,14 @@ def graph_of(
     writer = _Writer(place, precision)
     arguments = [writer.leaf("weight") for _ in weights]
     argument = writer.leaf("input")
-    outputs = writer.called(closed, [*arguments, argument])
+    try:
+        outputs = writer.called(closed, [*arguments, argument])
+    except UnsupportedLayer:
+        raise
+    except Exception as error:  # as of keys of random numbers, which are no arrays of NumPy
+        raise UnsupportedLayer(
+            f"{place} cannot be read: {' '.join(str(error).split())[:300]}"
+        ) from error
     kept = [writer.operation(one) for one in outputs]
     return FunctionGraph(
         tuple(writer.operations),
@@ -336,6 +343,8 @@ class _Writer:
                 return self.called(params[key], given)
         if name == "scan":
             return self._turns(params, given)
+        if not any(isinstance(one, Operation) for one in given):
+            return [one if one.ndim else one.item() for one in _results(eqn, given)]
         if name == "split":
             return self._split(params, given[0])
         write = getattr(self, f"_{name.replace('-', '_')}", None)
@@ -343,10 +352,16 @@ class _Writer:
             return [write(eqn, given, shape)]
         if name in ("ne", "eq") and given[0] is given[1]:
             return [np.full(shape, name == "eq")]  # a test for NaN, of finite numbers
-        if name in _ENTRYWISE:
+        # Quotients and bits of whole numbers are not those of others.
+        whole = eqn.outvars[0].aval.dtype.kind in "iu" and name in (
+            "div",
+            "and",
+            "or",
+            "not",
+            "pow",
+        )
+        if name in _ENTRYWISE and not whole:
             return [self._entrywise(_ENTRYWISE[name], given, shape)]
-        if not any(isinstance(one, Operation) for one in given):
-            return [_bound(eqn, given)]
         if name == "while":
             raise UnsupportedLayer(
                 f"{self.place} has a loop that ends by a value (jax.lax.while_loop): give the "
@@ -363,8 +378,6 @@ class _Writer:
 
     def _entrywise(self, name: str, given: list[Any], shape: tuple[int, ...]) -> Any:
         function = FUNCTIONS[name].compute
-        if not any(isinstance(one, Operation) for one in given):
-            return function(*given)
         given = [self._plain(one) for one in given]
         indicator = None
         if name in ("add", "sub"):
@@ -412,8 +425,6 @@ class _Writer:
             if dtype != np.float64:  # as weights are, so the function is read without the rounding
                 self.rounding = max(self.rounding, float(jax.numpy.finfo(dtype).eps))
             dtype = np.dtype(np.float64)
-        if not isinstance(given[0], Operation):
-            return np.asarray(given[0]).astype(dtype)[()]
         return self.add("to", given, shape, lambda x: np.asarray(x).astype(dtype))
 
     def _copy(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
@@ -499,9 +510,6 @@ class _Writer:
     def _pad(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return self._by_jax("pad", eqn, given, shape)
 
-    def _iota(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return _bound(eqn, given)
-
     def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axes = tuple(eqn.params["axes"])
         return self.add("sum", [given[0], axes], shape, lambda x, axes: np.sum(x, axes))
@@ -578,8 +586,6 @@ class _Writer:
 
     def _by_jax(self, name: str, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         """A primitive that JAX computes."""
-        if not any(isinstance(one, Operation) for one in given):
-            return _bound(eqn, given)
         several = [self.operation(one) for one in given]
         return self.add(name, several, shape, lambda *x: _bound(eqn, x))
 
@@ -672,6 +678,11 @@ def _operations_in(arguments: Any) -> list[Operation]:
 
 
 def _bound(eqn: Any, given: Sequence[Any]) -> Any:
+    """The first result of a primitive, as JAX computes it in float64."""
+    return _results(eqn, given)[0]
+
+
+def _results(eqn: Any, given: Sequence[Any]) -> list[Any]:
     """What JAX computes for a primitive, in float64."""
     with jax.enable_x64(True):
         given = [
@@ -679,9 +690,8 @@ def _bound(eqn: Any, given: Sequence[Any]) -> Any:
             for one, atom in zip(given, eqn.invars, strict=True)
         ]
         found = eqn.primitive.bind(*given, **eqn.params)
-    if eqn.primitive.multiple_results:
-        found = found[0]
-    return np.asarray(found)
+    several = found if eqn.primitive.multiple_results else [found]
+    return [np.asarray(one) for one in several]
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
