@@ -106,8 +106,8 @@ def test_other_errors_end_with_their_own_fix(tmp_path):
         (lambda: tnsim.Model([torch.relu]), r"is read by tnsim.from_module\(module\)"),
         (lambda: tnsim.Residual(nn.ReLU()), r"is read by tnsim.from_module\(module\)"),
         (lambda: tnsim.from_module(Gated()), r"metric tnsim.Empirical\(inputs\)"),
-        (lambda: tnsim.from_module(nn.Conv2d(3, 4, 3)), r"tnsim.load\(path, net, inputs=x\)"),
-        (lambda: tnsim.from_module(nn.ReLU()), r"tnsim.load\(path, net, inputs=x\)"),
+        (lambda: tnsim.from_module(nn.Conv2d(3, 4, 3)), r"--example x.npy on the command line"),
+        (lambda: tnsim.from_module(nn.ReLU()), r"--example x.npy on the command line"),
     ):
         said = refusal(attempt)
         assert re.search(f"{fix}$", said) and "What has no layer here" not in said, said

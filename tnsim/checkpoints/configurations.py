@@ -110,16 +110,22 @@ def _read_yaml(file: Path) -> Any:
         raise MissingExtra("pyyaml", "yaml", f"reading {file}") from None
     text = read_text(file, YAML_BYTES)
     parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # `CSafeLoader` is compiled
+    nested = f"{file.name} beside it is nested deeper than {YAML_DEPTH}"
     depth = 0
-    for event in yaml.parse(text, parser):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > YAML_DEPTH:
-            raise CheckpointError(f"{file.name} beside it is nested deeper than {YAML_DEPTH}")
-        if isinstance(event, yaml.AliasEvent):  # a few aliases can stand for any length
-            raise CheckpointError(
-                f"{file.name} beside it refers to itself by *{event.anchor}; write the value out"
-            )
+    try:
+        for event in yaml.parse(text, parser):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > YAML_DEPTH:
+                raise CheckpointError(nested)
+            if isinstance(event, yaml.AliasEvent):  # a few aliases can stand for any length
+                raise CheckpointError(
+                    f"{file.name} beside it refers to itself by *{event.anchor}; write it out"
+                )
+    except yaml.YAMLError as error:
+        if "maximum nesting depth" in str(error):  # the parser's own, which reads ahead
+            raise CheckpointError(nested) from error
+        raise
     return yaml.load(text, parser)
 
 
