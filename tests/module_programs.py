@@ -84,6 +84,9 @@ OPERATIONS: dict[str, Operation] = {
     "residual": Operation(lambda m, c, u, v: u + c * v, arity=2),
     "difference": Operation(lambda m, c, u, v: torch.sub(u, v, alpha=2), arity=2),
     "lerp": Operation(lambda m, c, u, v: torch.lerp(u, v, c), arity=2),
+    "lerp by a value": Operation(
+        lambda m, c, u, v: torch.lerp(u, m.a(v), v), MAP, 2, lambda a, b: max(a, b) + b
+    ),
     "gain": Operation(lambda m, c, v: v * m.gain, {"gain": (WIDTH,)}),
     "clamped gain": Operation(lambda m, c, v: v * m.gain.clamp(0, 1), {"gain": (WIDTH,)}),
     "gain by tanh": Operation(lambda m, c, v: v * torch.tanh(m.gain), {"gain": (WIDTH,)}),
@@ -144,6 +147,10 @@ NO_LAYER: dict[str, Operation] = {
     "sorted": Operation(lambda m, c, v: v.sort(-1).values),
     "mean of the batch": Operation(lambda m, c, v: v - v.mean(0)),
     "batch size": Operation(lambda m, c, v: v / len(v)),
+    "truncated": Operation(lambda m, c, v: v + torch.div(v, 3000, rounding_mode="trunc")),
+    "half precision": Operation(lambda m, c, v: v.half().to(v.dtype)),
+    "noise": Operation(lambda m, c, v: v + 1e-9 * torch.rand(WIDTH, dtype=v.dtype)),
+    "a number of its own": Operation(lambda m, c, v: torch.where(v == c, 0.0, v)),
     "integers": Operation(lambda m, c, v: v.long().to(v.dtype)),
     "branch": Operation(lambda m, c, v: v if v.sum() > 100 else 2 * v),
 }  # fmt: skip
