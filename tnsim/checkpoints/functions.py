@@ -64,11 +64,12 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
 
     Example:
         >>> import jax.numpy as jnp
-        >>> params = {"hidden": np.ones((3, 4)), "out": np.ones((4, 2))}
+        >>> draw = np.random.default_rng(0).normal
+        >>> params = {"hidden": draw(size=(3, 4)), "out": draw(size=(4, 2))}
         >>> def network(params, x):
         ...     return (x @ params["hidden"]) ** 2 @ params["out"]
         >>> from_function(network, params, np.zeros((1, 3)))
-        Model(Multilinear(3 -> 2, rank 4, order 2); degree 2, 20 parameters)
+        Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
     from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, joins_inputs, signature

@@ -652,7 +652,8 @@ def from_state_dict(
 
     Example:
         >>> shapes = {"W_l": (4, 2), "W_r": (4, 2), "W_p": (3, 4)}
-        >>> from_state_dict({name: np.ones(shape) for name, shape in shapes.items()}).degree
+        >>> state = {name: np.ones(shape) for name, shape in shapes.items()}
+        >>> from_state_dict(state, "bilinear-readout").degree
         2
     """
     leave_out = patterns(leave_out)
