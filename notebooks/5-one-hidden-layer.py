@@ -52,8 +52,9 @@ first, second = train(0), train(1)
 first[1600]
 
 # %% [markdown]
-# `from_module` found the activation by its values and compared the model with the module's own
-# forward pass. GELU and its form by tanh, as in GPT-2, differ by 4e-4 and are two activations here.
+# `from_module` read the activation in the module's graph and compared the model with the module's
+# own forward pass. GELU and its form by tanh, as in GPT-2, differ by 4e-4 and are two activations
+# here.
 #
 # ## Two seeds
 
