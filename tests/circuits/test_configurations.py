@@ -162,6 +162,11 @@ def test_configurations_are_read_as_they_are_computed(layout):
     assert read >= READ[layout]
 
 
+def test_norms_without_weights_are_no_activations():
+    written = {**BASES["opt"], "layer_norm_elementwise_affine": False, "model_type": "opt"}
+    assert is_read(written, made(written))
+
+
 @pytest.mark.parametrize(
     ("layout", "change", "said"),
     [

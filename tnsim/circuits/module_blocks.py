@@ -142,7 +142,7 @@ class PartsOfModule(StandardParts):
         layout = self.transformer.layout
         for path, child in _activations_in(block):
             if path in (layout.attention_norm, layout.mlp_norm):
-                continue  # a norm without weights, which the states of the block have held to it
+                continue  # a norm without weights is compared with the block's states, as any norm
             try:
                 found = np.asarray(from_module(child, inputs=np.zeros((2, WIDTH)))(rows))
             except (UnsupportedLayer, ModelError) as refused:
