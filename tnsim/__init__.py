@@ -44,12 +44,9 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
         Rule,
     )
     from tnsim.circuits.parts import Parts, PartSeries, SeriesParts, parts
-    from tnsim.compare.by_features import FeaturePlan
-    from tnsim.compare.by_kernels import KernelPlan
-    from tnsim.compare.by_points import ForwardPlan
+    from tnsim.compare.estimates import Estimate
     from tnsim.compare.monte_carlo import Check, check
     from tnsim.compare.numbers import Number, Numbers, SignedLog
-    from tnsim.compare.planned import AnyPlan
     from tnsim.compare.similarity import inner, log_inner, plan, similarity, slices
     from tnsim.compare.surrogate import polynomial
     from tnsim.engine.budget import Budget
@@ -150,10 +147,7 @@ _HOME = {
     "change": "localise.change",
     "Change": "localise.change",
     "Plan": "engine.plan",
-    "ForwardPlan": "compare.by_points",
-    "FeaturePlan": "compare.by_features",
-    "KernelPlan": "compare.by_kernels",
-    "AnyPlan": "compare.planned",
+    "Estimate": "compare.estimates",
     "network": "tensor_networks.network",
     "networks": "tensor_networks.closed_networks",
     "contract": "tensor_networks.contraction",
@@ -207,7 +201,6 @@ _MODULES = {
 
 __all__ = [
     "Activation",
-    "AnyPlan",
     "Attention",
     "AttentionRule",
     "Bilinear",
@@ -227,18 +220,16 @@ __all__ = [
     "Elementwise",
     "ElementwiseRule",
     "Empirical",
+    "Estimate",
     "ExecutorError",
     "Expression",
-    "FeaturePlan",
     "FiniteMetric",
     "ForwardDifference",
-    "ForwardPlan",
     "Frobenius",
     "Gated",
     "GatedRule",
     "Gaussian",
     "GaussianClosure",
-    "KernelPlan",
     "Layer",
     "LayerwiseMetric",
     "Linear",

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.run_plan import FORWARD, PairwisePlan, Route, Sizes
 from tnsim.all_pairs.sources import Entry, Source
-from tnsim.compare.by_points import Rows, check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import AtPoints, Rows, points_of
 from tnsim.compare.numbers import cosine_error
-from tnsim.compare.request import CROSS, parts
+from tnsim.compare.request import CROSS, Question, parts
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -62,12 +62,13 @@ def route(
         TooLarge: A pair of models is beyond the budget.
     """
     models = list(examples.values())
-    points = points_of(models, setting.metric, CROSS, setting.slices, setting.dtype, read)
+    points = points_of(models, setting.metric, read)
     if points is None:
         return None
     for model in models:
-        single = forward_plan([model], setting.metric, points, setting.dtype)
-        check_affordable(single, setting.metric, setting.budget)
+        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
+        single = AtPoints(question, points)
+        single.check(single.estimate(), setting.budget)
     run = Sizes.of(rows, columns, examples, setting)
     # Sums are kept by groups of points, for the standard errors.
     run = run._replace(products=run.products * GROUPS)

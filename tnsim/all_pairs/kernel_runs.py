@@ -14,7 +14,7 @@ import jax
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.run_plan import KERNELS, PairwisePlan, Route, Sizes
 from tnsim.all_pairs.sources import Entry
-from tnsim.compare.by_kernels import check_affordable, kernel_plan, prepared_under
+from tnsim.compare.by_kernels import check_kernels, kernel_estimate, prepared_under
 from tnsim.compare.request import CROSS
 from tnsim.engine.runtime import execution
 from tnsim.models.model import Model
@@ -49,8 +49,8 @@ def route(
     run = Sizes.of(rows, columns, examples, setting)
     plans = []
     for model in examples.values():
-        plans.append(kernel_plan(model, model, setting.metric, CROSS, setting.dtype))
-        check_affordable(plans[-1], setting.budget)
+        plans.append(kernel_estimate(model, model, setting.metric, CROSS, setting.dtype))
+        check_kernels(plans[-1], setting.budget)
     largest = max(plans, key=lambda plan: plan.multiplications)
     one_pair = run.terms**2 * largest.multiplications
     tile = run.tile(one_pair, 4 * max(1, run.weights))

@@ -273,7 +273,12 @@ def _route(
     if kernel_runs.applies(list(examples.values()), setting):
         return kernel_runs.route(rows, columns, examples, setting)
     read = list(known.read.values())
-    forward = forward_runs.route(rows, columns, examples, read, setting)
+    try:
+        forward = forward_runs.route(rows, columns, examples, read, setting)
+    except TooLarge:
+        if adds_up(setting.metric) or kept == FORWARD:
+            raise
+        forward = None
     if forward is None:
         return costs.plan(rows, columns, examples, setting)
     passes = forward.plan

@@ -48,6 +48,7 @@ from tnsim.cli.options import (
 from tnsim.errors import ModelError, TnsimError, printable
 
 if TYPE_CHECKING:
+    from tnsim.compare.estimates import Estimate
     from tnsim.compare.monte_carlo import Check
     from tnsim.compare.numbers import Number
     from tnsim.models.model import Model
@@ -216,12 +217,11 @@ def _as_data(
     return answer
 
 
-def _tier(planned: object) -> str | None:
+def _tier(estimate: Estimate) -> str | None:
     """The tier in which a plan of contractions runs; None where another route answers."""
-    from tnsim.engine.plan import Plan
     from tnsim.engine.runtime.rates import tier_of
 
-    return tier_of(planned) if isinstance(planned, Plan) else None
+    return None if estimate.contraction is None else tier_of(estimate.contraction)
 
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
@@ -328,14 +328,15 @@ def plan(
         typer.echo(planned.to_json())
         return
     say(str(planned))
-    if not isinstance(planned, tnsim.Plan):
+    contraction = planned.contraction
+    if contraction is None:
         return
     say(f"{'tier':<16} {_tier(planned)}")
-    say(f"{'estimated':<16} {seconds(planned)}")
+    say(f"{'estimated':<16} {seconds(contraction)}")
     counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
-    for n, program in enumerate(planned.programs):
-        runs = [stage for stage in planned.stages if stage.program == n]
+    for n, program in enumerate(contraction.programs):
+        runs = [stage for stage in contraction.stages if stage.program == n]
         counts = f"{n:>5} {len(runs):>5} {program.contractions:>13,} {program.multiplications:>16,}"
         say(f"{counts}  {_first_names(runs[0].inputs)}")
 

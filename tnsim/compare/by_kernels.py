@@ -9,23 +9,22 @@ series leave out counts in the size of a product, relative to which the error of
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from tnsim.compare.request import CROSS, InnerProducts, Request
+from tnsim.compare.estimates import Estimate, check_affordable
+from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact
 from tnsim.compare.resident import content, is_constant
-from tnsim.engine.budget import Budget, check_budget
+from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
-from tnsim.errors import TooLarge, UnsupportedLayer
+from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
@@ -53,85 +52,61 @@ from tnsim.problems.kernels import (
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
 from tnsim.sessions import session
-from tnsim.tables import html_table
 
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, PreparedModel], ...]]
 """A sum of prepared models: triples (coefficient, exponent, model), and the exponent of the sum."""
 
+_RATE = 1.5e8
+"""Multiplications of kernels in a second, with the activations' series."""
 
-@dataclass(frozen=True)
-class KernelPlan:
-    """The sums over pairs of hidden units that would run for the inner products of two models.
+
+class Kernels:
+    """The route by sums over pairs of hidden units.
 
     Args:
-        metric: Name of the metric.
-        exact: Whether the metric's definition is met exactly.
-        route: The word "kernels".
-        dtype: Precision of the computation.
-        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        units: Numbers of hidden units of both models, in the widest layer.
-        kernels: Number of kernels: pairs of models, at every distinct position of a sequence and,
-            under `GaussianClosure`, at every nonlinear layer, where laws of states are made too.
-        multiplications: Scalar multiplications of all kernels and of their products with weights.
-            Pairs of units of high correlation take more, which depends on weights.
-        peak_bytes: Bytes of all arrays alive at once, beside the models.
-
-    Example:
-        >>> import numpy as np, tnsim
-        >>> layers = tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")
-        >>> print(tnsim.plan(tnsim.Model(layers), tnsim.Model(layers)))
-        metric           gaussian (exact)
-        route            1 kernel of 2 x 2 hidden units
-        inner products   AB
-        multiplications  124 scalar multiplications of float64
-        peak memory      0.00 MiB of float64 beside the models
+        question: Question that `answers` accepts.
     """
 
-    metric: str
-    exact: bool
-    route: str
-    dtype: str
-    outputs: tuple[str, ...]
-    units: tuple[int, int]
-    kernels: int
-    multiplications: int
-    peak_bytes: int
+    name = "kernels"
+    search = 0.0
 
-    def to_json(self) -> str:
-        """The fields as a JSON object."""
-        return json.dumps(dataclasses.asdict(self))
+    def __init__(self, question: Question) -> None:
+        self.question = question
 
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._kernel_rows())
+    def estimate(self, limit: float = math.inf) -> Estimate:
+        """See `routes.Route`."""
+        question = self.question
+        return kernel_estimate(
+            question.models[0], question.models[-1], question.metric, question.wanted, question.dtype
+        )
 
-    def _repr_html_(self) -> str:
-        return html_table("Plan", self._kernel_rows())
+    def check(self, estimate: Estimate, budget: Budget) -> None:
+        """See `routes.Route`."""
+        check_kernels(estimate, budget)
 
-    def _kernel_rows(self) -> list[tuple[str, str]]:
-        guarantee = "exact" if self.exact else "approximation"
-        first, second = self.units
-        memory = f"{self.peak_bytes / 2**20:,.2f}"
-        several = "kernel" if self.kernels == 1 else "kernels"
-        work = f"{self.multiplications:,} scalar multiplications of {self.dtype}"
-        return [
-            ("metric", f"{self.metric} ({guarantee})"),
-            ("route", f"{self.kernels:,} {several} of {first:,} x {second:,} hidden units"),
-            ("inner products", ", ".join(self.outputs)),
-            ("multiplications", work),
-            ("peak memory", f"{memory} MiB of {self.dtype} beside the models"),
-        ]
+    def products(
+        self, first: AnyModel, second: AnyModel, request: Request, traced: bool
+    ) -> InnerProducts:
+        """See `by_kernels`."""
+        return by_kernels(first, second, request, traced)
 
 
-def kernel_plan(
+def kernel_estimate(
     a: Model, b: Model, metric: Metric, wanted: tuple[Pair, ...], dtype: str
-) -> KernelPlan:
-    """The plan of the inner products of two models.
+) -> Estimate:
+    """What the inner products of two models take.
 
     Args:
         a, b: Models that `answers` accepts under the metric.
         metric: A Gaussian metric.
         wanted: Inner products that are wanted.
         dtype: Precision of the computation.
+
+    Returns:
+        An estimate with the facts "kernels", the pairs of models at every distinct position of a
+        sequence and, under `GaussianClosure`, at every nonlinear layer, where laws of states are
+        made too; and "rows of hidden units" and "columns of hidden units", of the widest layers.
+        Pairs of units of high correlation take more multiplications, which depends on weights.
     """
     positions = len(marginals(metric, a.d_in, a.n_ctx))
     item = ITEM_BYTES[dtype]
@@ -147,35 +122,35 @@ def kernel_plan(
         met += meetings(chain, chain, True)[:-1]
     kept = sum(own_numbers(x.units, x.d_in, x.d_out) for chain in chains.values() for x in chain)
     first, second = (max(x.units for x in chain) for chain in chains.values())
-    return KernelPlan(
+    work = positions * sum(meeting.work for meeting in met)
+    return Estimate(
         metric=metric.name,
-        exact=bool(metric.is_exact(nonlinear(kinds(a), kinds(b)))),
-        route="kernels",
+        exact=is_exact(metric, (a, b)),
+        route=Kernels.name,
         dtype=dtype,
         outputs=tuple(pair.group for pair in wanted),
-        units=(first, second),
-        kernels=len(met) * positions,
-        multiplications=positions * sum(meeting.work for meeting in met),
+        multiplications=work,
         peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
+        seconds=work / _RATE,
+        facts=(
+            ("kernels", len(met) * positions),
+            ("rows of hidden units", first),
+            ("columns of hidden units", second),
+        ),
     )
 
 
-def check_affordable(plan: KernelPlan, budget: Budget) -> None:
+def check_kernels(estimate: Estimate, budget: Budget) -> None:
     """Raise `TooLarge` where sums over pairs of hidden units are beyond the budget."""
-    check_budget(budget)
-    first, second = plan.units
-    what = f"{plan.metric} of {first:,} x {second:,} hidden units"
-    if plan.multiplications > budget.multiplications:
-        raise TooLarge(
-            f"{what} takes {plan.multiplications:.3g} multiplications, more than the budget of "
-            f"{budget.multiplications:.3g}; {ROADS}, or a larger tnsim.Budget"
-        )
-    room = budget.room(PROGRAM_BYTES, plan.peak_bytes)
-    if plan.peak_bytes > room:
-        raise TooLarge(
-            f"{what} needs {plan.peak_bytes / 2**30:.3g} GiB, and the budget is "
-            f"{room / 2**30:.3g} GiB; use dtype='float32' or a larger tnsim.Budget"
-        )
+    first, second = (estimate.fact(f"{side} of hidden units") for side in ("rows", "columns"))
+    check_affordable(
+        estimate,
+        budget,
+        f"{estimate.metric} of {first:,} x {second:,} hidden units",
+        less_work=f"{ROADS}, or a larger tnsim.Budget",
+        less_memory="use dtype='float32' or a larger tnsim.Budget",
+        program_bytes=PROGRAM_BYTES,
+    )
 
 
 def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
@@ -204,8 +179,8 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
         request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
     if not traced:
         for (_, a), (_, b) in itertools.product((*one, *two), repeat=2):
-            plan = kernel_plan(a, b, request.metric, CROSS, request.dtype)
-            check_affordable(plan, request.budget)
+            estimate = kernel_estimate(a, b, request.metric, CROSS, request.dtype)
+            check_kernels(estimate, request.budget)
     with contextlib.nullcontext() if traced else execution.precision():
         compare = _Comparison(request, traced)
         bra = compare.scaled(one)
@@ -222,7 +197,7 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
             values, exponent = jax.tree.map(
                 lambda array: jnp.asarray(array, request.dtype), (values, exponent)
             )
-    return InnerProducts(values, exponent, traced, request.dtype)
+    return InnerProducts(values, exponent, traced, request.dtype, Kernels.name)
 
 
 class _Comparison:

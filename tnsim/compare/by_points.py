@@ -1,131 +1,133 @@
-"""The choice between forward passes and a plan, and the points and cost of forward passes.
+"""Inner products by forward passes: their points, costs and sums.
 
-These metrics are answered at points instead of by a plan:
+These metrics have points:
 
     Empirical, Product    always
     Categorical           beyond a single attention layer, and where samples are asked for
-    Gaussian              of several nonlinear layers, where Gauss-Hermite nodes are fewer
-                          multiplications than diagrams
+    Gaussian              of several nonlinear layers that read few directions: Gauss-Hermite nodes
 
 A sampled value has a standard error, see `numbers`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.planned import plan_for
+from tnsim.compare.estimates import Estimate, count_text
+from tnsim.compare.request import Comparable, InnerProducts, Question, Request, is_exact, parts
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.metric import Gaussian, joins_whole_trees
-from tnsim.metrics.points import Points, Reading
+from tnsim.metrics.points import Points, Reading, WeightedPoints
 from tnsim.metrics.protocol import FiniteMetric, Metric, adds_up
 from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
-from tnsim.models.model import Model
-from tnsim.names import Pair
+from tnsim.models.model import AnyModel, Model
 from tnsim.problems import forward
-from tnsim.problems.families import choose, has_plan
+from tnsim.problems.families import has_plan
+from tnsim.problems.forward import Terms
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.tables import html_table
+from tnsim.scaled import ScaledSum, taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_FREE_FOR_A_PAIR, _FEW_LEGS, _PER_PAIRING = 2**27, 12, 2**14
-"""Multiplications that take less time than planning diagrams, of models of more than `_FEW_LEGS`
-legs together, and for each pairing of fewer legs: two bilinear layers a side have 105 pairings."""
+_MULTIPLIED, _WRITTEN = 2e10, 1.2e8
+"""Multiplications of matrix products, and numbers written entry by entry, in a second."""
 
 
-@dataclass(frozen=True)
-class ForwardPlan:
-    """Forward passes that would run for the inner products of two models.
+class AtPoints:
+    """The route by forward passes.
 
     Args:
-        metric: Name of the metric.
-        exact: Whether the metric's definition is met exactly.
-        route: Kind of points: `data`, `quadrature`, `enumeration` or `sampling`.
-        dtype: Precision of the computation.
-        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        points: Number of inputs that each model runs on.
-        multiplications: Scalar multiplications of all forward passes and of the products of their
-            outputs.
-        peak_bytes: Bytes of the arrays of a single batch. A small budget makes batches smaller.
-        least_bytes: Bytes of the arrays of a batch of a single point, the least that a budget must
-            have.
-
-    Example:
-        >>> import tnsim
-        >>> line = tnsim.Model([tnsim.Linear([[1.0]])])
-        >>> print(tnsim.plan(line, line, tnsim.Empirical([[1.0], [2.0]])))
-        metric           empirical (exact)
-        route            forward passes at 2 points (data)
-        inner products   AB
-        multiplications  10 scalar multiplications of float64
-        peak memory      0.00 MiB of float64 beside the models
+        question: Question of the comparison.
+        points: Points of the metric for its models, see `points_of`.
     """
 
-    metric: str
-    exact: bool
-    route: str
-    dtype: str
-    outputs: tuple[str, ...]
-    points: int
-    multiplications: int
-    peak_bytes: int
-    least_bytes: int
+    search = 0.0
 
-    def to_json(self) -> str:
-        """The fields as a JSON object."""
-        return json.dumps(dataclasses.asdict(self))
+    def __init__(self, question: Question, points: Points) -> None:
+        self.question, self.points = question, points
+        self.name = route_name(question.metric, points)
 
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<16} {text}" for name, text in self._point_rows())
+    def estimate(self, limit: float = math.inf) -> Estimate:
+        """See `routes.Route`."""
+        return forward_estimate(self.question, self.points)
 
-    def _repr_html_(self) -> str:
-        return html_table("Plan", self._point_rows())
+    def check(self, estimate: Estimate, budget: Budget) -> None:
+        """See `routes.Route`."""
+        check_forward(estimate, self.question, self.points, budget)
 
-    def _point_rows(self) -> list[tuple[str, str]]:
-        guarantee = "exact" if self.exact else "estimate"
-        return [
-            ("metric", f"{self.metric} ({guarantee})"),
-            ("route", f"forward passes at {_count_text(self.points)} points ({self.route})"),
-            ("inner products", ", ".join(self.outputs)),
-            (
-                "multiplications",
-                f"{_count_text(self.multiplications)} scalar multiplications of {self.dtype}",
-            ),
-            (
-                "peak memory",
-                f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models",
-            ),
-        ]
+    def products(
+        self, first: Comparable, second: Comparable, request: Request, traced: bool
+    ) -> InnerProducts:
+        """The inner products of two models, functions or sums of them, at the points.
+
+        Args:
+            first, second: Models, sums of models or plain functions.
+            request: Question asked of them.
+            traced: Whether weights or coefficients are traced.
+
+        Raises:
+            TooLarge: The forward passes would exceed the budget.
+        """
+        points, slices, dtype = self.points, request.slices, request.dtype
+        self.check(self.estimate(), request.budget)
+        one, two = parts(first), parts(second)
+        if traced:
+            inner = partial(forward.inner_product, points=points, slices=slices, dtype=dtype)
+            return _traced_products(one, two, request.squared_norms, inner, self.name)
+        sampled = forward.sums([one], [two], points, slices, dtype, request.budget)
+        sampled = forward.with_cancellation(sampled, [one], [two], points)
+        # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
+        values = {
+            "AB": taken(forward.total(sampled.products), (0, 0)),
+            "AA": taken(forward.total(sampled.rows), 0),
+            "BB": taken(forward.total(sampled.columns), 0),
+        }
+        return InnerProducts(values, 0.0, False, dtype, self.name, sampled)
 
 
-def _count_text(number: int) -> str:
-    """A count as text; a count such as vocab ** n_ctx may be beyond a float."""
-    return f"{number:,}" if number < 10**15 else f"10^{math.log10(number):,.1f}"
+def at_traced_points(
+    first: AnyModel, second: AnyModel, sample: WeightedPoints
+) -> InnerProducts:
+    """Inner products and norms over points that are traced themselves.
+
+    Checks that need the numbers of points, such as their fit to the models, were made before.
+
+    Args:
+        first, second: Models or sums of models.
+        sample: All points.
+    """
+    inner = partial(forward.over_batches, batches=[sample], slices=False)
+    return _traced_products(parts(first), parts(second), True, inner, "data")
+
+
+def _traced_products(
+    first: Terms,
+    second: Terms,
+    squared_norms: bool,
+    inner: Callable[..., ScaledSum],
+    name: str,
+) -> InnerProducts:
+    """The inner products of two sums inside a trace, each computed by `inner`."""
+    values = {"AB": inner(first, second)}
+    if squared_norms:
+        values |= {"AA": inner(first, first), "BB": inner(second, second)}
+    return InnerProducts(values, 0.0, True, str(values["AB"].mantissa.dtype), name)
 
 
 def points_of(
-    models: Sequence[Model],
-    metric: Metric,
-    wanted: tuple[Pair, ...],
-    slices: bool,
-    dtype: str,
-    read: Sequence[Rows | None] | None = None,
-    most: float = math.inf,
+    models: Sequence[Model], metric: Metric, read: Sequence[Rows | None] | None = None
 ) -> Points | None:
-    """The points at which models are compared, None where a plan answers.
+    """The points at which models may be compared; None where there are none.
 
     Whoever needs points asks here, with all models that are to run on them: points depend on what
     each of them reads, and models of equal layers read different directions.
@@ -134,14 +136,10 @@ def points_of(
         models: All models; empty where only plain functions are compared. Where `read` is given, a
             model of each structure is enough.
         metric: Metric of the comparison.
-        wanted: Inner products that are wanted, for the cost of a plan.
-        slices: Whether outputs are told apart.
-        dtype: Precision of the computation.
         read: Rows from `what_is_read` of every model, where not all models are at hand.
-        most: Multiplications that another exact route takes, and no plan is searched for.
 
     Returns:
-        The points, or None.
+        The points of a finite measure, or Gauss nodes that are exact for these polynomials.
 
     Raises:
         ModelError: The metric has no inputs for these models.
@@ -165,18 +163,7 @@ def points_of(
     rows = [sample for sample in read if sample is not None]
     if len(rows) < len(read):
         return None
-    points = gaussian_points(metric, reading_of(models), np.concatenate(rows))
-    if points is None:
-        return None
-    # Both routes are exact, so the cheaper wins for a pair; equal costs go to forward passes, which
-    # plan nothing.
-    pair = {id(model): model for model in (models[0], models[-1])}
-    passes = sum(_forward_work(model, points) for model in pair.values())
-    if passes > most:
-        return None
-    if passes <= _diagram_work(models, metric, wanted, slices, dtype, passes):
-        return points
-    return None
+    return gaussian_points(metric, reading_of(models), np.concatenate(rows))
 
 
 def what_is_read(model: Model, metric: Metric) -> Rows | None:
@@ -202,36 +189,44 @@ def _check_concrete(metric: FiniteMetric) -> None:
         )
 
 
-def forward_plan(
-    models: Sequence[Any],
-    metric: Metric,
-    points: Points,
-    dtype: str,
-    wanted: tuple[Pair, ...] = (Pair("A", "B"),),
-) -> ForwardPlan:
-    """The plan of forward passes: every model once, and a product of outputs for every pair."""
-    known = [model for model in models if isinstance(model, Model)]
-    passes = sum(_forward_work(model, points) for model in known)
+def forward_estimate(question: Question, points: Points) -> Estimate:
+    """What forward passes take: every model once, and a product of outputs for every pair.
+
+    Args:
+        question: Question of the comparison. Layers that models have in common count for each.
+        points: Points at which the models run.
+
+    Returns:
+        An estimate with the fact "points". A small budget makes batches smaller, so its
+        `peak_bytes` are those of the batch that is usual.
+    """
+    models, metric = question.models, question.metric
+    passes = sum(_forward_work(model, points) for model in models)
+    written = sum(_forward_entries(model, points) for model in models)
     outputs = 0  # the outputs of a plain function are not known before it runs
-    if known:
+    if models:
         # Models that are compared have outputs of one shape, so any of them tells their number.
-        outputs = forward.outputs(known[-1].d_out, known[-1].n_ctx or 1, points)
+        outputs = forward.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
     # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all output values.
     pairs = len(models) * (len(models) + 1) // 2
     work = passes + pairs * outputs
-    exact = not adds_up(metric) or metric.is_exact(0)  # quadrature is exact
-    needed = forward.needs(known, points, dtype)
-    return ForwardPlan(
+    needed = forward.needs(models, points, question.dtype)
+    return Estimate(
         metric=metric.name,
-        exact=exact,
+        exact=is_exact(metric, models),
         route=route_name(metric, points),
-        dtype=dtype,
-        outputs=tuple(pair.group for pair in wanted),
-        points=points.count,
+        dtype=question.dtype,
+        outputs=question.outputs,
         multiplications=work,
         peak_bytes=math.ceil(needed.most(points.count)),
-        least_bytes=math.ceil(needed.least),
+        seconds=_seconds(work, written),
+        facts=(("points", points.count),),
     )
+
+
+def _seconds(work: int, written: int) -> float:
+    """Expected seconds of forward passes; counts of sequences may be beyond a float."""
+    return float(min(work, 10**300)) / _MULTIPLIED + float(min(written, 10**300)) / _WRITTEN
 
 
 def route_name(metric: Metric, points: Points) -> str:
@@ -243,21 +238,28 @@ def route_name(metric: Metric, points: Points) -> str:
     return "enumeration" if points.tokens else "quadrature"
 
 
-def check_affordable(plan: ForwardPlan, metric: Metric, budget: Budget) -> None:
-    """Raise `TooLarge` where forward passes are beyond the budget."""
+def check_forward(estimate: Estimate, question: Question, points: Points, budget: Budget) -> None:
+    """Raise `TooLarge` where forward passes are beyond the budget.
+
+    Args:
+        estimate: Estimate of the passes.
+        question: Question of the comparison.
+        points: Points at which the models run.
+        budget: Limits of memory and work. A batch of a single point is to fit its memory.
+    """
     check_budget(budget)
-    if plan.multiplications <= budget.multiplications:
-        room = budget.room(0, plan.least_bytes)
-        forward.check_room(plan.least_bytes, room, f"forward passes of {plan.metric}")
+    if estimate.multiplications <= budget.multiplications:
+        least = math.ceil(forward.needs(question.models, points, question.dtype).least)
+        forward.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
         return
-    advice = "fewer inputs"
+    advice, metric = "fewer inputs", question.metric
     if not adds_up(metric):
         advice = "GaussianClosure(), an approximation,"
     elif hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
     raise TooLarge(
-        f"{plan.metric} runs through {_count_text(plan.points)} inputs here, which takes "
-        f"{_count_text(plan.multiplications)} multiplications, more than the budget of "
+        f"{estimate.metric} runs through {count_text(points.count)} inputs here, which takes "
+        f"{count_text(estimate.multiplications)} multiplications, more than the budget of "
         f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
     )
 
@@ -277,29 +279,10 @@ def _forward_work(model: Model, points: Points) -> int:
     return forward.multiplications(kinds(model), model.n_ctx or 1, points)
 
 
-def _diagram_work(
-    models: Sequence[Model],
-    metric: Metric,
-    wanted: tuple[Pair, ...],
-    slices: bool,
-    dtype: str,
-    passes: float,
-) -> float:
-    """Multiplications of a plan of diagrams, or a number above those of the forward passes.
-
-    Diagrams are not planned where planning alone takes longer than the forward passes, and planning
-    ends where a few products take longer.
-    """
-    a, b = models[0], models[-1]
-    legs = a.degree + b.degree
-    free = _FREE_FOR_A_PAIR
-    if legs <= _FEW_LEGS:
-        # 2n legs have (2n - 1)!! pairings, each at most a contraction of the plan.
-        free = _PER_PAIRING * math.prod(range(legs - 1, 0, -2))
-    if passes <= free:
-        return math.inf
-    try:
-        family = choose(a, b, metric)
-        return plan_for(family, wanted, slices, dtype, limit=passes).multiplications
-    except TooLarge:
-        return math.inf
+def _forward_entries(model: Model, points: Points) -> int:
+    """Numbers that the layers of a model write at some points."""
+    layers, positions = kinds(model), model.n_ctx or 1
+    return sum(
+        states * sum(forward.state_numbers(layer, seen) for layer in layers)
+        for states, seen in points.states(positions)
+    )

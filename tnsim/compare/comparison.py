@@ -16,21 +16,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from tnsim.compare.by_kernels import by_kernels
-from tnsim.compare.inner_products import at_traced_points, by_plans
+from tnsim.compare.by_points import at_traced_points
 from tnsim.compare.request import (
     Answer,
     InnerProducts,
+    Question,
     Request,
     Tracing,
     Two,
     check_comparison,
 )
+from tnsim.compare.routes import routes_of
 from tnsim.engine.budget import Budget
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.metrics.points import WeightedPoints
+from tnsim.models.differences import by_differences
 from tnsim.models.model import terms
-from tnsim.problems.kernels import answers
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
@@ -111,11 +112,12 @@ class Comparison:
         a, b, metric = self.arguments(arrays)
         request = Request(metric, self.dtype, self.budget, self.squared_norms, tracing=tracing)
         if sample is not None:
-            return at_traced_points(a, b, sample, self.dtype), (a, b), request
+            a, b = (by_differences(model, self.dtype) for model in (a, b))
+            return at_traced_points(a, b, sample), (a, b), request
         check_comparison(a, b, metric)
-        models = [model for one in (a, b) for _, model in terms(one)]
-        along = by_kernels if answers(models, metric) else by_plans
-        return along(a, b, request, traced=True), (a, b), request
+        models = tuple(model for one in (a, b) for _, model in terms(one))
+        (route,) = routes_of(Question(models, metric, request.pairs, False, self.dtype, True))
+        return route.products(a, b, request, True), (a, b), request
 
 
 def beside_number(answer: Any) -> tuple[Any, Any]:

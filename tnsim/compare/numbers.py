@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, parts
+from tnsim.compare.request import InnerProducts, Request, Two, highest_degree, is_exact, parts
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import TnsimError
@@ -37,7 +37,6 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.model import AnyModel, caveats, terms
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.forward import Sums, total
-from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import LOG_2, Scaled, ScaledSum, beyond_float, log_abs, over_outputs, power
 from tnsim.tables import html_table
 
@@ -102,7 +101,7 @@ class Number(np.float64):
     Attributes:
         metric: Name of the metric.
         exact: Whether the metric's definition is met exactly.
-        route: Kind of points at which forward passes were run; None for a plan.
+        route: Name of the route, see `Estimate.route`; None where none is known.
         standard_error: Standard error of the number as an estimate for the distribution that the
             points are drawn from; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
@@ -138,7 +137,9 @@ class Number(np.float64):
     def _repr_html_(self) -> str:
         rows = [("metric", self.metric), ("exact", self.exact)]
         if self.route is not None:
-            rows += [("route", self.route), ("standard error", self.standard_error)]
+            rows.append(("route", self.route))
+        if self.standard_error is not None:
+            rows.append(("standard error", self.standard_error))
         rows += [("caveat", caveat) for caveat in self.caveats]
         return html_table(str(self), rows)
 
@@ -355,14 +356,11 @@ def _check_number(values: Any, metric: Metric) -> None:
 def _labelled_values(
     values: Any, metric: Metric, models: Two, products: InnerProducts, error: Any = None
 ) -> Any:
-    """Values with the metric's name and guarantee and, for forward passes, route and error."""
+    """Values with the metric's name and guarantee, the route and the standard error."""
     number = Number if np.ndim(values) == 0 else Numbers
-    if products.forward is not None:
-        ran = products.forward
-        return number(values, metric.name, ran.exact, ran.route, error, _model_caveats(models))
-    layers = [kinds(part) for model in models for _, part in terms(model)]
-    exact = bool(metric.is_exact(nonlinear(*layers)))
-    return number(values, metric.name, exact, caveats=_model_caveats(models))
+    plain = [part for model in _read_models(models) for _, part in terms(model)]
+    exact = is_exact(metric, plain)
+    return number(values, metric.name, exact, products.route, error, _model_caveats(models))
 
 
 def _read_models(models: Two) -> list[Any]:

@@ -1,13 +1,9 @@
-"""Plans of inner products within a budget, for two models and a metric.
-
-`AnyPlan` is the protocol of all plans, by whatever route.
-"""
+"""Plans of inner products within a budget, for two models and a metric."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
@@ -26,72 +22,6 @@ ADVICE = (
 
 _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
-
-
-@runtime_checkable
-class AnyPlan(Protocol):
-    """The answers that every plan of a comparison gives, whichever route computes it.
-
-    `str(plan)` is a table of text with a line for each property.
-
-    Attributes:
-        metric: Name of the metric.
-        exact: Whether the metric's definition is met exactly.
-        route: Way to compute: "contractions", "kernels", "receptive fields", or the kind of points
-            of forward passes, "data", "quadrature", "enumeration" or "sampling".
-        dtype: Precision of the computation, such as "float64".
-        outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
-        multiplications: Scalar multiplications of all inner products together.
-        peak_bytes: Bytes of all arrays alive at once, without the arrays of the models.
-
-    Example:
-        >>> import numpy as np, tnsim
-        >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
-        >>> for metric in (tnsim.Gaussian(), tnsim.Empirical(np.eye(2))):
-        ...     plan = tnsim.plan(model, model, metric)
-        ...     print(plan.route, plan.multiplications > 0, plan.peak_bytes > 0)
-        contractions True True
-        data True True
-    """
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether the metric's definition is met exactly."""
-        ...
-
-    @property
-    def route(self) -> str:
-        """The way of the computation."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Precision of the computation."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the inner products."""
-        ...
-
-    @property
-    def multiplications(self) -> int:
-        """Scalar multiplications."""
-        ...
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory in bytes."""
-        ...
-
-    def to_json(self) -> str:
-        """The plan as a JSON object."""
-        ...
 
 
 def plan_for(

@@ -12,7 +12,6 @@ from jax.core import Tracer
 
 from tnsim.activations.kernels import between
 from tnsim.checkpoints.given import given_model
-from tnsim.compare.by_points import ForwardPlan
 from tnsim.compare.resident import in_units, is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
@@ -29,6 +28,7 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import KernelMaker, answers
 from tnsim.problems.state_sizes import Units
+from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum
 
 V = TypeVar("V")
@@ -78,6 +78,37 @@ class Tracing:
         return make()
 
 
+class Question(NamedTuple):
+    """A comparison as far as its route depends on it.
+
+    Args:
+        models: All models of both sides; empty where only plain functions are compared. The first
+            and the last are an example of a pair.
+        metric: Metric of the comparison.
+        wanted: Inner products that are wanted.
+        slices: Whether outputs are told apart.
+        dtype: Precision of the computation.
+        traced: Whether models or metric are traced, so that no route may look at numbers.
+    """
+
+    models: tuple[Model, ...]
+    metric: Metric
+    wanted: tuple[Pair, ...]
+    slices: bool
+    dtype: str
+    traced: bool = False
+
+    @property
+    def distinct(self) -> list[Model]:
+        """The models, each once."""
+        return list({id(model): model for model in self.models}.values())
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the inner products."""
+        return tuple(pair.group for pair in self.wanted)
+
+
 class Request(NamedTuple):
     """A question about two models, or about all pairs of models in two sums.
 
@@ -113,7 +144,7 @@ class InnerProducts(NamedTuple):
         traced: Whether the values are traced.
         dtype: Precision of the computation: float64 also where float32 was asked for and would
             have left few digits.
-        forward: Plan of the forward passes that ran; None where a plan of contractions ran.
+        route: Name of the route, see `Estimate.route`.
         sums: Sums of the forward passes over groups of points, for standard errors.
     """
 
@@ -121,7 +152,7 @@ class InnerProducts(NamedTuple):
     exponent: Any
     traced: bool
     dtype: str
-    forward: ForwardPlan | None = None
+    route: str
     sums: Sums | None = None
 
 
@@ -195,6 +226,22 @@ def highest_degree(models: Iterable[Comparable]) -> int:
     for model in models:
         degrees += [part.growth for _, part in parts(model) if isinstance(part, Model)]
     return max(degrees)
+
+
+def is_exact(metric: Metric, models: Iterable[Model]) -> bool:
+    """Whether a metric's definition is met exactly, of these models, whatever the route.
+
+    Args:
+        metric: Metric of the comparison.
+        models: Models that are compared; a metric that adds up over inputs does not ask for them.
+
+    Example:
+        >>> import tnsim
+        >>> is_exact(tnsim.Categorical(), []), is_exact(tnsim.Categorical(samples=10), [])
+        (True, False)
+    """
+    depth = 0 if adds_up(metric) else nonlinear(*map(kinds, models))
+    return bool(metric.is_exact(depth))
 
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:

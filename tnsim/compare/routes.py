@@ -1,70 +1,153 @@
-"""The route by which models are compared.
+"""The routes by which models may be compared, and the cheapest of them.
 
-    kernels     a single nonlinear layer with an activation                    `by_kernels`
-    features    vectors of coefficients: sparse layers, and deep polynomials   `by_features`
-                where they take less than diagrams
-    points      finite measures, and quadrature where it takes less            `by_points`
-    plans       everything else                                                `planned`
+    route           of which models and metrics                                    in
+    --------------  -------------------------------------------------------------  -------------
+    kernels         a nonlinear layer with an activation                           `by_kernels`
+    vectors         sparse layers; deep polynomials                                `by_features`
+    points          finite measures; Gauss nodes of deep polynomials that read     `by_points`
+                    few directions
+    contractions    everything else, and beside vectors and Gauss nodes            `by_plans`
 
-Whoever compares or plans asks here, so that a plan says what a comparison does.
+Where there are several, the one with the least expected time is taken, among those within the
+budget. Whoever compares or plans asks here, so that a plan says what a comparison does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
-from tnsim.compare.by_features import beats_diagrams, space_of, work_of
-from tnsim.compare.by_points import points_of
+from tnsim.compare.by_features import Vectors, space_of
+from tnsim.compare.by_kernels import Kernels
+from tnsim.compare.by_plans import Contractions
+from tnsim.compare.by_points import AtPoints, points_of
+from tnsim.compare.estimates import Estimate, seconds_text
+from tnsim.compare.request import InnerProducts, Question, Request
 from tnsim.engine.budget import Budget
-from tnsim.metrics.points import Points
-from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.model import Model
-from tnsim.names import Pair
-from tnsim.problems.features import FeatureSpace
+from tnsim.errors import TooLarge
+from tnsim.metrics.protocol import adds_up
 from tnsim.problems.kernels import answers
 
-Route: TypeAlias = FeatureSpace | Points | Literal["kernels", "plans"]
-"""A route, with the space of its vectors or with its points."""
+
+class Route(Protocol):
+    """A way to compute the inner products of a question.
+
+    Attributes:
+        name: Name of the route, see `Estimate.route`.
+        search: Expected seconds until an estimate is there; 0 where it is next to nothing.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def search(self) -> float: ...
+
+    def estimate(self, limit: float = math.inf) -> Estimate:
+        """What the inner products of the question take.
+
+        Args:
+            limit: Expected seconds beyond which nobody asks.
+
+        Raises:
+            TooLarge: The estimate would be beyond the limit, or nothing can be planned.
+        """
+        ...
+
+    def check(self, estimate: Estimate, budget: Budget) -> None:
+        """Raise `TooLarge` where an estimate of the route is beyond a budget."""
+        ...
+
+    def products(self, first: Any, second: Any, request: Request, traced: bool) -> InnerProducts:
+        """The inner products of two models or sums of models.
+
+        Args:
+            first, second: Both sides, whose models are those of the question.
+            request: Question asked of them.
+            traced: Whether weights, coefficients or metric are traced.
+
+        Raises:
+            TooLarge: The computation would exceed the budget.
+        """
+        ...
 
 
-def route_of(
-    models: Sequence[Model],
-    metric: Metric,
-    wanted: tuple[Pair, ...],
-    slices: bool,
-    dtype: str,
-    budget: Budget,
-    traced: bool = False,
-) -> Route:
-    """The route of a comparison.
+def routes_of(question: Question) -> list[Route]:
+    """The routes of a comparison, at least one.
 
     Args:
-        models: All models of both sides; empty where only plain functions are compared.
-        metric: Metric of the comparison.
-        wanted: Inner products that are wanted.
-        slices: Whether outputs are told apart.
-        dtype: Precision of a plan or of forward passes.
-        budget: Budget of the comparison.
-        traced: Whether models or metric are traced, so that no route may look at numbers.
+        question: Models, metric and inner products.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        UnsupportedLayer: An activation that no route can compare under the metric.
     """
+    models, metric = question.models, question.metric
     if answers(models, metric):
-        return "kernels"
-    distinct = list({id(model): model for model in models}.values())
-    space, work = None, math.inf
-    if not traced and distinct and not adds_up(metric):
-        space = space_of(distinct, metric, wanted)
-    if space is not None:
-        if space.on_host:
-            return space
-        work = work_of(space, distinct)
-    points = None
-    # Gauss nodes are chosen by the numbers in models and metric, which a trace does not have.
-    if not traced or adds_up(metric):
-        points = points_of(models, metric, wanted, slices, dtype, most=work)
+        return [Kernels(question)]
+    routes: list[Route] = []
+    # Gauss nodes and sparse patterns depend on the numbers in models, which a trace does not have.
+    known = bool(models) and not question.traced
+    space = space_of(question) if known and not adds_up(metric) else None
+    if space is not None and space.on_host:
+        return [Vectors(question, space)]  # no plan would be as short
+    points = points_of(models, metric) if known or adds_up(metric) else None
     if points is not None:
-        return points
-    if space is not None and beats_diagrams(space, distinct, metric, wanted, slices, dtype, budget):
-        return space
-    return "plans"
+        routes.append(AtPoints(question, points))
+        if adds_up(metric):
+            return routes
+    if space is not None:
+        routes.append(Vectors(question, space))
+    return [*routes, Contractions(question)]
+
+
+class Choice(NamedTuple):
+    """The route that is taken.
+
+    Attributes:
+        route: Cheapest route within the budget.
+        estimates: Estimates of the routes that were weighed, that of `route` first; empty where
+            there is a single route.
+        passed_over: Names of routes without an estimate or beyond the budget, with the reason.
+    """
+
+    route: Route
+    estimates: tuple[Estimate, ...] = ()
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+def cheapest(question: Question, budget: Budget) -> Choice:
+    """The route with the least expected time within a budget.
+
+    A route whose search alone would take longer than another route takes is not searched. Expected
+    times are those of a usual processor, so that equal questions have equal routes.
+
+    Args:
+        question: Models, metric and inner products.
+        budget: Limits of the computation.
+
+    Raises:
+        TooLarge: Several routes, and each is beyond the budget. A single one is not estimated.
+    """
+    routes = routes_of(question)
+    if len(routes) == 1:
+        return Choice(routes[0])
+    fitting: list[tuple[Route, Estimate]] = []
+    passed_over, refused = [], []
+    for route in sorted(routes, key=lambda route: route.search):
+        best = min((estimate.seconds for _, estimate in fitting), default=math.inf)
+        if best <= route.search:
+            passed_over.append((route.name, f"the search alone: {seconds_text(route.search)}"))
+            continue
+        try:
+            estimate = route.estimate(best)
+            route.check(estimate, budget)
+        except TooLarge as beyond:
+            refused.append(beyond)
+            passed_over.append((route.name, "takes longer" if fitting else str(beyond)))
+            continue
+        fitting.append((route, estimate))
+    if not fitting:
+        raise refused[-1]
+    fitting.sort(key=lambda found: found[1].seconds)
+    return Choice(fitting[0][0], tuple(estimate for _, estimate in fitting), tuple(passed_over))

@@ -8,40 +8,35 @@ in the dtype of the weights given, and results are JAX arrays.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
-from tnsim.compare.by_features import FeaturePlan, feature_plan
-from tnsim.compare.by_kernels import KernelPlan, kernel_plan
-from tnsim.compare.by_points import ForwardPlan, check_affordable, forward_plan
+from tnsim.compare.estimates import Estimate
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
-from tnsim.compare.planned import plan_for
 from tnsim.compare.request import (
     ALL,
     CROSS,
     Answer,
     Comparable,
     InnerProducts,
+    Question,
     Request,
     Two,
     at_numbers,
     check_comparison,
     comparables,
 )
-from tnsim.compare.routes import route_of
+from tnsim.compare.routes import cheapest
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
-from tnsim.engine.plan import Plan
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model, with_dense_matrices
-from tnsim.problems.families import choose
-from tnsim.problems.state_sizes import common_units
 
 
 def similarity(
@@ -251,11 +246,10 @@ def plan(
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Plan | ForwardPlan | KernelPlan | FeaturePlan:
-    """The plan of the computation of `<a|M|b>`; nothing is run.
+) -> Estimate:
+    """The plan of the computation of `<a|M|b>`: the route, and what it takes; nothing is run.
 
-    A plan of contractions depends on shapes alone; the points of quadrature depend on weights too.
-    Every plan answers the protocol `AnyPlan`, so that readers of costs need not know the route.
+    Plans of contractions depend on shapes alone; the points of quadrature depend on weights too.
 
     Args:
         a, b: Models, or modules of PyTorch and paths of files in their place.
@@ -265,20 +259,18 @@ def plan(
         cosine: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.
         slices: Whether there is an inner product for every output coordinate.
         dtype: Precision of the computation, float64 or float32.
-        budget: Limits of forward passes, whose number may be beyond any use; plans of contractions
-            are returned whatever they take.
+        budget: Limits that decide between routes; a plan of contractions that has no rival is
+            returned whatever it takes.
 
     Returns:
-        A `Plan`, the order of contractions, where `route` is "contractions"; a `ForwardPlan`, the
-        points and their number, where the models are run on inputs; a `KernelPlan` where an
-        activation takes a sum over pairs of hidden units; a `FeaturePlan` where models are compared
-        by the vectors of their coefficients, as convolutions and deep polynomials. All state
-        multiplications (scalar products of two numbers) and peak memory (bytes).
+        An `Estimate` of the route that is taken, with multiplications (scalar products of two
+        numbers), peak memory (bytes) and expected time (seconds). `print` shows it beside the other
+        routes; `contraction` is the order of the contractions where tensors are contracted.
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
         ModelError: The models cannot be compared, or either is a combination.
-        TooLarge: No plan could be carried out, or forward passes are beyond the budget.
+        TooLarge: No plan could be carried out, or the only route is beyond the budget.
 
     Example:
         >>> import numpy as np, tnsim
@@ -295,16 +287,12 @@ def plan(
             raise ModelError(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
-    wanted = ALL if cosine else CROSS
-    models = [bra] if ket is bra else [bra, ket]
-    route = route_of(models, metric, wanted, slices, dtype, budget)
-    if route == "kernels":
-        return kernel_plan(bra, ket, metric, wanted, dtype)
-    if isinstance(route, Points):
-        passes = forward_plan([bra, ket], metric, route, dtype, wanted)
-        check_affordable(passes, metric, budget)
-        return passes
-    if route != "plans":
-        return feature_plan(route, models, metric, wanted)
-    metric = common_units([bra, ket], metric).metric
-    return plan_for(choose(bra, ket, metric), wanted, slices, dtype)
+    question = Question((bra, ket), metric, ALL if cosine else CROSS, slices, dtype)
+    choice = cheapest(question, budget)
+    if choice.estimates:
+        first, *others = choice.estimates
+        return replace(first, others=tuple(others), passed_over=choice.passed_over)
+    estimate = choice.route.estimate()
+    if estimate.contraction is None:
+        choice.route.check(estimate, budget)
+    return estimate

@@ -63,11 +63,6 @@ class Plan:
     searched_with: str = ""
     runs: int = 1
 
-    @property
-    def route(self) -> str:
-        """Way to compute, as every plan states it: "contractions"."""
-        return "contractions"
-
     @cached_property
     def multiplications(self) -> int:
         """Scalar multiplications of all inner products in `outputs`, over all runs."""
@@ -149,6 +144,28 @@ class Plan:
         """Bytes of the arrays alive at once."""
         return self.peak_elements * ITEM_BYTES[self.dtype]
 
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """Names and descriptions of the properties that plans of contractions alone have."""
+        repeated = f", in {self.runs} runs" if self.runs > 1 else ""
+        return [
+            ("diagrams", f"{self.diagrams:,}"),
+            ("stages", f"{len(self.stages):,} running {len(self.programs)} distinct programs"),
+            ("contractions", f"{self.contractions:,} distinct pairwise contractions"),
+            ("multiplications", f"{self.multiplications:,} scalar multiplications{repeated}"),
+            (
+                "unshared",
+                f"{self.unshared_multiplications:,} if every product were contracted on its own",
+            ),
+            (
+                "peak memory",
+                f"{self.interpreted_bytes / 2**20:,.2f} MiB of {self.dtype} interpreted, "
+                f"{self.peak_bytes / 2**20:,.2f} MiB compiled, beside the models",
+            ),
+            ("compiling", f"{self.program_bytes / 2**20:,.0f} MiB more, once in a process"),
+            ("searched with", self.searched_with),
+        ]
+
     def to_json(self) -> str:
         """The plan as a JSON document with a digest of its content, which `from_json` reads."""
         return document(self)
@@ -205,24 +222,8 @@ def html(plan: Plan) -> str:
 
 def _table_rows(plan: Plan) -> list[tuple[str, str]]:
     """Names and descriptions of the properties that tables of a plan show."""
-    repeated = f", in {plan.runs} runs" if plan.runs > 1 else ""
     return [
         ("metric", f"{plan.metric} ({'exact' if plan.exact else 'approximation'})"),
-        ("route", f"{plan.route} of tensors"),
         ("inner products", ", ".join(plan.outputs)),
-        ("diagrams", f"{plan.diagrams:,}"),
-        ("stages", f"{len(plan.stages):,} running {len(plan.programs)} distinct programs"),
-        ("contractions", f"{plan.contractions:,} distinct pairwise contractions"),
-        ("multiplications", f"{plan.multiplications:,} scalar multiplications{repeated}"),
-        (
-            "unshared",
-            f"{plan.unshared_multiplications:,} if every product were contracted on its own",
-        ),
-        (
-            "peak memory",
-            f"{plan.interpreted_bytes / 2**20:,.2f} MiB of {plan.dtype} interpreted, "
-            f"{plan.peak_bytes / 2**20:,.2f} MiB compiled, beside the models",
-        ),
-        ("compiling", f"{plan.program_bytes / 2**20:,.0f} MiB more, once in a process"),
-        ("searched with", plan.searched_with),
+        *plan.details,
     ]

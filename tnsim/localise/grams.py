@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.all_pairs.run import pairwise
-from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import AtPoints
 from tnsim.compare.numbers import without_each
-from tnsim.compare.request import CROSS, check_comparison
+from tnsim.compare.request import CROSS, Question, check_comparison
+from tnsim.compare.routes import cheapest
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import VISIBLE
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
@@ -84,13 +85,15 @@ class Setting:
         """
         check_bilinear(self.metric)
         check_comparison(models[0], models[-1], self.metric)
-        points = points_of(models, self.metric, CROSS, False, self.dtype)
-        if points is not None:
-            # Layers that models have in common run once, so one of each form tells the cost.
-            forms = list({kinds(model): model for model in models}.values())
-            plan = forward_plan(forms, self.metric, points, self.dtype)
-            check_affordable(plan, self.metric, self.budget)
-        return points
+        question = Question(models, self.metric, CROSS, False, self.dtype)
+        route = cheapest(question, self.budget).route
+        if not isinstance(route, AtPoints):
+            return None
+        # Layers that models have in common run once, so one of each form tells the cost.
+        forms = {kinds(model): model for model in models}.values()
+        alone = AtPoints(question._replace(models=tuple(forms)), route.points)
+        alone.check(alone.estimate(), self.budget)
+        return route.points
 
 
 def check_bilinear(metric: Any) -> None:

@@ -684,7 +684,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         # A fourth time for the copy that a product of stacks makes.
         kept += 4 * states * part.d_out
         seen = 0 if points.continuations else positions
-        widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
+        widest = max(widest, *(states * state_numbers(layer, seen) for layer in layers))
         if in_common:  # a state of each depth waits until all models have read it
             waiting = max(waiting, states * sum(layer.d_out for layer in layers))
         weights += 2 * part.parameters  # scaled, and on the device
@@ -695,8 +695,10 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
     return Needs(beside, 3 * read + item * (kept + widest + waiting))
 
 
-def _state_numbers(layer: LayerKind, seen: int) -> int:
+def state_numbers(layer: LayerKind, seen: int) -> int:
     """Most numbers alive at a single position in a layer that sees `seen` positions.
+
+    Nearly as many are written, so the time of entry-by-entry work follows them.
 
     The layer reads a state and makes a product of its legs, leg after leg. Its output is
     divided by its largest entry: three arrays of the output's size, and a fourth where the output

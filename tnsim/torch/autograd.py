@@ -20,10 +20,10 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
-from tnsim.compare.by_points import check_affordable, forward_plan, points_of
+from tnsim.compare.by_points import AtPoints, points_of
 from tnsim.compare.comparison import Comparison, Fixed, comparison_of
 from tnsim.compare.gradients import number, number_and_pullback
-from tnsim.compare.request import InnerProducts, Request, Two
+from tnsim.compare.request import InnerProducts, Question, Request, Two
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -65,11 +65,14 @@ def sample_of(a: Any, b: Any, request: Request) -> WeightedPoints | None:
     if not adds_up(metric):
         return None
     models = [model for number in numbers((a, b)) for _, model in terms(number)]
-    points = points_of(models, metric, request.pairs, request.slices, request.dtype)
+    points = points_of(models, metric)
     if points is None:
         return None
-    plan = forward_plan(models, metric, points, request.dtype, request.pairs)
-    check_affordable(plan, metric, request.budget)
+    question = Question(
+        tuple(models), metric, request.pairs, request.slices, request.dtype, traced=True
+    )
+    passes = AtPoints(question, points)
+    passes.check(passes.estimate(), request.budget)
     # Reverse mode keeps the outputs of every layer at every point until the way back.
     layers = max(len(model.layers) for model in models)
     kept = points.count * layers * needs(models, points, request.dtype).each

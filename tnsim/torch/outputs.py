@@ -21,8 +21,15 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers as numbers_of
-from tnsim.compare.by_points import check_affordable, forward_plan, points_of
-from tnsim.compare.request import InnerProducts, Request, Two, check_comparison, parts
+from tnsim.compare.by_points import AtPoints, points_of
+from tnsim.compare.request import (
+    InnerProducts,
+    Question,
+    Request,
+    Two,
+    check_comparison,
+    parts,
+)
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
@@ -107,11 +114,12 @@ def _inner_products(
     """
     terms = [parts(one) for one in fixed]
     known = [part for one in terms for _, part in one]
-    models = [part for part in known if isinstance(part, Model)]
-    points = points_of(models, request.metric, request.pairs, request.slices, request.dtype)
+    models = tuple(part for part in known if isinstance(part, Model))
+    points = points_of(models, request.metric)
     assert points is not None  # Empirical always has points
-    plan = forward_plan(models, request.metric, points, request.dtype, request.pairs)
-    check_affordable(plan, request.metric, request.budget)
+    question = Question(models, request.metric, request.pairs, request.slices, request.dtype)
+    passes = AtPoints(question, points)
+    passes.check(passes.estimate(), request.budget)
     size = batch_size(known, points, points.count, request.dtype, request.budget)
     sides = [_Side(a, request.dtype)]
     if b is not a:
@@ -143,7 +151,7 @@ def _inner_products(
         "AA": taken(whole.rows, (0, 0)),
         "BB": taken(whole.columns, (0, 0)),
     }
-    return sums, InnerProducts(values, 0.0, False, request.dtype, plan)
+    return sums, InnerProducts(values, 0.0, False, request.dtype, passes.name)
 
 
 def _numbers(given: Any) -> Any:

@@ -60,6 +60,9 @@ _NEVER_COMPILED = 0.3  # seconds of work that is interpreted in any case
 _CALLING, _STAGING = 2e-4, 5e-5  # seconds that Python takes for a call and for a stage
 
 
+USUAL_CORES = 2
+"""Cores of a usual processor, for expected times."""
+
 BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
 """The way to run a plan in each tier."""
 
@@ -202,18 +205,36 @@ def seconds_of(several: Sequence[Runs], tier: Tier) -> list[Seconds]:
     return _compiled(several, compiling_module.to_compile)
 
 
-def _interpreted(runs: Runs, given: Speeds) -> Seconds:
-    """Seconds of all runs of a plan, interpreted."""
+def usual_seconds(plan: Plan) -> float:
+    """Seconds of a call of a plan, interpreted on two cores of a usual processor.
+
+    The machine in use plays no part.
+
+    Args:
+        plan: Plan that would run.
+
+    Example:
+        >>> import numpy as np, tnsim
+        >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+        >>> usual_seconds(tnsim.plan(model, model).contraction) < 1
+        True
+    """
+    return _interpreted(Runs(plan), USUAL[ITEM_BYTES[plan.dtype]], USUAL_CORES).running
+
+
+def _interpreted(runs: Runs, given: Speeds, used: int | None = None) -> Seconds:
+    """Seconds of all runs of a plan, interpreted, on some cores or on those that are used."""
     plan, sides = runs.plan, runs.side
+    count = cores() if used is None else used
     stacks, _ = stacked_stages(
         plan, (sides,) * max(map(len, runs.over.values()), default=0), runs.over
     )
     ready = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
     # A second thread is worth half a thread.
-    threads = 1 + _SHARING * (cores() - 1)
+    threads = 1 + _SHARING * (count - 1)
     once = 0.0
     for each in ready.rounds:
-        alone = [ready.stages[n].steps.seconds(given, cores()) for n in each.stages]
+        alone = [ready.stages[n].steps.seconds(given, count) for n in each.stages]
         # A round takes at least its longest stage, and at least its work divided over the threads
         # that it may use.
         once += _BOUND * len(alone) + max(max(alone), sum(alone) / min(threads, each.at_once))
