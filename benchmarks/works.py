@@ -106,7 +106,13 @@ def similarity(models: list[tnsim.Model], metric: Any, dtype: str) -> Work:
     )
 
 
-def _planned(plan: Any) -> Planned:
+def _planned(estimate: tnsim.Estimate) -> Planned:
+    if estimate.contraction is not None:
+        return _of_contraction(estimate.contraction)
+    return Planned(estimate.multiplications, estimate.peak_bytes, estimate.seconds)
+
+
+def _of_contraction(plan: Any) -> Planned:
     expected = rates.seconds(plan)
     peak = plan.interpreted_bytes if expected.tier == "interpret" else plan.peak_bytes
     return Planned(plan.multiplications, peak, expected.total, expected.tier)
@@ -159,8 +165,8 @@ def one_gradient(dtype: str) -> Work:
     models = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), numbers)
 
     def plan() -> Planned:
-        plan = tnsim.plan(*numbers, tnsim.Gaussian(), cosine=True, dtype=dtype)
-        assert isinstance(plan, tnsim.Plan)
+        plan = tnsim.plan(*numbers, tnsim.Gaussian(), cosine=True, dtype=dtype).contraction
+        assert plan is not None
         backward = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == ".")).backward
         work = plan.multiplications + backward.multiplications
         return Planned(work, backward.interpreted_bytes, tier=rates.tier_of(backward))
@@ -210,7 +216,7 @@ def sum_of_networks(what: str, width: int, tool: str) -> Callable[[str], Work]:
 
 def _of_sum(plan: Any) -> Planned:
     """A tool gives a plan of the engine's, or a number of multiplications alone."""
-    return Planned(plan) if isinstance(plan, int) else _planned(plan)
+    return Planned(plan) if isinstance(plan, int) else _of_contraction(plan)
 
 
 def _checked(value: float, expected: float) -> float:

@@ -70,8 +70,10 @@ def test_inspect(pair):
 def test_plan(pair):
     text = command("plan", *pair, "--cosine", "--metric", "tree").stdout
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
-    planned = tnsim.Plan.from_json(command("plan", *pair, "--json").stdout)
-    assert planned.outputs == ("AB",)
+    planned = json.loads(command("plan", *pair, "--json").stdout)
+    assert planned["route"] == "contractions" and planned["outputs"] == ["AB"]
+    again = tnsim.Plan.from_json(json.dumps(planned["contraction"]))
+    assert again.outputs == ("AB",)
 
 
 def test_convert(tmp_path, rng):

@@ -7,7 +7,7 @@ from closeness import assert_close
 from oracles import bilinear, linear
 
 import tnsim
-from tnsim.compare import by_features, by_points
+from tnsim.compare import by_features, by_plans, by_points
 
 DEEP = {name: make for name, make in cases.DEEP.items() if "sparse" not in name}
 CASES = DEEP | cases.UNEVEN | cases.THREE
@@ -19,7 +19,7 @@ def features(monkeypatch):
     """Deep polynomials go by vectors, whatever the others cost."""
     monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
     monkeypatch.setattr(by_features, "_FEW_LEGS", 0)
-    monkeypatch.setattr("tnsim.compare.routes.beats_diagrams", lambda *arguments: True)
+    monkeypatch.setattr(by_plans, "_PER_DIAGRAM", np.inf)
 
 
 def deep(rng, width, layers, biases):
@@ -106,7 +106,7 @@ def test_the_cheaper_route_is_taken(rng):
         assert tnsim.plan(a, b, cosine=True).route == route
     wide = deep(rng, 64, 2, False)
     assert tnsim.plan(wide, wide).route == "contractions"
-    small = tnsim.Budget(memory_bytes=2**20)
+    small = tnsim.Budget(memory_bytes=2**26)
     a, b = (deep(rng, 12, 3, False) for _ in range(2))
     assert tnsim.plan(a, b, budget=small).route == "contractions"
     narrow = tnsim.Model([linear(rng, 12, 1, False), *deep(rng, 1, 3, False).layers])

@@ -155,7 +155,11 @@ def test_all_verbs(rng):
     assert tnsim.similarity(a, b, closure).exact
     assert abs(tnsim.check(a, b, metric, samples=4096).deviation) < 5
     plan = tnsim.plan(a, b, metric, cosine=True)
-    assert (plan.units, plan.kernels, plan.exact) == ((5, 5), 3, True)
+    assert plan.exact and dict(plan.facts) == {
+        "kernels": 3,
+        "rows of hidden units": 5,
+        "columns of hidden units": 5,
+    }
     for weighted in (tnsim.networks(a, b, metric), [*tnsim.networks(a, b, metric)]):
         assert_close(tnsim.contract(weighted), inner, rtol=1e-13)
     ((weight, network),) = tnsim.networks(a, b, metric)

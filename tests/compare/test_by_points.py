@@ -368,7 +368,7 @@ def test_quadrature_drops_what_no_model_reads(rng):
         for w in wide
     )
     plan = tnsim.plan(a, b)
-    assert (plan.route, plan.points, plan.exact) == ("quadrature", 25, True)
+    assert (plan.route, plan.fact("forward passes"), plan.exact) == ("quadrature", 25, True)
     narrow = [tnsim.Model(model.layers[1:]) for model in (a, b)]
     below = tnsim.Gaussian(cov=reads.weight @ reads.weight.T)
     assert_close(tnsim.similarity(a, b), tnsim.similarity(*narrow, below), scale=1.0, rtol=1e-12)
@@ -411,9 +411,9 @@ def test_categorical_of_any_depth_is_enumerated(probabilities, rng):
     assert_close(value, cosine(a(x), b(x), weights), scale=1.0, rtol=1e-12)
     assert (value.exact, value.route, value.standard_error) == (True, "enumeration", None)
     plan = tnsim.plan(a, b, metric)
-    assert (plan.points, plan.route) == (64, "enumeration")
+    assert (plan.fact("forward passes"), plan.route) == (64, "enumeration")
     one = language_model(rng, vocabulary=4, layers=1)
-    assert tnsim.similarity(one, one, metric).route is None  # along its plan, as before
+    assert tnsim.similarity(one, one, metric).route == "contractions"
     mixed = tnsim.similarity(a, one, metric)
     assert_close(mixed, cosine(a(x), one(x), weights), scale=1.0, rtol=1e-12)
 
@@ -431,7 +431,7 @@ def test_sequences_that_begin_alike_share_their_beginning(rng, monkeypatch):
     value = tnsim.similarity(a, both_ways, metric)
     assert_close(value, cosine(a(x), both_ways(x), weights), scale=1.0, rtol=1e-12)
     shared, apart = (tnsim.plan(a, other, metric) for other in (b, both_ways))
-    assert shared.points == apart.points == 256
+    assert shared.fact("forward passes") == apart.fact("forward passes") == 256
     assert 2.9 < apart.multiplications / shared.multiplications < 3.2  # 340 states, not 1024
     for batch_bytes in (2**10, 2**13, 2**15):
         monkeypatch.setattr(passes, "BATCH_BYTES", batch_bytes)
@@ -466,7 +466,7 @@ def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
     with pytest.raises(tnsim.TooLarge, match=r"10\^20.4 inputs .* or a larger tnsim.Budget"):
         tnsim.plan(a, b, tnsim.Categorical())
     unlimited = tnsim.Budget(multiplications=np.inf)
-    assert tnsim.plan(a, b, tnsim.Categorical(), budget=unlimited).points == 50**12
+    assert tnsim.plan(a, b, tnsim.Categorical(), budget=unlimited).fact("forward passes") == 50**12
     value = tnsim.similarity(a, b, tnsim.Categorical(samples=3000, seed=1))
     ids = np.concatenate(
         [np.random.default_rng([1, 0]).choice(50, size=(4096, 12), p=np.full(50, 0.02))]

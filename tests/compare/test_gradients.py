@@ -239,7 +239,7 @@ def test_a_number_without_digits_is_nan(verb, never_traced, rng):
 
 def test_the_way_back_counts_in_the_budget(rng):
     a, b = (tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 8, 8)))]) for _ in range(2))
-    plan = tnsim.plan(a, b, cosine=True)
+    plan = tnsim.plan(a, b, cosine=True).contraction
     limits = {"memory_bytes": plan.interpreted_bytes}, {"multiplications": plan.multiplications}
     for limit in limits:
         budget = tnsim.Budget(**limit)

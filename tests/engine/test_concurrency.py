@@ -65,7 +65,7 @@ def heads(rng, n_ctx):
 
 
 def test_rounds_have_every_stage_after_what_it_reads(rng):
-    plan = tnsim.plan(*heads(rng, 1))
+    plan = tnsim.plan(*heads(rng, 1)).contraction
     made = set(plan.shapes)
     for each in plan.rounds:
         stages = [plan.stages[n] for n in each.stages]
@@ -78,7 +78,7 @@ def test_rounds_have_every_stage_after_what_it_reads(rng):
 
 
 def test_stages_of_two_models_run_at_once_in_no_more_memory(rng):
-    plan = tnsim.plan(*heads(rng, 1))
+    plan = tnsim.plan(*heads(rng, 1)).contraction
     first, second = plan.programs[plan.stages[0].program], plan.programs[plan.stages[1].program]
     assert plan.rounds[0].stages == (0, 1)
     assert (

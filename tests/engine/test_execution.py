@@ -57,7 +57,7 @@ METRICS = {
 
 def all_tiers(a, b, metric, monkeypatch):
     """One plan eagerly on NumPy, compiled, and interpreted by one thread and by several."""
-    planned = tnsim.plan(a, b, metric, slices=True)
+    planned = tnsim.plan(a, b, metric, slices=True).contraction
     leaves = leaves_of(planned, a, b, metric)
     reference = execution.run(planned, leaves, backend="numpy")
     assert all(type(v) is np.ndarray for v in reference.values.values())
@@ -107,7 +107,7 @@ def test_all_tiers_run_the_same_plan_of_sequences(metric, monkeypatch):
 
 def test_wrong_arrays_are_refused(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
-    planned = tnsim.plan(a, b)
+    planned = tnsim.plan(a, b).contraction
     with pytest.raises(
         tnsim.ModelError,
         match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew",
@@ -151,7 +151,7 @@ def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, mo
     """It is given back at the start, which other calls left, and before a round once the process
     holds more bytes than it may."""
     a, b = stack(2, seed=1), stack(2, seed=2)
-    planned = tnsim.plan(a, b, tnsim.GaussianClosure())
+    planned = tnsim.plan(a, b, tnsim.GaussianClosure()).contraction
     held = iter([2**30])
     given_back = []
     monkeypatch.setattr(execution, "_TRIMMED", 0)
@@ -170,7 +170,7 @@ def test_visible_rounding_is_not_silent():
     ):
         tnsim.similarity(stack(64), stack(64, seed=1), tnsim.TreeSymmetric())
     a, b = stack(17), stack(17, seed=1)
-    needed = tnsim.plan(a, b, tnsim.TreeSymmetric(), cosine=True, dtype="float32")
+    needed = tnsim.plan(a, b, tnsim.TreeSymmetric(), cosine=True, dtype="float32").contraction
     # Within the budget float64 would answer in the place of float32.
     narrow = tnsim.Budget(memory_bytes=1.5 * max(needed.peak_bytes, needed.interpreted_bytes))
     with pytest.warns(tnsim.PrecisionWarning, match="use dtype='float64'"):
@@ -230,7 +230,7 @@ def test_nothing_global_changes(rng):
 def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     a, b = (tnsim.Model([bilinear(rng, 16, 24, 16), bilinear(rng, 16, 24, 4)]) for _ in range(2))
     expected = tnsim.inner(a, b)
-    peak = tnsim.plan(a, b).peak_bytes
+    peak = tnsim.plan(a, b).contraction.peak_bytes
     half = tnsim.Budget(memory_bytes=0.5 * peak)
     monkeypatch.setattr(budget, "LARGE", 2**14)
     assert_close(tnsim.inner(a, b, budget=half), expected, rtol=1e-12)
@@ -265,7 +265,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
 @pytest.mark.skipif(jax.default_backend() == "cpu", reason="JAX sees no accelerator")
 def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
-    planned = tnsim.plan(a, b)
+    planned = tnsim.plan(a, b).contraction
     leaves = leaves_of(planned, a, b, tnsim.Gaussian())
     reference = execution.run(planned, leaves, backend="numpy")
     with execution.precision():

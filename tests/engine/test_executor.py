@@ -78,7 +78,7 @@ def test_products_of_matrices_in_any_order(data):
 def test_whole_plans(metric, dtype, threads, monkeypatch):
     """Bound plans and others, with parts of steps and lanes of loops shared by threads."""
     a, b = (bench.random_stack(12, 9, 2, dtype, seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, metric, cosine=True)
+    plan = tnsim.plan(a, b, metric, cosine=True).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values(), dtype), strict=True))
     small = both(plan, arrays, threads)
     monkeypatch.setattr(steps, "_PART", 2**8)
@@ -86,7 +86,7 @@ def test_whole_plans(metric, dtype, threads, monkeypatch):
     monkeypatch.setattr(steps, "_BLOCK", 4)
     monkeypatch.setattr(steps, "_SHARED", 0.0)
     monkeypatch.setattr(interpreter, "_SMALL", 0)
-    plan = tnsim.plan(a, b, metric, cosine=True)
+    plan = tnsim.plan(a, b, metric, cosine=True).contraction
     parts = both(plan, arrays, threads)
     assert_same_bits(*small)
     assert_same_bits(*parts)
@@ -107,7 +107,7 @@ def test_two_inputs_that_are_one_array(size, monkeypatch):
 @pytest.mark.usefixtures("diagrams")
 def test_stacks_of_models(rng):
     a, b = (bench.random_stack(5, 4, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, tnsim.Gaussian(), cosine=True)
+    plan = tnsim.plan(a, b, tnsim.Gaussian(), cosine=True).contraction
     over = {name: (True,) for name in plan.shapes if name.startswith("B.")}
     arrays = {
         n: rng.normal(size=(3, *shape) if n in over else shape) for n, shape in plan.shapes.items()
@@ -166,7 +166,7 @@ def test_threads_go_on_while_one_of_them_loads(monkeypatch):
 def test_no_call_is_long(monkeypatch):
     """An interrupt is noticed between calls."""
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, tnsim.Gaussian())
+    plan = tnsim.plan(a, b, tnsim.Gaussian()).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     calls, call = [], executor.Executor.call
     monkeypatch.setattr(

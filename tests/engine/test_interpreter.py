@@ -108,8 +108,9 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
     monkeypatch.setattr(steps_module, "_SHARED", 0.0)
     monkeypatch.setattr(interpreter, "_SMALL", 0)
+    tnsim.session().clear()  # steps of equal programs, analysed with the usual sizes
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, metric, cosine=True)
+    plan = tnsim.plan(a, b, metric, cosine=True).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     one, *others = (interpreted(plan, arrays, threads) for threads in (1, 2, 5))
     assert any(step.parts for p in plan.programs for step in costs.interpreted(p, 8).steps)
@@ -127,7 +128,7 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng, monkeypatch):
         executor, "_LOADING", np.inf
     )  # a plan is bound anew when steps are compiled
     a, b = (bench.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, metric, cosine=True)
+    plan = tnsim.plan(a, b, metric, cosine=True).contraction
     over = {name: (True,) for name in plan.shapes if name.startswith("B.")} if stack else {}
     several = []
     for _ in range(3):
@@ -156,7 +157,7 @@ def test_memory_is_what_was_planned(threads, at_once, monkeypatch):
     monkeypatch.setattr(interpreter, "_SMALL", 0)
     monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once else np.inf)
     a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, cosine=at_once)
+    plan = tnsim.plan(a, b, cosine=at_once).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
     interpreted(plan, arrays, threads)  # the analysis
     tracemalloc.start()
@@ -173,7 +174,7 @@ def test_memory_is_what_was_planned(threads, at_once, monkeypatch):
 def test_stacks_are_runs_one_by_one(rng):
     """Two models on one side, three on the other; norms have the axis of one side."""
     a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True)
+    plan = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True).contraction
     axes = {"A": (True, False), "B": (False, True)}
     over = {name: axes[name[0]] for name in plan.shapes if name[1] == "."}
     stacks, arrays = (2, 3), {}
@@ -214,7 +215,7 @@ def test_little_work_is_interpreted_before_anything_is_measured(monkeypatch):
     a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     with using(Session()) as fresh:
         tnsim.similarity(a, b)
-        assert rates.tier_of(tnsim.plan(a, b)) == "interpret"
+        assert rates.tier_of(tnsim.plan(a, b).contraction) == "interpret"
         assert not len(fresh.programs)
 
 
@@ -228,7 +229,7 @@ def test_many_runs_are_compiled_where_that_repays(monkeypatch):
     monkeypatch.setattr(rates, "measured", lambda dtype: GIVEN)
     monkeypatch.setattr(rates, "speeds", lambda dtype: SLOW)
     a, b = (bench.random_stack(48, 64, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b)
+    plan = tnsim.plan(a, b).contraction
     with using(Session()):
         once, often = (rates.tier_of_all([rates.Runs(plan, n)]) for n in (1, 10_000))
         assert (once, often) == ("interpret", "compile")

@@ -35,7 +35,7 @@ def looped_plan(rng):
 
 
 PLANS = {
-    "sum": lambda rng: tnsim.plan(*models(rng), tnsim.GaussianClosure()),
+    "sum": lambda rng: tnsim.plan(*models(rng), tnsim.GaussianClosure()).contraction,
     "loop": looped_plan,
 }
 
@@ -177,7 +177,7 @@ def cache(tmp_path, monkeypatch):
 def plan_anew(pair):
     """The plan of two models, forgotten by the process before."""
     tnsim.session().clear()
-    return tnsim.plan(*pair, tnsim.GaussianClosure())
+    return tnsim.plan(*pair, tnsim.GaussianClosure()).contraction
 
 
 def bit_flips(content):

@@ -130,7 +130,7 @@ def slopes_and_steps(plan, wanted, seed=0):
 )
 def test_derivatives_of_plans(work, rng):
     *models, metric = WORKS[work](rng)
-    plan = tnsim.plan(*models, metric, cosine=True)
+    plan = tnsim.plan(*models, metric, cosine=True).contraction
     names = [*plan.shapes]
     for wanted in (frozenset(names), frozenset(n for n in names if n.startswith("A."))):
         value, expected, size = slopes_and_steps(plan, wanted)
@@ -141,7 +141,7 @@ def test_both_tiers_and_long_programs(monkeypatch):
     """Programs cut into parts, many derivatives of one value, and XLA in place of NumPy."""
     monkeypatch.setattr(pullback_module, "MAX_OPERATIONS", 30)
     monkeypatch.setattr(pullback_module, "_MOST_PARTS", 2)
-    plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True)
+    plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True).contraction
     wanted = frozenset(plan.shapes)
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)), execution.precision():
@@ -152,7 +152,7 @@ def test_both_tiers_and_long_programs(monkeypatch):
 
 def test_nothing_is_computed_for_arrays_that_are_not_wanted():
     """A fixed goal: its norm has no derivative, and the way back takes less work."""
-    plan = tnsim.plan(*stacks(5, 2), tnsim.GaussianClosure(), cosine=True)
+    plan = tnsim.plan(*stacks(5, 2), tnsim.GaussianClosure(), cosine=True).contraction
     one, both = ({n for n in plan.shapes if n[0] in sides} for sides in ("A", "AB"))
     of_one, of_both = (pulled_back(plan, frozenset(names)) for names in (one, both))
     assert set(of_one.gradients) == one and set(of_both.gradients) == both
@@ -162,7 +162,7 @@ def test_nothing_is_computed_for_arrays_that_are_not_wanted():
 
 def test_budgets_count_the_way_back():
     """Both limits lie between the plan alone and the plan with its pullback."""
-    plan = tnsim.plan(*stacks(8, 2), tnsim.GaussianClosure(), cosine=True)
+    plan = tnsim.plan(*stacks(8, 2), tnsim.GaussianClosure(), cosine=True).contraction
     found = pulled_back(plan, frozenset(plan.shapes))
     refused = {
         "with its gradients needs .* GiB here": {"memory_bytes": 1.1 * plan.interpreted_bytes},

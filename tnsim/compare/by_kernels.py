@@ -77,7 +77,11 @@ class Kernels:
         """See `routes.Route`."""
         question = self.question
         return kernel_estimate(
-            question.models[0], question.models[-1], question.metric, question.wanted, question.dtype
+            question.models[0],
+            question.models[-1],
+            question.metric,
+            question.wanted,
+            question.dtype,
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:

@@ -6,19 +6,20 @@ which runs once or, with a constant in an exact deep metric, at every moment nod
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from tnsim.compare.by_features import legs
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.planned import affordable, plan_for, runs_together
-from tnsim.compare.request import SELF, Arrays, InnerProducts, Question, Request, is_exact
+from tnsim.compare.request import SELF, Arrays, InnerProducts, Question, Request
 from tnsim.compare.resident import conditioning, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
@@ -31,16 +32,19 @@ from tnsim.engine.runtime.execution import fetched, fetched_at_all
 from tnsim.engine.runtime.rates import USUAL_CORES, backend_of, usual_seconds
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
+from tnsim.metrics.orbits import expected_count
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.names import COVARIANCE, Side
+from tnsim.names import COVARIANCE, SIDES, Side
 from tnsim.problems import features
 from tnsim.problems.base import Family, model_weights
+from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.leaves import by_side
 from tnsim.problems.polynomial_space import need_all_orders
 from tnsim.problems.state_sizes import common_units, in_units_of_inputs, units_of_inputs
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
     Scaled,
     ScaledSum,
@@ -59,10 +63,10 @@ _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
 )
-_PER_PAIRING, _SHORTEST_SEARCH, _SHORTEST_LIFTED = 3e-6, 0.02, 0.1
-"""Seconds for which whole trees are planned, by the number of pairings of legs, at least, and at
-least beside constants, which have plans of several orders; 6 s for the 2 million pairings of three
-bilinear layers a side."""
+_PER_DIAGRAM, _LIFTED = 1.3e-4, 5
+"""Seconds to plan a diagram, for the square of its number of first-layer nodes, and the factor of
+plans beside constants, whose legs are of several kinds (three bilinear layers a side: 606 diagrams
+of 8 nodes)."""
 
 
 class Contractions:
@@ -81,13 +85,21 @@ class Contractions:
     def search(self) -> float:
         """See `routes.Route`."""
         question = self.question
-        several = [kinds(model) for model in question.models]
+        a, b = question.models[0], question.models[-1]
+        several = [kinds(a), kinds(b)]
         if not joins_whole_trees(type(question.metric), nonlinear(*several)):
             return 0.0
-        # 2n legs have (2n - 1)!! pairings.
-        pairings = math.prod(range(legs(question) - 1, 0, -2))
-        shortest = _SHORTEST_LIFTED if need_all_orders(several) else _SHORTEST_SEARCH
-        return max(shortest, _PER_PAIRING * min(pairings, 10**300))
+        trees = dict(zip(SIDES, map(tree, several), strict=True))
+        lifted = a.n_ctx is not None or need_all_orders(several)
+        each = 0.0
+        for pair in question.wanted:
+            bra, ket = trees[pair.bra], trees[pair.ket]
+            if bra.legs + ket.legs > MAX_LEGS:
+                return 0.0  # refused at once
+            count = expected_count(bra, ket, not question.metric.pairs_within_model)
+            nodes = bra.bottoms + ket.bottoms
+            each = max(each, _PER_DIAGRAM * nodes**2 * count)
+        return each * (_LIFTED if lifted else 1)
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
@@ -114,18 +126,27 @@ class Contractions:
         question = self.question
         a, b = question.models[0], question.models[-1]
         family = choose(a, b, common_units([a, b], question.metric).metric)
-        affordable(family, question.wanted, question.slices, question.dtype, budget)
+        with self._advised():
+            affordable(family, question.wanted, question.slices, question.dtype, budget)
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool
     ) -> InnerProducts:
         """See `by_plans`."""
-        models = self.question.models
-        try:
+        with self._advised():
             return by_plans(first, second, request, traced)
+
+    @contextlib.contextmanager
+    def _advised(self) -> Iterator[None]:
+        """What is too large names the road for sparse layers, where there are some."""
+        try:
+            yield
         except TooLarge as beyond:
-            sparse = not traced and any(kind.sparse for model in models for kind in kinds(model))
-            raise TooLarge(f"{beyond}{_SPARSE}" if sparse else str(beyond)) from None
+            question = self.question
+            sparse = any(kind.sparse for model in question.models for kind in kinds(model))
+            if question.traced or not sparse:
+                raise
+            raise TooLarge(f"{beyond}{_SPARSE}") from None
 
 
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:

@@ -95,9 +95,7 @@ class AtPoints:
         return InnerProducts(values, 0.0, False, dtype, self.name, sampled)
 
 
-def at_traced_points(
-    first: AnyModel, second: AnyModel, sample: WeightedPoints
-) -> InnerProducts:
+def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) -> InnerProducts:
     """Inner products and norms over points that are traced themselves.
 
     Checks that need the numbers of points, such as their fit to the models, were made before.
@@ -197,8 +195,8 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         points: Points at which the models run.
 
     Returns:
-        An estimate with the fact "points". A small budget makes batches smaller, so its
-        `peak_bytes` are those of the batch that is usual.
+        An estimate with the fact "forward passes", those of each model. Its `peak_bytes` are those
+        of a usual batch; a small budget makes batches smaller.
     """
     models, metric = question.models, question.metric
     passes = sum(_forward_work(model, points) for model in models)
@@ -220,7 +218,7 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         multiplications=work,
         peak_bytes=math.ceil(needed.most(points.count)),
         seconds=_seconds(work, written),
-        facts=(("points", points.count),),
+        facts=(("forward passes", points.count),),
     )
 
 

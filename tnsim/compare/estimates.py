@@ -32,7 +32,8 @@ class Estimate:
         seconds: Expected time of a call that has its plan, on two cores of a usual processor. The
             speed of the machine in use plays no part, so equal questions have equal routes, and
             numbers have equal bits.
-        facts: Counts by which a route tells its size, such as ("points", 1000).
+        facts: Counts by which a route tells its size, such as ("forward passes", 1000), the passes
+            of each model.
         contraction: Plan of the contractions; None on the other routes.
         others: Estimates of the other routes that were weighed, the fastest first.
         passed_over: Routes without an estimate, each with the reason.
@@ -47,7 +48,7 @@ class Estimate:
         data True True
         >>> print(estimate)
         metric           empirical (exact)
-        route            data: 2 points
+        route            data: 2 forward passes
         inner products   AB
         multiplications  38 scalar multiplications of float64
         peak memory      0.00 MiB of float64 beside the models

@@ -47,10 +47,10 @@ def plan_for(
     """
 
     def planned() -> Plan:
-        # A plan with moment nodes runs once at each, and a budget counts all runs.
-        runs = len(family.nodes.points) if family.nodes else 1
         with planning(family.name):
-            problem = family.problem(pairs, slices)
+            problem = family.problem(pairs, slices)  # refuses trees of too many legs
+            # A plan with moment nodes runs once at each, and a budget counts all runs.
+            runs = len(family.nodes.points) if family.nodes else 1
             return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
 
     # The limit ends a search and changes no plan.

@@ -24,6 +24,7 @@ from tnsim.compare.by_points import AtPoints, points_of
 from tnsim.compare.estimates import Estimate, seconds_text
 from tnsim.compare.request import InnerProducts, Question, Request
 from tnsim.engine.budget import Budget
+from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
 from tnsim.metrics.protocol import adds_up
 from tnsim.problems.kernels import answers
@@ -133,21 +134,27 @@ def cheapest(question: Question, budget: Budget) -> Choice:
     if len(routes) == 1:
         return Choice(routes[0])
     fitting: list[tuple[Route, Estimate]] = []
-    passed_over, refused = [], []
+    passed_over: list[tuple[str, str]] = []
+    refused: list[tuple[float, TooLarge]] = []
     for route in sorted(routes, key=lambda route: route.search):
         best = min((estimate.seconds for _, estimate in fitting), default=math.inf)
         if best <= route.search:
             passed_over.append((route.name, f"the search alone: {seconds_text(route.search)}"))
             continue
+        needed = math.inf
         try:
             estimate = route.estimate(best)
+            needed = estimate.seconds
             route.check(estimate, budget)
+        except BeyondLimit:
+            passed_over.append((route.name, "takes longer"))
         except TooLarge as beyond:
-            refused.append(beyond)
-            passed_over.append((route.name, "takes longer" if fitting else str(beyond)))
-            continue
-        fitting.append((route, estimate))
+            refused.append((needed, beyond))
+            passed_over.append((route.name, str(beyond)))
+        else:
+            fitting.append((route, estimate))
     if not fitting:
-        raise refused[-1]
+        _, nearest = min(refused, key=lambda found: found[0])
+        raise nearest
     fitting.sort(key=lambda found: found[1].seconds)
     return Choice(fitting[0][0], tuple(estimate for _, estimate in fitting), tuple(passed_over))

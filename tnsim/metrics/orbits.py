@@ -18,8 +18,10 @@ and ends in 606 orbits.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +105,65 @@ def diagrams(bra: Tree, ket: Tree, cross_only: bool) -> tuple[Diagram, ...]:
         orbits = graphs.grown(orbits)
     complete = [Diagram(count, graphs.edges_of(key)) for key, count in orbits.items()]
     return tuple(sorted(complete, key=lambda diagram: diagram.edges))
+
+
+def expected_count(bra: Tree, ket: Tree, cross_only: bool) -> float:
+    """About the number of `diagrams`, within a factor of 2.5 up to 16 legs, without growing them.
+
+    Automorphisms move most multigraphs, so an orbit has nearly as many as there are automorphisms;
+    those that stay where they are make up for the factor 2.
+
+    Args:
+        bra: Tree of the first model.
+        ket: Tree of the second model.
+        cross_only: Whether legs of a single model may not be joined.
+
+    Example:
+        >>> three = Tree((2, 2, 2))
+        >>> len(diagrams(three, three, False)), round(expected_count(three, three, False))
+        (606, 567)
+    """
+    sides = [(tree.bunch,) * tree.bottoms for tree in (bra, ket)]
+    moved = math.prod(_automorphism_count(tree.orders[1:]) for tree in (bra, ket))
+    return max(1.0, 2 * _multigraph_count(*sides, cross_only) / moved)
+
+
+def _automorphism_count(uppers: tuple[int, ...]) -> int:
+    """Number of automorphisms of a tree whose layers above the first have these orders."""
+    count, copies = 1, 1
+    for order in reversed(uppers):
+        count *= math.factorial(order) ** copies
+        copies *= order
+    return count
+
+
+@functools.cache
+def _multigraph_count(bra: tuple[int, ...], ket: tuple[int, ...], cross_only: bool) -> int:
+    """Number of multigraphs on nodes with these numbers of free legs, as `diagrams` grows them."""
+    bra, ket = (tuple(sorted(free for free in side if free)) for side in (bra, ket))
+    if not bra:
+        if cross_only or not ket:
+            return int(not ket)
+        return _multigraph_count(ket, (), False)
+    *rest, first = bra
+    if cross_only:
+        return sum(_multigraph_count(tuple(rest), left, True) for left in _with_fewer(ket, first))
+    total = 0
+    for loops in range(first // 2 + 1):
+        for left in _with_fewer((*rest, *ket), first - 2 * loops):
+            total += _multigraph_count(left[: len(rest)], left[len(rest) :], False)
+    return total
+
+
+def _with_fewer(free: tuple[int, ...], legs: int) -> Iterator[tuple[int, ...]]:
+    """All ways to take a number of legs from some nodes, as the numbers that are left free."""
+    if not free:
+        if legs == 0:
+            yield ()
+        return
+    for taken in range(min(free[0], legs) + 1):
+        for left in _with_fewer(free[1:], legs - taken):
+            yield (free[0] - taken, *left)
 
 
 class _Multigraphs:
