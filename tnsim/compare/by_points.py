@@ -228,7 +228,7 @@ def _seconds(work: int, written: int) -> float:
 
 
 def route_name(metric: Metric, points: Points) -> str:
-    """The kind of points, as `ForwardPlan.route` names it."""
+    """The kind of points, as `Estimate.route` names it."""
     if not adds_up(metric):
         return "quadrature"
     if points.drawn:
