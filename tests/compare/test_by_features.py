@@ -18,7 +18,6 @@ VERBS = (tnsim.inner, tnsim.similarity, tnsim.slices)
 def features(monkeypatch):
     """Deep polynomials go by vectors, whatever the others cost."""
     monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
-    monkeypatch.setattr(by_features, "_FEW_LEGS", 0)
     monkeypatch.setattr(by_plans, "_PER_DIAGRAM", np.inf)
 
 

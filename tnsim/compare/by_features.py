@@ -25,11 +25,9 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 
-_FEW_LEGS = 8
-"""Legs of a pair of two bilinear layers each."""
-
-_RATE = 1e9
-"""Multiplications of vectors in a second of one core."""
+_STARTING, _RATE, _DEEP_RATE = 0.02, 2e9, 4e8
+"""Seconds before the first product; multiplications in a second, of two nonlinear layers and of
+more, whose series of many orders gather more entries."""
 
 
 class Vectors:
@@ -64,7 +62,7 @@ class Vectors:
             # Hidden units with equal weights below them, as of a convolution, are computed once.
             multiplications=work,
             peak_bytes=held * ITEM_BYTES["float64"],
-            seconds=work / _RATE,
+            seconds=_STARTING + work / (_RATE if nonlinear(*several) <= 2 else _DEEP_RATE),
             facts=(("coefficients at most", space.length * space.d_out),),
         )
 
@@ -97,8 +95,7 @@ class Vectors:
 def space_of(question: Question) -> FeatureSpace | None:
     """The space in which pairs of the models may be compared; None where there is none.
 
-    Of a single layer, or layer over layer, a plan is a handful of matrix products, and without
-    constants the ten diagrams of two layers are found at once: there nobody asks for vectors.
+    Of a single layer, or layer over layer, a plan is a handful of matrix products, found at once.
 
     Args:
         question: Question that is not traced, of at least one model.
@@ -111,12 +108,4 @@ def space_of(question: Question) -> FeatureSpace | None:
     depth = nonlinear(*several)
     if depth < 2 or not joins_whole_trees(type(metric), depth):
         return None
-    space = polynomials(several, metric, models[0].n_ctx)
-    few = space is not None and not space.lifted and legs(question) <= _FEW_LEGS
-    return None if few else space
-
-
-def legs(question: Question) -> int:
-    """Legs of the largest diagram of the example of a pair, the first model and the last."""
-    degrees = [model.degree for model in (question.models[0], question.models[-1])]
-    return sum(degrees) if len(question.wanted) == 1 else 2 * max(degrees)
+    return polynomials(several, metric, models[0].n_ctx)

@@ -63,10 +63,14 @@ _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
 )
-_PER_DIAGRAM, _LIFTED = 1.3e-4, 5
-"""Seconds to plan a diagram, for the square of its number of first-layer nodes, and the factor of
-plans beside constants, whose legs are of several kinds (three bilinear layers a side: 606 diagrams
-of 8 nodes)."""
+_STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
+"""Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
+its number of legs, and the factor beside constants."""
+
+
+_PREPARING, _AROUND = 0.015, 1.5
+"""Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
+a multiple of its steps' time."""
 
 
 class Contractions:
@@ -91,15 +95,15 @@ class Contractions:
             return 0.0
         trees = dict(zip(SIDES, map(tree, several), strict=True))
         lifted = a.n_ctx is not None or need_all_orders(several)
-        each = 0.0
+        seconds = 0.0
         for pair in question.wanted:
             bra, ket = trees[pair.bra], trees[pair.ket]
-            if bra.legs + ket.legs > MAX_LEGS:
+            legs = bra.legs + ket.legs
+            if legs > MAX_LEGS:
                 return 0.0  # refused at once
             count = expected_count(bra, ket, not question.metric.pairs_within_model)
-            nodes = bra.bottoms + ket.bottoms
-            each = max(each, _PER_DIAGRAM * nodes**2 * count)
-        return each * (_LIFTED if lifted else 1)
+            seconds += _STARTING + _PER_DIAGRAM * legs**2 * count * (_LIFTED if lifted else 1)
+        return seconds
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
@@ -116,7 +120,7 @@ class Contractions:
             outputs=plan.outputs,
             multiplications=plan.multiplications,
             peak_bytes=plan.interpreted_bytes,
-            seconds=usual_seconds(plan),
+            seconds=_PREPARING + _AROUND * usual_seconds(plan),
             facts=(("diagrams", plan.diagrams), ("runs", plan.runs)),
             contraction=plan,
         )

@@ -39,8 +39,9 @@ from tnsim.scaled import ScaledSum, taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_MULTIPLIED, _WRITTEN = 2e10, 1.2e8
-"""Multiplications of matrix products, and numbers written entry by entry, in a second."""
+_STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
+"""Seconds before the first pass; multiplications of matrix products, and numbers written entry by
+entry, in a second; factor of the latter where sequences share their beginnings."""
 
 
 class AtPoints:
@@ -201,6 +202,8 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
     models, metric = question.models, question.metric
     passes = sum(_forward_work(model, points) for model in models)
     written = sum(_forward_entries(model, points) for model in models)
+    if points.continuations:
+        written *= _BRANCHING
     outputs = 0  # the outputs of a plain function are not known before it runs
     if models:
         # Models that are compared have outputs of one shape, so any of them tells their number.
@@ -217,14 +220,10 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         outputs=question.outputs,
         multiplications=work,
         peak_bytes=math.ceil(needed.most(points.count)),
-        seconds=_seconds(work, written),
+        # Counts of sequences may be beyond a float.
+        seconds=_STARTING + min(work, 10**300) / _MULTIPLIED + min(written, 10**300) / _WRITTEN,
         facts=(("forward passes", points.count),),
     )
-
-
-def _seconds(work: int, written: int) -> float:
-    """Expected seconds of forward passes; counts of sequences may be beyond a float."""
-    return float(min(work, 10**300)) / _MULTIPLIED + float(min(written, 10**300)) / _WRITTEN
 
 
 def route_name(metric: Metric, points: Points) -> str:
