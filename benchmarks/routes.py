@@ -4,8 +4,8 @@
 
 A row is a work of a pair of models along a route, in a session of its own and without files of
 earlier plans, so a plan of contractions is searched as in a first call. Expected are the search
-and the seconds of the route's estimate, and the ratio is that of the latter. Routes that are expected to take longer than `--longest`
-seconds are not run.
+and the seconds of the route's estimate, and the ratio is that of the latter. Routes that are
+expected to take longer than `--longest` seconds are not run.
 """
 
 import argparse

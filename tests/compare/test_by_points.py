@@ -617,9 +617,9 @@ def test_inputs_with_labels_are_refused(rng):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
 
 
-@pytest.mark.parametrize("width, route", [(2, "quadrature"), (6, "contractions")])
-def test_the_cheaper_of_diagrams_and_nodes_is_taken(width, route, rng):
-    """Two layers of six inputs: 5^6 nodes in both models, of three matrices a layer, cost more."""
+@pytest.mark.parametrize("width, route", [(2, "quadrature"), (8, "features")])
+def test_the_cheaper_of_vectors_and_nodes_is_taken(width, route, rng):
+    """Two layers of eight inputs: 5^8 nodes in both models, of three matrices a layer, cost more."""
     models = []
     for _ in range(2):
         layers = [tnsim.Bilinear(*rng.normal(size=(3, width, width))) for _ in range(2)]

@@ -75,7 +75,7 @@ def test_products_of_matrices_in_any_order(data):
 @pytest.mark.parametrize(
     "metric", [tnsim.Gaussian(), tnsim.GaussianClosure()], ids=lambda m: m.name
 )
-def test_whole_plans(metric, dtype, threads, monkeypatch):
+def test_whole_plans(metric, dtype, threads, monkeypatch, diagrams):
     """Bound plans and others, with parts of steps and lanes of loops shared by threads."""
     a, b = (bench.random_stack(12, 9, 2, dtype, seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
@@ -163,7 +163,7 @@ def test_threads_go_on_while_one_of_them_loads(monkeypatch):
     assert executor.executor(real, 0) == "float64"
 
 
-def test_no_call_is_long(monkeypatch):
+def test_no_call_is_long(monkeypatch, diagrams):
     """An interrupt is noticed between calls."""
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, tnsim.Gaussian()).contraction

@@ -52,7 +52,7 @@ class Estimate:
         inner products   AB
         multiplications  38 scalar multiplications of float64
         peak memory      0.00 MiB of float64 beside the models
-        expected         less than a second
+        expected         about 0.006 s
     """
 
     metric: str
@@ -164,10 +164,8 @@ def seconds_text(seconds: float) -> str:
 
     Example:
         >>> seconds_text(0.02), seconds_text(90), seconds_text(1e5)
-        ('less than a second', 'about 1.5 minutes', 'about 28 hours')
+        ('about 0.02 s', 'about 1.5 minutes', 'about 28 hours')
     """
-    if seconds < 1:
-        return "less than a second"
     for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * length:
             return f"about {seconds / length:,.2g} {unit}"
