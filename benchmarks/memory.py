@@ -9,7 +9,7 @@ compares the models: `measured` is the mark less the size before, so compiling, 
 and running are all in it, and Python, imports and plans are not. `arrays` is `Plan.peak_bytes`,
 `programs` is
 `Plan.program_bytes`, `planned` their sum, which is held against the free memory. For many models
-`arrays` is `PairwisePlan.peak_bytes`. Linux only.
+`arrays` is `Estimate.peak_bytes`. Linux only.
 """
 
 import argparse

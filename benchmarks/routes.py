@@ -20,7 +20,6 @@ import numpy as np
 import tnsim
 from tnsim.compare import routes
 from tnsim.compare.request import ALL, Question, Request
-from tnsim.engine.runtime import rates
 from tnsim.errors import TooLarge
 
 Pair = tuple[list[tnsim.Model], Any]
@@ -114,10 +113,9 @@ WORKS: dict[str, Callable[[], Pair]] = {
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """A session without files of earlier plans, with the rates of the machine."""
+    """A session without files of earlier plans."""
     os.environ["TNSIM_CACHE_DIR"] = ""
     with tnsim.using(tnsim.Session()):
-        rates.measured("float64"), rates.speeds("float64")
         yield
 
 

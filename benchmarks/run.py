@@ -40,7 +40,6 @@ from typing import Any, TypeVar
 import works
 
 import tnsim
-from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import processors
 
 T = TypeVar("T")
@@ -67,8 +66,6 @@ SUMS = "sum, tier, multiplications / those of contract, first / contract, warm /
 def measured(name: str, dtype: str, process: str, tier: str) -> dict:
     """The figures of a row from this process: the first of its two, or the second."""
     work = works.ROWS[name].work(dtype)
-    rates.measured(dtype)
-    rates.speeds(dtype)
     tnsim.session().tier = tier
     planning, planned = _timed(work.plan)
     calling, _ = _timed(work.call)

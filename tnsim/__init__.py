@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tnsim.all_pairs.heads import heads
     from tnsim.all_pairs.result import Pairwise
     from tnsim.all_pairs.run import open_pairwise, pairwise, plan_pairwise
-    from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.analysis import baselines, figures, reading, report
     from tnsim.analysis.hidden_states import hidden_states, layer_similarity
     from tnsim.checkpoints.dialects import Dialect
@@ -129,7 +128,6 @@ _HOME = {
     "plan_pairwise": "all_pairs.run",
     "open_pairwise": "all_pairs.run",
     "Pairwise": "all_pairs.result",
-    "PairwisePlan": "all_pairs.run_plan",
     "parts": "circuits.parts",
     "Parts": "circuits.parts",
     "PartSeries": "circuits.parts",
@@ -245,7 +243,6 @@ __all__ = [
     "Origin",
     "OwnLayer",
     "Pairwise",
-    "PairwisePlan",
     "PartSeries",
     "Parts",
     "PathSeries",

@@ -34,13 +34,13 @@ def test_all_pairs_with_functions_and_differences(rng):
     mixed = [*several, several[0] - 2.0 * several[1], lambda x: np.abs(several[2](x))]
     found = tnsim.pairwise(mixed, metric, slices=True)
     agrees(found, mixed, mixed, metric)
-    assert found.attrs["plan"].startswith("forward passes") and found.attrs["exact"]
+    assert found.attrs["plan"].startswith("data") and found.attrs["exact"]
     slices = tnsim.slices(mixed[0], mixed[5], metric)
     assert_close(found.slices[0, 5], slices, scale=1.0, rtol=1e-12)
     across = tnsim.pairwise(several[:2], metric, other=mixed[3:])
     agrees(across, several[:2], mixed[3:], metric)
     plan = tnsim.plan_pairwise(mixed, metric)
-    assert plan.route == "forward passes" and plan.pairs == 21
+    assert plan.route == "data" and plan.tiles.pairs == 21
     with pytest.raises(tnsim.ModelError, match=r"use tnsim.Empirical\(inputs\), found Gaussian"):
         tnsim.pairwise(mixed)
 
@@ -76,7 +76,7 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
     metric = tnsim.Empirical(rng.normal(size=(80, 3)))
     whole = tnsim.pairwise(several, metric)
     small = tnsim.Budget(memory_bytes=60_000)
-    assert tnsim.plan_pairwise(several, metric, budget=small).tiles > 1
+    assert tnsim.plan_pairwise(several, metric, budget=small).tiles.number > 1
     with ThreadPoolExecutor(2) as executor:
         tiled = tnsim.pairwise(
             several, metric, budget=small, store=tmp_path / "run", executor=executor
@@ -93,7 +93,8 @@ def test_deep_gaussians_of_few_inputs_go_by_quadrature(rng, monkeypatch):
     several = models(rng, 3)
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
     found = tnsim.pairwise(several, metric)
-    assert found.attrs["plan"].startswith("forward passes") and "standard_error" not in found
+    assert found.attrs["plan"].startswith("quadrature")
+    assert "standard_error" not in found
     from tnsim.compare import by_points
 
     monkeypatch.setattr(by_points, "gaussian_points", lambda *arguments: None)
@@ -110,7 +111,7 @@ def test_quadrature_covers_what_every_model_reads(rng):
         deep = [bilinear(rng, 2, 3, 2), bilinear(rng, 2, 2, 2)]
         several.append(tnsim.Model([linear(rng, 3, 2), *deep]))
     found = tnsim.pairwise(several[:2], tnsim.Gaussian(), other=several[1:])
-    assert found.attrs["plan"].startswith("forward passes")
+    assert found.attrs["plan"].startswith("quadrature")
     for i, a in enumerate(several[:2]):
         for j, b in enumerate(several[1:]):
             pairs = (a, b), (a, a), (b, b)

@@ -62,7 +62,7 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
         pytest.param(
             "contractions", tnsim.GaussianClosure(), {"slices": True}, marks=pytest.mark.slow
         ),
-        pytest.param("forward passes", tnsim.Empirical(INPUTS), {}, marks=pytest.mark.slow),
+        pytest.param("data", tnsim.Empirical(INPUTS), {}, marks=pytest.mark.slow),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):

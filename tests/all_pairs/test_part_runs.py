@@ -51,19 +51,20 @@ def test_the_plan_of_parts_is_the_sum_over_parts(run):
     parts = tnsim.parts(series, ["qk", "ov"], distances=[1, 2])
     found = tnsim.plan_pairwise(parts)
     each = [tnsim.plan_pairwise(part) for part in parts.values()]
-    assert (found.pairs, len(parts)) == (8 * 6, 8)
-    for name in ("pairs", "tiles", "multiplications"):
-        assert getattr(found, name) == sum(getattr(plan, name) for plan in each)
-    for name in ("peak_bytes", "tile"):
-        assert getattr(found, name) == max(getattr(plan, name) for plan in each)
+    assert (found.tiles.pairs, len(parts)) == (8 * 6, 8)
+    for name in ("pairs", "number"):
+        assert getattr(found.tiles, name) == sum(getattr(plan.tiles, name) for plan in each)
+    assert found.tiles.side == max(plan.tiles.side for plan in each)
+    assert found.multiplications == sum(plan.multiplications for plan in each)
+    assert found.peak_bytes == max(plan.peak_bytes for plan in each)
     # Parts of a kind share their programs.
-    assert found.compilations == each[0].compilations + each[-1].compilations
-    assert found.seconds is not None and found.seconds > 0
+    assert found.tiles.programs == each[0].tiles.programs + each[-1].tiles.programs
+    assert found.seconds > 0
     first, second = (tnsim.parts(chosen, ["ov"]) for chosen in (series[:2], series))
     one = tnsim.plan_pairwise(first, other=second)
     label = "layer 0 head 0 ov"
     assert one.route == tnsim.plan_pairwise(first[label], other=second[label]).route
-    assert one.pairs == 4 * 6 and one.others
+    assert one.tiles.pairs == 4 * 6
     with pytest.raises(tnsim.ModelError, match="parts have different numbers of outputs"):
         tnsim.plan_pairwise(parts, slices=True)
 
@@ -159,7 +160,7 @@ def test_what_is_refused(run, tmp_path):
         tnsim.pairwise(parts, other=series)
     with pytest.raises(tnsim.ModelError, match="slices are those of one part"):
         tnsim.pairwise(parts, slices=True)
-    assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).pairs == 6
+    assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).tiles.pairs == 6
     for damage in ('{"parts": [["qk", "x", 0]], "distances": [1], "norm": "fold"}', "{", "[]"):
         (store / "parts.json").write_text(damage)
         with pytest.raises(tnsim.DamagedStore, match=r"parts\.json is damaged"):
@@ -201,7 +202,7 @@ def test_the_command(run, tmp_path):
     shown = command("pairwise", run, "--parts", "qk,ov", "--dry-run")
     assert "qk: 4 parts, together" in shown.stdout and "ov: 4 parts, together" in shown.stdout
     told = json.loads(command("pairwise", run, "--parts", "qk", "--dry-run", "--json").stdout)
-    assert told["qk"]["parts"] == 4 and told["qk"]["together"]["pairs"] == 4 * 6
+    assert told["qk"]["parts"] == 4 and told["qk"]["together"]["tiles"]["pairs"] == 4 * 6
     arguments = ("pairwise", run, "--parts", "qk,ov", "--distances", "1,2", "--out", out)
     done = command(*arguments, "--plots", "--parquet")
     assert "parts       8: qk, ov" in done.stdout and "lowest      similarity " in done.stdout

@@ -198,7 +198,7 @@ def test_duplicates_and_costs_are_those_of_whole_models(run):
     ]
     assert differing == ["layer 1 mlp"]
     # A pair of equal parts, and three of the block that differs.
-    assert planned.pairs == len(parts) - 1 + 3
+    assert planned.tiles.pairs == len(parts) - 1 + 3
     with pytest.warns(tnsim.DuplicateWarning, match="models with identical weights: 3 = 0$"):
         every = tnsim.pairwise(tnsim.parts(series, KINDS_OF_RUN))
     assert every.attrs["duplicates"] == 1
@@ -236,7 +236,10 @@ def test_the_command_says_what_belongs_to_no_part(run, tmp_path):
     told = json.loads(command("pairwise", *files, *options, "--json").stdout)
     assert told["rest"] == ["transformer.wpe.weight"] and told["duplicates"] == 0
     cost = json.loads(command("pairwise", *files, *options[:2], "--dry-run", "--json").stdout)
-    assert cost["ov"]["together"]["pairs"] == 2 and cost["mlp"]["together"]["pairs"] == 2
+    assert (
+        cost["ov"]["together"]["tiles"]["pairs"] == 2
+        and cost["mlp"]["together"]["tiles"]["pairs"] == 2
+    )
     same = command(
         "pairwise", run / "step0", run / "step3", *options[:2], "--out", tmp_path / "same"
     )

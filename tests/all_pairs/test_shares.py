@@ -13,12 +13,12 @@ from stored_runs import contents
 
 import tnsim
 from tnsim.all_pairs import batched_plans, run_plan
-from tnsim.all_pairs import run_plan as costs
 from tnsim.all_pairs.batched_plans import Pairs, PairSetting
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
 from tnsim.engine.runtime import execution
+from tnsim.problems import features
 from tnsim.problems.state_sizes import common_units
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -79,7 +79,7 @@ def always(request, monkeypatch):
 
 @pytest.fixture
 def by_plans(monkeypatch):
-    monkeypatch.setattr(costs.features, "spaces", lambda *arguments: [])
+    monkeypatch.setattr(features, "spaces", lambda *arguments: [])
 
 
 @pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
@@ -162,10 +162,10 @@ def test_large_pairs_run_at_once(rng, always, by_plans, monkeypatch):
     monkeypatch.setattr(run_plan, "_TILE_WORK", 1)
     some = [deep(rng) for _ in range(4)]
     one_by_one = tnsim.pairwise(some, CLOSURE)
-    assert tnsim.plan_pairwise(some, CLOSURE).together == 1
-    monkeypatch.setattr(costs, "_LARGE", 0)
-    assert tnsim.plan_pairwise(some, CLOSURE).together == 4
-    assert tnsim.plan_pairwise(some, CLOSURE, budget=SMALL).together == 1
+    assert tnsim.plan_pairwise(some, CLOSURE).tiles.together == 1
+    monkeypatch.setattr(run_plan, "_LARGE", 0)
+    assert tnsim.plan_pairwise(some, CLOSURE).tiles.together == 4
+    assert tnsim.plan_pairwise(some, CLOSURE, budget=SMALL).tiles.together == 1
     assert tnsim.pairwise(some, CLOSURE).identical(one_by_one)
 
 

@@ -136,7 +136,6 @@ def direct_path(rng, count, width, bias):
 def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
     """Peaks of NumPy's memory, for a vocabulary of which all pairs are 488 MiB."""
     small = [direct_path(rng, 30, 8, bias) for _ in "ab"]
-    tnsim.plan_pairwise(small)  # rates are measured, once in a process
     tnsim.similarity(*small)
     a, b = both = [direct_path(rng, 8000, 8, bias) for _ in "ab"]
     tracemalloc.start()

@@ -1,6 +1,5 @@
 """Constants beside states of any size: against recursions with unlimited exponents."""
 
-import dataclasses
 import warnings
 
 import jax
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from sequence_cases import slow
 
 import tnsim
-from tnsim.all_pairs import run_plan
+from tnsim.all_pairs import preparation
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -191,16 +190,16 @@ def test_ordinary_deep_networks(depth, metric):
         assert_close(float(value / size), float(true / size), scale=1.0, rtol=rtol)
 
 
-@pytest.fixture(params=run_plan.ROUTES)
+@pytest.fixture(params=["features", "contractions"])
 def route(request, monkeypatch):
     """Runs over all pairs along one route, whichever would be taken."""
-    plan = run_plan.plan
+    table = preparation.routes_of_run
 
     def forced(*arguments):
-        found = plan(*arguments)
-        return found._replace(plan=dataclasses.replace(found.plan, route=request.param))
+        routes = table(*arguments)
+        return [route for route in routes if route.name == request.param] or routes
 
-    monkeypatch.setattr(run_plan, "plan", forced)
+    monkeypatch.setattr(preparation, "routes_of_run", forced)
 
 
 @pytest.mark.parametrize("dtype", EPS)

@@ -1,6 +1,5 @@
 """What rounding does to cosines: bounds against exact rational arithmetic, one rule throughout."""
 
-import dataclasses
 import re
 import warnings
 
@@ -13,7 +12,7 @@ from closeness import assert_close
 from oracles import bilinear, linear
 
 import tnsim
-from tnsim.all_pairs import run_plan
+from tnsim.all_pairs import preparation
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import amplification, regauged, without_skew
@@ -137,16 +136,16 @@ def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng):
     assert np.median(ratios) > 1e-3 and max(ratios) > 1e-2
 
 
-@pytest.fixture(params=run_plan.ROUTES)
+@pytest.fixture(params=["features", "contractions"])
 def route(request, monkeypatch):
     """Pairwise runs along one route, whichever it would take."""
-    plan = run_plan.plan
+    table = preparation.routes_of_run
 
     def forced(*arguments):
-        found = plan(*arguments)
-        return found._replace(plan=dataclasses.replace(found.plan, route=request.param))
+        routes = table(*arguments)
+        return [route for route in routes if route.name == request.param] or routes
 
-    monkeypatch.setattr(run_plan, "plan", forced)
+    monkeypatch.setattr(preparation, "routes_of_run", forced)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ LOOPED = Program(((50, 2, 3), (50, 3, 4)), (LOOP,), (2,))
 
 
 def test_short_programs_are_compiled_at_once_and_a_long_one_by_one_core(monkeypatch):
-    monkeypatch.setattr(rates, "processors", lambda: 10)
+    monkeypatch.setattr(rates, "USUAL_CORES", 10)
     at_once = rates._THREADS * 10
     assert_close(rates.compiling([1] * 600, GIVEN), 600 * 0.01 / at_once)
     assert rates.compiling([5], GIVEN) == 5 * 0.01

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from tnsim.all_pairs.batched_plans import PairSetting
-from tnsim.all_pairs.run_plan import FORWARD, PairwisePlan, Route, Sizes
+from tnsim.all_pairs.run_plan import Models, Sizes, estimated
 from tnsim.all_pairs.sources import Entry, Source
-from tnsim.compare.by_points import AtPoints, Rows, points_of
+from tnsim.compare.by_points import STARTING, check_forward, forward_estimate, route_name
+from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, Question, parts
+from tnsim.engine.budget import Budget
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
@@ -28,7 +30,7 @@ from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.models.model import Model
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Part, Sums
-from tnsim.problems.tensors.kinds import Kinds
+from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import ScaledSum
 
 _BATCH = 1024  # inputs on which a function runs at once for its digest
@@ -41,74 +43,75 @@ class Estimated(NamedTuple):
     standard_error: Float[np.ndarray, "rows columns"]
 
 
-def route(
-    rows: Sequence[Entry],
-    columns: Sequence[Entry] | None,
-    examples: Mapping[Kinds, Model],
-    read: Sequence[Rows | None],
-    setting: PairSetting,
-) -> Route | None:
-    """The route by forward passes; None where the metric has no points for these models.
+class ForwardRun:
+    """The route of a run by forward passes.
 
     Args:
-        rows: Distinct models.
-        columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: A model of each sequence of layer kinds.
-        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
+        models: Models of the run.
         setting: Settings common to all pairs.
-
-    Raises:
-        ModelError: The metric has no inputs for these models.
-        TooLarge: A pair of models is beyond the budget.
+        points: Points at which the models run.
     """
-    models = list(examples.values())
-    points = points_of(models, setting.metric, read)
-    if points is None:
-        return None
-    for model in models:
-        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
-        single = AtPoints(question, points)
-        single.check(single.estimate(), setting.budget)
-    run = Sizes.of(rows, columns, examples, setting)
-    # Sums are kept by groups of points, for the standard errors.
-    run = run._replace(products=run.products * GROUPS)
-    # Work plays no part in the size of a tile: passes are shared by all pairs of the tile, so
-    # larger tiles are cheaper.
-    tile = run.tile(1, 2 * max(1, run.weights))
-    # Half of the memory is for the batches, an eighth each for weights and for products.
-    while (
-        tile > 1 and _needs(models, 2 * tile * run.terms, points, setting).least > run.available / 2
-    ):
-        tile = math.ceil(tile / 2)
-    needed = _needs(models, 2 * tile * run.terms, points, setting)
-    every = [entry for entry in (*rows, *(columns or ()))]
-    passes = sum(_passes(entry, examples, points) for entry in every)
-    outputs = forward.outputs(rows[0].d_out, rows[0].n_ctx or 1, points)
-    # Every tile runs the models of its rows and its columns.
-    again = max(1, 2 * run.tiles(tile) * tile // len(every))
-    work = again * passes + run.pairs * outputs
-    batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
-    peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
-    plan = PairwisePlan(
-        route=FORWARD,
-        pairs=run.pairs,
-        tile=tile,
-        tiles=run.tiles(tile),
-        multiplications=work,
-        peak_bytes=math.ceil(peak),
-        compilations=len(models),
-    )
-    return Route(plan, spaces={}, contracted=[], points=points)
 
+    search = 0.0
 
-def _needs(
-    models: Sequence[Model], count: int, points: Points, setting: PairSetting
-) -> forward.Needs:
-    """Bytes that forward passes of `count` models take, all of them the model that needs most."""
-    if not models:
-        return forward.Needs(0.0, 0.0)
-    every = [forward.needs([model] * count, points, setting.dtype) for model in models]
-    return max(every, key=lambda needed: needed.least)
+    def __init__(self, models: Models, setting: PairSetting, points: Points) -> None:
+        self.models, self.setting, self.points = models, setting, points
+        self.name = route_name(setting.metric, points)
+
+    def estimate(self, limit: float = math.inf) -> Estimate:
+        """See `compare.routes.Weighed`."""
+        setting, points, entries = self.setting, self.points, self.models.entries
+        examples = list(self.models.examples.values())
+        run = Sizes.of(self.models, setting)
+        # Sums are kept by groups of points, for the standard errors.
+        run = run._replace(products=run.products * GROUPS)
+        # Work plays no part in the size of a tile: passes are shared by all pairs of the tile, so
+        # larger tiles are cheaper.
+        tile = run.tile(1, 2 * max(1, run.weights))
+        # Half of the memory is for the batches, an eighth each for weights and for products.
+        while tile > 1 and self._needs(2 * tile * run.terms).least > run.available / 2:
+            tile = math.ceil(tile / 2)
+        needed = self._needs(2 * tile * run.terms)
+        outputs = forward.outputs(entries[0].d_out, entries[0].n_ctx or 1, points)
+        # Every tile runs the models of its rows and its columns.
+        again = max(1, 2 * run.tiles(tile) * tile // len(entries))
+        passes = {kinds(model): self._passes(model) for model in examples}
+        every = [
+            passes[layers] for entry in entries for _, layers in entry.parts if layers in passes
+        ]
+        work = again * sum(each.multiplications for each in every) + run.pairs * outputs
+        batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
+        peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
+        return estimated(
+            self.name,
+            run,
+            setting,
+            Tiles(run.pairs, tile, run.tiles(tile), programs=len(examples)),
+            multiplications=work,
+            peak_bytes=math.ceil(peak),
+            seconds=STARTING + again * sum(each.seconds - STARTING for each in every),
+            facts=(("forward passes", points.count),),
+        )
+
+    def check(self, estimate: Estimate, budget: Budget) -> None:
+        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
+        for model in self.models.examples.values():
+            check_forward(self._passes(model), self._question(model), self.points, budget)
+
+    def _question(self, model: Model) -> Question:
+        setting = self.setting
+        return Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
+
+    def _passes(self, model: Model) -> Estimate:
+        """The estimate of the forward passes of a model."""
+        return forward_estimate(self._question(model), self.points)
+
+    def _needs(self, count: int) -> forward.Needs:
+        """Bytes of forward passes of `count` models, all of them the model that needs most."""
+        several = self.models.examples.values()
+        dtype = self.setting.dtype
+        every = [forward.needs([model] * count, self.points, dtype) for model in several]
+        return max(every, key=lambda needed: needed.least, default=forward.Needs(0.0, 0.0))
 
 
 def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
@@ -188,16 +191,6 @@ def _digest_of_outputs(function: Any, points: Points) -> str:
         digest.update(f"{outputs.dtype}{outputs.shape[1:]}".encode())
         digest.update(np.ascontiguousarray(outputs).tobytes())
     return digest.hexdigest()
-
-
-def _passes(entry: Entry, examples: Mapping[Kinds, Model], points: Points) -> int:
-    """Multiplications of all forward passes of an entry, none for a function."""
-    work = 0
-    for _, layers in entry.parts:
-        if layers in examples:
-            model = examples[layers]
-            work += forward.multiplications(layers, model.n_ctx or 1, points)
-    return work
 
 
 def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:

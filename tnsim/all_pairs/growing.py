@@ -379,7 +379,7 @@ def _run_of(piece: Piece, run: PairwiseRun, first: Mapping[str, Any]) -> Pairwis
             have none, or the other way round.
     """
     rows, columns = _entries(run.rows), _entries(run.columns)
-    asked = (*rows,), None if run.symmetric else (*columns,), run.plan.route
+    asked = (*rows,), None if run.symmetric else (*columns,), run.estimate.route
     if asked == (piece.rows, piece.columns, first["route"]):
         return run  # which is planned already
     if run.symmetric:

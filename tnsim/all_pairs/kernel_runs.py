@@ -6,64 +6,73 @@ its outputs read (see `problems.kernels`). A pair is a sum over the kernel of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
-from tnsim.all_pairs.run_plan import KERNELS, PairwisePlan, Route, Sizes
-from tnsim.all_pairs.sources import Entry
-from tnsim.compare.by_kernels import check_kernels, kernel_estimate, prepared_under
+from tnsim.all_pairs.run_plan import Models, Sizes, estimated
+from tnsim.compare.by_kernels import (
+    STARTING,
+    Kernels,
+    check_kernels,
+    kernel_estimate,
+    prepared_under,
+)
+from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.request import CROSS
+from tnsim.engine.budget import Budget
 from tnsim.engine.runtime import execution
 from tnsim.models.model import Model
 from tnsim.problems.kernel_models import PreparedModel, on_host, product_of
-from tnsim.problems.kernels import KERNEL_DTYPE, answers
-from tnsim.problems.tensors.kinds import Kinds
+from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import ScaledSum, add, split, stacked, times
 
 
-def applies(models: Sequence[Model], setting: PairSetting) -> bool:
-    """Whether a run goes this way; raises `UnsupportedLayer` where it would and cannot."""
-    return answers(models, setting.metric)
-
-
-def route(
-    rows: Sequence[Entry],
-    columns: Sequence[Entry] | None,
-    examples: Mapping[Kinds, Model],
-    setting: PairSetting,
-) -> Route:
-    """The route by sums over pairs of hidden units.
+class KernelRun:
+    """The route of a run by sums over pairs of hidden units.
 
     Args:
-        rows: Distinct models.
-        columns: Distinct models compared with the rows; None for all pairs of `rows`.
-        examples: A model of each sequence of layer kinds.
+        models: Models of the run.
         setting: Settings common to all pairs.
-
-    Raises:
-        TooLarge: A pair of models is beyond the budget.
     """
-    run = Sizes.of(rows, columns, examples, setting)
-    plans = []
-    for model in examples.values():
-        plans.append(kernel_estimate(model, model, setting.metric, CROSS, setting.dtype))
-        check_kernels(plans[-1], setting.budget)
-    largest = max(plans, key=lambda plan: plan.multiplications)
-    one_pair = run.terms**2 * largest.multiplications
-    tile = run.tile(one_pair, 4 * max(1, run.weights))
-    pairwise_plan = PairwisePlan(
-        route=KERNELS,
-        pairs=run.pairs,
-        tile=tile,
-        tiles=run.tiles(tile),
-        multiplications=run.pairs * one_pair,
-        peak_bytes=largest.peak_bytes + 4 * tile * run.terms * run.weights + run.tile_bytes(tile),
-        compilations=len(examples) ** 2,
-    )
-    return Route(pairwise_plan, spaces={}, contracted=[])
+
+    name = Kernels.name
+    search = 0.0
+
+    def __init__(self, models: Models, setting: PairSetting) -> None:
+        self.models, self.setting = models, setting
+
+    def estimate(self, limit: float = math.inf) -> Estimate:
+        """See `compare.routes.Weighed`."""
+        run = Sizes.of(self.models, self.setting)
+        largest = max(self._norms(), key=lambda planned: planned.multiplications)
+        one_pair = run.terms**2 * largest.multiplications
+        tile = run.tile(one_pair, 4 * max(1, run.weights))
+        stacks = 4 * tile * run.terms * run.weights
+        programs = len(self.models.examples) ** 2
+        return estimated(
+            self.name,
+            run,
+            self.setting,
+            Tiles(run.pairs, tile, run.tiles(tile), programs=programs),
+            multiplications=run.pairs * one_pair,
+            peak_bytes=largest.peak_bytes + stacks + run.tile_bytes(tile),
+            seconds=STARTING + run.pairs * run.terms**2 * (largest.seconds - STARTING),
+        )
+
+    def check(self, estimate: Estimate, budget: Budget) -> None:
+        """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
+        for planned in self._norms():
+            check_kernels(planned, budget)
+
+    def _norms(self) -> list[Estimate]:
+        """The estimates of the norms of a model of each sequence of layer kinds."""
+        metric, dtype = self.setting.metric, self.setting.dtype
+        several = self.models.examples.values()
+        return [kernel_estimate(model, model, metric, CROSS, dtype) for model in several]
 
 
 class KernelBlock(NamedTuple):

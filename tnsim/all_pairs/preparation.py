@@ -7,11 +7,10 @@ outcome is a `PairwiseRun`, and the store that it fills.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -19,34 +18,32 @@ from uuid import uuid4
 import jax
 
 import tnsim
-from tnsim.all_pairs import forward_runs, kernel_runs, run_plan
-from tnsim.all_pairs import run_plan as costs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.batched_plans import PairSetting
-from tnsim.all_pairs.forward_runs import function_entry
-from tnsim.all_pairs.run_plan import FORWARD, KERNELS, Contracted, PairwisePlan, Route
+from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
+from tnsim.all_pairs.kernel_runs import KernelRun
+from tnsim.all_pairs.run_plan import ContractedRun, Models, VectorRun, memory, summary, tiles_of
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT, Store
 from tnsim.all_pairs.tasks import Job
 from tnsim.circuits.parts import PartSeries
-from tnsim.compare.by_points import Rows, what_is_read
+from tnsim.compare.by_points import Rows, points_of, what_is_read
+from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison
+from tnsim.compare.routes import Weighed, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
-from tnsim.errors import DuplicateWarning, ModelError, TooLarge
+from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.metrics import metric as metrics
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
-from tnsim.problems.features import FeatureSpace
+from tnsim.problems import features
+from tnsim.problems.kernels import answers
 from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
-
-_FREE_FOR_A_RUN = (
-    2**30
-)  # forward passes up to so many multiplications cost less than planning diagrams
 
 
 @dataclass
@@ -97,9 +94,7 @@ class PairwiseRun(NamedTuple):
         rows, columns: The two lists of models, equal where all pairs of one list are compared.
         symmetric: Whether both are one list.
         job: Settings that all tasks share.
-        plan: Route, tiles and costs.
-        spaces: Feature spaces by route name, of every route by features, taken or not.
-        contracted: Number of pairs and plan, for each plan; empty where pairs are too large.
+        estimate: Route, tiles and costs.
         known: Knowledge about the models, to plan a part of the run by.
     """
 
@@ -107,9 +102,7 @@ class PairwiseRun(NamedTuple):
     columns: Side
     symmetric: bool
     job: Job
-    plan: PairwisePlan
-    spaces: Mapping[str, FeatureSpace]
-    contracted: Contracted
+    estimate: Estimate
     known: Known
 
     @property
@@ -232,72 +225,64 @@ def _planned(
     pairs = _pairs(len(rows.entries), len(columns.entries), symmetric)
     units = common_units(known.examples.values(), settings[0])
     setting = PairSetting(*settings, pairs, units)
-    route = _route(rows.entries, others, known, setting, kept)
-    # A part of a run that grew keeps the route of the first run where the route is among those
-    # weighed now.
-    plan = next((planned for planned in route.plan.routes if planned.route == kept), route.plan)
-    setting = setting._replace(tier=plan.tier)
-    key = uuid4().hex  # two equal runs at the same time share no kept blocks
+    models = Models(rows.entries, others, known.examples)
+    routes = routes_of_run(models, list(known.read.values()), setting, kept)
+    # A part of a run that grew keeps the route of the first run where that is a route now.
+    choice = weighed([route for route in routes if route.name == kept] or routes, setting.budget)
+    taken, estimate = choice.route, choice.estimate
+    tiles = tiles_of(estimate)
+    setting = setting._replace(tier=tiles.tier)
     job = Job(
         setting=setting,
-        space=None,
-        sizes=_sizes(rows, columns, plan.tile),
+        space=taken.space if isinstance(taken, VectorRun) else None,
+        sizes=_sizes(rows, columns, tiles.side),
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
-        key=key,
-        points=route.points,
-        kernels=plan.route == KERNELS,
+        key=uuid4().hex,  # two equal runs at the same time share no kept blocks
+        points=taken.points if isinstance(taken, ForwardRun) else None,
+        kernels=isinstance(taken, KernelRun),
         # Arrays of float64 take twice the memory.
-        certifies=setting.dtype == "float32" and 2 * plan.peak_bytes <= costs.memory(setting),
+        certifies=setting.dtype == "float32" and 2 * estimate.peak_bytes <= memory(setting),
         differences=setting.dtype,
     )
-    spaces, contracted = route.spaces, route.contracted
-    return PairwiseRun(rows, columns, symmetric, job, plan, spaces, contracted, known)
+    return PairwiseRun(rows, columns, symmetric, job, estimate, known)
 
 
-def _route(
-    rows: Sequence[Entry],
-    columns: Sequence[Entry] | None,
-    known: Known,
-    setting: PairSetting,
-    kept: str | None,
-) -> Route:
-    """The cheapest of all routes, with the costs of the others.
+def routes_of_run(
+    models: Models, read: Sequence[Rows | None], setting: PairSetting, kept: str | None = None
+) -> list[Weighed]:
+    """The routes of a run, see the table of `compare.routes`.
 
-    Forward passes are taken where they are the route to keep, and only there where another route
-    is.
+    Args:
+        models: Models of the run.
+        read: Rows that span the input read by each model, see `compare.by_points.what_is_read`.
+        setting: Settings common to all pairs.
+        kept: Name of the route of which numbers are kept already.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        UnsupportedLayer: An activation that no route can compare under the metric.
     """
-    examples = known.examples
-    # Activations have one route only.
-    if kernel_runs.applies(list(examples.values()), setting):
-        return kernel_runs.route(rows, columns, examples, setting)
-    read = list(known.read.values())
-    try:
-        forward = forward_runs.route(rows, columns, examples, read, setting)
-    except TooLarge:
-        if adds_up(setting.metric) or kept == FORWARD:
-            raise
-        forward = None
-    if forward is None:
-        return costs.plan(rows, columns, examples, setting)
-    passes = forward.plan
-    # A metric that adds up over inputs has no other route.
-    if adds_up(setting.metric) or kept == FORWARD:
-        return forward
-    if kept is None and passes.multiplications <= _FREE_FOR_A_RUN:
-        return forward
-    try:
-        other = costs.plan(rows, columns, examples, setting)
-    except TooLarge:
-        return forward
-    if kept is not None:
-        return other
-    if passes.multiplications <= other.plan.multiplications:
-        cheapest = dataclasses.replace(passes, others=other.plan.routes)
-        return other._replace(plan=cheapest, points=forward.points)
-    cheapest = dataclasses.replace(other.plan, others=(*other.plan.others, passes))
-    return other._replace(plan=cheapest)
+    examples, metric = list(models.examples.values()), setting.metric
+    if answers(examples, metric):
+        return [KernelRun(models, setting)]
+    routes: list[Weighed] = []
+    points = points_of(examples, metric, read)
+    if points is not None:
+        routes.append(ForwardRun(models, setting, points))
+        if adds_up(metric):
+            return routes
+    spaces = features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
+    vectors = [VectorRun(models, setting, space) for space in spaces]
+    routes += vectors
+    # No plan is as short as vectors of sparse layers. Vectors of a combination are added up before
+    # products are taken, so that terms that cancel lose fewer digits: where they fit, no plan is
+    # taken, whatever they cost.
+    combined = kept is None and any(len(entry.parts) > 1 for entry in models.entries)
+    if any(route.space.on_host or (combined and route.fits) for route in vectors):
+        return routes
+    return [*routes, ContractedRun(models, setting)]
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:
@@ -365,10 +350,10 @@ def attributes_of(run: PairwiseRun) -> dict[str, Any]:
         "exact": int(run.exact),
         "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),
-        "route": run.plan.route,
-        "tile": run.plan.tile,
+        "route": run.estimate.route,
+        "tile": tiles_of(run.estimate).side,
         "tier": setting.tier,
-        "plan": run.plan.summary,
+        "plan": summary(run.estimate),
         "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "caveats": list(run.caveats),
         "device": device(),
@@ -384,7 +369,7 @@ def attributes_of(run: PairwiseRun) -> dict[str, Any]:
 
 
 def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
-    """The run with the route, the tiles and the tier of its store.
+    """The run with the tiles and the tier of its store.
 
     Args:
         run: Run as planned now.
@@ -392,16 +377,13 @@ def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
         alone: Whether this process computes the whole run. Blocks prepared from models are kept for
             later tiles; workers keep less, as several of them may share one machine.
     """
-    route, tile = target.attrs["route"], target.attrs["tile"]
-    space = run.spaces.get(route)
-    keep = run_plan.memory(run.job.setting) / 2
+    keep = memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
     setting = run.job.setting._replace(tier=target.attrs["tier"])
-    sizes = _sizes(run.rows, run.columns, tile)
-    job = run.job._replace(setting=setting, sizes=sizes, space=space, keep_bytes=keep, alone=alone)
-    streamed = any(plan.route == route and plan.streamed for plan in run.plan.routes)
+    sizes = _sizes(run.rows, run.columns, target.attrs["tile"])
+    job = run.job._replace(setting=setting, sizes=sizes, keep_bytes=keep, alone=alone)
     # Blocks of two sides, of every part of the features: what a tile needs at once.
-    if not streamed:
+    if not tiles_of(run.estimate).streamed:
         job = job._replace(keep_blocks=2 * len(job.parts))
     return run._replace(job=job)

@@ -22,10 +22,11 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, attributes_of, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
-from tnsim.all_pairs.run_plan import PairwisePlan, in_turn, several, with_seconds
+from tnsim.all_pairs.run_plan import in_turn, several
 from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import given_models, is_path_or_paths
 from tnsim.circuits.parts import PartSeries, SeriesParts
+from tnsim.compare.estimates import Estimate
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -166,10 +167,10 @@ def plan_pairwise(
     slices: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> PairwisePlan:
+) -> Estimate:
     """The cost of `pairwise` for these arguments.
 
-    Reads every model once. The first estimate on a machine times a few small programs.
+    Reads every model once.
 
     Args:
         models, other: Sequences of models or combinations, mappings from labels to them, or a
@@ -185,7 +186,8 @@ def plan_pairwise(
         budget: Limits on a single inner product and on the memory of a tile.
 
     Returns:
-        A `PairwisePlan`: scalar multiplications, bytes and seconds; of parts, of all together.
+        An `Estimate` with its `tiles`: the route, scalar multiplications, bytes and seconds; of
+        parts, of all together.
 
     Raises:
         ModelError: Models cannot be compared.
@@ -195,29 +197,20 @@ def plan_pairwise(
         >>> import numpy as np, tnsim
         >>> weights = [np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]])]
         >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in weights]
-        >>> tnsim.plan_pairwise(models).pairs
+        >>> tnsim.plan_pairwise(models).tiles.pairs
         3
     """
     dtype = dtype_name(dtype)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
-        runs: Counter[tuple[str, PairwisePlan]] = Counter()
-        first = {}
+        runs: Counter[tuple[str, Estimate]] = Counter()
         for part in part_runs.part_runs(models, other, None):
             run = prepared(part.models, metric, part.other, False, dtype, budget, None)
-            key = part.name.kind, run.plan
-            runs[key] += 1
-            first.setdefault(key, run)
-        return in_turn([_planned_runs(first[key], count) for key, count in runs.items()])
+            runs[part.name.kind, run.estimate] += 1
+        return in_turn([several(planned, count) for (_, planned), count in runs.items()])
     models, other = _given(models, other, metric, dialect, n_ctx)
-    return _planned_runs(prepared(models, metric, other, slices, dtype, budget, None))
-
-
-def _planned_runs(run: PairwiseRun, count: int = 1) -> PairwisePlan:
-    """The plan of a number of runs that are planned alike."""
-    contracted = [(count * times, plan) for times, plan in run.contracted]
-    return with_seconds(several(run.plan, count), contracted, run.job.setting)
+    return prepared(models, metric, other, slices, dtype, budget, None).estimate
 
 
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:

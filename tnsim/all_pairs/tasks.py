@@ -270,7 +270,10 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    return features.block(models, exponents, weights, part, units.metric, dtype)
+    on_host = job.setting.tier == "interpret"
+    if on_host:
+        dtype = "float64"
+    return features.block(models, exponents, weights, part, units.metric, dtype, on_host=on_host)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:

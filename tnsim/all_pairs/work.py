@@ -34,6 +34,7 @@ from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.forward_runs import Estimated
 from tnsim.all_pairs.normalise import Doubt, Norms, norm_arrays, norms_in, tile_arrays
 from tnsim.all_pairs.preparation import PairwiseRun, Side
+from tnsim.all_pairs.run_plan import tiles_of
 from tnsim.all_pairs.sources import digests
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
@@ -352,7 +353,8 @@ def _tile_work(run: PairwiseRun, target: Store, bar: Any) -> PendingWork:
     def done(record: Record) -> None:
         bar.update(run.pairs_in(*record.blocks))
 
-    return PendingWork(target.layout.tiles(), task, write, done, run.plan.together)
+    together = tiles_of(run.estimate).together
+    return PendingWork(target.layout.tiles(), task, write, done, together)
 
 
 def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, result: Any) -> None:

@@ -6,7 +6,6 @@ The command computes nothing itself.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +48,9 @@ from tnsim.files import PNG, Kind
 
 if TYPE_CHECKING:
     from tnsim.all_pairs.result import Pairwise
-    from tnsim.all_pairs.run_plan import PairwisePlan
     from tnsim.checkpoints.load import Series
     from tnsim.circuits.parts import SeriesParts
+    from tnsim.compare.estimates import Estimate
     from tnsim.metrics.protocol import Metric
 
 Files = Annotated[
@@ -243,7 +242,7 @@ def _say_costs(
     if as_json:
         print_json(
             {
-                kind: {"parts": count, "together": dataclasses.asdict(plan)}
+                kind: {"parts": count, "together": plan.as_dict()}
                 for kind, (count, plan) in planned.items()
             }
         )
@@ -253,9 +252,9 @@ def _say_costs(
         say(str(plan))
 
 
-def _say_cost(planned: PairwisePlan, as_json: bool) -> None:
+def _say_cost(planned: Estimate, as_json: bool) -> None:
     if as_json:
-        print_json(dataclasses.asdict(planned))
+        print_json(planned.as_dict())
     else:
         say(str(planned))
 

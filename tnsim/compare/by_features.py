@@ -25,9 +25,10 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 
-_STARTING, _RATE, _DEEP_RATE = 0.02, 2e9, 4e8
-"""Seconds before the first product; multiplications in a second, of two nonlinear layers and of
-more, whose series of many orders gather more entries."""
+_STARTING, _RATE = 0.012, 2e9
+"""Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
+_DEEP_STARTING, _DEEP_RATE = 0.03, 4e8
+"""The same of more layers, whose series of many orders gather more entries."""
 
 
 class Vectors:
@@ -62,7 +63,7 @@ class Vectors:
             # Hidden units with equal weights below them, as of a convolution, are computed once.
             multiplications=work,
             peak_bytes=held * ITEM_BYTES["float64"],
-            seconds=_STARTING + work / (_RATE if nonlinear(*several) <= 2 else _DEEP_RATE),
+            seconds=expected_seconds(work, nonlinear(*several)),
             facts=(("coefficients at most", space.length * space.d_out),),
         )
 
@@ -109,3 +110,15 @@ def space_of(question: Question) -> FeatureSpace | None:
     if depth < 2 or not joins_whole_trees(type(metric), depth):
         return None
     return polynomials(several, metric, models[0].n_ctx)
+
+
+def expected_seconds(work: int, depth: int) -> float:
+    """Expected seconds of making vectors and of their products, by NumPy.
+
+    Args:
+        work: Multiplications.
+        depth: Number of nonlinear layers.
+    """
+    if depth <= 2:
+        return _STARTING + work / _RATE
+    return _DEEP_STARTING + work / _DEEP_RATE

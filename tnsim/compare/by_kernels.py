@@ -56,7 +56,7 @@ from tnsim.sessions import session
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, PreparedModel], ...]]
 """A sum of prepared models: triples (coefficient, exponent, model), and the exponent of the sum."""
 
-_STARTING, _RATE = 0.06, 1e9
+STARTING, _RATE = 0.06, 1e9
 """Seconds before the first kernel, and multiplications of kernels in a second."""
 
 
@@ -135,7 +135,7 @@ def kernel_estimate(
         outputs=tuple(pair.group for pair in wanted),
         multiplications=work,
         peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
-        seconds=_STARTING + work / _RATE,
+        seconds=STARTING + work / _RATE,
         facts=(
             ("kernels", len(met) * positions),
             ("rows of hidden units", first),

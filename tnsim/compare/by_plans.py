@@ -66,9 +66,7 @@ _SPARSE = (
 _STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
 """Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
 its number of legs, and the factor beside constants."""
-
-
-_PREPARING, _AROUND = 0.015, 1.5
+PREPARING, AROUND = 0.015, 1.5
 """Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
 a multiple of its steps' time."""
 
@@ -120,7 +118,7 @@ class Contractions:
             outputs=plan.outputs,
             multiplications=plan.multiplications,
             peak_bytes=plan.interpreted_bytes,
-            seconds=_PREPARING + _AROUND * usual_seconds(plan),
+            seconds=PREPARING + AROUND * usual_seconds(plan),
             facts=(("diagrams", plan.diagrams), ("runs", plan.runs)),
             contraction=plan,
         )

@@ -39,7 +39,7 @@ from tnsim.scaled import ScaledSum, taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-_STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
+STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
 """Seconds before the first pass; multiplications of matrix products, and numbers written entry by
 entry, in a second; factor of the latter where sequences share their beginnings."""
 
@@ -221,7 +221,7 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         multiplications=work,
         peak_bytes=math.ceil(needed.most(points.count)),
         # Counts of sequences may be beyond a float.
-        seconds=_STARTING + min(work, 10**300) / _MULTIPLIED + min(written, 10**300) / _WRITTEN,
+        seconds=STARTING + min(work, 10**300) / _MULTIPLIED + min(written, 10**300) / _WRITTEN,
         facts=(("forward passes", points.count),),
     )
 

@@ -1,23 +1,49 @@
-"""What a comparison would take: `Estimate`, one class for every route."""
+"""What a comparison would take: `Estimate`, one class for every route, of a pair and of many."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.rates import Tier
 from tnsim.errors import TooLarge
 from tnsim.tables import html_table
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The costs of the inner products of two models along a route.
+class Tiles:
+    """How a run over many pairs goes: the matrix of pairs is computed tile by tile.
 
-    Made by `tnsim.plan`, which runs nothing. The costs are those of all inner products together.
+    Args:
+        pairs: Pairs of distinct models.
+        side: Models per side of a tile.
+        number: Number of tiles.
+        together: Number of tiles that may run at once on the cores of a CPU.
+        streamed: Whether vectors of models are too large to be kept, and are made again for every
+            tile, part by part.
+        programs: Number of compiled programs.
+        tier: Tier in which plans of pairs run, "interpret" or "compile".
+    """
+
+    pairs: int
+    side: int
+    number: int
+    together: int = 1
+    streamed: bool = False
+    programs: int = 0
+    tier: Tier = "compile"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The costs of the inner products of two models, or of many pairs, along a route.
+
+    Made by `tnsim.plan` and `tnsim.plan_pairwise`, which run nothing. The costs are those of all
+    inner products together.
 
     Args:
         metric: Name of the metric.
@@ -29,12 +55,13 @@ class Estimate:
         outputs: Names of the inner products: `AB` is `<a|b>`, `AA` and `BB` are squared norms.
         multiplications: Scalar multiplications.
         peak_bytes: Bytes of all arrays alive at once, without the arrays of the models.
-        seconds: Expected time of a call that has its plan, on two cores of a usual processor. The
-            speed of the machine in use plays no part, so equal questions have equal routes, and
-            numbers have equal bits.
+        seconds: Expected time of a call that has its plan, on two cores of a usual processor; of
+            many pairs with compiling and without reading files. The speed of the machine in use
+            plays no part, so equal questions have equal routes, and numbers have equal bits.
         facts: Counts by which a route tells its size, such as ("forward passes", 1000), the passes
             of each model.
-        contraction: Plan of the contractions; None on the other routes.
+        contraction: Plan of the contractions of a pair; None on the other routes.
+        tiles: How a run over many pairs goes; None of a single pair.
         others: Estimates of the other routes that were weighed, the fastest first.
         passed_over: Routes without an estimate, each with the reason.
 
@@ -65,6 +92,7 @@ class Estimate:
     seconds: float
     facts: tuple[tuple[str, int], ...] = ()
     contraction: Plan | None = None
+    tiles: Tiles | None = None
     others: tuple[Estimate, ...] = ()
     passed_over: tuple[tuple[str, str], ...] = ()
 
@@ -87,6 +115,7 @@ class Estimate:
         others = [other.as_dict() for other in self.others]
         return data | {
             "outputs": list(self.outputs),
+            "tiles": None if self.tiles is None else asdict(self.tiles),
             "facts": dict(self.facts),
             "others": others,
             "passed_over": dict(self.passed_over),
@@ -131,6 +160,14 @@ class Estimate:
         ]
         if self.contraction is not None:
             rows = [*rows[:-2], *self.contraction.details]
+        if self.tiles is not None:
+            tiles = self.tiles
+            rows[2:3] = [
+                ("pairs", f"{tiles.pairs:,}"),
+                ("tiles", f"{tiles.number:,} of {tiles.side} x {tiles.side}"),
+            ]
+            rows[-1] = ("peak memory", f"{self.peak_bytes / 2**20:,.2f} MiB with a tile of models")
+            rows.append(("tier", f"{tiles.tier}, {tiles.programs:,} compiled programs"))
         rows.append(("expected", seconds_text(self.seconds)))
         rows += [(f"or {other.route}", other._costs) for other in self.others]
         return rows + [(f"not {route}", why) for route, why in self.passed_over]

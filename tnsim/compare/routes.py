@@ -15,7 +15,9 @@ budget. Whoever compares or plans asks here, so that a plan says what a comparis
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tnsim.compare.by_features import Vectors, space_of
 from tnsim.compare.by_kernels import Kernels
@@ -30,8 +32,8 @@ from tnsim.metrics.protocol import adds_up
 from tnsim.problems.kernels import answers
 
 
-class Route(Protocol):
-    """A way to compute the inner products of a question.
+class Weighed(Protocol):
+    """A way to compute something, with its price.
 
     Attributes:
         name: Name of the route, see `Estimate.route`.
@@ -45,7 +47,7 @@ class Route(Protocol):
     def search(self) -> float: ...
 
     def estimate(self, limit: float = math.inf) -> Estimate:
-        """What the inner products of the question take.
+        """What the route takes.
 
         Args:
             limit: Expected seconds beyond which nobody asks.
@@ -58,6 +60,10 @@ class Route(Protocol):
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """Raise `TooLarge` where an estimate of the route is beyond a budget."""
         ...
+
+
+class Route(Weighed, Protocol):
+    """A way to compute the inner products of a question."""
 
     def products(self, first: Any, second: Any, request: Request, traced: bool) -> InnerProducts:
         """The inner products of two models or sums of models.
@@ -102,26 +108,32 @@ def routes_of(question: Question) -> list[Route]:
     return [*routes, Contractions(question)]
 
 
-class Choice(NamedTuple):
+_Way = TypeVar("_Way", bound=Weighed)
+
+
+class Choice(NamedTuple, Generic[_Way]):
     """The route that is taken.
 
     Attributes:
         route: Cheapest route within the budget.
         estimates: Estimates of the routes that were weighed, that of `route` first; empty where
-            there is a single route.
+            nothing was weighed.
         passed_over: Names of routes without an estimate or beyond the budget, with the reason.
     """
 
-    route: Route
+    route: _Way
     estimates: tuple[Estimate, ...] = ()
     passed_over: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def estimate(self) -> Estimate:
+        """The estimate of the route, with those of the others."""
+        first, *others = self.estimates
+        return replace(first, others=tuple(others), passed_over=self.passed_over)
 
-def cheapest(question: Question, budget: Budget) -> Choice:
-    """The route with the least expected time within a budget.
 
-    A route whose search alone would take longer than another route takes is not searched. Expected
-    times are those of a usual processor, so that equal questions have equal routes.
+def cheapest(question: Question, budget: Budget) -> Choice[Route]:
+    """The route of a comparison with the least expected time within a budget.
 
     Args:
         question: Models, metric and inner products.
@@ -131,9 +143,23 @@ def cheapest(question: Question, budget: Budget) -> Choice:
         TooLarge: Several routes, and each is beyond the budget. A single one is not estimated.
     """
     routes = routes_of(question)
-    if len(routes) == 1:
-        return Choice(routes[0])
-    fitting: list[tuple[Route, Estimate]] = []
+    return Choice(routes[0]) if len(routes) == 1 else weighed(routes, budget)
+
+
+def weighed(routes: Sequence[_Way], budget: Budget) -> Choice[_Way]:
+    """The route with the least expected time within a budget.
+
+    A route whose search alone would take longer than another route takes is not searched. Expected
+    times are those of a usual processor, so that equal questions have equal routes.
+
+    Args:
+        routes: At least one route.
+        budget: Limits of the computation.
+
+    Raises:
+        TooLarge: Each route is beyond the budget.
+    """
+    fitting: list[tuple[_Way, Estimate]] = []
     passed_over: list[tuple[str, str]] = []
     refused: list[tuple[float, TooLarge]] = []
     for route in sorted(routes, key=lambda route: route.search):

@@ -8,7 +8,6 @@ in the dtype of the weights given, and results are JAX arrays.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -290,8 +289,7 @@ def plan(
     question = Question((bra, ket), metric, ALL if cosine else CROSS, slices, dtype)
     choice = cheapest(question, budget)
     if choice.estimates:
-        first, *others = choice.estimates
-        return replace(first, others=tuple(others), passed_over=choice.passed_over)
+        return choice.estimate
     estimate = choice.route.estimate()
     if estimate.contraction is None:
         choice.route.check(estimate, budget)
