@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.run_plan import Models, Sizes, estimated
 from tnsim.all_pairs.sources import Entry, Source
-from tnsim.compare.by_points import STARTING, check_forward, forward_estimate, route_name
+from tnsim.compare.by_points import check_forward, forward_estimate, route_name
 from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, Question, parts
@@ -29,7 +29,7 @@ from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.models.model import Model
 from tnsim.problems import forward
-from tnsim.problems.forward import GROUPS, Part, Sums
+from tnsim.problems.forward import GROUPS, STARTING, Part, Sums
 from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import ScaledSum
 

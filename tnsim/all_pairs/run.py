@@ -32,6 +32,7 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime.compiling import reporting
 from tnsim.errors import ModelError, StoreWarning
+from tnsim.long_work import announced
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -139,7 +140,8 @@ def pairwise(
     if damaged := growing.damaged(history, pieces):
         listed = stores.listed(damaged)
         warnings.warn(f"{store}: damaged: {listed}; computed again", StoreWarning, stacklevel=2)
-    with _bar(run, progress) as bar:
+    what = f"{run.pairs:,} inner products by {run.estimate.route}"
+    with announced(what, run.estimate.seconds, bar=False), _bar(run, progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
                 arrays, doubts = growing.computed(history, pieces, run, bar, executor)

@@ -22,8 +22,9 @@ from tnsim.all_pairs import batched_plans
 from tnsim.all_pairs.batched_plans import Pairs, PairSetting
 from tnsim.all_pairs.sources import Entry
 from tnsim.compare.by_features import expected_seconds
-from tnsim.compare.by_plans import AROUND, PREPARING, Contractions
+from tnsim.compare.by_plans import Contractions
 from tnsim.compare.estimates import Estimate, Tiles
+from tnsim.compare.planned import AROUND, PREPARING
 from tnsim.compare.request import CROSS, SELF, Question
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import CACHED, WRITING

@@ -18,6 +18,7 @@ from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import InnerProducts, Question, Request, is_exact
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.long_work import announced
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.models.model import AnyModel, terms
 from tnsim.problems import features
@@ -87,9 +88,11 @@ class Vectors:
         Raises:
             TooLarge: The computation would exceed the budget.
         """
-        self.check(self.estimate(), request.budget)
+        estimate = self.estimate()
+        self.check(estimate, request.budget)
         one, two = terms(first), terms(second)
-        values = features.compared(self.space, one, two, request.metric, request.slices)
+        with announced(f"vectors of {estimate.metric}", estimate.seconds):
+            values = features.compared(self.space, one, two, request.metric, request.slices)
         return InnerProducts(values, 0.0, False, "float64", self.name)
 
 

@@ -25,6 +25,7 @@ from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
 from tnsim.errors import UnsupportedLayer
+from tnsim.long_work import announced
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
@@ -181,11 +182,14 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
                 "or Empirical(inputs)"
             )
         request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
+    seconds = 0.0
     if not traced:
-        for (_, a), (_, b) in itertools.product((*one, *two), repeat=2):
+        for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
             estimate = kernel_estimate(a, b, request.metric, CROSS, request.dtype)
             check_kernels(estimate, request.budget)
-    with contextlib.nullcontext() if traced else execution.precision():
+            seconds += estimate.seconds
+    long = announced(f"kernels of {request.metric.name}", seconds)
+    with long, contextlib.nullcontext() if traced else execution.precision():
         compare = _Comparison(request, traced)
         bra = compare.scaled(one)
         ket = bra if first is second else compare.scaled(two)

@@ -18,7 +18,14 @@ import jax
 import numpy as np
 
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.planned import affordable, plan_for, runs_together
+from tnsim.compare.planned import (
+    AROUND,
+    PREPARING,
+    affordable,
+    announced_plans,
+    plan_for,
+    runs_together,
+)
 from tnsim.compare.request import SELF, Arrays, InnerProducts, Question, Request
 from tnsim.compare.resident import conditioning, placed_weights
 from tnsim.engine import precision
@@ -66,9 +73,6 @@ _SPARSE = (
 _STARTING, _PER_DIAGRAM, _LIFTED = 0.08, 1.4e-5, 1.5
 """Seconds to plan an inner product of whole trees: in any case, for each diagram by the square of
 its number of legs, and the factor beside constants."""
-PREPARING, AROUND = 0.015, 1.5
-"""Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
-a multiple of its steps' time."""
 
 
 class Contractions:
@@ -287,7 +291,7 @@ def _host_runs(
     """Results of a plan on the host, node by node."""
     metric, dtype = request.metric, request.dtype
     backend = backend_of(plan)
-    with execution.precision():
+    with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, b).items():
             arrays |= placed_weights(family, side, model, dtype, backend)

@@ -39,10 +39,6 @@ from tnsim.scaled import ScaledSum, taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
-STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
-"""Seconds before the first pass; multiplications of matrix products, and numbers written entry by
-entry, in a second; factor of the latter where sequences share their beginnings."""
-
 
 class AtPoints:
     """The route by forward passes.
@@ -200,17 +196,14 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         of a usual batch; a small budget makes batches smaller.
     """
     models, metric = question.models, question.metric
-    passes = sum(_forward_work(model, points) for model in models)
-    written = sum(_forward_entries(model, points) for model in models)
-    if points.continuations:
-        written *= _BRANCHING
+    passes = forward.passes_of(models, points)
     outputs = 0  # the outputs of a plain function are not known before it runs
     if models:
         # Models that are compared have outputs of one shape, so any of them tells their number.
         outputs = forward.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
     # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all output values.
     pairs = len(models) * (len(models) + 1) // 2
-    work = passes + pairs * outputs
+    passes = passes.and_products(pairs * outputs)
     needed = forward.needs(models, points, question.dtype)
     return Estimate(
         metric=metric.name,
@@ -218,10 +211,9 @@ def forward_estimate(question: Question, points: Points) -> Estimate:
         route=route_name(metric, points),
         dtype=question.dtype,
         outputs=question.outputs,
-        multiplications=work,
+        multiplications=passes.multiplications,
         peak_bytes=math.ceil(needed.most(points.count)),
-        # Counts of sequences may be beyond a float.
-        seconds=STARTING + min(work, 10**300) / _MULTIPLIED + min(written, 10**300) / _WRITTEN,
+        seconds=passes.seconds,
         facts=(("forward passes", points.count),),
     )
 
@@ -269,17 +261,3 @@ def reading_of(models: Sequence[Model]) -> Reading:
     layers = [layer for model in models for layer in kinds(model)]
     causal = all(layer.causal or not layer.mixes_positions for layer in layers)
     return Reading(first.d_in, first.n_ctx, max(model.degree for model in models), causal)
-
-
-def _forward_work(model: Model, points: Points) -> int:
-    """Multiplications of the forward passes of a model at some points."""
-    return forward.multiplications(kinds(model), model.n_ctx or 1, points)
-
-
-def _forward_entries(model: Model, points: Points) -> int:
-    """Numbers that the layers of a model write at some points."""
-    layers, positions = kinds(model), model.n_ctx or 1
-    return sum(
-        states * sum(forward.state_numbers(layer, seen) for layer in layers)
-        for states, seen in points.states(positions)
-    )

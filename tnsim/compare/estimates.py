@@ -11,6 +11,7 @@ from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.rates import Tier
 from tnsim.errors import TooLarge
+from tnsim.long_work import seconds_text
 from tnsim.tables import html_table
 
 
@@ -191,22 +192,6 @@ def work_text(number: int) -> str:
         ('1.23e+05', '10^400.0')
     """
     return f"{number:.3g}" if number < 10**300 else count_text(number)
-
-
-def seconds_text(seconds: float) -> str:
-    """An expected time in words.
-
-    Args:
-        seconds: Time in seconds.
-
-    Example:
-        >>> seconds_text(0.02), seconds_text(90), seconds_text(1e5)
-        ('about 0.02 s', 'about 1.5 minutes', 'about 28 hours')
-    """
-    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 1.5 * length:
-            return f"about {seconds / length:,.2g} {unit}"
-    return f"about {seconds:.2g} s"
 
 
 def check_affordable(

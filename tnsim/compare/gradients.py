@@ -47,7 +47,7 @@ from tnsim.compare.comparison import (
     compiled,
 )
 from tnsim.compare.inner_products import inner_products
-from tnsim.compare.planned import ADVICE
+from tnsim.compare.planned import ADVICE, announced_plans
 from tnsim.compare.request import Answer, Arrays, Request, Tracing
 from tnsim.compare.resident import in_new_notation
 from tnsim.engine.budget import Budget, check_pullbacks
@@ -334,10 +334,11 @@ def number(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, 
     notes = _notes(comparison, moving, fixed, differentiated=False)
     arrays, _, runs = _arrays_for_plans(comparison, moving, fixed, notes)
     results = []
-    for plan, places in runs.runs:
-        backend = backend_of(plan)
-        placed = execution.placed(_arrays_by_name(arrays, places), plan.dtype, backend)
-        results.append(execution.run(plan, placed, backend))
+    with announced_plans([plan for plan, _ in runs.runs]):
+        for plan, places in runs.runs:
+            backend = backend_of(plan)
+            placed = execution.placed(_arrays_by_name(arrays, places), plan.dtype, backend)
+            results.append(execution.run(plan, placed, backend))
     return _value_after_plans(comparison, moving, fixed, _given_after_plans(results, notes))
 
 
@@ -370,10 +371,11 @@ def number_and_pullback(
     metric = runs.runs[0].plan.metric if runs.runs else ""
     check_pullbacks(pullbacks, comparison.budget, metric, ADVICE)
     results, kept = [], []
-    for pulled, (_, places) in zip(pullbacks, runs.runs, strict=True):
-        result, read = run_kept(pulled, _arrays_by_name(arrays, places))
-        results.append(result)
-        kept.append(read)
+    with announced_plans([pulled.forward for pulled in pullbacks]):
+        for pulled, (_, places) in zip(pullbacks, runs.runs, strict=True):
+            result, read = run_kept(pulled, _arrays_by_name(arrays, places))
+            results.append(result)
+            kept.append(read)
     value, (own, slopes) = _number_after_plans(
         comparison, moving, fixed, _given_after_plans(results, notes)
     )

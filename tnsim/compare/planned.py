@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.runtime.devices import backend
+from tnsim.engine.runtime.rates import usual_seconds
 from tnsim.engine.search.progress import planning
+from tnsim.long_work import announced
 from tnsim.names import Pair
 from tnsim.problems.base import Family
 from tnsim.sessions import session
@@ -20,6 +24,10 @@ ADVICE = (
 )
 """Advice where a comparison is beyond its budget."""
 
+PREPARING, AROUND = 0.015, 1.5
+"""Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
+a multiple of its steps' time."""
+_BRIEF = 1e9  # multiplications that take no seconds
 _BUSY = {"cpu": 2**20, "gpu": 2**27}
 """Multiplications of one operation that keep all of a device busy, by JAX's name of the device."""
 
@@ -80,3 +88,12 @@ def runs_together(plan: Plan, budget: Budget) -> bool:
     # An upper bound: arrays that do not depend on the moment are shared by all runs.
     together = plan.runs * plan.peak_bytes
     return together <= budget.room(plan.program_bytes, together)
+
+
+def announced_plans(plans: Sequence[Plan]) -> AbstractContextManager[None]:
+    """Announce runs of plans that are expected to be long, each plan with all its runs."""
+    seconds = 0.0
+    if sum(plan.multiplications for plan in plans) > _BRIEF:
+        seconds = AROUND * sum(map(usual_seconds, plans))
+    name = plans[0].metric if plans else ""
+    return announced(f"contractions of {name}", seconds)

@@ -23,11 +23,12 @@ from tnsim.compare.by_features import Vectors, space_of
 from tnsim.compare.by_kernels import Kernels
 from tnsim.compare.by_plans import Contractions
 from tnsim.compare.by_points import AtPoints, points_of
-from tnsim.compare.estimates import Estimate, seconds_text
+from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import InnerProducts, Question, Request
 from tnsim.engine.budget import Budget
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
+from tnsim.long_work import seconds_text
 from tnsim.metrics.protocol import adds_up
 from tnsim.problems.kernels import answers
 

@@ -30,6 +30,7 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import can_compile
 from tnsim.errors import ModelError, TooLarge
+from tnsim.long_work import announced
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.forward import (
@@ -99,6 +100,9 @@ _KEPT_BATCHES = 32  # batches with products that wait to be added up
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
 
 
+STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
+"""Seconds before the first pass; multiplications of matrix products, and numbers written entry by
+entry, in a second; factor of the latter where sequences share their beginnings."""
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
 
 
@@ -180,6 +184,41 @@ def multiplications(layers: Kinds, positions: int, points: Points) -> int:
     return work
 
 
+class Passes(NamedTuple):
+    """The work of forward passes.
+
+    Args:
+        multiplications: Scalar multiplications.
+        written: Numbers that are written entry by entry, as often as their pass is slower.
+    """
+
+    multiplications: int
+    written: int
+
+    def and_products(self, multiplications: int) -> Passes:
+        """The work together with further multiplications."""
+        return self._replace(multiplications=self.multiplications + multiplications)
+
+    @property
+    def seconds(self) -> float:
+        """Expected seconds on two cores of a usual processor."""
+        # Counts of sequences may be beyond a float.
+        work, written = (min(count, 10**300) for count in self)
+        return STARTING + work / _MULTIPLIED + written / _WRITTEN
+
+
+def passes_of(parts: Iterable[Part], points: Points) -> Passes:
+    """The work of the forward passes of all models at all points; functions count nothing."""
+    work = written = 0
+    for model in parts:
+        if isinstance(model, Model):
+            layers, positions = kinds(model), model.n_ctx or 1
+            work += multiplications(layers, positions, points)
+            for states, seen in points.states(positions):
+                written += states * sum(_state_numbers(layer, seen) for layer in layers)
+    return Passes(work, _BRANCHING * written if points.continuations else written)
+
+
 def outputs(d_out: int, positions: int, points: Points) -> int:
     """Number of output values of a model with `d_out` outputs at all points."""
     return d_out * sum(states for states, _ in points.states(positions))
@@ -213,14 +252,14 @@ def sums(
     every = [*rows, *(columns or ())]
     # A part that several rows have in common runs once.
     parts = {id(part): part for terms in every for _, part in terms}
-    work = _forward_work(parts.values(), points)
+    work = passes_of(parts.values(), points)
     bounds = groups(points)
     size, together = batches_of_groups(list(parts.values()), points, dtype, budget)
     grams, shares = [], []
     begun, due, passed = time.monotonic(), _FIRST_LINE, 0
-    with execution.precision():
+    with announced("forward passes", work.seconds), execution.precision():
         # Compiling takes memory of its own, which a small budget does not leave.
-        eager = work < _EAGER or not can_compile()
+        eager = work.multiplications < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
         passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled", together)
         for first_group in range(0, len(bounds), together):
@@ -588,12 +627,6 @@ def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[Wei
         yield WeightedPoints(inputs, log_weights)
 
 
-def _forward_work(parts: Iterable[Part], points: Points) -> int:
-    """Number of multiplications of the forward passes of all models at all points."""
-    models = [part for part in parts if isinstance(part, Model)]
-    return sum(multiplications(kinds(model), model.n_ctx or 1, points) for model in models)
-
-
 def batches_of_groups(
     parts: Sequence[Part], points: Points, dtype: str, budget: Budget
 ) -> tuple[int, int]:
@@ -684,7 +717,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
         # A fourth time for the copy that a product of stacks makes.
         kept += 4 * states * part.d_out
         seen = 0 if points.continuations else positions
-        widest = max(widest, *(states * state_numbers(layer, seen) for layer in layers))
+        widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
         if in_common:  # a state of each depth waits until all models have read it
             waiting = max(waiting, states * sum(layer.d_out for layer in layers))
         weights += 2 * part.parameters  # scaled, and on the device
@@ -695,7 +728,7 @@ def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
     return Needs(beside, 3 * read + item * (kept + widest + waiting))
 
 
-def state_numbers(layer: LayerKind, seen: int) -> int:
+def _state_numbers(layer: LayerKind, seen: int) -> int:
     """Most numbers alive at a single position in a layer that sees `seen` positions.
 
     Nearly as many are written, so the time of entry-by-entry work follows them.

@@ -1,0 +1,82 @@
+"""Work of more than ten seconds says so, whatever computes it."""
+
+import io
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tnsim
+from tnsim import long_work
+
+WORKS = {
+    "contractions of gaussian": ("bilinear", tnsim.Gaussian()),
+    "vectors of symmetric": ("deep", tnsim.Symmetric()),
+    "forward passes": ("bilinear", tnsim.Empirical(np.eye(3))),
+    "kernels of gaussian": ("relu", tnsim.Gaussian()),
+}
+
+
+def model(rng, kind):
+    if kind == "relu":
+        return tnsim.Model([tnsim.Linear(rng.normal(size=(3, 3))), tnsim.Elementwise("relu")])
+    layers = [tnsim.Bilinear(*rng.normal(size=(3, 3, 3))) for _ in range(1 + (kind == "deep"))]
+    return tnsim.Model(layers)
+
+
+@pytest.fixture
+def long(monkeypatch, caplog):
+    """Everything takes long, and is expected to."""
+    from tnsim.compare import planned
+
+    monkeypatch.setattr(long_work, "LONG", 0.0)
+    monkeypatch.setattr(planned, "_BRIEF", 0)
+    caplog.set_level("INFO", logger=long_work.__name__)
+    return caplog
+
+
+@pytest.mark.parametrize("what", WORKS)
+def test_every_route_says_so(what, rng, long):
+    kind, metric = WORKS[what]
+    a, b = (model(rng, kind) for _ in range(2))
+    found = tnsim.similarity(a, b, metric)
+    (line,) = (record.getMessage() for record in long.records if "expected" in record.getMessage())
+    assert line.startswith(f"{what}: about ")
+    assert tnsim.similarity(a, b, metric) == found
+
+
+def test_many_pairs_and_gradients_say_so(rng, long):
+    pytest.importorskip("xarray")
+    models = [model(rng, "bilinear") for _ in range(3)]
+    tnsim.pairwise(models)
+    lines = [record.getMessage() for record in long.records if "expected" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].startswith("6 inner products by ")
+    tnsim.change(*models[:2])
+    assert any("contractions of" in record.getMessage() for record in long.records)
+
+
+def test_short_work_says_nothing(rng, caplog):
+    caplog.set_level("INFO", logger=long_work.__name__)
+    a, b = (model(rng, "bilinear") for _ in range(2))
+    tnsim.similarity(a, b)
+    assert not [record for record in caplog.records if "expected" in record.getMessage()]
+
+
+def test_a_terminal_shows_the_time(monkeypatch):
+    """The bar counts the time that has passed, and goes when the work ends, also by an error."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(long_work, "_TICK", 0.01)
+    with pytest.raises(KeyboardInterrupt), long_work.announced("a long sum", 90.0):
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+    assert "a long sum" in shown.getvalue() and "of about 1.5 minutes" in shown.getvalue()
+    length = len(shown.getvalue())
+    time.sleep(0.05)
+    assert len(shown.getvalue()) == length
