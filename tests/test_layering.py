@@ -38,7 +38,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
 }
 PHASES = (  # of the engine, in order: a phase imports earlier phases only
     ("ir",),
-    ("costs", "disk_cache"),
+    ("contraction_paths", "costs", "disk_cache"),
     ("plan", "precision"),
     ("passes",),
     ("search",),
@@ -53,7 +53,7 @@ CONFINED = {  # foreign package: the files that import it
         "tensor_networks/network",
         "tensor_networks/network_sums",
     },
-    "cotengra": {"engine/search/paths"},
+    "cotengra": {"engine/contraction_paths", "engine/plan", "engine/search/paths"},
     "matplotlib": {
         "all_pairs/result",
         "analysis/axes",

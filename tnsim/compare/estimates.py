@@ -78,7 +78,7 @@ class Estimate:
         metric           empirical (exact)
         route            data: 2 forward passes
         inner products   AB
-        multiplications  38 scalar multiplications of float64
+        multiplications  68 scalar multiplications of float64
         peak memory      0.00 MiB of float64 beside the models
         expected         about 0.006 s
     """

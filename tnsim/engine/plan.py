@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tnsim.engine import costs
+from tnsim.engine.contraction_paths import ContractionPath, path_of, tree_of
 from tnsim.engine.costs import ParallelGroup, rounds
 from tnsim.engine.ir import stages as stages_module
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -19,6 +21,9 @@ from tnsim.engine.ir.plan_json import document, plan_from
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage, WholePlan
 from tnsim.tables import html_table
+
+if TYPE_CHECKING:
+    from cotengra import ContractionTree
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Plan:
     Example:
         >>> import numpy as np, tnsim
         >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
-        >>> plan = tnsim.plan(model, model)
+        >>> plan = tnsim.plan(model, model).contraction
         >>> plan.outputs, plan.runs, plan.exact
         (('AB',), 1, True)
     """
@@ -166,6 +171,29 @@ class Plan:
             ("searched with", self.searched_with),
         ]
 
+    @cached_property
+    def path(self) -> ContractionPath:
+        """The steps in the order in which they run, a tuple that is printed as a table."""
+        return path_of(self)
+
+    def tree(self, step: int | None = None) -> ContractionTree:
+        """The tree of contractions behind a step, as cotengra has them, with costs and drawings.
+
+        Args:
+            step: Number of the step in `path`; by default the last one of the most multiplications.
+
+        Raises:
+            ModelError: There is no such step, or it is a sum or a loop.
+
+        Example:
+            >>> import numpy as np, tnsim
+            >>> square = tnsim.Model([tnsim.Bilinear(*[np.ones((3, 3))] * 3)])
+            >>> plan = tnsim.plan(square, square).contraction
+            >>> plan.tree().N, len(plan.path)
+            (5, 15)
+        """
+        return tree_of(self, step)
+
     def to_json(self) -> str:
         """The plan as a JSON document with a digest of its content, which `from_json` reads."""
         return document(self)
@@ -184,7 +212,7 @@ class Plan:
         Example:
             >>> import numpy as np, tnsim
             >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
-            >>> plan = tnsim.plan(model, model)
+            >>> plan = tnsim.plan(model, model).contraction
             >>> tnsim.Plan.from_json(plan.to_json()) == plan
             True
         """

@@ -479,7 +479,7 @@ def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
         >>> import numpy as np, tnsim
         >>> from tnsim.names import side_of
         >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)] * 2)
-        >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), cosine=False)
+        >>> plan = tnsim.plan(model, model, tnsim.GaussianClosure(), cosine=False).contraction
         >>> owners = {name: side for name in plan.shapes if (side := side_of(name))}
         >>> found = shares(plan, owners, pairs=1000)
         >>> crossing = found.crossing.plan
