@@ -53,7 +53,7 @@ def test_a_folder_of_one_model_is_read_by_every_command(tmp_path, rng):
     models = [tnsim.load(file, "bilinear-attention", n_ctx=2) for file in (one, two)]
     assert value == tnsim.similarity(*models, tnsim.TreeSymmetric())
     planned = command("pairwise", tmp_path / "run", "--dry-run", *options).stdout
-    assert json.loads(planned)["pairs"] == 3
+    assert json.loads(planned)["tiles"]["pairs"] == 3
     assert tnsim.load(tmp_path / "run").labels == ("5", "40")
 
 

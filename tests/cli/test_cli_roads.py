@@ -80,7 +80,7 @@ def test_moments_from_samples(files, tmp_path, rng):
 
 def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped("\n\n".join(map(str, files)) + "\n"))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 3
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 3
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
     monkeypatch.setattr(sys, "stdin", piped(PRESETS["bilinear-readout"].to_json()))
     assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
@@ -93,7 +93,7 @@ def test_other_shells_write_standard_input_otherwise(encoding, tmp_path, rng, mo
     for name in names:
         tnsim.save(tnsim.Model([linear(rng, 2, 2)]), name)
     monkeypatch.setattr(sys, "stdin", piped("\r\n".join(names).encode(encoding)))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 6
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 6
     dialect = PRESETS["bilinear-readout"].to_json()
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
     monkeypatch.setattr(sys, "stdin", piped(dialect.encode(encoding)))
@@ -108,7 +108,7 @@ def test_what_is_no_text_on_standard_input(tmp_path, rng, monkeypatch):
     except tnsim.TnsimError:
         pytest.skip("this file system holds no such names")
     monkeypatch.setattr(sys, "stdin", piped(name))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["pairs"] == 1
+    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 1
     for data in (b"\xff\xfe\0", b"\xff{", b"", None):
         for arguments in (("pairwise", "-", "--dry-run"), ("inspect", name, "--dialect", "-")):
             monkeypatch.setattr(sys, "stdin", data if data is None else piped(data))

@@ -62,7 +62,10 @@ class Estimate:
         facts: Counts by which a route tells its size, such as ("forward passes", 1000), the passes
             of each model.
         contraction: Plan of the contractions of a pair; None on the other routes.
-        tiles: How a run over many pairs goes; None of a single pair.
+        tiles: How a run over many pairs goes, with the numbers of its `pairs` of distinct models,
+            of models per `side` of a tile, of tiles (`number`), of those that may run at once
+            (`together`) and of compiled `programs`, whether vectors are `streamed`, and the `tier`;
+            None of a single pair.
         others: Estimates of the other routes that were weighed, the fastest first.
         passed_over: Routes without an estimate, each with the reason.
 
