@@ -258,7 +258,7 @@ class Session:
         blocks: Prepared models, by run and content.
         belongings: Values made of models: kinds of their layers, arrays on the device.
         bound: Plans of small steps with memory of their own, ready to run; at most 128 MiB.
-        places: Tables of the features of receptive fields; at most 1 GiB.
+        places: Tables of the places of coefficients in vectors; at most 1 GiB.
 
     Example:
         >>> import tnsim

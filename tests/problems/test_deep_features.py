@@ -30,7 +30,7 @@ def vectors(models, metric):
     found = np.concatenate(parts, axis=2)
     assert found.shape[:2] == (len(models), space.d_out)
     # Features that receptive fields have in common are counted for each of them.
-    assert found.shape[2] <= space.length if space.on_host else found.shape[2] == space.length
+    assert found.shape[2] <= space.length if space.is_sparse else found.shape[2] == space.length
     return found
 
 

@@ -280,7 +280,7 @@ def routes_of_run(
     # products are taken, so that terms that cancel lose fewer digits: where they fit, no plan is
     # taken, whatever they cost.
     combined = kept is None and any(len(entry.parts) > 1 for entry in models.entries)
-    if any(route.space.on_host or (combined and route.fits) for route in vectors):
+    if any(route.space.is_sparse or (combined and route.fits) for route in vectors):
         return routes
     return [*routes, ContractedRun(models, setting)]
 

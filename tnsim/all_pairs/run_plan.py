@@ -27,13 +27,12 @@ from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.planned import AROUND, PREPARING
 from tnsim.compare.request import CROSS, SELF, Question
 from tnsim.engine.budget import Budget
-from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import backend, check_addresses
-from tnsim.engine.runtime.rates import Runs, Tier
+from tnsim.engine.runtime.rates import Runs
 from tnsim.engine.runtime.stacking import Axes
 from tnsim.errors import TooLarge
 from tnsim.models.model import Model
@@ -59,7 +58,6 @@ _Bases: TypeAlias = "Counter[Kinds]"
 """Numbers of distinct models by the kinds of their layers."""
 Contracted: TypeAlias = "list[tuple[int, Plan]]"
 """Numbers of pairs, each with the plan along which they are contracted."""
-_FEATURE_OPERATIONS = 16  # operations of a program that makes features or takes their products
 
 
 class Models(NamedTuple):
@@ -313,14 +311,8 @@ class VectorRun:
         made = list(itertools.chain.from_iterable(bases.elements() for bases in several))
         numbers = space.length * space.d_out
         making = sum(space.multiplications(kinds) for kinds in made)
-        run = Sizes.of(models, setting)
+        run = Sizes.of(models, setting)._replace(item=ITEM_BYTES["float64"])
         work = making + run.pairs * numbers
-        programs = len(space.parts) * (len(models.examples) + 2)
-        # Numbers beyond the cache take time to be written, too.
-        written = WRITING * numbers * len(made) if numbers > CACHED else 0
-        tier, seconds = self._tier(work + written, programs)
-        if tier == "interpret":
-            run, programs = run._replace(item=ITEM_BYTES["float64"]), 0
         vector_bytes = numbers * run.item
         part_bytes = max(part.length for part in space.parts) * space.d_out * run.item
         kept = len(made) * vector_bytes <= run.available / 2
@@ -342,17 +334,10 @@ class VectorRun:
             self.name,
             run,
             setting,
-            Tiles(
-                run.pairs,
-                tile,
-                run.tiles(tile),
-                streamed=streamed,
-                programs=programs,
-                tier=tier,
-            ),
+            Tiles(run.pairs, tile, run.tiles(tile), streamed=streamed, tier="interpret"),
             multiplications=work,
             peak_bytes=peak + run.tile_bytes(tile),
-            seconds=seconds,
+            seconds=expected_seconds(work, nonlinear(*models.examples)),
             facts=(("coefficients at most", numbers),),
         )
 
@@ -370,20 +355,6 @@ class VectorRun:
         """Whether vectors of combinations fit, also the memory of the run."""
         within = self.estimate().peak_bytes <= memory(self.setting)
         return features.fits(self.space) and within
-
-    def _tier(self, work: int, programs: int) -> tuple[Tier, float]:
-        """Whether NumPy or XLA makes the vectors, and its expected seconds."""
-        usual = rates.USUAL_RATES[ITEM_BYTES[self.setting.dtype]]
-        speed = 1 if backend() == "cpu" else rates.ACCELERATED
-        compiling = usual.compiling * _FEATURE_OPERATIONS * programs
-        seconds: dict[Tier, float] = {
-            "interpret": expected_seconds(work, nonlinear(*self.models.examples)),
-            "compile": work / (speed * usual.small) + compiling,
-        }
-        tier: Tier = "interpret"
-        if not self.space.on_host:
-            tier = rates.given_tier() or min(seconds, key=lambda tier: seconds[tier])
-        return tier, seconds[tier]
 
     def _making_bytes(self, run: Sizes, models: int, made: Sequence[Kinds], part_bytes: int) -> int:
         """Working bytes for making a part of the features of `models` distinct models."""

@@ -257,7 +257,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     models, combined = _terms(entries, job.differences)
     if job.kernels:
         return kernel_runs.block(models, combined, job.setting)
-    units, dtype = job.setting.units, job.setting.dtype
+    units = job.setting.units
     # Models in scientific notation, in units that all models of the run share.
     made = [scaled_under(model, units, job.setting.slices) for model in models]
     models = tuple(product.value for product in made)
@@ -270,10 +270,7 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    on_host = job.setting.tier == "interpret"
-    if on_host:
-        dtype = "float64"
-    return features.block(models, exponents, weights, part, units.metric, dtype, on_host=on_host)
+    return features.block(models, exponents, weights, part, units.metric)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:

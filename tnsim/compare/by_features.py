@@ -26,9 +26,9 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 
-_STARTING, _RATE = 0.012, 2e9
+_STARTING, _RATE = 0.02, 4e9
 """Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
-_DEEP_STARTING, _DEEP_RATE = 0.03, 4e8
+_DEEP_STARTING, _DEEP_RATE = 0.05, 5e8
 """The same of more layers, whose series of many orders gather more entries."""
 
 
@@ -108,7 +108,7 @@ def space_of(question: Question) -> FeatureSpace | None:
     several = [kinds(model) for model in models]
     if any(kind.sparse for layers in several for kind in layers):
         space = features.common_space(models, metric)
-        return space if space is not None and space.on_host else None
+        return space if space is not None and space.is_sparse else None
     depth = nonlinear(*several)
     if depth < 2 or not joins_whole_trees(type(metric), depth):
         return None

@@ -97,7 +97,7 @@ def routes_of(question: Question) -> list[Route]:
     # Gauss nodes and sparse patterns depend on the numbers in models, which a trace does not have.
     known = bool(models) and not question.traced
     space = space_of(question) if known and not adds_up(metric) else None
-    if space is not None and space.on_host:
+    if space is not None and space.is_sparse:
         return [Vectors(question, space)]  # no plan would be as short
     points = points_of(models, metric) if known or adds_up(metric) else None
     if points is not None:

@@ -16,6 +16,7 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +27,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.devices import BY_MODEL, mesh, replicated, spread
+from tnsim.engine.runtime.devices import processors, replicated, spread
+from tnsim.engine.runtime.interpreter import one_blas_thread, shared
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.arrays import in_float64
@@ -51,7 +53,6 @@ from tnsim.scaled import (
 )
 
 _TOGETHER = 4  # models that are made together
-_PADDED = 2**26  # bytes of a block up to which it is padded
 
 
 class EntrySpace(NamedTuple):
@@ -78,7 +79,7 @@ class EntrySpace(NamedTuple):
         return _TOGETHER
 
     @property
-    def on_host(self) -> bool:
+    def is_sparse(self) -> bool:
         return False
 
     def multiplications(self, layers: Kinds) -> int:
@@ -132,7 +133,7 @@ _LARGEST = 2**24  # most numbers in a vector of a combination, 128 MiB
 
 
 class FeatureSpace(Hashable, Protocol):
-    """A way to make vectors of models. Hashable: programs are compiled for a space."""
+    """A way to make vectors of models. Hashable, as a key of what is kept."""
 
     @property
     def route(self) -> str:
@@ -156,12 +157,12 @@ class FeatureSpace(Hashable, Protocol):
 
     @property
     def at_once(self) -> int:
-        """Number of models of equal layers with vectors that are made together."""
+        """Most models with vectors that are made at one time, in threads."""
         ...
 
     @property
-    def on_host(self) -> bool:
-        """Whether vectors are made by NumPy, of models with too many zeros for any plan."""
+    def is_sparse(self) -> bool:
+        """Whether models have too many zeros for any plan to be as short."""
         ...
 
     def multiplications(self, layers: Kinds) -> int:
@@ -181,7 +182,7 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
     def vector(self, weights: Any, inputs: Any) -> Float[Any, "out features"]:
-        """The vector of a model; JAX traces it, unless it is made on the host."""
+        """The vector of a model, of NumPy; JAX traces those of dense spaces for derivatives."""
         ...
 
 
@@ -222,14 +223,14 @@ def spaces(
 
 def fits(space: FeatureSpace) -> bool:
     """Whether vectors of combinations fit; they lose fewer digits than sums of products."""
-    return space.on_host or space.length * space.d_out <= _LARGEST
+    return space.is_sparse or space.length * space.d_out <= _LARGEST
 
 
 class FeatureBlock(NamedTuple):
     """Features `values * 2 ** exponent` of some models, each model's largest value near 1.
 
     Args:
-        values: Vectors, output by output; small blocks have further rows, see `_padded`.
+        values: Vectors, output by output; those of forward passes may have further rows.
         exponent: Exponents of the scales of whole models or of every output.
         lengths: Lengths of `values`, output by output.
         sizes: Sums of the lengths of the terms; they exceed `lengths` by the parts that cancel
@@ -256,8 +257,6 @@ def compared(
 ) -> dict[str, ScaledSum]:
     """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
 
-    Vectors are made by NumPy in float64: for a few models a program takes longer to compile.
-
     Args:
         space: Space that holds the models.
         one, two: Coefficients and models of each combination.
@@ -281,7 +280,7 @@ def compared(
     crossed, squared = [], []
     factors = cancellations(models, metric)
     for part in space.parts:  # in turn, so that one part is held at a time
-        both = block(models, exponents, plain, part, metric, "float64", factors, on_host=True)
+        both = block(models, exponents, plain, part, metric, factors)
         crossed.append(products(both, both, slices))
         squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
@@ -317,11 +316,9 @@ def block(
     weights: Float[np.ndarray, "rows models"] | None,
     space: FeatureSpace,
     metric: Metric,
-    dtype: str,
     cancelled: Sequence[float] | None = None,
-    on_host: bool = False,
 ) -> FeatureBlock:
-    """Features of `2 ** exponents * models`, or of combinations of these.
+    """Features of `2 ** exponents * models`, or of combinations of these, in float64.
 
     Args:
         models: Models that the space holds.
@@ -329,27 +326,22 @@ def block(
         weights: Coefficients of the combinations, in rows; None for the models themselves.
         space: Space of the vectors.
         metric: Metric of the inner products.
-        dtype: Precision of the computation.
         cancelled: Factors by which sums within each model cancel, measured now where None.
-        on_host: Whether vectors of any space are made by NumPy, in float64.
     """
-    with execution.precision():
-        values, own = _of_models(models, space, metric, dtype, on_host or space.on_host)
-        if exponents.ndim == 2:  # one exponent per output
-            own = own[:, None]
-        lengths = _vector_lengths(values)[: len(models)]
-        is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
-        exponent = np.where(is_zero, SMALLEST, own + exponents)
-        # The relative error of a vector is the root of the factor for its square.
-        factors = np.sqrt(cancellations(models, metric) if cancelled is None else cancelled)
-        single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
-        if weights is None:
-            return single
-        return _combined_features(single._replace(values=values[: len(models)]), weights, dtype)
+    values, own = _of_models(models, space, metric)
+    if exponents.ndim == 2:  # one exponent per output
+        own = own[:, None]
+    lengths = _vector_lengths(values)
+    is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
+    exponent = np.where(is_zero, SMALLEST, own + exponents)
+    # The relative error of a vector is the root of the factor for its square.
+    factors = np.sqrt(cancellations(models, metric) if cancelled is None else cancelled)
+    single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
+    return single if weights is None else _combined_features(single, weights)
 
 
 def _combined_features(
-    single: FeatureBlock, weights: Float[np.ndarray, "rows models"], dtype: str
+    single: FeatureBlock, weights: Float[np.ndarray, "rows models"]
 ) -> FeatureBlock:
     """Features of combinations of models, from the features of the models."""
     # A row is a sum of w_m 2^(e_m) v_m. Every coefficient w_m is split into a mantissa and a power
@@ -362,8 +354,7 @@ def _combined_features(
     sizes = (np.abs(factors).reshape(*weights.shape, -1) * single.sizes).sum(axis=1)
     # k rows, m models, o outputs, f features.
     sums = "kmo,mof->kof" if by_output else "km,mof->kof"
-    xp = library(single.values)
-    values = xp.einsum(sums, xp.asarray(factors, dtype), single.values)
+    values = np.einsum(sums, factors, single.values, optimize=True)
     return FeatureBlock(values, exponent, _vector_lengths(values), sizes)
 
 
@@ -429,82 +420,22 @@ _compiled_gram = jax.jit(_gram_block, static_argnames="slices")
 
 
 def _of_models(
-    models: Sequence[Model], space: FeatureSpace, metric: Metric, dtype: str, on_host: bool
-) -> tuple[Any, np.ndarray]:
-    """Features of all models, perhaps with further rows, and the exponents of their scales.
+    models: Sequence[Model], space: FeatureSpace, metric: Metric
+) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
+    """Features of all models, and the exponents of their scales; some models at a time."""
+    inputs = space.inputs(metric, "float64")
 
-    On the host they are made one after another. Elsewhere models of equal layers are stacked and go
-    through a single compiled program.
-    """
-    inputs = space.inputs(metric, dtype)
-    if on_host:
-        weights = [space.weights(model) for model in models]
-        if not space.on_host:
-            weights = in_float64(weights)
-        vectors = [space.vector(one, inputs) for one in weights]
-        # Row after row, as products read them.
-        made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
-        exponents = np.array([float(scale_exponent(values)) for values in made])
-        for n, exponent in enumerate(exponents):
-            shifted(made[n], np.array(-exponent), out=made[n])
-        return made, exponents
-    groups: dict[Kinds, list[int]] = {}
-    for n, model in enumerate(models):
-        groups.setdefault(kinds(model), []).append(n)
-    order, blocks, exponents = [], [], []
-    for members in groups.values():
-        weights = [space.weights(models[n]) for n in members]
-        nbytes = space.length * space.d_out * np.dtype(dtype).itemsize
-        weights += [weights[-1]] * (_padded(len(members), nbytes) - len(members))
-        stack = jax.tree.map(lambda *x: np.stack(x, dtype=dtype), *weights)
-        values, exponent = _stacked_features(spread(stack), inputs, space)
-        # Models come back in groups of equal layers; `back` restores the order of the caller.
-        order += members
-        if len(groups) > 1 and len(values) > len(members):
-            values = values[: len(members)]
-        blocks.append(values)
-        exponents.append(np.asarray(exponent[: len(members)], np.float64))
-    back = np.argsort(order)
-    values = blocks[0]
-    if len(blocks) > 1:  # one group is in order already, and a copy takes memory
-        values = jnp.concatenate(blocks)[back]
-    return values, np.concatenate(exponents)[back]
+    def vector(model: Model) -> Float[np.ndarray, "out features"]:
+        return space.vector(in_float64(space.weights(model)), inputs)
 
-
-def _padded(count: int, nbytes: int) -> int:
-    """The number of vectors of a block with room for further models.
-
-    A run that grows has blocks of every size, and each size compiles programs of its own. So small
-    blocks are padded to a power of two; large blocks compute longer than they compile.
-
-    Args:
-        count: Number of models.
-        nbytes: Bytes of the vector of a model.
-    """
-    room = 1 << (count - 1).bit_length()
-    return room if room * nbytes <= _PADDED else count
-
-
-@partial(jax.jit, static_argnames="space")
-def _stacked_features(stack: Any, inputs: Any, space: FeatureSpace) -> tuple[Any, Any]:
-    """Features (models, out, features) of stacked weights, and their exponents (models,).
-
-    Args:
-        stack: Arrays of the models (`FeatureSpace.weights`), with a first axis of models.
-        inputs: Arrays besides the weights (`FeatureSpace.inputs`).
-        space: Space of the vectors.
-    """
-
-    def one(weights: Any) -> tuple[Any, Any]:
-        values = space.vector(weights, inputs)
-        exponent = scale_exponent(values)
-        return shifted(values, -exponent), exponent
-
-    # Every device goes through its share of the models, a few at a time.
-    each = jax.shard_map(
-        lambda part: jax.lax.map(one, part, batch_size=space.at_once),
-        mesh=mesh(),
-        in_specs=BY_MODEL,
-        out_specs=BY_MODEL,
-    )
-    return each(stack)
+    tasks = [partial(vector, model) for model in models]
+    threads = min(space.at_once, processors())
+    alone = one_blas_thread() if min(threads, len(tasks)) > 1 else contextlib.nullcontext()
+    with alone:
+        vectors = shared(tasks, threads)
+    # Row after row, as products read them.
+    made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
+    exponents = np.array([float(scale_exponent(values)) for values in made])
+    for n, exponent in enumerate(exponents):
+        shifted(made[n], np.array(-exponent), out=made[n])
+    return made, exponents

@@ -250,7 +250,7 @@ def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
 def _take_entries(array: Any, at: np.ndarray, axis: int) -> Any:
     """Entries of an array along an axis, by positions that are always in range."""
     # mode="clip": JAX would else mask positions that are out of range.
-    return library(array).take(array, at.astype(np.int32), axis=axis, mode="clip")
+    return library(array).take(array, at, axis=axis, mode="clip")
 
 
 class MergedLayer(NamedTuple):
@@ -303,7 +303,7 @@ def _multiplying_layer(roles: dict[str, Any]) -> MergedLayer:
     return MergedLayer(legs, roles[DOWN], skip[0] * np.eye(len(skip), dtype=skip.dtype))
 
 
-_MATRIX = 2**26  # most elements of a matrix from which a block is read
+_MATRIX = 2**22  # most elements of a matrix from which a block is read
 
 
 _SMALL = 2**22  # elements of a matrix so small that several models are made together
@@ -410,10 +410,10 @@ class PolynomialSpace(NamedTuple):
     @property
     def at_once(self) -> int:
         """Number of models that are made together: several where each is small."""
-        return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 1
+        return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 2
 
     @property
-    def on_host(self) -> bool:
+    def is_sparse(self) -> bool:
         return False
 
     def weights(self, model: Model) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ class FieldSpace(NamedTuple):
         return "receptive fields"
 
     @property
-    def on_host(self) -> bool:
+    def is_sparse(self) -> bool:
         return True
 
     @property
@@ -385,12 +385,6 @@ def _table(width: int, order: int) -> Int[np.ndarray, "count order"]:
     return session().places.get(key, lambda: packed.sorted_indices(width, order))
 
 
-def _multiplicities(width: int, order: int) -> Float[np.ndarray, " count"]:
-    """The multiplicities of the indices over a field of some width."""
-    key = _multiplicities, width, order
-    return session().places.get(key, lambda: packed.multiplicities(width, order))
-
-
 @session_cache
 def _part_ends(space: FieldSpace) -> tuple[int, ...]:
     """Ends of the ranges of the largest coordinate in which the parts of a space are made."""
@@ -467,7 +461,7 @@ def _places(space: FieldSpace) -> _Places:
 
 def _norms(space: FieldSpace, width: int, order: int) -> Float[np.ndarray, " count"]:
     """Lengths of the basis over a field of some width, see `PolynomialSpace`."""
-    multiple = _multiplicities(width, order)
+    multiple = packed.multiplicities(width, order)
     if space.gaussian:
         return np.sqrt(math.factorial(order) * multiple)
     return np.sqrt(multiple / math.comb(space.degree, order))

@@ -14,9 +14,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from tnsim.sessions import session
+
+
+def _kept(make: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Keep the tables of a function in the session; positions as 32-bit integers."""
+
+    @wraps(make)
+    def kept(*args: int) -> np.ndarray:
+        def table() -> np.ndarray:
+            made = make(*args)
+            return made.astype(np.int32) if made.dtype.kind == "i" else made
+
+        return session().places.get((make, *args), table)
+
+    return kept
 
 
 def count(width: int, order: int) -> int:
@@ -78,6 +96,7 @@ def positions(indices: Int[np.ndarray, "*shape order"]) -> Int[np.ndarray, "*sha
     return places
 
 
+@_kept
 def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, " count"]:
     """The number n! / prod(repetitions!) of entries that each index of `sorted_indices` stands for.
 
@@ -96,6 +115,7 @@ def multiplicities(width: int, order: int, start: int = 0) -> Float[np.ndarray, 
     return counts
 
 
+@_kept
 def joined(
     own: int, shared: int, width: int, start: int, stop: int
 ) -> Int[np.ndarray, "own shared"]:
@@ -119,6 +139,7 @@ def joined(
     return positions(np.sort(np.concatenate(both, axis=2), axis=2))
 
 
+@_kept
 def splits(rows: int, columns: int, start: int, stop: int) -> Int[np.ndarray, "ways count"]:
     """The positions of the two parts of every index in a matrix over (columns, rows).
 
