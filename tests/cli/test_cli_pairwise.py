@@ -131,7 +131,9 @@ def test_others_and_a_dry_run(folder):
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout
     planned = json.loads(command("pairwise", folder / "models", "--dry-run", "--json").stdout)
-    assert planned["route"] == "features" and planned["tiles"]["pairs"] == 6 and planned["seconds"] > 0
+    assert (
+        planned["route"] == "features" and planned["tiles"]["pairs"] == 6 and planned["seconds"] > 0
+    )
 
 
 def test_revisions_of_a_hub_cache(cache, folder):
