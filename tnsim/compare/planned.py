@@ -24,7 +24,7 @@ ADVICE = (
 )
 """Advice where a comparison is beyond its budget."""
 
-PREPARING, AROUND = 0.015, 1.5
+PREPARING, AROUND = 0.02, 1.5
 """Seconds of writing models in units and of measuring how far sums cancel, and all time of a run as
 a multiple of its steps' time."""
 _BRIEF = 1e9  # multiplications that take no seconds

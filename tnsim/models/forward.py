@@ -30,7 +30,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -293,17 +294,41 @@ def forward(
         >>> round(float(log10), 9)
         400.0
     """
+    ((_, state),) = deque(states(model, inputs, counts), maxlen=1)  # holds no earlier state
+    # The exponent of the last layer may differ by output, so it is added here, where a state needs
+    # no common exponent any more.
+    return Scaled(state.value, state.exponent.reshape(-1, 1) + model[-1].exponent)
+
+
+def states(
+    model: ScaledLayers,
+    inputs: Inputs | Prefixes | State,
+    counts: tuple[int, ...] | None = None,
+) -> Iterator[tuple[int, State]]:
+    """The states of a forward pass, from the inputs up.
+
+    Args:
+        model, inputs, counts: As for `forward`.
+
+    Yields:
+        Number of layers below a state, and the state; the last one without the exponent of the last
+        layer. Over tokens the first state stands behind a table of their rows.
+
+    Example:
+        >>> lines = scaled_layers(Model([Linear([[8.0]]), Linear([[2.0]])]))
+        >>> [(n, state.exponent.item()) for n, state in states(lines, np.array([[1.0]]))]
+        [(0, 1.0), (1, 4.0), (2, 4.0)]
+    """
     if isinstance(inputs, Scaled):
         state, first = inputs, 0
     else:
         counts = inputs.counts if isinstance(inputs, Prefixes) else None
         state, first = entered(model, inputs)
+    yield first, state
     for n, (layer, unit) in enumerate(model[first:], start=first + 1):
         later = tuple(following for following, _ in model[n:])
-        # The exponent of the last layer may differ by output, so it is added at the end, where a
-        # state needs no common exponent any more.
         state = after(layer, unit if later else 0.0, state, ahead(later), counts)
-    return Scaled(state.value, state.exponent.reshape(-1, 1) + model[-1].exponent)
+        yield n, state
 
 
 def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]:

@@ -51,7 +51,7 @@ from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import in_float64, is_fixed, is_traced, not_differentiated
-from tnsim.models.forward import ScaledLayers, State, after, ahead, as_read, entered, forward
+from tnsim.models.forward import ScaledLayers, State, as_read, forward, states
 from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
@@ -331,14 +331,11 @@ def _regauged(model: Model, inputs: Any) -> tuple[Model, Bases]:
     layers = model.layers
     # States at every bond; bond n stands before layer n. Token ids have no state of their own, so
     # that the first state is then the output of the first layer.
-    state, first = entered(_of_unit_scale(layers), inputs)
-    states = {first: _in_one_scale(state)}
-    for n in range(first, len(layers)):
-        state = after(not_differentiated(layers[n]), 0.0, state, ahead(layers[n + 1 :]), None)
-        states[n + 1] = _in_one_scale(state)
+    fixed = _of_unit_scale([not_differentiated(layer) for layer in layers])
+    reached = {bond: _in_one_scale(state) for bond, state in states(fixed, inputs)}
     bases: Bases = {}
     for bonds in _free_bonds(layers):
-        axes = _principal_axes([states[bond] for bond in bonds])
+        axes = _principal_axes([reached[bond] for bond in bonds])
         bases |= dict.fromkeys(bonds, axes)
     return _in_bases(model, bases), bases
 
