@@ -311,7 +311,7 @@ class VectorRun:
         made = list(itertools.chain.from_iterable(bases.elements() for bases in several))
         numbers = space.length * space.d_out
         making = sum(space.multiplications(kinds) for kinds in made)
-        run = Sizes.of(models, setting)._replace(item=ITEM_BYTES["float64"])
+        run = Sizes.of(models, setting._replace(dtype="float64"))
         work = making + run.pairs * numbers
         vector_bytes = numbers * run.item
         part_bytes = max(part.length for part in space.parts) * space.d_out * run.item
@@ -359,7 +359,7 @@ class VectorRun:
     def _making_bytes(self, run: Sizes, models: int, made: Sequence[Kinds], part_bytes: int) -> int:
         """Working bytes for making a part of the features of `models` distinct models."""
         combined = models * part_bytes if run.terms > 1 else 0
-        stacks = 2 * models * run.weights  # in NumPy and on the device
+        stacks = 2 * models * run.weights  # as read and in units of the run
         in_flight = max(self.space.in_flight(kinds, models) for kinds in made) * run.item
         return combined + stacks + in_flight
 
