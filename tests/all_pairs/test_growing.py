@@ -16,7 +16,6 @@ from stored_runs import TINY, Stopping, contents
 import tnsim
 from tnsim.all_pairs import growing
 from tnsim.all_pairs import store as store_module
-from tnsim.problems import features
 
 
 @pytest.fixture
@@ -109,21 +108,6 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
         tnsim.pairwise(models[:count], store=store)
     records = [record for piece, record in computed(store) if "grown/2" in piece]
     assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
-
-
-@pytest.mark.slow
-def test_one_model_after_another_compiles_nothing_new(rng, tmp_path, monkeypatch):
-    """Blocks of five to eight models have one shape; padding changes numbers by rounding alone."""
-    models = [tnsim.Model([bilinear(rng, 5, 7, 3, True)]) for _ in range(8)]
-    compiled = []
-    for count in (4, 5, 6, 7, 8):
-        found = tnsim.pairwise(models[:count], store=tmp_path / "store.zarr")
-        programs = features._stacked_features, features._compiled_gram, features._squared_norms
-        compiled.append([program._cache_size() for program in programs])
-    assert found.attrs["plan"].startswith("features")
-    assert compiled[2] == compiled[3] == compiled[4]  # one against five, six and seven
-    monkeypatch.setattr(features, "_PADDED", 0)
-    assert same(found, tnsim.pairwise(models))
 
 
 @pytest.mark.slow

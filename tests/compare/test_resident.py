@@ -13,7 +13,7 @@ from closeness import assert_close
 
 import tnsim
 from tnsim import Session, session, using
-from tnsim.compare import inner_products, resident
+from tnsim.compare import by_plans, resident
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems import state_sizes
@@ -161,7 +161,7 @@ def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):
     for longest in (1000, -1):
         for together in (True, False):
             monkeypatch.setattr(execution, "LONGEST", longest)
-            monkeypatch.setattr(inner_products, "runs_together", lambda *args, t=together: t)
+            monkeypatch.setattr(by_plans, "runs_together", lambda *args, t=together: t)
             found.append(verb(a, b))
     for other in found[1:]:
         assert_close(other, found[0], rtol=1e-12)

@@ -468,7 +468,9 @@ def test_pairs_of_which_float32_leaves_few_digits_are_taken_from_float64(
                 true = float(exact.cosine(rows[i], columns[j], exact.gaussian_product))
                 assert_close(found, true, scale=1.0, rtol=1e-8, limited_by=reason)
             elif rows[i] in others and columns[j] in others and rows[i] is not columns[j]:
-                assert 0 < abs(found - true) < 1e-6
+                # Vectors are made in float64 in any case.
+                by_plans = single.attrs["plan"].startswith("contractions")
+                assert abs(found - true) < 1e-6 and (found != true) == by_plans
             else:
                 assert abs(found - true) < precision.VISIBLE
         if slices:

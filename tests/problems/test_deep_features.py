@@ -154,7 +154,7 @@ def test_pairs_of_deep_models(rng):
 @pytest.mark.slow
 def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     """They are made again, part by part, for every tile."""
-    some = deep(rng, 48)
+    some = deep(rng, 96)
     room = 2 * vectors(some, tnsim.Gaussian()).nbytes - 1
     small = tnsim.Budget(memory_bytes=room)
     plan = tnsim.plan_pairwise(some, budget=small)
@@ -167,7 +167,7 @@ def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     whole /= np.linalg.norm(whole, axis=1, keepdims=True)
     assert_close(run.similarity, whole @ whole.T, scale=1.0, rtol=1e-13)
     parts = len(set(made))
-    assert parts > 1 and len(made) > parts * len(some) / plan.tile
+    assert parts > 1 and len(made) > parts * len(some) / plan.tiles.side
 
 
 def test_symmetric_pairs_and_float32(rng):

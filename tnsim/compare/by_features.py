@@ -53,7 +53,8 @@ class Vectors:
         several = [kinds(model) for model in models]
         largest = max(part.length for part in space.parts) * space.d_out
         dots = len(question.wanted) * space.length * space.d_out
-        held = len(models) * largest + max(space.in_flight(layers, 1) for layers in several)
+        held = len(models) * largest
+        held += max(space.in_flight(layers, len(models)) for layers in several)
         work = sum(map(space.multiplications, several)) + dots
         return Estimate(
             metric=metric.name,

@@ -168,10 +168,13 @@ def product(left: Series, right: Series, down: Any, block: IndexBlock, pairs: bo
             # Terms of different orders with the same numbers of free coordinates are read off
             # alike, so their matrices are added first and read once.
             matrix = _matrix(left[term.left], right[term.right], down, term, block)
-            matrices[term.free] = matrices.get(term.free, 0.0) + matrix
+            if term.free in matrices:
+                matrix = matrix + matrices[term.free]
+            matrices[term.free] = matrix
     product_terms: Series = {}
     # Every sorted index of the product is read off at all its splits, and the entries are added.
-    for (rows, columns), matrix in matrices.items():
+    for rows, columns in list(matrices):
+        matrix = matrices.pop((rows, columns))
         first, *others = packed.splits(rows, columns, block.start, block.stop)
         read = _take_entries(matrix, first, 0)
         for way in others:
@@ -405,7 +408,11 @@ class PolynomialSpace(NamedTuple):
         factor = max(ranks, default=1) * packed.count(width, math.ceil(self.degree / 2))
         largest = max(self._matrix(part.block.start, part.block.stop) for part in self.parts)
         longest = max(part.length for part in self.parts) * self.d_out
-        return min(models, self.at_once) * (2 * largest + 2 * longest + 4 * factor)
+        # Tables of 32-bit integers say where all splits of an index stand.
+        half = self.degree // 2
+        tables = math.comb(self.degree, half) * packed.count(width, self.degree)
+        each = 9 * largest // 4 + 2 * longest + 4 * factor
+        return tables + min(models, self.at_once) * each
 
     @property
     def at_once(self) -> int:
