@@ -182,7 +182,7 @@ def test_planned_bytes_of_attention_hold_all_that_xla_allocates(rng):
 @pytest.mark.parametrize(
     "row",
     [
-        {"layers": [[16, 32, 16], [16, 32, 10]], "metric": "Gaussian"},
+        {"layers": [[28, 56, 28], [28, 56, 10]], "metric": "Gaussian"},
         {"layers": [[40, 80, 40], [40, 80, 10]], "bias": True, "metric": "Gaussian"},
         {"models": 60, "layers": [[128, 256, 10]], "slices": True, "metric": "Gaussian"},
     ],

@@ -411,7 +411,9 @@ class PolynomialSpace(NamedTuple):
         # Tables of 32-bit integers say where all splits of an index stand.
         half = self.degree // 2
         tables = math.comb(self.degree, half) * packed.count(width, self.degree)
-        each = 9 * largest // 4 + 2 * longest + 4 * factor
+        # Blocks are put together of two pieces, and high degrees have matrices of many orders.
+        quarters = 6 if self.degree <= 4 and len(self.parts) == 1 else 9
+        each = quarters * largest // 4 + 2 * longest + 4 * factor
         return tables + min(models, self.at_once) * each
 
     @property
