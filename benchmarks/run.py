@@ -12,11 +12,12 @@ A row is measured interpreted and compiled (on a GPU compiled alone), each in tw
 share a folder of caches, empty before the first. "First" is the first call of the first process,
 planning and compiling included, "second process" that of the second, "warm" the median of further
 calls there. "Taken" is the tier that a session takes by itself, "best" whether its first call ends
-no later than that of the other. Importing and making models are outside. Estimates are held against a call that has been planned. The
-floor is the planned multiplications over the rate of one 2048 x 2048 matrix product of the same
-dtype in the same process. "By hand" is called in turn with the warm calls. "Before" is the release
-before, on two cores. Figures are kept in a JSON file beside the table, by device, cores, dtype and
-tier, so a row can be measured alone on an idle machine; the table is written anew after each.
+no later than that of the other. Importing and making models are outside. Estimates are held against
+a call that has been planned. The floor is the planned multiplications over the rate of one 2048 x
+2048 matrix product of the same dtype in the same process. "By hand" is called in turn with the warm
+calls. "Before" is the release before, on two cores. Figures are kept in a JSON file beside the
+table, by device, cores, dtype and tier, so a row can be measured alone on an idle machine; the
+table is written anew after each.
 """
 
 from __future__ import annotations
