@@ -1,6 +1,7 @@
 """Vectors of coefficients as a route of pairs: beside diagrams, sums of models, and choices."""
 
 import cases
+import jax
 import numpy as np
 import pytest
 from closeness import assert_close
@@ -8,6 +9,7 @@ from oracles import bilinear, linear
 
 import tnsim
 from tnsim.compare import by_features, by_plans, by_points
+from tnsim.problems.polynomial_space import PolynomialSpace
 
 DEEP = {name: make for name, make in cases.DEEP.items() if "sparse" not in name}
 CASES = DEEP | cases.UNEVEN | cases.THREE
@@ -105,3 +107,29 @@ def test_the_cheaper_route_is_taken(rng):
     narrow = tnsim.Model([linear(rng, 12, 1, False), *deep(rng, 1, 3, False).layers])
     assert tnsim.plan(narrow, narrow).route == "quadrature"
     assert tnsim.plan(a, b, tnsim.GaussianClosure()).route == "contractions"
+
+
+def test_vectors_are_kept_with_models_that_nobody_can_write_to(rng, monkeypatch, features):
+    """A second comparison makes the vector of the new model alone, and gives equal bits."""
+    a, b, c = (deep(rng, 5, 2, True) for _ in range(3))
+    made, vector = [], PolynomialSpace.vector
+    monkeypatch.setattr(
+        PolynomialSpace, "vector", lambda self, *rest: made.append(1) or vector(self, *rest)
+    )
+    first = tnsim.similarity(a, b)
+    assert first.route == "features" and len(made) == 2
+    assert tnsim.similarity(a, b) == first and len(made) == 2
+    tnsim.similarity(a, c)
+    far = tnsim.Gaussian(rng.normal(size=5))
+    counts = [len(made)]
+    tnsim.similarity(a, b, far)  # other inputs have other vectors
+    counts.append(len(made))
+    writable = jax.tree.map(np.copy, a)
+    tnsim.similarity(writable, b)
+    next(iter(jax.tree.leaves(writable)))[0, 0] += 1.0
+    changed = tnsim.similarity(writable, b)
+    counts.append(len(made))
+    assert counts == [3, 5, 7]
+    with tnsim.using(tnsim.Session()):
+        assert_close(changed, tnsim.similarity(writable, b), scale=1.0, rtol=1e-14)
+    assert abs(changed - first) > 1e-9

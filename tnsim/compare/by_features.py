@@ -13,18 +13,25 @@ costs a sum of products. Vectors are made by NumPy in float64, with nothing to p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import InnerProducts, Question, Request, is_exact
+from tnsim.compare.resident import conditioning, in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.precision import cancellation
 from tnsim.long_work import announced
 from tnsim.metrics.metric import joins_whole_trees
-from tnsim.models.model import AnyModel, terms
+from tnsim.metrics.protocol import Metric
+from tnsim.models.model import AnyModel, Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
+from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.scaled import ScaledSum
 
 _STARTING, _RATE = 0.02, 4e9
 """Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
@@ -93,8 +100,32 @@ class Vectors:
         self.check(estimate, request.budget)
         one, two = terms(first), terms(second)
         with announced(f"vectors of {estimate.metric}", estimate.seconds):
-            values = features.compared(self.space, one, two, request.metric, request.slices)
+            values = by_vectors(self.space, one, two, request.metric, request.slices)
         return InnerProducts(values, 0.0, False, "float64", self.name)
+
+
+def by_vectors(
+    space: FeatureSpace,
+    one: Sequence[tuple[Any, Model]],
+    two: Sequence[tuple[Any, Model]],
+    metric: Metric,
+    slices: bool,
+) -> dict[str, ScaledSum]:
+    """The inner products of two sums of models by their vectors, see `features.compared`.
+
+    Args:
+        space: Space that holds the models.
+        one, two: Coefficients and models of each sum, not traced.
+        metric: Metric of the comparison.
+        slices: Whether outputs are told apart.
+    """
+    models = {id(model): model for _, model in (*one, *two)}
+    units = common_units(models.values(), metric)
+    prepared = {}
+    for key, model in models.items():
+        part = in_units(model, units, slices)
+        prepared[key] = part, cancellation(conditioning(part.value, units.metric))
+    return features.compared(space, one, two, prepared, units.metric, slices)
 
 
 def space_of(question: Question) -> FeatureSpace | None:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from tnsim.compare.by_features import by_vectors
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.planned import (
     AROUND,
@@ -189,8 +190,8 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         # A difference of feature vectors loses half as many digits as a difference of products.
         space = features.common_space(models, metric)
         if space is not None:
-            by_vectors = features.compared(space, one, two, metric, slices)
-            return InnerProducts(by_vectors, 0.0, traced, "float64", space.route)
+            products = by_vectors(space, one, two, metric, slices)
+            return InnerProducts(products, 0.0, traced, "float64", space.route)
     return InnerProducts(products, exponent, traced, dtype, Contractions.name)
 
 

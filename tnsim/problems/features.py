@@ -17,7 +17,8 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -31,17 +32,17 @@ from tnsim.engine.runtime.devices import processors, replicated, spread
 from tnsim.engine.runtime.interpreter import one_blas_thread, shared
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
-from tnsim.models.arrays import in_float64
+from tnsim.models.arrays import in_float64, is_fixed
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import cancellations
 from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
-from tnsim.problems.state_sizes import in_common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import (
     SMALLEST,
     Numeric,
+    Scaled,
     ScaledSum,
     add,
     library,
@@ -51,7 +52,9 @@ from tnsim.scaled import (
     taken,
     total,
 )
+from tnsim.sessions import session
 
+_KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
 
 
@@ -252,6 +255,7 @@ def compared(
     space: FeatureSpace,
     one: Sequence[tuple[Any, Model]],
     two: Sequence[tuple[Any, Model]],
+    prepared: Mapping[int, tuple[Scaled[Model], float]],
     metric: Metric,
     slices: bool,
 ) -> dict[str, ScaledSum]:
@@ -260,25 +264,27 @@ def compared(
     Args:
         space: Space that holds the models.
         one, two: Coefficients and models of each combination.
-        metric: Any metric.
+        prepared: Every model in scientific notation and the factor by which sums within it cancel,
+            by the `id` of the model.
+        metric: Metric in the units of the prepared models.
         slices: Whether outputs are told apart.
 
     Returns:
         Inner products, (out,) or ().
     """
-    models = list({id(model): model for _, model in (*one, *two)}.values())
-    number = {id(model): n for n, model in enumerate(models)}
+    number: dict[int, int] = {}
+    for _, model in (*one, *two):
+        number.setdefault(id(model), len(number))
     # Both combinations as rows over the distinct models, each with features made once.
-    weights = np.zeros((2, len(models)))
+    weights = np.zeros((2, len(number)))
     for row, weighted in zip(weights, (one, two), strict=True):
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
-    plain = None if np.array_equal(weights, np.eye(len(models))) else weights
-    parts, metric = in_common_units(models, metric, slices)
+    plain = None if np.array_equal(weights, np.eye(len(number))) else weights
+    parts, factors = zip(*(prepared[key] for key in number), strict=True)
     exponents = np.array([part.exponent for part in parts])
     models = [part.value for part in parts]
     crossed, squared = [], []
-    factors = cancellations(models, metric)
     for part in space.parts:  # in turn, so that one part is held at a time
         both = block(models, exponents, plain, part, metric, factors)
         crossed.append(products(both, both, slices))
@@ -425,8 +431,19 @@ def _of_models(
     """Features of all models, and the exponents of their scales; some models at a time."""
     inputs = space.inputs(metric, "float64")
 
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(inputs):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    key = _of_models, space, digest.digest()
+
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
-        return space.vector(in_float64(space.weights(model)), inputs)
+        def make() -> Float[np.ndarray, "out features"]:
+            return space.vector(in_float64(space.weights(model)), inputs)
+
+        # Small vectors of models that nobody can write to are kept as long as these live.
+        if space.length * space.d_out > _KEPT or not all(map(is_fixed, jax.tree.leaves(model))):
+            return make()
+        return session().belongings.get(model, key, make, lambda made: made.nbytes)
 
     tasks = [partial(vector, model) for model in models]
     threads = min(space.at_once, processors())

@@ -336,20 +336,6 @@ def in_units_of_inputs(models: Collection[Model], metric: Metric, unit: Unit | N
     return Units(metric, np.zeros(()) if unit is None else unit, follow_states(models))
 
 
-def in_common_units(
-    models: Sequence[Model], metric: Metric, slices: bool
-) -> tuple[list[Scaled[Model]], Metric]:
-    """The models of a comparison, each in scientific notation, and the metric in their units.
-
-    Args:
-        models: All models of the comparison.
-        metric: The metric of the comparison.
-        slices: Whether each output has an exponent of its own.
-    """
-    units = common_units(models, metric)
-    return [scaled_under(model, units, slices) for model in models], units.metric
-
-
 @pytree
 @dataclass(frozen=True, eq=False)
 class MeasuredStates:
