@@ -49,16 +49,14 @@ def models(count: int, width: int, rank: int) -> list:
 
 def measured(width: int, rank: int, route: str, count: int, again: bool) -> dict:
     import tnsim
-    from tnsim.all_pairs import run_plan
+    from tnsim.all_pairs import preparation
 
-    weigh = run_plan.plan
+    every = preparation.routes_of_run
 
     def forced(*arguments):
-        found = weigh(*arguments)
-        (chosen,) = [plan for plan in found.plan.routes if plan.route == route]
-        return found._replace(plan=chosen)
+        return [one for one in every(*arguments) if one.name == route]
 
-    run_plan.plan = forced
+    preparation.routes_of_run = forced
     some = models(count, width, rank)
     times = []
     for _ in range(1 + again):

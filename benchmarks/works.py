@@ -136,7 +136,9 @@ def all_pairs(count: int) -> Callable[[str], Work]:
 
         def plan() -> Planned:
             plan = tnsim.plan_pairwise(models, CLOSURE, dtype=dtype)
-            return Planned(plan.multiplications, plan.peak_bytes, plan.seconds, plan.tier)
+            assert plan.tiles is not None
+            work, tier = plan.multiplications, plan.tiles.tier
+            return Planned(work, plan.peak_bytes, plan.seconds, tier)
 
         return Work(plan, lambda: tnsim.pairwise(models, CLOSURE, dtype=dtype))
 

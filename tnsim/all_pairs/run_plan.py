@@ -233,7 +233,12 @@ def summary(planned: Estimate) -> str:
 
 
 class ContractedRun:
-    """The route of a run that contracts every pair along its plan."""
+    """The route of a run that contracts every pair along its plan.
+
+    Args:
+        models: Models of the run.
+        setting: Settings common to all pairs.
+    """
 
     name = Contractions.name
 
@@ -295,6 +300,8 @@ class VectorRun:
     """The route of a run that turns every model into a vector, so that a pair is a dot product.
 
     Args:
+        models: Models of the run.
+        setting: Settings common to all pairs.
         space: Space that holds all models.
     """
 
