@@ -109,7 +109,7 @@ def test_models_that_cannot_be_compared(rng):
     with pytest.raises(tnsim.CheckpointError, match=r"a\.pt: no such file"):
         tnsim.similarity("a.pt", a)
     with pytest.raises(tnsim.ModelError, match=r"a model by tnsim\.from_module\(module\)"):
-        tnsim.similarity(a, abs)
+        tnsim.similarity(a, abs, tnsim.Gaussian(samples=0))
     with pytest.raises(
         tnsim.ModelError, match="the metric's mean has 2 coordinates but the models read 3"
     ):

@@ -84,6 +84,7 @@ CONFINED = {  # foreign package: the files that import it
     },
     "safetensors": {"checkpoints/formats", "checkpoints/native", "metrics/empirical"},
     "scipy": {
+        "metrics/estimate",
         "activations/activation",
         "activations/normal",
         "all_pairs/heads",

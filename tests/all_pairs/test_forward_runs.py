@@ -42,7 +42,7 @@ def test_all_pairs_with_functions_and_differences(rng):
     plan = tnsim.plan_pairwise(mixed, metric)
     assert plan.route == "data" and plan.tiles.pairs == 21
     with pytest.raises(tnsim.ModelError, match=r"use tnsim.Empirical\(inputs\), found Gaussian"):
-        tnsim.pairwise(mixed)
+        tnsim.pairwise(mixed, tnsim.Gaussian(samples=0))
 
 
 def test_functions_and_modules_in_stores(rng, tmp_path):

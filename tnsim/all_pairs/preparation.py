@@ -29,7 +29,7 @@ from tnsim.all_pairs.tasks import Job
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
-from tnsim.compare.request import check_comparison
+from tnsim.compare.request import check_comparison, estimated
 from tnsim.compare.routes import Weighed, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
@@ -170,6 +170,7 @@ def prepared(
     # All models agree in widths and length with the first model, and a model of every form is
     # checked under the metric.
     _check_shapes((*rows.all, *columns.all))
+    metric = estimated(metric, list(known.examples.values()), None)
     for model in known.examples.values():
         check_comparison(model, model, metric)
     return _planned(rows, columns, other is None, known, (metric, slices, dtype, budget))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tnsim.all_pairs.work import advice
 from tnsim.checkpoints.given import given_models, is_path_or_paths
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.compare.estimates import Estimate
+from tnsim.compare.request import estimated, may_estimate
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -36,6 +37,7 @@ from tnsim.long_work import announced
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
+from tnsim.models.functions import is_function
 from tnsim.models.origin import warn_of_caveats
 
 
@@ -131,7 +133,7 @@ def pairwise(
         return part_runs.with_rests(result, rests)
     path = None if store is None else stores.folder(store)
     dtype = dtype_name(dtype)
-    models, other = _given(models, other, metric, dialect, n_ctx)
+    models, other, metric = _given(models, other, metric, dialect, n_ctx)
     # Every model is read once here; nothing is computed yet.
     run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
     # The store says which pairs are finished, and of which earlier models.
@@ -211,7 +213,7 @@ def plan_pairwise(
             run = prepared(part.models, metric, part.other, False, dtype, budget, None)
             runs[part.name.kind, run.estimate] += 1
         return in_turn([several(planned, count) for (_, planned), count in runs.items()])
-    models, other = _given(models, other, metric, dialect, n_ctx)
+    models, other, metric = _given(models, other, metric, dialect, n_ctx)
     return prepared(models, metric, other, slices, dtype, budget, None).estimate
 
 
@@ -297,19 +299,28 @@ def _check_settings_of_parts(slices: bool, dialect: Any, n_ctx: int | None) -> N
 
 def _given(
     models: Any, other: Any, metric: Metric, dialect: Any, n_ctx: int | None
-) -> tuple[Any, Any]:
-    """Both sides of a run as models, see `given_models`; parts of files stay in their files."""
+) -> tuple[Any, Any, Metric]:
+    """Both sides of a run as models, see `given_models`, and the metric that compares functions.
+
+    Parts of files stay in their files.
+    """
     if isinstance(models, (PartSeries, SeriesParts)):
-        return models, other
+        return models, other, metric
     inputs = output = None
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output
-    first = given_models(models, n_ctx, inputs, dialect, output)
-    if other is None:
-        return first, None
-    # A dialect for the files of one side says nothing about models on the other.
-    of_paths = dialect if is_path_or_paths(other) else None
-    return first, given_models(other, n_ctx, inputs, of_paths, output)
+    runs = may_estimate(metric)
+    first, second = given_models(models, n_ctx, inputs, dialect, output, runs), None
+    if other is not None:
+        # A dialect for the files of one side says nothing about models on the other.
+        of_paths = dialect if is_path_or_paths(other) else None
+        second = given_models(other, n_ctx, inputs, of_paths, output, runs)
+    # Checkpoints of a series are models; they are read one by one, see `preparation.prepared`.
+    sides = [list(side.values()) if isinstance(side, Mapping) else side for side in (first, second)]
+    at_hand = [model for side in sides if isinstance(side, list) for model in side]
+    if any(map(is_function, at_hand)):
+        metric = estimated(metric, at_hand, n_ctx)
+    return first, second, metric
 
 
 def _bar(run: PairwiseRun, shown: bool) -> Any:

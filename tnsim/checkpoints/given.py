@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tnsim.errors import ModelError, UnsupportedLayer
+from tnsim.errors import ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 
@@ -27,6 +27,7 @@ def given_model(
     n_ctx: int | None = None,
     inputs: Any = None,
     output: str | int | None = None,
+    runs: bool = False,
 ) -> Any:
     """A model, a module or a path as the thing that is compared.
 
@@ -37,6 +38,8 @@ def given_model(
             inputs as they are, also modules that compute no polynomial; and inputs say how long
             sequences are.
         output: Name or place of the output of functions with several, where these run on inputs.
+        runs: Whether a module that cannot be read as a model is compared by its outputs, as a
+            function.
 
     Returns:
         A model or a combination, with weights in NumPy unless they are traced; a plain function,
@@ -54,10 +57,15 @@ def given_model(
     """
     if isinstance(given, str | os.PathLike):
         given = _read_model(given, n_ctx)
-    elif inputs is None and _is_module(given):
+    elif inputs is None and is_module(given):
         from tnsim.checkpoints.modules import from_module
 
-        given = from_module(given, n_ctx=n_ctx)
+        try:
+            given = from_module(given, n_ctx=n_ctx)
+        except UnsupportedLayer as refusal:
+            if not runs:
+                raise
+            _check_can_run(given, n_ctx, refusal)
     if not isinstance(given, AnyModel):
         # Plain functions and foreign objects are judged by the comparison itself.
         return with_output(given, output)
@@ -74,6 +82,7 @@ def given_models(
     inputs: Any = None,
     dialect: Any = None,
     output: str | int | None = None,
+    runs: bool = False,
 ) -> Any:
     """Models, modules or paths as the many models that are compared.
 
@@ -85,6 +94,7 @@ def given_models(
         dialect: Dialect of the files, as for `load`; of a module that is no model, the files run
             on the inputs as copies of the module.
         output: Name or place of an output, as for `given_model`.
+        runs: Whether modules that cannot be read as models are compared by their outputs.
 
     Returns:
         A `Series` of paths, else a mapping or a list of models and functions.
@@ -107,16 +117,19 @@ def given_models(
         models = list(models)
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
-        chosen = output if _is_module(dialect) else None
+        chosen = output if is_module(dialect) else None
+        as_functions = is_module(dialect) and (runs or inputs is not None)
         try:
-            if inputs is not None and _is_module(dialect):
-                from tnsim.checkpoints.modules import recognised
+            if as_functions:
+                from tnsim.checkpoints.modules import from_module
 
-                recognised(dialect, None, n_ctx, None, chosen)
+                from_module(dialect, n_ctx=n_ctx, output=chosen)  # norms are refused here too
             series = Series(models, dialect, n_ctx, output=chosen)
         except (UnsupportedLayer, ModelError) as refused:
-            if inputs is None or not _is_module(dialect):
+            if not as_functions:
                 raise
+            if inputs is None:
+                _check_can_run(dialect, n_ctx, refused)
             log.info("the files run as modules on the inputs, since %s", refused)
             each = modules_of(models, dialect)
             return {label: with_output(module, output) for label, module in each.items()}
@@ -130,9 +143,12 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        return {label: given_model(model, n_ctx, inputs, output) for label, model in models.items()}
+        return {
+            label: given_model(model, n_ctx, inputs, output, runs)
+            for label, model in models.items()
+        }
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs, output) for model in models]
+        return [given_model(model, n_ctx, inputs, output, runs) for model in models]
     return models
 
 
@@ -154,9 +170,27 @@ def is_path_or_paths(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
-def _is_module(given: Any) -> bool:
-    """Whether a value is a PyTorch module; PyTorch itself is not imported."""
+def is_module(given: Any) -> bool:
+    """Whether a value is a PyTorch module; PyTorch itself is not imported.
+
+    Example:
+        >>> is_module(abs)
+        False
+    """
     return is_function(given) and hasattr(given, "named_parameters")
+
+
+def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
+    """Raise the refusal to read a module, if nothing says which inputs the module takes."""
+    from tnsim.checkpoints.module_examples import shape_of_inputs
+
+    try:
+        shape_of_inputs(module, n_ctx)
+    except ModelError as unknown:
+        raise type(refusal)(
+            f"{refusal}. It is not run on normal inputs either: {unknown}"
+        ) from None
+    log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 
 
 def _read_model(path: str | os.PathLike[str], n_ctx: int | None) -> Model:

@@ -7,6 +7,7 @@ compared with the module on random batches of several sizes.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -135,6 +136,42 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     raise ModelError(
         f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"
     ) from error
+
+
+def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
+    """The shape of a single input of a module that reads vectors.
+
+    Args:
+        module: Module of PyTorch, in any precision.
+        n_ctx: Length of sequences, None for vectors.
+
+    Returns:
+        The shape (d,), or (n_ctx, d).
+
+    Raises:
+        ModelError: The module takes no vectors, or sequences of a length that nobody said.
+
+    Example:
+        >>> import torch
+        >>> shape_of_inputs(torch.nn.Linear(3, 2), None)
+        (3,)
+    """
+    torch = require_torch()
+    double = copy.deepcopy(module).double().eval().requires_grad_(False)
+    with torch.no_grad():
+        example = example_inputs(double, None, n_ctx)
+    name = type(module).__name__
+    if not example.is_floating_point():
+        raise ModelError(
+            f"{name} reads token numbers, which no Gaussian draws: compare on sequences of yours "
+            "by tnsim.Empirical(tokens), an array (n, positions)"
+        )
+    if example.ndim > 2 and n_ctx is None:
+        raise ModelError(
+            f"{name} reads sequences of {example.shape[-1]} coordinates: say how long they are, by "
+            "n_ctx=, or give inputs of your own by tnsim.Empirical(inputs)"
+        )
+    return tuple(example.shape[1:])
 
 
 def _refusal_of(module: Any, example: Any) -> Exception | None:

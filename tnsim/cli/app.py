@@ -212,6 +212,8 @@ def _as_data(
     }
     if by_output is not None:
         answer["slices"] = by_output
+    if value.standard_error is not None:
+        answer |= {"standard_error": float(value.standard_error), "inputs": value.inputs}
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
     return answer
@@ -226,7 +228,12 @@ def _tier(estimate: Estimate) -> str | None:
 
 def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
     say(f"similarity  {value:.12g}")
-    say(f"metric      {value.metric} ({guarantee(value.exact)})")
+    if value.standard_error is None:
+        said = guarantee(value.exact)
+    else:
+        kind = "on" if value.exact else "an estimate on"
+        said = f"{kind} {value.inputs:,} inputs, standard error {value.standard_error:.1g}"
+    say(f"metric      {value.metric} ({said})")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")

@@ -89,7 +89,7 @@ class AtPoints:
             "AA": taken(forward.total(sampled.rows), 0),
             "BB": taken(forward.total(sampled.columns), 0),
         }
-        return InnerProducts(values, 0.0, False, dtype, self.name, sampled)
+        return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count)
 
 
 def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) -> InnerProducts:
@@ -223,7 +223,8 @@ def route_name(metric: Metric, points: Points) -> str:
     if not adds_up(metric):
         return "quadrature"
     if points.drawn:
-        return "sampling" if getattr(metric, "samples", None) else "data"
+        estimates = points.replicates or getattr(metric, "samples", None)
+        return "sampling" if estimates else "data"
     return "enumeration" if points.tokens else "quadrature"
 
 

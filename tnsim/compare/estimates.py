@@ -150,13 +150,19 @@ class Estimate:
             f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype}, {seconds_text(self.seconds)}"
         )
 
+    @property
+    def _guarantee(self) -> str:
+        if self.exact:
+            return "exact"
+        return "estimate" if self.route == "sampling" else "approximation"
+
     def _table_rows(self) -> list[tuple[str, str]]:
         """Names and descriptions of the properties that tables show."""
         work = f"{count_text(self.multiplications)} scalar multiplications of {self.dtype}"
         memory = f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype} beside the models"
         counted = ", ".join(f"{count_text(number)} {name}" for name, number in self.facts)
         rows = [
-            ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
+            ("metric", f"{self.metric} ({self._guarantee})"),
             ("route", f"{self.route}: {counted}" if counted else self.route),
             ("inner products", ", ".join(self.outputs)),
             ("multiplications", work),

@@ -22,6 +22,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,10 +106,17 @@ class Number(np.float64):
         standard_error: Standard error of the number as an estimate for the distribution that the
             points are drawn from; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
+        inputs: Number of inputs on which the models ran; None where the weights were compared.
+
+    A number that was sampled is printed with its standard error and its inputs.
 
     Example:
-        >>> Number(0.5, "Gaussian", True)
-        Number(0.5, metric='Gaussian', exact=True)
+        >>> Number(0.5, "gaussian", True)
+        Number(0.5, metric='gaussian', exact=True)
+        >>> print(Number(0.92503, "gaussian", False, "sampling", 0.0003, inputs=16384))
+        0.9250 ± 0.0003 (estimate, 16,384 normal inputs)
+        >>> print(Number(0.92503, "empirical", True, "data", 0.009, inputs=1000))
+        0.925 ± 0.009 (on 1,000 inputs)
     """
 
     metric: str
@@ -116,6 +124,7 @@ class Number(np.float64):
     route: str | None
     standard_error: np.float64 | None
     caveats: tuple[str, ...]
+    inputs: int | None
 
     def __new__(
         cls,
@@ -125,14 +134,24 @@ class Number(np.float64):
         route: str | None = None,
         standard_error: Any = None,
         caveats: tuple[str, ...] = (),
+        inputs: int | None = None,
     ) -> Number:
         self = super().__new__(cls, value)
         self.metric, self.exact, self.caveats = metric, exact, caveats
-        self.route, self.standard_error = route, standard_error
+        self.route, self.standard_error, self.inputs = route, standard_error, inputs
         return self
 
     def __repr__(self) -> str:
         return f"Number({float(self)!r}, {_number_facts(self)})"
+
+    def __str__(self) -> str:
+        if self.inputs is None or self.standard_error is None:
+            return repr(float(self))
+        said = f"{_with_error(float(self), float(self.standard_error))} ("
+        if self.exact:
+            return f"{said}on {self.inputs:,} inputs)"
+        kind = "normal " if self.metric == "gaussian" else ""
+        return f"{said}estimate, {self.inputs:,} {kind}inputs)"
 
     def _repr_html_(self) -> str:
         rows = [("metric", self.metric), ("exact", self.exact)]
@@ -141,7 +160,23 @@ class Number(np.float64):
         if self.standard_error is not None:
             rows.append(("standard error", self.standard_error))
         rows += [("caveat", caveat) for caveat in self.caveats]
-        return html_table(str(self), rows)
+        if self.inputs is not None:
+            rows.append(("inputs", self.inputs))
+        return html_table(repr(float(self)), rows)
+
+
+def _with_error(value: float, error: float) -> str:
+    """A value to the last digit that its error leaves, with the error.
+
+    Example:
+        >>> [_with_error(0.92503, error) for error in (3.2e-4, 0.0, math.inf)]
+        ['0.9250 ± 0.0003', '0.92503 ± 0', '0.92503 ± inf']
+    """
+    decimals = -math.floor(math.log10(error)) if 0 < error < math.inf else -1
+    # Large values, and errors of rounding, are shorter in floating-point notation.
+    if not 0 <= decimals <= 12 or abs(value) >= 1e6:
+        return f"{value:.12g} ± {error:.1g}"
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
 class Numbers(np.ndarray):
@@ -214,7 +249,10 @@ def _number_facts(number: Number | Numbers) -> str:
     if number.route is not None:
         facts += f", route={number.route!r}"
     if number.standard_error is not None:
-        error = np.array2string(np.asarray(number.standard_error), precision=3, separator=", ")
+        three_digits = {"float_kind": lambda x: f"{x:.3g}"}
+        error = np.array2string(
+            np.asarray(number.standard_error), separator=", ", formatter=three_digits
+        )
         facts += f", standard_error={error}"
     return facts
 
@@ -357,10 +395,11 @@ def _labelled_values(
     values: Any, metric: Metric, models: Two, products: InnerProducts, error: Any = None
 ) -> Any:
     """Values with the metric's name and guarantee, the route and the standard error."""
-    number = Number if np.ndim(values) == 0 else Numbers
     plain = [part for model in _read_models(models) for _, part in terms(model)]
-    exact = is_exact(metric, plain)
-    return number(values, metric.name, exact, products.route, error, _model_caveats(models))
+    facts = metric.name, is_exact(metric, plain), products.route, error, _model_caveats(models)
+    if np.ndim(values) == 0:
+        return Number(values, *facts, products.inputs)
+    return Numbers(values, *facts)
 
 
 def _read_models(models: Two) -> list[Any]:

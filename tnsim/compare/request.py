@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from tnsim.activations.kernels import between
-from tnsim.checkpoints.given import given_model
+from tnsim.checkpoints.given import given_model, is_module
 from tnsim.compare.resident import in_units, is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Result
-from tnsim.errors import ModelError
+from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import check_metric
+from tnsim.metrics.estimate import estimate_of
+from tnsim.metrics.metric import Gaussian, check_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, refused_under
@@ -30,6 +33,8 @@ from tnsim.problems.kernels import KernelMaker, answers
 from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum
+
+log: logging.Logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Arrays: TypeAlias = dict[str, Any]
@@ -146,6 +151,7 @@ class InnerProducts(NamedTuple):
             have left few digits.
         route: Name of the route, see `Estimate.route`.
         sums: Sums of the forward passes over groups of points, for standard errors.
+        inputs: Number of inputs of the forward passes, None where nothing was run.
     """
 
     values: dict[str, ScaledSum]
@@ -154,6 +160,7 @@ class InnerProducts(NamedTuple):
     dtype: str
     route: str
     sums: Sums | None = None
+    inputs: int | None = None
 
 
 Two: TypeAlias = tuple[Comparable, Comparable]
@@ -163,13 +170,16 @@ Answer: TypeAlias = Callable[[InnerProducts, Two, Request], Any]
 accompany it without derivatives."""
 
 
-def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any]:
+def comparables(
+    a: Any, b: Any, metric: Any, n_ctx: int | None, *, runs: bool = False
+) -> tuple[Any, Any]:
     """The two sides of a comparison as models and functions.
 
     Args:
         a, b: Arguments of a verb, see `Comparable`.
         metric: Metric of the comparison. `Empirical` runs modules on its inputs.
         n_ctx: Length of the sequences on which models with attention are compared.
+        runs: Whether modules that cannot be read as models are compared by their outputs.
 
     Returns:
         Models, sums of models and plain functions.
@@ -180,8 +190,101 @@ def comparables(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
     inputs = output = None
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output
-    first = given_model(a, n_ctx, inputs, output)
-    return first, first if b is a else given_model(b, n_ctx, inputs, output)
+    first = given_model(a, n_ctx, inputs, output, runs)
+    return first, first if b is a else given_model(b, n_ctx, inputs, output, runs)
+
+
+def with_metric(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any, Any]:
+    """The two sides of a comparison, and the metric that compares them.
+
+    Args:
+        a, b: Arguments of a verb, see `Comparable`.
+        metric: Metric that was asked for.
+        n_ctx: Length of the sequences on which models with attention are compared.
+
+    Returns:
+        Models, sums of models and plain functions; and the metric, or its estimate where `Gaussian`
+        has no exact inner product of them, see `estimated`.
+
+    Raises:
+        CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model,
+            and cannot be run on inputs of the metric.
+    """
+    a, b = comparables(a, b, metric, n_ctx, runs=may_estimate(metric))
+    return a, b, estimated(metric, (a, b), n_ctx)
+
+
+def may_estimate(metric: Any) -> bool:
+    """Whether a metric has an estimate for networks without an exact inner product.
+
+    Example:
+        >>> import tnsim
+        >>> may_estimate(tnsim.Gaussian()), may_estimate(tnsim.Gaussian(samples=0))
+        (True, False)
+    """
+    # A subclass may weigh inputs otherwise, so only the class itself has normal inputs.
+    return type(metric) is Gaussian and metric.samples > 0
+
+
+def estimated(metric: Any, models: Sequence[Any], n_ctx: int | None) -> Any:
+    """The metric by which models and functions are compared: exact, or by an estimate.
+
+    Args:
+        metric: Metric that was asked for.
+        models: Models, sums of models, modules and plain functions under comparison.
+        n_ctx: Length of sequences, where modules or functions read sequences.
+
+    Returns:
+        The metric itself; of a `Gaussian` that knows no exact inner product of these models a
+        `GaussianEstimate`, which runs them on normal inputs.
+
+    Raises:
+        ModelError: Nothing says which inputs the functions take.
+
+    Example:
+        >>> import tnsim
+        >>> half = tnsim.Linear([[0.5]]), tnsim.Elementwise("relu")
+        >>> shallow, deep = tnsim.Model(half), tnsim.Model(half * 2)
+        >>> [type(estimated(tnsim.Gaussian(), [m], None)).__name__ for m in (shallow, deep)]
+        ['Gaussian', 'GaussianEstimate']
+    """
+    if not may_estimate(metric):
+        return metric
+    read = [part for model in models if isinstance(model, AnyModel) for _, part in terms(model)]
+    if len(read) > 0 and not any(map(is_function, models)):
+        try:
+            answers(read, metric)
+        except UnsupportedLayer as refusal:
+            log.info("no exact inner product, so an estimate is made: %s", refusal)
+        else:
+            return metric
+    elif not any(map(is_function, models)):
+        return metric  # neither models nor functions, which the comparison refuses
+    return estimate_of(metric, _input_shape(metric, models, read, n_ctx))
+
+
+def _input_shape(
+    metric: Gaussian, models: Sequence[Any], read: Sequence[Model], n_ctx: int | None
+) -> tuple[int, ...]:
+    """The shape of a single input: as a model reads it, as the metric says, or a module takes."""
+    if read:
+        one = read[0]
+        return (one.d_in,) if one.n_ctx is None else (one.n_ctx, one.d_in)
+    known = metric.cov if metric.mean is None else metric.mean
+    if known is not None:
+        if np.ndim(known) == 2 and metric.mean is not None:
+            return tuple(np.shape(known))
+        width = np.shape(known)[-1]
+        return (width,) if n_ctx is None else (n_ctx, width)
+    for model in models:
+        if is_module(model):
+            from tnsim.checkpoints.module_examples import shape_of_inputs  # imports PyTorch
+
+            return shape_of_inputs(model, n_ctx)
+    raise ModelError(
+        "nothing says which inputs these functions take: give tnsim.Gaussian(mean=np.zeros(d)) "
+        "for vectors of d coordinates, or inputs of your own by tnsim.Empirical(inputs)"
+    )
 
 
 def at_numbers(a: Any, b: Any, metric: Any) -> bool:

@@ -27,7 +27,7 @@ from tnsim.compare.request import (
     Two,
     at_numbers,
     check_comparison,
-    comparables,
+    with_metric,
 )
 from tnsim.compare.routes import cheapest
 from tnsim.engine.budget import Budget
@@ -76,7 +76,7 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    a, b = comparables(a, b, metric, n_ctx)
+    a, b, metric = with_metric(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     if at_numbers(a, b, metric):
         return _differentiated(numbers.cosine, a, b, request)[0]
@@ -121,7 +121,7 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    a, b = comparables(a, b, metric, n_ctx)
+    a, b, metric = with_metric(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True, slices=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
@@ -165,7 +165,7 @@ def inner(
     Source:
         Paper, section 2.
     """
-    a, b = comparables(a, b, metric, n_ctx)
+    a, b, metric = with_metric(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
     if at_numbers(a, b, metric):
         return _differentiated(numbers.value, a, b, request)[0]
@@ -212,7 +212,7 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
-    a, b = comparables(a, b, metric, n_ctx)
+    a, b, metric = with_metric(a, b, metric, n_ctx)
     request = Request(metric, dtype_name(dtype), budget)
     if at_numbers(a, b, metric):
         log, sign = _differentiated(_log_and_sign, a, b, request)
@@ -279,7 +279,7 @@ def plan(
         ('gaussian', 'contractions', ('AA', 'AB', 'BB'))
     """
     dtype = dtype_name(dtype)
-    bra, ket = comparables(a, b, metric, n_ctx)
+    bra, ket, metric = with_metric(a, b, metric, n_ctx)
     check_comparison(bra, ket, metric)
     for model in (bra, ket):
         if not isinstance(model, Model):

@@ -24,7 +24,7 @@ beyond a single nonlinear layer and `Symmetric` join the legs of whole trees ins
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tnsim.errors import ModelError, TooLarge
@@ -33,6 +33,9 @@ from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.pairings import Joining
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
+
+_FEWEST_SAMPLES = 32
+"""Fewest inputs of an estimate: two for each of the replicates that tell its standard error."""
 
 
 class _AlwaysExact:
@@ -145,10 +148,13 @@ class Gaussian(GaussianMoments, _AlwaysExact):
         mean: Mean (d,), or None for zero. For sequences also (n_ctx, d) or (n_ctx * d,).
         cov: Covariance (d, d), (d,) for a diagonal, or None for the identity. For sequences also
             (n_ctx * d, n_ctx * d) or (n_ctx * d,), position-major; else positions are independent.
+        samples: Number of inputs at which networks are run that have no exact inner product, such
+            as deep ReLU networks: the result is then an estimate with a standard error. Rounded up
+            to a multiple of 16; powers of two are the most precise. 0 refuses such networks.
 
     Raises:
         ModelError: The covariance is not symmetric and positive semidefinite, or does not fit the
-            mean.
+            mean; or there are fewer than 32 samples, and not none.
 
     Example:
         The square of a normal number has E[x^2 x^2] = 3; around 1, E[(1 + x)^4] = 10.
@@ -164,7 +170,16 @@ class Gaussian(GaussianMoments, _AlwaysExact):
         Paper, section 2.3 and appendix A.3.
     """
 
+    samples: int = field(default=2**14, metadata={"static": True})
     name = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples != 0 and self.samples < _FEWEST_SAMPLES:
+            raise ModelError(
+                f"samples of a Gaussian are {_FEWEST_SAMPLES} or more, or 0 to refuse networks "
+                f"that have no exact inner product, found {self.samples}"
+            )
 
 
 @pytree

@@ -82,6 +82,8 @@ class Points:
         continuations: Number of tokens that may follow a beginning, for sequences that share their
             beginnings; 0 where every point is an input of its own.
         together: Number of points that are made at once, even for a smaller request.
+        replicates: Number of equal stretches of points, each an estimate of its own, where points
+            of a stretch depend on each other; 0 for draws that are independent.
 
     Example:
         >>> points = product_rule([Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))] * 2)
@@ -95,6 +97,7 @@ class Points:
     tokens: bool = False
     continuations: int = 0
     together: int = 0
+    replicates: int = 0
 
     def states(self, positions: int) -> list[tuple[int, int]]:
         """Numbers of states that a model has at all points, by the positions that a state sees.

@@ -14,6 +14,7 @@ nodes integrates degree 2n - 1 exactly.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -139,25 +140,46 @@ def _affine_points(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...],
 
 def gaussian_draws(metric: Any, reading: Reading) -> Draw:
     """The function that draws inputs from a Gaussian."""
+    return partial(_normal_draws, math.prod(reading.shape), normal_map(metric, reading))
+
+
+def _normal_draws(
+    size: int, to_inputs: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int
+) -> np.ndarray:
+    return to_inputs(rng.normal(size=(count, size)))
+
+
+def normal_map(metric: Any, reading: Reading) -> Callable[[np.ndarray], np.ndarray]:
+    """The map from standard normal numbers to inputs of a Gaussian, x = m + T z.
+
+    Args:
+        metric: Gaussian metric with a mean m and a covariance T T', each optional.
+        reading: Inputs that the models read.
+
+    Returns:
+        A function, which can be pickled, from z (count, coordinates) to inputs (count, *shape).
+
+    Raises:
+        ModelError: The metric has moments of another shape.
+
+    Example:
+        >>> import tnsim
+        >>> normal_map(tnsim.Gaussian(mean=[1.0]), Reading(1, None, 1))(np.ones((1, 1))).tolist()
+        [[2.0]]
+    """
     metric = _over_all(metric, reading)
     size = math.prod(reading.shape)
     mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     root = np.ones(size) if metric.cov is None else root_of(metric.cov)
-    return partial(_normal_draws, mean, root, reading.shape)
+    return partial(_inputs_at, mean, root, reading.shape)
 
 
-def _normal_draws(
-    mean: np.ndarray,
-    root: np.ndarray,
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
-    count: int,
+def _inputs_at(
+    mean: np.ndarray, root: np.ndarray, shape: tuple[int, ...], z: np.ndarray
 ) -> np.ndarray:
-    """Draw mean + root z, where the root may be a diagonal."""
-    z = rng.normal(size=(count, len(mean)))
-    # x = m + T z has the covariance T T'.
+    """The inputs mean + root z, where the root may be a diagonal."""
     centred = z * root if root.ndim == 1 else z @ root.T
-    return (mean + centred).reshape(count, *shape)
+    return (mean + centred).reshape(len(z), *shape)
 
 
 def _over_all(metric: Any, reading: Reading) -> Any:

@@ -610,7 +610,7 @@ def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
 def groups(points: Points) -> list[tuple[int, int]]:
     """First point and end of every group; sizes of groups differ by 1 at most."""
     # Undrawn points are one group, as nothing is estimated from them.
-    count = min(GROUPS, points.count) if points.drawn else 1
+    count = (points.replicates or min(GROUPS, points.count)) if points.drawn else 1
     bounds = [n * points.count // count for n in range(count + 1)]
     return list(itertools.pairwise(bounds))
 
