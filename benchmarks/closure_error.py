@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import tnsim
-from tnsim.reproduce.activations import ActivationsSetting, model_of, started, trained
+from benchmarks.paper.activations import ActivationsSetting, model_of, started, trained
 
 DEPTHS, WIDTHS = (2, 3, 4, 5, 6), (2, 3, 4)
 VOCABULARIES = (4, 8, 16, 32)

@@ -1,6 +1,6 @@
 """Take the claims and figures of a reproduction into the documentation, and write its page.
 
-    tnsim reproduce all --out RUNS
+    python -m benchmarks.paper all --out RUNS
     python scripts/publish_reproduction.py RUNS
 
 copies `claims.json` and the figures of every run to `docs/reproduction/`, and writes
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tnsim.reproduce import page
+from benchmarks.paper import page
 
 COLOURS = 256
 ROUNDS = 1  # that move rare colours to where they are: without, colour bars have bands
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, help="the --out of tnsim reproduce")
+    parser.add_argument("runs", type=Path, help="the --out of benchmarks.paper")
     runs = parser.parse_args().runs
     kept = DOCS / "reproduction"
     for placed, record in page.gathered(runs, runs):

@@ -11,8 +11,8 @@ and optax give equal bytes.
 import argparse
 from pathlib import Path
 
-from tnsim.reproduce.grokking import GrokkingSetting, train_series
-from tnsim.reproduce.run import ExperimentRun
+from benchmarks.paper.grokking import GrokkingSetting, train_series
+from benchmarks.paper.run import ExperimentRun
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import tnsim
-from tnsim.reproduce.repetitions import RepetitionSetting, trained
+from benchmarks.paper.repetitions import RepetitionSetting, trained
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ class Done(NamedTuple):
     stderr: str
 
 
-def command(*arguments, check=True):
-    """`tnsim *arguments` in this process."""
+def command(*arguments, check=True, main=app.main):
+    """`tnsim *arguments` in this process, or another program that has an entry point `main`."""
     argv = ["tnsim", *map(str, arguments)]
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -31,7 +31,7 @@ def command(*arguments, check=True):
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("default")
-        status = _status_of(app.main)
+        status = _status_of(main)
     return _checked(Done(status, out.getvalue(), err.getvalue()), check)
 
 

@@ -31,8 +31,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "localise": "all_pairs checkpoints compare engine errors metrics models problems scaled tables",
     "tensor_networks": "engine errors metrics models names problems scaled sessions",
     "torch": "analysis checkpoints compare engine errors metrics models problems scaled",
-    "reproduce": "errors files tnsim",
-    "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models reproduce tables tensor_networks tnsim",
+    "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models tables tensor_networks tnsim",
     "__main__": "cli",
     "__init__": "activations all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",
 }
@@ -59,18 +58,6 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/axes",
         "analysis/canvas",
         "analysis/figures",
-        "reproduce/activations",
-        "reproduce/argmax",
-        "reproduce/backdoor",
-        "reproduce/differences",
-        "reproduce/experiment",
-        "reproduce/forgetting",
-        "reproduce/grokking",
-        "reproduce/images",
-        "reproduce/induction",
-        "reproduce/invariance",
-        "reproduce/language",
-        "reproduce/paths",
         "torch/monitor",
     },
     "torch": {
@@ -93,7 +80,6 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/figures",
         "checkpoints/entrywise",
         "models/matrices",
-        "reproduce/images",
     },
     "xarray": {
         "all_pairs/heads",
@@ -106,24 +92,9 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/matrices",
         "analysis/reading",
         "analysis/report",
-        "reproduce/argmax",
-        "reproduce/experiment",
-        "reproduce/induction",
-        "reproduce/invariance",
-        "reproduce/language",
-        "reproduce/phases",
         "torch/monitor",
     },
     "zarr": {"all_pairs/store"},
-    "optax": {
-        "reproduce/activations",
-        "reproduce/argmax",
-        "reproduce/classifiers",
-        "reproduce/grokking",
-        "reproduce/language",
-        "reproduce/paths",
-        "reproduce/repetitions",
-    },
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},
     "typer": {
@@ -282,11 +253,21 @@ def test_layers_are_told_apart_in_few_folders():
 
 
 def test_experiments_use_tnsim_as_a_user_would():
-    """They see tnsim's public names and one another, nothing behind them."""
-    allowed = ("tnsim", "tnsim.errors", "tnsim.files")
-    for path in SOURCE.glob("reproduce/*.py"):
-        for name in modules_imported(path):
-            assert name.startswith("tnsim.reproduce") or name in allowed, (path, name)
+    """They see tnsim's public names and one another, nothing behind them; their command has the
+    parser of `tnsim`."""
+    files = list((SOURCE.parent / "benchmarks" / "paper").glob("*.py"))
+    assert len(files) > 10
+    command = {"tnsim.__main__", "tnsim.cli.app", "tnsim.cli.options"}
+    for path in files:
+        allowed = {"tnsim", "tnsim.errors", "tnsim.files"}
+        if path.stem == "__main__":
+            allowed |= command
+        assert modules_imported(path) <= allowed, path
+
+
+def test_nothing_installed_needs_the_experiments():
+    for path in SOURCE.rglob("*.py"):
+        assert not any(name.partition(".")[0] == "benchmarks" for name in imported(path)), path
 
 
 def run(code):

@@ -5,7 +5,7 @@ that need an optional package say so when they are called, not when they are nam
 and `from tnsim import *` work without optional packages.
 
 Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compare`, `checkpoints`,
-`circuits`, `tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `reproduce`, `cli`.
+`circuits`, `tensor_networks`, `torch`, `all_pairs`, `localise`, `analysis`, `cli`.
 """
 
 from __future__ import annotations

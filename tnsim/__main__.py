@@ -27,7 +27,15 @@ _WIDE = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}  # what thes
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command line."""
+    prepare()
+    from tnsim.cli.app import main as run
+
+    run()
+
+
+def prepare() -> None:
+    """Settings of a process that is started for a command, before anything large is imported.
 
     Imports make some hundred thousand objects that stay. Python's collector of cyclic garbage looks
     through all of them again and again, which takes a sixth of the time of the imports.
@@ -37,9 +45,6 @@ def main() -> None:
         os.environ[_CORE] = "SkylakeX"
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
-    from tnsim.cli.app import main as run
-
-    run()
 
 
 def _is_unknown_to_openblas() -> bool:

@@ -56,8 +56,6 @@ def numbers() -> Iterator[Case]:
         for option in ("--width", "--rank", "--repeats", "--max-depth"):
             if not value.isdecimal() or value in ("0", "\u0663"):
                 yield "flags: numbers", ("bench", "depth", option, value)
-        if not value.isdecimal() or len(value) > 9:
-            yield "flags: numbers", ("reproduce", "invariance", "--out", "new", "--seed", value)
 
 
 def inputs() -> Iterator[Case]:
@@ -69,9 +67,6 @@ def inputs() -> Iterator[Case]:
         yield "flags: inputs", ("pairwise", "a.npz", name, "--out", "new")
         for option in ("--dialect", "--model", "--norm-inputs", "--fit", "--leave-out"):
             yield "flags: inputs", ("similarity", "a.npz", "b.npz", option, name)
-        for option in ("--data", "--checkpoints"):
-            yield "flags: inputs", ("reproduce", "grokking", "--out", "new", option, name)
-            yield "flags: inputs", ("reproduce", "backdoor", "--out", "new", option, name)
 
 
 def outputs() -> Iterator[Case]:
@@ -85,7 +80,6 @@ def outputs() -> Iterator[Case]:
         )
         if name != "folder":
             yield "flags: outputs", ("demo", "--out", name)
-            yield "flags: outputs", ("reproduce", "invariance", "--out", name)
         if name not in ("folder", "pipe"):  # who writes to a pipe waits for its reader
             yield "flags: outputs", ("pairwise", "a.npz", "--out", "new", "--report", name)
 

@@ -127,20 +127,6 @@ def test_samples_that_cannot_be_read(damage, option, folder):
 def test_numbers_that_are_none(folder):
     for option in ("--width", "--rank", "--repeats", "--max-depth"):
         refused("bench", "depth", option, "-1", said=option)
-    refused("reproduce", "invariance", "--seed", "1" * 30, said="--seed")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"train": 3}', "[" * 50_000, '"\xff"'])
-@pytest.mark.parametrize("name", ["seconds.json", "setting.json"])
-def test_what_a_run_has_kept_and_was_damaged(name, text, folder):
-    kept = folder / "out" / "invariance" / "default"
-    kept.mkdir(parents=True)
-    (kept / name).write_text(text, encoding="latin1")
-    if name == "setting.json" and text == '{"train": 3}':
-        refused("reproduce", "invariance", "--out", "out", said="another experiment")
-    else:
-        refused("reproduce", "invariance", "--out", "out", said=f"{name}: ")
-    assert (kept / name).read_text(encoding="latin1") == text
 
 
 @pytest.mark.parametrize("name", ["$x$_$y^{$", r"a\$b$", "\udcff", "a\nb", "<b>"])

@@ -1,6 +1,5 @@
 """No output takes the place of a file of another kind; a result of an earlier run it does replace."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -35,7 +34,6 @@ WRITING = {
     "demo": (("demo", "--out", "{out}"), "similarity.npz"),
     "demo picture": (("demo", "--out", "{out}"), "similarity.png"),
     "demo page": (("demo", "--out", "{out}"), "report.html"),
-    "reproduce": (("reproduce", "invariance", "--out", "{out}"), "reproduction.md"),
 }
 OTHERS = {
     "a checkpoint": lambda path: save_file(FOREIGN, path),
@@ -183,16 +181,3 @@ def test_a_device_has_nothing_to_lose(files):
     done = command("convert", files["a"], "/dev/null", "--dialect", "bilinear-readout", check=False)
     assert "saved as .safetensors" in done.stderr
     check_replaceable(Path(os.devnull), PNG)
-
-
-def test_logs_of_a_run_do_not_replace_foreign_ones(tmp_path):
-    from tnsim.reproduce.run import write_json
-
-    path = tmp_path / "log.json"
-    write_json(path, {"checkpoints": []})
-    write_json(path, {"checkpoints": [1], "settings": {}})
-    assert json.loads(path.read_text())["checkpoints"] == [1]
-    path.write_text('{"name": "mine"}')
-    with pytest.raises(FileExistsError, match="holds something else than"):
-        write_json(path, {"checkpoints": []})
-    assert json.loads(path.read_text()) == {"name": "mine"}

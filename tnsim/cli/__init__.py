@@ -7,5 +7,5 @@ The modules in their reading order:
     pairwise   `tnsim pairwise`
     watch      `tnsim watch`
     bench      the measurements of `tnsim bench`
-    commands   `tnsim dialect`, `tnsim bench`, `tnsim demo`, `tnsim info` and `tnsim reproduce`
+    commands   `tnsim bench`, `tnsim demo` and `tnsim info`
 """

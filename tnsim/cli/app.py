@@ -380,13 +380,25 @@ def convert(
 
 app.command()(commands.demo)
 app.command()(commands.info)
-app.command()(commands.reproduce)
 
 
 def main() -> None:
-    """Entry point: every error becomes a single line on stderr and exit status 2.
+    """Entry point of `tnsim`.
+
+    Raises:
+        SystemExit: Always; its code is the exit status.
+    """
+    run(app, "tnsim")
+
+
+def run(program: typer.Typer, name: str) -> None:
+    """Run a program: every error becomes a single line on stderr and exit status 2.
 
     With TNSIM_DEBUG=1 in the environment the traceback is printed before the line.
+
+    Args:
+        program: The commands.
+        name: Name of the program in its own help.
 
     Raises:
         SystemExit: Always; its code is the exit status.
@@ -401,7 +413,7 @@ def main() -> None:
         logging.getLogger(slow).addHandler(_Lines())
     try:
         # without a name click takes that of the process, and completion is asked for under the name
-        code = app(prog_name="tnsim", standalone_mode=False)
+        code = program(prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except Exception as error:

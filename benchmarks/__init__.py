@@ -1,0 +1,1 @@
+"""Scripts that measure tnsim, and the experiments of the paper (`benchmarks.paper`)."""

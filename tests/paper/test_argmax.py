@@ -1,0 +1,40 @@
+import jax.numpy as jnp
+import pytest
+from rerun import verdicts
+
+from benchmarks.paper.argmax import EXPERIMENT, ArgmaxSetting, second_argmax
+
+SMALL = ArgmaxSetting(
+    distributions=("gaussian", "spikes", "last-is-minus-10", "spikes-text"),
+    seeds=3,
+    repetitions=1,
+    steps=(0, 1, 4, 16, 64, 256),
+    batch=128,
+    samples=2000,
+)
+
+
+def test_the_second_largest_of_equal_ones_is_the_later_one():
+    assert second_argmax(jnp.array([[0.0, 5.0, 0.0, 5.0], [0.0, 0.0, 0.0, -1.0]])).tolist() == [
+        3,
+        1,
+    ]
+
+
+@pytest.mark.slow
+def test_the_verdicts_of_a_short_training(tmp_path):
+    assert verdicts(EXPERIMENT, SMALL, tmp_path) == {
+        "r-gaussian": "holds",
+        "r-spikes": "holds",
+        "r-last-is-minus-10": "holds",
+        "eight-of-nine": "holds",
+        "eight-of-nine-gaussian": "holds",
+        "gaussian-is-behaviour": "holds",
+        "exception": "does not hold",
+        "fitted": "holds",
+        "weight-cosine": "holds",
+        "accuracy-decidable": "holds",
+        "accuracy-half": "holds",
+        "accuracy-spikes": "holds",
+        "accuracy-spikes-text": "does not hold",
+    }

@@ -1,0 +1,53 @@
+"""Grokking: the shipped series and what it shows, at settings that need no training."""
+
+import json
+
+import numpy as np
+import pytest
+from backends import compiled
+from closeness import assert_close
+from rerun import verdicts
+
+import tnsim
+from benchmarks.paper.grokking import (
+    EXPERIMENT,
+    SHIPPED,
+    STEPS,
+    GrokkingSetting,
+    first_row,
+    train_series,
+)
+from benchmarks.paper.run import ExperimentRun
+
+
+@pytest.mark.slow
+@compiled
+def test_the_verdicts_of_the_shipped_series(tmp_path):
+    found = verdicts(EXPERIMENT, GrokkingSetting(text_steps=()), tmp_path)
+    assert set(found.values()) == {"holds"} and len(found) == 16
+
+
+@pytest.mark.slow
+def test_training_again_gives_the_shipped_weights(tmp_path):
+    run = ExperimentRun(tmp_path, GrokkingSetting(steps=STEPS[:5]))
+    train_series(run, "seed-0")
+    again, shipped = run.series("seed-0"), tnsim.Series(SHIPPED)
+    for mine, kept in zip(again, shipped, strict=False):
+        for name in ("left", "right", "down"):
+            weights = getattr(kept.layers[0], name)
+            assert_close(
+                getattr(mine.layers[0], name), weights, scale=1.0, rtol=1e-5, limited_by="float32"
+            )
+
+
+def test_the_shipped_series_groks():
+    log = json.loads((SHIPPED / "log.json").read_text())["checkpoints"]
+    assert [entry["step"] for entry in log] == list(STEPS)
+    known = [entry for entry in log if entry["train_accuracy"] >= 0.99]
+    assert known[0]["validation_accuracy"] < 1 / 113 < 0.99 < known[-1]["validation_accuracy"]
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 3e6
+
+
+def test_a_curve_that_never_rises_is_named():
+    with pytest.raises(tnsim.ResultError, match=r"never reaches 0\.9: it ends at 0\.5"):
+        first_row(np.array([0.1, 0.5]), 0.9)

@@ -1,0 +1,67 @@
+"""The induction experiment on the shipped series, at fewer positions."""
+
+import shutil
+
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+from rerun import verdicts
+
+import tnsim
+from benchmarks.paper.induction import (
+    EXPERIMENT,
+    InductionSetting,
+    drawn,
+    outputs_of,
+    parts,
+    series_of,
+    turns_of,
+)
+from benchmarks.paper.run import ExperimentRun
+
+SMALL = InductionSetting(positions=2, sequences=200)
+STEPS = (0, 100, 300, 650, 1250, 4000)
+
+
+@pytest.mark.slow
+def test_the_verdicts_of_half_the_shipped_series(tmp_path):
+    shipped = series_of(ExperimentRun(tmp_path, SMALL))
+    given = tmp_path / "half"
+    given.mkdir()
+    for path in shipped.paths:
+        if int(path.stem.removeprefix("step_")) in STEPS:
+            shutil.copy(path, given)
+    found = verdicts(EXPERIMENT, SMALL, tmp_path / "out", given=given)
+    assert found == {
+        "learned": "holds",
+        "through-the-last-layer": "holds",
+        "one-head-first": "holds",
+        "nothing-in-common": "holds",
+        "phases-similarity": "holds",
+        "blocks-similarity": "holds",
+        "phases-repeated-outputs": "holds",
+        "blocks-repeated-outputs": "holds",
+        "phases-weight-cosine": "holds",
+        "blocks-weight-cosine": "holds",
+    }
+
+
+def test_parts_add_up_to_their_model(tmp_path):
+    model = series_of(ExperimentRun(tmp_path, SMALL))[-1]
+    model = tnsim.Model(model.layers, n_ctx=16)
+    repeated = drawn(5, 16, 16, 4, 8, seed=0)
+    total = sum(outputs_of(part, repeated) for part in parts(model).values())
+    assert_close(total, outputs_of(model, repeated), scale=LARGEST, rtol=1e-4, limited_by="float32")
+
+
+def test_what_is_determined_is_what_came_before():
+    repeated = drawn(20, 16, 16, 4, 8, seed=1)
+    for tokens, known in zip(repeated.tokens.tolist(), repeated.determined.tolist(), strict=True):
+        for place, told in enumerate(known, start=1):
+            before = tokens[: place - 1]
+            assert told == (tokens[place - 1] in before)
+
+
+def test_an_accuracy_that_does_not_rise_is_refused():
+    with pytest.raises(tnsim.ResultError, match="before, within and after"):
+        turns_of(np.full(5, 0.9), 0.1)

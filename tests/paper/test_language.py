@@ -1,0 +1,165 @@
+"""The language experiment on a text of a few rules: byte pairs, n-grams, and all verdicts."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from rerun import verdicts
+
+import tnsim
+from benchmarks.paper.language import (
+    EXPERIMENT,
+    FILE,
+    Coder,
+    LanguageSetting,
+    common,
+    documents,
+    encode,
+    learn,
+    made,
+    scores,
+    text_of,
+    words_of,
+)
+from benchmarks.paper.phases import drifting_evenly
+from benchmarks.paper.run import ExperimentRun
+
+SMALL = LanguageSetting(
+    vocabulary=28,
+    width=4,
+    heads=1,
+    layers=1,
+    biases=True,
+    context=8,
+    batch=16,
+    steps=300,
+    checkpoints=6,
+    rate=1e-2,
+    positions=2,
+    sequences=64,
+    grams=20,
+    windows=200,
+)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of sentences in which some words always follow others."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for n in range(60):
+        words = []
+        for _ in range(60):
+            words += ["the ", rng.choice(["cat ", "dog ", "hen "]), rng.choice(["sat. ", "ran. "])]
+        (folder / f"{n:02d}.txt").write_text("".join(words))
+    return folder
+
+
+def greedy(word, coder):
+    """One word by the definition: the earliest merge that applies, wherever it applies first."""
+    rank = {pair: 2 + len(coder.alphabet) + n for n, pair in enumerate(coder.merges)}
+    ids = [2 + coder.alphabet.index(byte) if byte in coder.alphabet else 1 for byte in word]
+    while True:
+        found = [rank.get(pair) for pair in itertools.pairwise(ids)]
+        if not any(found):
+            return ids
+        best = min(number for number in found if number)
+        place = found.index(best)
+        ids[place : place + 2] = [best]
+
+
+def test_byte_pairs_against_their_definition(rng):
+    words = [bytes(rng.choice(list(b"abc"), size=n)) for n in rng.integers(1, 12, size=200)]
+    coder = learn(Counter(words), 24)
+    assert coder.size == 24
+    found = encode(coder, [*words, b"xaz"])
+    assert [ids.tolist() for ids in found] == [greedy(word, coder) for word in [*words, b"xaz"]]
+    assert [b"".join(map(coder.text, ids)) for ids in found] == [*words, b"?a?"]
+
+
+def test_nothing_is_lost_between_words():
+    text = b"def f(x):\n    return {x: 10}\r\n\t\xc3\xa9  #  end"
+    assert b"".join(words_of(text)) == text
+
+
+def test_runs_of_one_letter_merge_from_the_left():
+    assert encode(Coder(b"a", ((2, 2),)), [b"aaaaa"])[0].tolist() == [3, 3, 2]
+
+
+def test_a_text_too_short_is_refused():
+    with pytest.raises(tnsim.ModelError, match="too short for 30 tokens"):
+        learn(Counter([b"ab"]), 30)
+    with pytest.raises(tnsim.ModelError, match="no room"):
+        learn(Counter([bytes(range(97, 123))]), 10)
+    with pytest.raises(tnsim.ModelError, match="too few documents to hold out"):
+        made([b"one"], 10)
+
+
+def test_the_standard_library_is_a_text():
+    names = documents(None)
+    assert len(names) > 100 and max(map(len, names)) <= 2**16
+
+
+def test_an_empty_folder_is_no_text(tmp_path):
+    with pytest.raises(tnsim.ModelError, match=r"a folder of \.txt files"):
+        documents(tmp_path)
+
+
+def test_checkpoints_without_their_text_are_refused(tmp_path):
+    with pytest.raises(tnsim.ModelError, match=r"training.*held_out"):
+        text_of(ExperimentRun(tmp_path / "out", SMALL, given=tmp_path))
+
+
+def test_ngrams_do_not_cross_documents(rng):
+    tokens = rng.integers(0, 4, size=500)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, 3)
+    counts = Counter(map(tuple, windows.tolist()))
+    own = {gram: count for gram, count in counts.items() if 0 not in gram}
+    found = common(tokens, 3, 5)
+    assert [own[tuple(gram)] for gram in found.tolist()] == sorted(own.values())[::-1][:5]
+
+
+def test_scores_are_one_for_a_model_that_knows_nothing():
+    even = tnsim.Model([tnsim.Linear(np.zeros((1, 5))), tnsim.Linear(np.zeros((5, 1)))])
+    grams = [np.ones((3, 2), int), np.ones((3, 3), int)]
+    assert scores([even], grams, grams).tolist() == [[1.0, 1.0]]
+
+
+def test_even_drift_has_the_mean_of_every_lag(rng):
+    values = rng.normal(size=(6, 6))
+    values += values.T
+    even = drifting_evenly(values)
+    for lag in range(6):
+        assert_close(np.diagonal(even, lag), np.diagonal(values, lag).mean())
+
+
+@pytest.mark.slow
+def test_the_verdicts_of_a_small_model(tmp_path, text):
+    folder = tmp_path / "out"
+    found = verdicts(EXPERIMENT, SMALL, folder, data=text)
+    assert found == {
+        "2-gram-score": "differs in setting",
+        "3-gram-score": "holds",
+        "pairs-stop-first": "holds",
+        "blocks-similarity": "holds",
+        "blocks-held-out-text": "holds",
+        "blocks-text-logits": "holds",
+        "blocks-text-residual": "holds",
+        "blocks-gaussian-logits": "holds",
+        "blocks-weight-cosine": "holds",
+        "tensor-is-sharpest": "holds",
+        "tensor-is-sharpest-beyond-drift": "holds",
+        "phases-similarity": "holds",
+        "phases-held-out-text": "holds",
+        "phases-text-logits": "holds",
+        "phases-text-residual": "holds",
+        "phases-gaussian-logits": "holds",
+        "phases-weight-cosine": "holds",
+        "tensor-follows-ngrams-best": "differs in setting",
+        "closed-form": "cannot be rerun",
+        "the-papers-run": "cannot be rerun",
+    }
+    assert (folder / "checkpoints" / FILE).exists()  # so that it can be given to another run
