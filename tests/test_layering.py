@@ -102,7 +102,6 @@ CONFINED = {  # foreign package: the files that import it
         "cli/localise",
         "cli/options",
         "cli/pairwise",
-        "cli/watch",
     },
 }
 SOURCE = Path(tnsim.__file__).parent
