@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 COPIED = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")  # by a build of the site
 WRITTEN = [page for page in DOCS.rglob("*.md") if page.name not in COPIED]
 PAGES = [page for page in WRITTEN if page.parent in (DOCS, DOCS / "how-to", DOCS / "api")]
-PUBLIC = {*tnsim.__all__, *tnsim._MODULES}
+PUBLIC = {*tnsim.__all__, "torch"}
 SNIPPET = re.compile(r"^ *```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)  # not `python no-run`
 
 

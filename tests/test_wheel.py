@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
     roots = {name.split("/")[0] for name in files}
     assert roots == {"tnsim", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
-    assert {"tnsim/py.typed", "tnsim/analysis/page/page.html"} <= files
+    assert {"tnsim/py.typed", "tnsim/__init__.pyi", "tnsim/analysis/page/page.html"} <= files
     shipped = (path for path in (ROOT / "tnsim" / "data").rglob("*") if path.is_file())
     assert {str(path.relative_to(ROOT)) for path in shipped} <= files
 

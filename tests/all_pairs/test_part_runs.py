@@ -225,8 +225,8 @@ def test_the_command(run, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["parts", "whole models"])
-@pytest.mark.parametrize("verb", [("pairwise",), ("watch", "--until", 1)], ids=["run", "watch"])
-def test_results_of_another_kind_are_kept(first, verb, run, rng, tmp_path):
+@pytest.mark.parametrize("options", [(), ("--follow", 1, "--until", 1)], ids=["run", "follow"])
+def test_results_of_another_kind_are_kept(first, options, run, rng, tmp_path):
     """Tables over parts and over whole models have the same names."""
     out = tmp_path / "out"
     for n in range(2):
@@ -235,7 +235,7 @@ def test_results_of_another_kind_are_kept(first, verb, run, rng, tmp_path):
     earlier, later = commands if first == "parts" else reversed(commands)
     command("pairwise", *earlier, "--out", out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    done = command(*verb, *later, "--out", out, check=False)
+    done = command("pairwise", *options, *later, "--out", out, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"holds the results of a run over {first}, kept in {out}" in done.stderr
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

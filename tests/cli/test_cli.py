@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from commands import command, process, processor_seconds
 from oracles import bilinear
 
 import tnsim
 from tnsim.checkpoints.dialects import PRESETS
+from tnsim.cli import app
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 
@@ -47,7 +49,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
 
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
-    found = json.loads(process("similarity", *pair, "--slices", "--json").stdout)
+    found = json.loads(command("similarity", *pair, "--slices", "--json").stdout)
     assert (
         found["similarity"] == tnsim.similarity(a, b)
         and found["slices"] == tnsim.slices(a, b).tolist()
@@ -96,7 +98,7 @@ def test_convert(tmp_path, rng):
 
 
 def test_demo(tmp_path):
-    done = process("demo", "--out", tmp_path / "out", cwd=tmp_path)
+    done = command("demo", "--out", tmp_path / "out")
     assert (
         "What is to be seen" in done.stdout
         and "network: 3 tensors" in done.stdout
@@ -165,7 +167,7 @@ def test_deep_models_and_check(tmp_path, rng):
         )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     exact = json.loads(
-        command("similarity", *files, "--json", "--check", "--samples", 20000, "--seed", 3).stdout
+        command("similarity", *files, "--json", "--check", 20000, "--seed", 3).stdout
     )
     assert (
         exact["exact"] is True
@@ -180,7 +182,7 @@ def test_deep_models_and_check(tmp_path, rng):
         ]
         == "symmetric"
     )
-    done = command("similarity", *files, "--check", "--samples", 2000)
+    done = command("similarity", *files, "--check", 2000)
     assert "standard errors away" in done.stdout and "samples" in done.stderr
     deep = tnsim.Model([bilinear(rng, 12, 12, 12) for _ in range(4)])  # too wide for quadrature
     file = tmp_path / "deep.safetensors"
@@ -197,3 +199,27 @@ def test_cold_start(tmp_path):
     done = process("similarity", *files, "--json", env=environment)
     assert processor_seconds() - start < 15
     assert 0 < json.loads(done.stdout)["similarity"] < 1
+
+
+READING = {"--dialect", "--model", "--example", "--n-ctx", "--leave-out", "--norm-inputs"}
+METRIC = {"--metric", "--fit", "--inputs", "--samples", "--dtype"}
+
+
+@pytest.mark.parametrize(
+    "verb", ["similarity", "pairwise", "paths", "change", "plan", "inspect", "convert"]
+)
+def test_options_in_common_are_the_same_everywhere(verb):
+    every = typer.main.get_command(app.app).commands
+    told = {option.opts[-1]: (option.help, option.default) for option in every[verb].params}
+    usual = {option.opts[-1]: (option.help, option.default) for option in every["pairwise"].params}
+    wanted = READING if verb in ("inspect", "convert") else READING | METRIC
+    assert wanted == (READING | METRIC) & set(told)
+    assert all(told[flag] == usual[flag] and told[flag][0] for flag in wanted)
+
+
+def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
+    np.save(tmp_path / "x.npy", rng.normal(size=(40, 4)))
+    planned = command("plan", *pair, "--fit", tmp_path / "x.npy", "--json").stdout
+    assert json.loads(planned)["metric"] == "gaussian"
+    done = command("plan", *pair, "--samples", 4, check=False)
+    assert "--samples are those of --metric categorical, found gaussian" in done.stderr

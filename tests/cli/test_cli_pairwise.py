@@ -55,7 +55,7 @@ def test_forward_passes_on_a_file_of_inputs(folder, rng):
     assert_close(found.similarity.values, wanted, scale=1.0, rtol=1e-12)
     assert found.attrs["metric"] == "empirical" and "standard_error" in found
     watched = folder / "watched"
-    command("watch", models, "--out", watched, "--until", 3, "--every", 0.05, *options)
+    command("pairwise", models, "--out", watched, "--until", 3, "--follow", 0.05, *options)
     found = tnsim.open_pairwise(watched / "store.zarr").similarity.values
     assert_close(found, wanted, scale=1.0, rtol=1e-12)
     files = [models / f"step_{n:03}.safetensors" for n in (0, 10)]
@@ -215,22 +215,24 @@ def test_a_scheduler(folder):
     )
 
 
-def test_wrong_arguments_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")  # read at its import
+def test_wrong_arguments_are_one_line(tmp_path):
+    pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    short = {"distributed.comm.timeouts.connect": "1s"}
     file = tmp_path / "a.safetensors"
     tnsim.save(tnsim.Model([tnsim.Linear(np.eye(2))]), file)
     pairwise = ("pairwise", file, "--out", tmp_path / "out", "--scheduler")
     for arguments, message in (
         (
-            ("similarity", file, file, "--check", "--seed", "-1"),
+            ("similarity", file, file, "--check", 8, "--seed", "-1"),
             "'--seed': Input should be greater than or equal to 0",
         ),
         ((*pairwise, "nonsense"), "--scheduler 'nonsense': missing port number in address"),
         ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
         (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
     ):
-        run = process if "--scheduler" in arguments else command
-        done = run(*arguments, check=False)
+        with dask.config.set(short):
+            done = command(*arguments, check=False)
         assert done.returncode == 2 and message in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
 

@@ -170,5 +170,5 @@ def test_blocks_of_transformers_by_path(tmp_path, rng):
     assert found["layer 1 mlp"]["similarity"] == value
     done = command("similarity", *names, "--layers", "h.7.mlp", check=False)
     assert "no MLP block is called h.7.mlp" in done.stderr
-    done = command("similarity", *names, "--layers", "h.1.mlp", "--check", check=False)
+    done = command("similarity", *names, "--layers", "h.1.mlp", "--check", 8, check=False)
     assert "--check does not apply" in done.stderr

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from commands import command
+from oracles import bilinear
 
 import tnsim
 
@@ -74,3 +75,21 @@ def test_the_change_between_two_checkpoints(tmp_path):
 def test_errors_are_one_line(arguments, message):
     done = command(*arguments, check=False)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
+    inputs = rng.normal(size=(30, 3))
+    np.save(tmp_path / "x.npy", inputs)
+    for name in "ab":
+        layers = [tnsim.Residual(bilinear(rng, 3, 4, 3)) for _ in range(2)]
+        tnsim.save(tnsim.Model(layers), tmp_path / f"{name}.safetensors")
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    options = ("--metric", "empirical", "--inputs", tmp_path / "x.npy", "--json")
+    metric, models = tnsim.Empirical(inputs), [tnsim.load(file) for file in files]
+    found = json.loads(command("paths", files[0], *options).stdout)
+    wanted = tnsim.paths(models[0], metric=metric)
+    assert (
+        found["metric"] == "empirical" and list(found["shares"].values()) == wanted.share.tolist()
+    )
+    found = json.loads(command("change", *files, *options).stdout)
+    assert found["share"] == tnsim.change(*models, metric).share.tolist()

@@ -107,7 +107,9 @@ def test_every_command_reads_by_a_module(place):
     out = ("--out", place / "run", "--json")
     found = json.loads(command("pairwise", one, two, *option, *out).stdout)
     assert len(found["similarity"]) == 2
-    ended = command("watch", one, two, *option, "--out", place / "w", "--until", 2, "--every", 0.05)
+    ended = command(
+        *("pairwise", one, two, *option, "--out", place / "w", "--until", 2, "--follow", 0.05)
+    )
     assert "models 2" in ended.stdout
 
 

@@ -104,13 +104,20 @@ def test_a_folder_that_is_none(files):
         "store.zarr",
     ],
 )
-@pytest.mark.parametrize("verb", ["pairwise", "watch"])
-def test_an_output_within_another_is_refused_before_anything_is_computed(verb, page, files):
+@pytest.mark.parametrize("options", [(), ("--follow", 1, "--until", 2)], ids=["run", "follow"])
+def test_an_output_within_another_is_refused_before_anything_is_computed(options, page, files):
     """Though neither is there yet."""
     files["out"].rmdir()
-    options = ("--until", 2) if verb == "watch" else ()
     done = command(
-        *(verb, files["a"], files["b"], "--out", files["out"], "--report", files["out"] / page),
+        *(
+            "pairwise",
+            files["a"],
+            files["b"],
+            "--out",
+            files["out"],
+            "--report",
+            files["out"] / page,
+        ),
         *options,
         check=False,
     )

@@ -4,8 +4,9 @@ The modules in their reading order:
 
     app        the program, its exit status, and the commands on two files
     options    options, metrics and output that several commands share
+    follow     checkpoints of a run that still trains, for `tnsim pairwise --follow`
     pairwise   `tnsim pairwise`
-    watch      `tnsim watch`
+    localise   `tnsim paths` and `tnsim change`
     bench      the measurements of `tnsim bench`
     commands   `tnsim bench`, `tnsim demo` and `tnsim info`
 """

@@ -19,26 +19,17 @@ import typer
 
 from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
-from tnsim.cli import watch as watch_command
 from tnsim.cli.options import (
-    CheckOption,
-    ContextOption,
-    DialectOption,
     DtypeName,
-    DtypeOption,
-    ExampleOption,
     File,
-    FitOption,
-    InputsOption,
     JsonOption,
-    LeaveOutOption,
-    MetricName,
-    MetricOption,
-    ModelOption,
-    NormInputsOption,
+    MetricOptions,
+    ReadingOptions,
     SlicesOption,
     check_outputs,
     compiling_shown,
+    flags_given,
+    grouped,
     guarantee,
     metric_of,
     networks_of,
@@ -61,11 +52,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(commands.bench, name="bench")
-app.command()(pairwise_command.pairwise)
-app.command()(watch_command.watch)
-app.command()(localise.paths)
-app.command()(localise.change)
 
 
 def _version(wanted: bool) -> None:
@@ -88,23 +74,21 @@ def options(
     """Exact similarity of polynomial networks, from their weights."""
 
 
-@app.command()
 def similarity(
     a: File,
     b: File,
-    metric: MetricOption = MetricName.gaussian,
+    asked: MetricOptions = MetricOptions(),
     slices: SlicesOption = False,
-    check: CheckOption = False,
-    samples: Annotated[int, typer.Option(help="Samples of --check.")] = 65536,
+    check: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="SAMPLES",
+            help="Also a Monte-Carlo estimate from so many forward passes, such as 65536, with "
+            "its error.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --check.")] = 0,
-    fit: FitOption = None,
-    inputs: InputsOption = None,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -114,40 +98,31 @@ def similarity(
             "--fit the states are those that enter the module, behind its norm.",
         ),
     ] = None,
-    dtype: DtypeOption = DtypeName.float64,
+    reading: ReadingOptions = ReadingOptions(),
     as_json: JsonOption = False,
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
 
     if layers is not None:
-        unread = {
-            "--dialect": dialect,
-            "--model": model,
-            "--example": example,
-            "--n-ctx": n_ctx,
-            "--norm-inputs": norm_inputs,
-        }
-        given = [name for name, value in unread.items() if value is not None]
-        given += ["--leave-out"] if leave_out else []
-        if given or check:
+        if given := flags_given(reading) + (["--check"] if check else []):
             raise ModelError(
                 f"--layers reads blocks of transformers in known layouts, to which "
-                f"{', '.join(given or ['--check'])} does not apply: leave it out"
+                f"{', '.join(given)} does not apply: leave it out"
             )
-        _similarity_of_blocks(a, b, layers, metric_of(metric, fit), fit, slices, dtype, as_json)
+        _similarity_of_blocks(a, b, layers, asked, slices, as_json)
         return
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs, metric)
+    networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
-    chosen = metric_of(metric, fit, inputs)
+    chosen, dtype = metric_of(asked), asked.dtype
     by_output: list[float] | None = None
     with compiling_shown():
         value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
         if slices:
             by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
     sampled = None
-    if check:
-        sampled = tnsim.check(one, two, chosen, samples=samples, seed=seed, progress=not as_json)
+    if check is not None:
+        sampled = tnsim.check(one, two, chosen, samples=check, seed=seed, progress=not as_json)
     if as_json:
         files = {"a": str(a), "b": str(b)}
         tier = None
@@ -162,15 +137,14 @@ def _similarity_of_blocks(
     a: Path,
     b: Path,
     pattern: str,
-    metric: Any,
-    fit: Path | None,
+    asked: MetricOptions,
     slices: bool,
-    dtype: DtypeName,
     as_json: bool,
 ) -> None:
     """Cosines of the MLP blocks of two transformers that a pattern names, one after another."""
     import tnsim
 
+    metric, fit, dtype = metric_of(asked), asked.fit, asked.dtype
     # With fitted states the block is compared behind its norm, where the states were taken.
     norm = "fold" if fit is None else "leave"
     one, two = (tnsim.parts(str(file), "mlp", norm=norm) for file in (a, b))
@@ -241,22 +215,19 @@ def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check
         say(f"output {n:<5}{cosine:.12g}")
 
 
-@app.command()
 def inspect(
     file: File,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
+    reading: ReadingOptions = ReadingOptions(),
     as_json: JsonOption = False,
 ) -> None:
-    """Layers, shapes, degree and legs of a checkpoint, and the assumptions made in reading it."""
+    """Layers, shapes and degree of a checkpoint, and what was assumed.
+
+    Also names what reading it left out, and the types of the stored numbers.
+    """
     from tnsim.models.model import describe
     from tnsim.models.origin import Origin
 
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    networks = networks_of(reading)
     found, dtypes = networks.stored(file)
     origin = found.origin or Origin("")
     layers = [describe(layer) for layer in found.layers]
@@ -304,33 +275,23 @@ def _say_model(model: Model, dtypes: Sequence[str], layers: Sequence[str], origi
         say(f"caveat      {line}")
 
 
-@app.command()
 def plan(
     a: File,
     b: File,
-    metric: MetricOption = MetricName.gaussian,
-    inputs: InputsOption = None,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
-    dtype: DtypeOption = DtypeName.float64,
+    asked: MetricOptions = MetricOptions(),
     cosine: Annotated[
         bool, typer.Option("--cosine", help="Include the two norms that a cosine needs.")
     ] = False,
+    reading: ReadingOptions = ReadingOptions(),
     as_json: JsonOption = False,
 ) -> None:
     """The cost of a single inner product, without computing it."""
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    networks = networks_of(reading)
     one, two = networks.single(a), networks.single(b)
-    planned = tnsim.plan(
-        one, two, metric_of(metric, inputs=inputs), cosine=cosine, dtype=dtype.value
-    )
+    planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype.value)
     if as_json:
         typer.echo(planned.to_json())
         return
@@ -355,31 +316,40 @@ def _first_names(names: tuple[str, ...]) -> str:
     return ", ".join(shown)
 
 
-@app.command()
 def convert(
     source: File,
     target: Annotated[Path, typer.Argument(help="Where to write, a .safetensors file.")],
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
+    reading: ReadingOptions = ReadingOptions(),
 ) -> None:
-    """Rewrite a checkpoint in tnsim's own format, safetensors with the architecture inside."""
+    """Rewrite a checkpoint as safetensors of tnsim's own.
+
+    These files have the architecture inside, and need no option to be read.
+    """
     import tnsim
     from tnsim.checkpoints.native import OWN
 
     # The target is checked before a large checkpoint is read.
     check_outputs({target: OWN})
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    networks = networks_of(reading)
     found = networks.single(source)
     tnsim.save(found, target)
     say(f"{target}: {found}")
 
 
-app.command()(commands.demo)
-app.command()(commands.info)
+# In the order of `tnsim --help`: what compares, what reads files, what helps.
+for command in (
+    similarity,
+    pairwise_command.pairwise,
+    localise.paths,
+    localise.change,
+    inspect,
+    plan,
+    convert,
+    commands.demo,
+    commands.info,
+):
+    app.command()(grouped(command))
+app.add_typer(commands.bench, name="bench")
 
 
 def main() -> None:

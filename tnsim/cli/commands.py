@@ -92,7 +92,10 @@ def demo(
         Path, typer.Option("--out", help="Folder for the picture and the matrix.")
     ] = Path("tnsim-demo"),
 ) -> None:
-    """Compare the shipped checkpoints of a network that groks, all pairs, and draw the matrix."""
+    """Compare shipped checkpoints of a network that groks.
+
+    Computes all pairs, draws the matrix, and writes a page to explore.
+    """
     import tnsim
     from tnsim.all_pairs import result as result_module
     from tnsim.analysis import baselines, reading, report
@@ -151,7 +154,7 @@ def _explain(result: Pairwise, phases: Segmentation) -> None:
 
 
 def info(as_json: JsonOption = False) -> None:
-    """Versions, devices, installed extras, and the content of the cache."""
+    """Versions, devices, installed extras and the cache."""
     facts = _facts()
     if as_json:
         print_json(facts)

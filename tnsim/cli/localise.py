@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.cli.options import (
-    ContextOption,
-    DialectOption,
-    DtypeName,
-    DtypeOption,
-    ExampleOption,
     File,
-    FitOption,
     JsonOption,
-    LeaveOutOption,
-    MetricName,
-    MetricOption,
-    ModelOption,
-    NormInputsOption,
+    MetricOptions,
+    ReadingOptions,
     check_outputs,
     compiling_shown,
     guarantee,
@@ -62,35 +53,9 @@ class Of(enum.StrEnum):
 ByOption = Annotated[By, typer.Option("--by", help="Parts of a model that are told apart.")]
 
 
-SamplesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--samples",
-        min=1,
-        help="Samples of --metric categorical, for more than one attention layer.",
-    ),
-]
-
-
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
 ]
-
-
-def _metric(name: MetricName, fit: Path | None, samples: int | None) -> Any:
-    """The metric of the options."""
-    import tnsim
-
-    if name is MetricName.empirical:
-        raise ModelError(
-            "--metric empirical belongs to similarity, plan and pairwise, which have --inputs; "
-            "--fit takes mean and covariance of inputs"
-        )
-    if samples is None:
-        return metric_of(name, fit)
-    if name != MetricName.categorical:
-        raise ModelError(f"--samples are those of --metric categorical, found {name.value}")
-    return tnsim.Categorical(samples=samples)
 
 
 def paths(
@@ -104,7 +69,6 @@ def paths(
     other: Annotated[
         Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
     ] = None,
-    metric: MetricOption = MetricName.gaussian,
     by: ByOption = By.layer,
     within: Annotated[
         list[str] | None,
@@ -118,34 +82,27 @@ def paths(
         bool,
         typer.Option("--legs", help="Edges by Q, K, V and in: which part reads which, and cuts."),
     ] = False,
-    samples: SamplesOption = None,
-    fit: FitOption = None,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
-    dtype: DtypeOption = DtypeName.float64,
+    asked: MetricOptions = MetricOptions(),
+    reading: ReadingOptions = ReadingOptions(),
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Shares of the paths through components, of a single checkpoint or of a run."""
+    """Shares of paths through components, of one model or a run."""
     import tnsim
     from tnsim.analysis import figures
 
     if plot is not None:
         check_outputs({plot: PNG})
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    networks = networks_of(reading)
     series = networks.series(files)
     partner = None if other is None else networks.single(other)
-    chosen = _metric(metric, fit, samples)
+    chosen, dtype = metric_of(asked), asked.dtype.value
     options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
     if legs:
         if other is not None or within or order is not None or top is not None:
             raise ModelError("--legs gives edges: leave out --other, --within, --order and --top")
         with compiling_shown():
-            edges = tnsim.paths(series, metric=chosen, by=by.value, legs=True, dtype=dtype.value)
+            edges = tnsim.paths(series, metric=chosen, by=by.value, legs=True, dtype=dtype)
         _say_edges(edges, as_json)
         if plot is not None:
             last = f"{edges.labels[-1]}"
@@ -153,9 +110,9 @@ def paths(
         return
     with compiling_shown():
         if len(series) == 1:
-            single = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype.value)
+            single = tnsim.paths(series[0], partner, chosen, **options, dtype=dtype)
         else:
-            run = tnsim.paths(series, partner, chosen, **options, dtype=dtype.value)
+            run = tnsim.paths(series, partner, chosen, **options, dtype=dtype)
     if len(series) == 1:
         _say_paths(single, as_json)
         if plot is not None:
@@ -248,7 +205,6 @@ def _say_run(run: PathSeries, as_json: bool) -> None:
 def change(
     a: File,
     b: File,
-    metric: MetricOption = MetricName.gaussian,
     by: ByOption = By.layer,
     of: Annotated[Of, typer.Option("--of", help="Measure that is split.")] = Of.distance,
     ends: Annotated[
@@ -261,36 +217,29 @@ def change(
     swaps: Annotated[
         bool, typer.Option("--swaps", help="Also the change without and with one part alone.")
     ] = False,
-    samples: SamplesOption = None,
-    fit: FitOption = None,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
-    dtype: DtypeOption = DtypeName.float64,
+    asked: MetricOptions = MetricOptions(),
+    reading: ReadingOptions = ReadingOptions(),
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The change from one checkpoint to another, split by layer, head or hidden unit."""
+    """A change of checkpoints, split by layer, head or hidden unit."""
     import tnsim
     from tnsim.analysis import figures
 
     if plot is not None:
         check_outputs({plot: PNG})
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs)
+    networks = networks_of(reading)
     one, two = networks.single(a), networks.single(b)
     with compiling_shown():
         result = tnsim.change(
             one,
             two,
-            _metric(metric, fit, samples),
+            metric_of(asked),
             by=by.value,
             of=of.value,
             ends=ends,
             align="embedding" if align else None,
-            dtype=dtype.value,
+            dtype=asked.dtype.value,
         )
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
     if as_json:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import enum
+import functools
+import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -34,72 +37,8 @@ File = Annotated[
         "or REPOSITORY@REVISION in the local hub cache."
     ),
 ]
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--n-ctx", help="Length of the sequences on which models with attention are compared."
-    ),
-]
-LeaveOutOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--leave-out",
-        help="Pattern of tensors, a norm or a bias, that are knowingly not read; every result says "
-        "so. Repeatable.",
-    ),
-]
-NormInputsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--norm-inputs",
-        help="Inputs (.npy or .npz) at whose mean energy norms become constants.",
-    ),
-]
-FitOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--fit", help="Inputs (.npy or .npz) from which the metric takes its mean and covariance."
-    ),
-]
-InputsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        help="Inputs of --metric empirical (.npy or .safetensors): vectors, sequences of vectors, "
-        "or token ids.",
-    ),
-]
 SlicesOption = Annotated[
     bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
-]
-CheckOption = Annotated[
-    bool,
-    typer.Option(
-        "--check", help="Also a Monte-Carlo estimate from forward passes, with its error."
-    ),
-]
-OtherOption = Annotated[
-    list[str] | None,
-    typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
-]
-PartsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--parts", help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct."
-    ),
-]
-DistancesOption = Annotated[
-    str,
-    typer.Option("--distances", help="Positions by which keys of qk parts stand before queries."),
-]
-PlotsOption = Annotated[
-    bool,
-    typer.Option(
-        "--plots", help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png."
-    ),
-]
-ReportOption = Annotated[
-    Path | None, typer.Option("--report", help="Also write one HTML page, to be opened offline.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -123,6 +62,9 @@ class DtypeName(enum.StrEnum):
     float32 = "float32"
 
 
+DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+
+
 def _presets() -> list[str]:
     """Names of presets, which the shell completes."""
     from tnsim.checkpoints.dialects import PRESETS
@@ -130,39 +72,140 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
-MetricOption = Annotated[
-    MetricName,
-    typer.Option(
-        "--metric",
-        help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in depth. "
-        "symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw tensors. "
-        "categorical: uniform one-hot tokens, exact for one attention layer. "
-        "empirical: forward passes on --inputs, of any network.",
-    ),
-]
-DialectOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dialect",
-        help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input.",
-        autocompletion=_presets,
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="The nn.Module whose weights the files hold, as FILE.py:NAME or package.module:NAME: "
-        "a module, or a class or function that makes one without arguments. The code runs.",
-    ),
-]
-ExampleOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--example", help="Example of the argument of --model (.npy or .npz), a batch of it."
-    ),
-]
-DtypeOption = Annotated[DtypeName, typer.Option("--dtype", help="Precision of the computation.")]
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the files of a command are read, an option for each field."""
+
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            help="Layout of foreign files: a preset, a JSON file, or - for JSON on standard input.",
+            autocompletion=_presets,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The nn.Module whose weights the files hold, as FILE.py:NAME or "
+            "package.module:NAME: a module, or a class or function that makes one without "
+            "arguments. The code runs.",
+        ),
+    ] = None
+    example: Annotated[
+        Path | None,
+        typer.Option(help="Example of the argument of --model (.npy or .npz), a batch of it."),
+    ] = None
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(help="Length of the sequences on which models with attention are compared."),
+    ] = None
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Pattern of tensors, a norm or a bias, that are knowingly not read; every result "
+            "says so. Repeatable.",
+        ),
+    ] = None
+    norm_inputs: Annotated[
+        Path | None,
+        typer.Option(help="Inputs (.npy or .npz) at whose mean energy norms become constants."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MetricOptions:
+    """The metric of a command and its precision, an option for each field."""
+
+    metric: Annotated[
+        MetricName,
+        typer.Option(
+            metavar="NAME",
+            help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in "
+            "depth. symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw "
+            "tensors. categorical: uniform one-hot tokens, exact for one attention layer. "
+            "empirical: forward passes on --inputs, of any network.",
+        ),
+    ] = MetricName.gaussian
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="Inputs (.npy or .npz) from which a Gaussian takes mean and covariance."),
+    ] = None
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs of --metric empirical (.npy or .safetensors): vectors, sequences of "
+            "vectors, or token ids.",
+        ),
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Samples of --metric categorical, for more than one attention layer."
+        ),
+    ] = None
+    dtype: DtypeOption = DtypeName.float64
+
+
+_Command: TypeAlias = Callable[..., None]
+
+
+def grouped(command: _Command) -> _Command:
+    """A command whose parameters may be groups of options, dataclasses as the two above.
+
+    Args:
+        command: Function of the command. A parameter of the type of a group stands for all of its
+            fields, which the parser sees as options of their own names.
+
+    Returns:
+        The function with the options in place of the groups.
+
+    Example:
+        >>> @grouped
+        ... def show(file: File, reading: ReadingOptions) -> None:
+        ...     print(reading.n_ctx)
+        >>> list(inspect.signature(show).parameters)[:3]
+        ['file', 'dialect', 'model']
+        >>> show(file=Path("a.npz"), **dataclasses.asdict(ReadingOptions(n_ctx=4)))
+        4
+    """
+    groups: dict[str, tuple[type, list[str]]] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group = parameter.annotation
+        fields = [parameter]
+        if dataclasses.is_dataclass(group) and isinstance(group, type):
+            fields = list(inspect.signature(group, eval_str=True).parameters.values())
+            groups[parameter.name] = group, [field.name for field in fields]
+        options += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, (group, fields) in groups.items():
+            given[name] = group(**{field: given.pop(field) for field in fields})
+        command(**given)
+
+    run.__annotations__ = {}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
+
+
+def flags_given(reading: ReadingOptions) -> list[str]:
+    """The options that say how files are read and were given, as they are written.
+
+    Args:
+        reading: Options of a command.
+
+    Returns:
+        Flags in the order of the fields.
+
+    Example:
+        >>> flags_given(ReadingOptions(model="net.py:Net", n_ctx=4))
+        ['--model', '--n-ctx']
+    """
+    values = dataclasses.asdict(reading)
+    given = [name for name, value in values.items() if value is not None and value != []]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 @dataclass(frozen=True)
@@ -223,24 +266,11 @@ class Networks:
         return modules_of(files, self.reader) if self.run_as_they_are else self.series(files)
 
 
-def networks_of(
-    dialect: str | None,
-    module: str | None,
-    example: Path | None,
-    n_ctx: int | None,
-    leave_out: list[str] | None = None,
-    norm_inputs: Path | None = None,
-    metric: MetricName | None = None,
-) -> Networks:
+def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Networks:
     """How the files of a command are read, as its options say.
 
     Args:
-        dialect: A preset, the path of a JSON file, or "-" for standard input.
-        module: FILE.py:NAME or package.module:NAME.
-        example: A file with an example of the module's argument.
-        n_ctx: Length of sequences.
-        leave_out: Patterns of tensors that are knowingly not read.
-        norm_inputs: A file of inputs.
+        reading: The options.
         metric: Metric of the comparison, where it may run modules as they are.
 
     Returns:
@@ -253,41 +283,34 @@ def networks_of(
     from tnsim.checkpoints.dialects import Dialect
     from tnsim.checkpoints.load import find_dialect
 
-    inputs = None if norm_inputs is None else samples_in(norm_inputs)
-    if module is None:
-        if example is not None:
+    inputs = None if reading.norm_inputs is None else samples_in(reading.norm_inputs)
+    known = (reading.n_ctx, tuple(reading.leave_out or ()), inputs)
+    if reading.model is None:
+        if reading.example is not None:
             raise ModelError(
                 "--example is an example of the argument of a module: give --model FILE.py:NAME"
             )
         chosen: Any = None
-        if dialect == "-":
+        if reading.dialect == "-":
             chosen = Dialect.from_json(standard_input("a dialect"))
-        elif dialect is not None:
-            chosen = find_dialect(dialect)
-        return Networks(chosen, None, n_ctx, tuple(leave_out or ()), inputs)
+        elif reading.dialect is not None:
+            chosen = find_dialect(reading.dialect)
+        return Networks(chosen, None, *known)
     from tnsim.cli.user_modules import module_at
 
-    if dialect is not None:
+    if reading.dialect is not None:
         raise ModelError(
             "--dialect and --model both say what the files hold: give the module, which says more"
         )
     as_it_is = metric is MetricName.empirical
-    if as_it_is:
-        unread = {
-            "--example": example,
-            "--n-ctx": n_ctx,
-            "--leave-out": leave_out,
-            "--norm-inputs": norm_inputs,
-        }
-        given = [name for name, value in unread.items() if value]
-        if given:
-            raise ModelError(
-                f"--metric empirical runs the module as it is, on --inputs, to which "
-                f"{', '.join(given)} does not apply: leave it out"
-            )
-    given_example = None if example is None else samples_in(example)
-    settings = (n_ctx, tuple(leave_out or ()), inputs, as_it_is)
-    return Networks(module_at(module), given_example, *settings)
+    unread = [flag for flag in flags_given(reading) if flag != "--model"]
+    if as_it_is and unread:
+        raise ModelError(
+            f"--metric empirical runs the module as it is, on --inputs, to which "
+            f"{', '.join(unread)} does not apply: leave it out"
+        )
+    example = None if reading.example is None else samples_in(reading.example)
+    return Networks(module_at(reading.model), example, *known, as_it_is)
 
 
 def standard_input(what: str) -> str:
@@ -314,28 +337,28 @@ def standard_input(what: str) -> str:
     return text
 
 
-def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = None) -> Any:
-    """The metric of a name, with its default moments or the moments of samples.
+def metric_of(options: MetricOptions) -> Any:
+    """The metric that options name, with its default moments or the moments of samples.
 
     Args:
-        name: Name of the metric.
-        fit: A file of inputs, for the Gaussian metrics.
-        inputs: A file of inputs, for `empirical`.
+        options: Name of the metric and the files that belong to it.
 
     Returns:
         A metric.
 
     Raises:
         ModelError: Where samples are given for a metric without moments to fit, inputs for another
-            metric than `empirical`, or none for `empirical`.
+            metric than `empirical`, or none for `empirical`, or a number of samples for another
+            metric than `categorical`.
         CheckpointError: Where the file cannot be read.
 
     Example:
-        >>> metric_of(MetricName.tree)
+        >>> metric_of(MetricOptions(MetricName.tree))
         TreeSymmetric()
     """
     import tnsim
 
+    name, fit, inputs, samples = options.metric, options.fit, options.inputs, options.samples
     # Either without the other would be ignored in silence.
     if (name is MetricName.empirical) != (inputs is not None):
         raise ModelError(
@@ -344,6 +367,8 @@ def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = N
             + ": forward passes need both, --metric empirical --inputs FILE, a .npy or "
             ".safetensors file of vectors or token ids; --fit takes moments from inputs"
         )
+    if samples is not None and name is not MetricName.categorical:
+        raise ModelError(f"--samples are those of --metric categorical, found {name.value}")
     classes = (
         tnsim.Gaussian,
         tnsim.GaussianClosure,
@@ -354,14 +379,16 @@ def metric_of(name: MetricName, fit: Path | None = None, inputs: Path | None = N
     )
     by_name: dict[str, Any] = {cls.name: cls for cls in (*classes, tnsim.Empirical)}
     cls = by_name[name.value]
-    if fit is None:
-        return cls() if inputs is None else cls(inputs)
-    if not hasattr(cls, "fit"):
+    if fit is not None and not hasattr(cls, "fit"):
         raise ModelError(
             f"--fit takes mean and covariance from samples, which metric {name.value} has not; "
             "use gaussian or closure"
         )
-    return cls.fit(samples_in(fit))
+    if fit is not None:
+        return cls.fit(samples_in(fit))
+    if inputs is not None:
+        return cls(inputs)
+    return cls() if samples is None else cls(samples=samples)
 
 
 def samples_in(file: Path) -> np.ndarray:

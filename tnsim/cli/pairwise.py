@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tnsim.cli.follow import Grown, followed
 from tnsim.cli.options import (
-    ContextOption,
-    DialectOption,
-    DistancesOption,
-    DtypeName,
-    DtypeOption,
-    ExampleOption,
-    FitOption,
-    InputsOption,
     JsonOption,
-    LeaveOutOption,
-    MetricName,
-    MetricOption,
-    ModelOption,
-    NormInputsOption,
-    OtherOption,
-    PartsOption,
-    PlotsOption,
-    ReportOption,
+    MetricOptions,
+    ReadingOptions,
     SlicesOption,
     check_outputs,
     guarantee,
@@ -73,20 +59,39 @@ def pairwise(
             "--out", help="Folder of the results; run again with the same folder to go on."
         ),
     ] = None,
-    other: OtherOption = None,
-    parts: PartsOption = None,
-    distances: DistancesOption = "1",
-    metric: MetricOption = MetricName.gaussian,
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--other", help="Compare with these instead of all with all. Repeatable."),
+    ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            "--parts",
+            help="Compare parts of transformers one by one: kinds, such as qk,ov,mlp,direct.",
+        ),
+    ] = None,
+    distances: Annotated[
+        str,
+        typer.Option(
+            "--distances", help="Positions by which keys of qk parts stand before queries."
+        ),
+    ] = "1",
+    follow: Annotated[
+        float | None,
+        typer.Option(
+            "--follow",
+            metavar="SECONDS",
+            help="Look for new checkpoints so often, 0.05 to 86400, compute their pairs as they "
+            "appear and write the results again, until Ctrl-C.",
+        ),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option("--until", min=1, help="End --follow with this many checkpoints."),
+    ] = None,
+    asked: MetricOptions = MetricOptions(),
     slices: SlicesOption = False,
-    fit: FitOption = None,
-    inputs: InputsOption = None,
-    dialect: DialectOption = None,
-    model: ModelOption = None,
-    example: ExampleOption = None,
-    n_ctx: ContextOption = None,
-    leave_out: LeaveOutOption = None,
-    norm_inputs: NormInputsOption = None,
-    dtype: DtypeOption = DtypeName.float64,
+    reading: ReadingOptions = ReadingOptions(),
     scheduler: Annotated[
         str | None,
         typer.Option("--scheduler", help="Address of a Dask scheduler whose workers compute."),
@@ -94,52 +99,71 @@ def pairwise(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Also write DIR/pairs.parquet, one row a pair.")
     ] = False,
-    plots: PlotsOption = False,
-    report: ReportOption = None,
+    plots: Annotated[
+        bool,
+        typer.Option(
+            "--plots",
+            help="Also write heatmap.png, trajectory.png and mds.png; of parts, parts.png.",
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Also write one HTML page, to be opened offline."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Similarity of all pairs of many checkpoints, or of some with others.
+    """Similarity of all pairs of many checkpoints, resumable.
 
-    Killed, it goes on where it was.
+    Killed, it goes on where it was; with --follow it goes on while the checkpoints are written.
     """
     import tnsim
 
-    as_it_is = metric if parts is None and not dry_run else None
-    networks = networks_of(dialect, model, example, n_ctx, leave_out, norm_inputs, as_it_is)
-    models: Any = networks.several(names_in(files))
-    others: Any = networks.several(names_in(other)) if other else None
-    if parts is not None:
-        models = parts_of(models, parts, distances)
-        others = None if others is None else parts_of(others, parts, distances)
-    chosen = metric_of(metric, fit, inputs)
-    options: dict[str, Any] = {"slices": slices, "dtype": dtype.value}
+    _check_follow(follow, until, dry_run, as_json)
+    as_it_is = asked.metric if parts is None and not dry_run else None
+    networks = networks_of(reading, as_it_is)
+
+    def models_of(names: Sequence[str | Path]) -> Any:
+        if parts is None:
+            return networks.several(names)
+        return _parts_of(networks.series(names), parts, distances)
+
+    names = _names_in(files)
+    models: Any = models_of(names) if follow is None else None
+    others: Any = models_of(_names_in(other)) if other else None
+    chosen = metric_of(asked)
+    options: dict[str, Any] = {"other": others, "slices": slices, "dtype": asked.dtype.value}
     if dry_run and parts is not None:
-        _say_costs(models, chosen, others, options, as_json)
+        _say_costs(models, chosen, options, as_json)
         return
     if dry_run:
-        _say_cost(tnsim.plan_pairwise(models, chosen, other=others, **options), as_json)
+        _say_cost(tnsim.plan_pairwise(models, chosen, **options), as_json)
         return
     if out is None:
         raise typer.BadParameter("give --out DIR, where results are kept, or --dry-run")
     # Everything that can be refused is refused before the first tile.
-    check_apart(out, [*files, *(other or ())])
-    store = store_in(out, parts)
-    check_outputs(outputs_of(out, parquet, plots, report), store)
+    _check_apart(out, [*files, *(other or ())])
+    store = _store_in(out, parts)
+    check_outputs(_outputs_of(out, parquet, plots, report), store)
     kept = f"finished tiles are kept in {store}, run again to go on"
     with stoppable(kept), _executor(scheduler) as executor:
-        result = tnsim.pairwise(
-            models,
-            chosen,
-            other=others,
-            **options,
-            store=store,
-            executor=executor,
-            progress=not as_json,
-        )
-    written = [store, *write_results(result, out, parquet, plots, report)]
+        options |= {"executor": executor, "progress": follow is None and not as_json}
+
+        def compared(models: Any, store: Path) -> Pairwise:
+            return tnsim.pairwise(models, chosen, **options, store=store)
+
+        if follow is not None:
+            say(f"following {', '.join(names)} every {follow:g} s; Ctrl-C ends")
+            with contextlib.closing(followed(names, models_of, compared, store, follow)) as run:
+                for grown in run:
+                    _write_results(grown.result, out, parquet, plots, report)
+                    _say_grown(grown)
+                    if until is not None and grown.models >= until:
+                        return
+        result = compared(models, store)
+    written = [store, *_write_results(result, out, parquet, plots, report)]
     if as_json:
         _print_result(result)
     else:
@@ -148,7 +172,28 @@ def pairwise(
             say("to look at  run again with --plots for pictures, or --report page.html for a page")
 
 
-def outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
+def _check_follow(follow: float | None, until: int | None, dry_run: bool, as_json: bool) -> None:
+    """Refuse what does not go together with a run that is followed, or that is not."""
+    if follow is None:
+        if until is not None:
+            raise typer.BadParameter("--until ends --follow SECONDS, which is not given")
+        return
+    if not 0.05 <= follow <= 86400:  # which NaN is not, either
+        raise typer.BadParameter(f"--follow takes 0.05 to 86400 seconds, a day, found {follow}")
+    if dry_run or as_json:
+        flag = "--dry-run" if dry_run else "--json"
+        raise typer.BadParameter(f"--follow computes as checkpoints appear: leave {flag} out")
+
+
+def _say_grown(grown: Grown) -> None:
+    from tnsim.tables import in_words
+
+    say(f"models {grown.models}, {grown.new} new; lowest {_lowest(grown.result)}")
+    if grown.result.attrs.get("rest"):
+        say(f"what belongs to no part {in_words(grown.result.attrs)['rest']}")
+
+
+def _outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict[Path, Kind]:
     """The files that a run will write beside its store, with the kind of each.
 
     Args:
@@ -173,7 +218,7 @@ def outputs_of(out: Path, parquet: bool, plots: bool, page: Path | None) -> dict
     return outputs if page is None else {**outputs, page: PAGE}
 
 
-def store_in(out: Path, parts: str | None) -> Path:
+def _store_in(out: Path, parts: str | None) -> Path:
     """The store of a run in the folder of its results.
 
     Args:
@@ -198,7 +243,7 @@ def store_in(out: Path, parts: str | None) -> Path:
     return ours
 
 
-def parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
+def _parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
     """The parts of checkpoints that options name.
 
     Args:
@@ -227,7 +272,6 @@ def parts_of(series: Series, kinds: str, distances: str) -> SeriesParts:
 def _say_costs(
     models: SeriesParts,
     metric: Metric,
-    others: SeriesParts | None,
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
@@ -237,8 +281,8 @@ def _say_costs(
     planned = {}
     for kind in dict.fromkeys(name.kind for name in models.names):
         own = models.of_kind(kind)
-        other = None if others is None else others.of_kind(kind)
-        planned[kind] = len(own), tnsim.plan_pairwise(own, metric, other=other, **options)
+        other = None if options["other"] is None else options["other"].of_kind(kind)
+        planned[kind] = len(own), tnsim.plan_pairwise(own, metric, **{**options, "other": other})
     if as_json:
         print_json(
             {
@@ -286,13 +330,13 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
     say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
     say(f"route       {about['plan']}")
-    say(f"lowest      {lowest(result)}")
+    say(f"lowest      {_lowest(result)}")
     if "rest" in about:
         say(f"rest        what belongs to no part {in_words(about)['rest']}")
     say(f"wrote       {', '.join(map(str, written))}")
 
 
-def lowest(result: Pairwise) -> str:
+def _lowest(result: Pairwise) -> str:
     """The pair with the lowest similarity, in words.
 
     Args:
@@ -311,7 +355,7 @@ def lowest(result: Pairwise) -> str:
     return f"{said} in {result['part'].values[part[0]]}" if part else said
 
 
-def write_results(
+def _write_results(
     result: Pairwise, out: Path, parquet: bool, plots: bool, page: Path | None
 ) -> list[Path]:
     """Write a result for other programs and for readers.
@@ -364,7 +408,7 @@ def _page(result: Pairwise, path: Path) -> Path:
     return report.write(result, path)
 
 
-def names_in(files: list[str]) -> list[str]:
+def _names_in(files: list[str]) -> list[str]:
     """The names of checkpoints that arguments give, those on standard input for "-".
 
     Args:
@@ -383,7 +427,7 @@ def names_in(files: list[str]) -> list[str]:
     return [line.removesuffix("\r") for line in lines if line.strip()]
 
 
-def check_apart(out: Path, sources: list[str]) -> None:
+def _check_apart(out: Path, sources: list[str]) -> None:
     """Refuse to write into a folder of checkpoints: the next run would read tables as models.
 
     Args:

@@ -1,4 +1,4 @@
-"""`tnsim watch`: checkpoints that appear while it looks, files that are half written, Ctrl-C."""
+"""`tnsim pairwise --follow`: checkpoints that appear while it looks, files that are half written, Ctrl-C."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from oracles import bilinear
 from safetensors.numpy import save_file
 
 import tnsim
-from tnsim.cli import watch
+from tnsim.cli import follow
 
 WRITTEN = "result.npz", "similarity.csv", "store.zarr"
 
@@ -50,12 +50,13 @@ def test_what_appears_is_computed_and_half_a_file_waits(tmp_path, rng):
     training = threading.Thread(target=trains, daemon=True)
     training.start()
     done = command(
-        *("watch", run, "--out", out, "--every", 0.05, "--until", 4, "--report", page), check=False
+        *("pairwise", run, "--out", out, "--follow", 0.05, "--until", 4, "--report", page),
+        check=False,
     )
     training.join(10)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"watching {run} every 0.05 s; Ctrl-C ends")
+    assert lines[0].startswith(f"following {run} every 0.05 s; Ctrl-C ends")
     assert sum("waiting for" in line and "step_020" in line for line in lines) == 1
     assert [line.split(";")[0] for line in lines if line.startswith("models")] == [
         "models 2, 2 new",
@@ -73,7 +74,7 @@ def test_a_checkpoint_that_changed_ends_it(tmp_path, rng):
     run.mkdir()
     for step in (0, 10):
         saved(rng, run, step)
-    options = ("watch", run, "--out", out, "--every", 0.05, "--until")
+    options = ("pairwise", run, "--out", out, "--follow", 0.05, "--until")
     assert command(*options, 2).returncode == 0
     saved(rng, run, 0)
     saved(rng, run, 20)
@@ -86,7 +87,7 @@ class Training:
 
     def __init__(self, monkeypatch, *steps):
         self.steps = list(steps)
-        monkeypatch.setattr(watch.time, "sleep", self.sleep)
+        monkeypatch.setattr(follow.time, "sleep", self.sleep)
 
     def sleep(self, _):
         if not self.steps:
@@ -95,9 +96,9 @@ class Training:
             step()
 
 
-def watched(run, out):
+def following(run, out):
     """What a watcher says of a run until its training ends, and the table that it leaves."""
-    done = command("watch", run, "--out", out, "--every", 0.05, check=False)
+    done = command("pairwise", run, "--out", out, "--follow", 0.05, check=False)
     assert done.returncode == 130 and "error" not in done.stderr
     with np.load(out / "result.npz") as arrays:
         return done.stdout, arrays["a"].tolist(), arrays["similarity"]
@@ -110,7 +111,7 @@ def test_it_goes_on_where_a_checkpoint_is_rewritten(tmp_path, rng, monkeypatch):
         saved(rng, run, step)
     again, more = (lambda: saved(rng, run, 10)), (lambda: saved(rng, run, 20))
     Training(monkeypatch, None, again, None, more, None, again, None)
-    said, labels, values = watched(run, out)
+    said, labels, values = following(run, out)
     assert said.count("step_010.safetensors was rewritten or removed: all pairs are") == 2
     assert [line.split(";")[0] for line in said.splitlines() if line.startswith("models")] == [
         *("models 2, 2 new", "models 2, 1 new", "models 3, 1 new", "models 3, 1 new")
@@ -132,12 +133,12 @@ def test_it_goes_on_where_checkpoints_are_rotated(tmp_path, rng, monkeypatch):
 
     steps = (lambda: rotate(first, 20)), None, (lambda: rotate(second, 30)), None
     Training(monkeypatch, None, *steps)
-    said, labels, values = watched(run, out)
+    said, labels, values = following(run, out)
     assert labels == [20, 30] and said.count("was rewritten or removed") == 2
     assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
     touched = lambda: os.utime(run / "step_020.safetensors", (1, 1))  # noqa: E731
     Training(monkeypatch, None, touched, None, None)
-    said, *_ = watched(run, tmp_path / "other")
+    said, *_ = following(run, tmp_path / "other")
     assert "rewritten" not in said and said.count("models 2") == 2
 
 
@@ -150,11 +151,11 @@ def test_what_is_no_model_is_left_out(name, tmp_path, rng, monkeypatch):
     np.savez(run / name, **state) if name.endswith("npz") else save_file(state, run / name)
     steps = [None, lambda: saved(rng, run, 0), None, lambda: saved(rng, run, 10), None]
     Training(monkeypatch, *steps, None)
-    said, labels, values = watched(run, out)
+    said, labels, values = following(run, out)
     assert labels == [0, 10] and values.shape == (2, 2)
     assert said.count(f"waiting for {run / name}: ") == 1
     Training(monkeypatch, None, lambda: saved(rng, tmp_path, 5).rename(run / name), None, None)
-    said, labels, values = watched(run, tmp_path / "other")
+    said, labels, values = following(run, tmp_path / "other")
     assert len(values) == (3 if name.endswith("safetensors") else 2)
 
 
@@ -170,20 +171,20 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch):
 
     monkeypatch.setattr(tnsim, "pairwise", late)
     Training(monkeypatch, None, None, None)
-    _, labels, _ = watched(run, out)
+    _, labels, _ = following(run, out)
     assert labels == [10, 20]
 
 
 @pytest.mark.parametrize("every", ["inf", "-inf", "nan", "0", "1e300", "x"])
 def test_pauses_are_numbers_of_seconds(every, tmp_path):
-    done = command("watch", tmp_path, "--out", tmp_path / "out", "--every", every, check=False)
-    assert done.returncode == 2 and "--every" in done.stderr and done.stdout == ""
+    done = command("pairwise", tmp_path, "--out", tmp_path / "out", "--follow", every, check=False)
+    assert done.returncode == 2 and "--follow" in done.stderr and done.stdout == ""
 
 
 def test_names_on_standard_input_are_read_once(tmp_path, rng, monkeypatch):
     paths = [saved(rng, tmp_path, step) for step in (0, 10)]
     monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, paths))))
-    done = command("watch", "-", "--out", tmp_path / "out", "--every", 0.05, "--until", 2)
+    done = command("pairwise", "-", "--out", tmp_path / "out", "--follow", 0.05, "--until", 2)
     assert "models 2, 2 new" in done.stdout
 
 
@@ -201,8 +202,8 @@ def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch
         if len(sleeps) == 2:  # after a look that found two files whole, and a refusal
             paths[2].write_bytes(late)
 
-    monkeypatch.setattr(watch.time, "sleep", sleep)
-    done = command("watch", run, "--out", out, "--every", 0.05, "--until", 3)
+    monkeypatch.setattr(follow.time, "sleep", sleep)
+    done = command("pairwise", run, "--out", out, "--follow", 0.05, "--until", 3)
     assert "models 3, 3 new" in done.stdout and len(sleeps) == 3
     assert tnsim.open_pairwise(out / "store.zarr").identical(wanted)
 
@@ -211,7 +212,7 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
     run, out = tmp_path / "run", tmp_path / "out"
     run.mkdir()
     paths = [saved(rng, run, step) for step in (0, 10)]
-    options = ("watch", run, "--every", 0.05, "--until", 2, "--other", paths[0])
+    options = ("pairwise", run, "--follow", 0.05, "--until", 2, "--other", paths[0])
     command(*options, "--out", out)
     found = tnsim.open_pairwise(out / "store.zarr").similarity
     assert found.shape == (2, 1) and found.values[0, 0] == 1
@@ -237,14 +238,28 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
 
 
 def test_results_do_not_go_among_the_checkpoints(tmp_path):
-    done = command("watch", tmp_path, "--out", tmp_path, check=False)
+    done = command("pairwise", tmp_path, "--out", tmp_path, "--follow", 1, check=False)
     assert done.returncode == 2 and "is a folder of checkpoints" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--until", 2), "--until ends --follow SECONDS, which is not given"),
+        (("--follow", 1, "--dry-run"), "leave --dry-run out"),
+        (("--follow", 1, "--json"), "leave --json out"),
+        (("--follow", 1), "give --out DIR"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message, tmp_path):
+    done = command("pairwise", tmp_path, *options, check=False)
+    assert done.returncode == 2 and message in done.stderr and done.stdout == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 def test_an_interrupt_ends_it_in_one_line(tmp_path):
     (tmp_path / "run").mkdir()
-    argv = [sys.executable, "-m", "tnsim", "watch", "run", "--out", "out", "--every", "0.05"]
+    argv = [sys.executable, "-m", "tnsim", "pairwise", "run", "--out", "out", "--follow", "0.05"]
     process = subprocess.Popen(
         argv,
         cwd=tmp_path,
@@ -254,10 +269,10 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path):
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("watching run")
+    assert process.stdout.readline().startswith("following run")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and out == ""
     assert err.splitlines() == [
-        "tnsim: stopped by SIGINT: finished pairs are kept in out/store.zarr, watch again to go on"
+        "tnsim: stopped by SIGINT: finished tiles are kept in out/store.zarr, run again to go on"
     ]
