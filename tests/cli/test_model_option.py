@@ -180,3 +180,30 @@ def test_what_is_no_module_is_one_line(place, options, said):
     done = command("similarity", *files(place), *options, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert said in done.stderr, done.stderr
+
+
+def test_a_module_that_is_no_model_is_estimated_on_normal_inputs(tmp_path, monkeypatch):
+    """A norm over vectors has no exact inner product; the command says that its number has none."""
+    (tmp_path / "normed.py").write_text(
+        "from torch import nn\n\n\n"
+        "def normed():\n"
+        "    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    nets = [
+        torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.ReLU(), torch.nn.Linear(6, 3)
+        )
+        for _ in range(2)
+    ]
+    for n, net in enumerate(nets):
+        torch.save(net.state_dict(), f"step_{n}.pt")
+    expected = tnsim.similarity(*(net.eval() for net in nets))
+    files = ["step_0.pt", "step_1.pt", "--model", "normed.py:normed"]
+    found = json.loads(command("similarity", *files, "--json").stdout)
+    assert found["similarity"] == pytest.approx(float(expected), abs=1e-12)
+    assert found["exact"] is False and found["inputs"] == 16_384
+    assert "an estimate on 16,384 inputs, standard error" in command("similarity", *files).stdout
+    assert "estimates with standard errors" in command("pairwise", *files, "--out", "all").stdout
+    assert "sampling: 16,384 forward passes" in command("plan", *files).stdout

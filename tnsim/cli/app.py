@@ -289,7 +289,7 @@ def plan(
     import tnsim
     from tnsim.engine.runtime.rates import seconds
 
-    networks = networks_of(reading)
+    networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
     planned = tnsim.plan(one, two, metric_of(asked), cosine=cosine, dtype=asked.dtype.value)
     if as_json:

@@ -121,7 +121,8 @@ class MetricOptions:
         MetricName,
         typer.Option(
             metavar="NAME",
-            help="gaussian: E<A(x),B(x)>, exact. closure: the same layer by layer, linear in "
+            help="gaussian: E<A(x),B(x)>, exact for polynomials and one layer with an activation, "
+            "else estimated. closure: the same layer by layer, linear in "
             "depth. symmetric: all legs symmetrised. tree: each layer's legs. frobenius: raw "
             "tensors. categorical: uniform one-hot tokens, exact for one attention layer. "
             "empirical: forward passes on --inputs, of any network.",
@@ -274,7 +275,8 @@ def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Ne
         metric: Metric of the comparison, where it may run modules as they are.
 
     Returns:
-        The networks. Under `empirical` a module runs as it is.
+        The networks. Under `empirical` a module runs as it is, and so does a module without an
+        exact inner product under `gaussian`.
 
     Raises:
         CheckpointError: A file cannot be read, or the code of the module fails.
@@ -309,8 +311,13 @@ def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Ne
             f"--metric empirical runs the module as it is, on --inputs, to which "
             f"{', '.join(unread)} does not apply: leave it out"
         )
+    module = module_at(reading.model)
+    if metric is MetricName.gaussian and not unread:
+        from tnsim.checkpoints.given import given_model, is_module
+
+        as_it_is = is_module(given_model(module, runs=True))
     example = None if reading.example is None else samples_in(reading.example)
-    return Networks(module_at(reading.model), example, *known, as_it_is)
+    return Networks(module, example, *known, as_it_is)
 
 
 def standard_input(what: str) -> str:

@@ -328,7 +328,9 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     if "part" in sizes:
         say(f"parts       {sizes['part']}: {', '.join(dict.fromkeys(result.kind.values.tolist()))}")
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
-    say(f"metric      {about['metric']} ({guarantee(about['exact'])})")
+    estimate = "standard_error" in result and not about["exact"]
+    said = "estimates with standard errors" if estimate else guarantee(about["exact"])
+    say(f"metric      {about['metric']} ({said})")
     say(f"route       {about['plan']}")
     say(f"lowest      {_lowest(result)}")
     if "rest" in about:
