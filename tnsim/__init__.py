@@ -15,9 +15,11 @@ from typing import Any
 
 import lazy_loader
 
-_load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)  # the names of `__init__.pyi`
+# The names of `__init__.pyi`.
+_load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _PUBLIC = frozenset(__all__)
-__all__.remove("torch")  # a star would put it in the place of PyTorch
+# A star would put it in the place of PyTorch.
+__all__.remove("torch")  # pyright: ignore[reportUnsupportedDunderAll]
 __version__ = "0.1.0"
 
 logging.getLogger("tnsim").addHandler(logging.NullHandler())  # silent unless asked otherwise
