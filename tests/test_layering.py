@@ -113,7 +113,6 @@ CONFINED = {  # foreign package: the files that import it
         "reproduce/phases",
         "torch/monitor",
     },
-    "zarr": {"all_pairs/store"},
     "optax": {
         "reproduce/activations",
         "reproduce/argmax",

@@ -111,7 +111,7 @@ def test_an_executor_that_fails(fate, message, at, folder):
     with pytest.raises(tnsim.ExecutorError, match=message) as caught:
         compare(folder, executor=Here(fate, at), store=store)
     assert fate is no_future or str(caught.value).endswith(f"finished tiles are kept in {store}")
-    assert not list((store / "claims").iterdir())
+    assert not list((store / "leases").iterdir())
     assert len((store / "computed.log").read_text().splitlines()) >= at - 1
     assert compare(folder, store=store).identical(alone)
 

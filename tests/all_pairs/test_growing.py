@@ -1,6 +1,7 @@
 """Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,10 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from oracles import bilinear
-from stored_runs import TINY, Stopping, contents
+from stored_runs import TINY, Stopping, contents, file_of, listed
 
 import tnsim
-from tnsim.all_pairs import growing
-from tnsim.all_pairs import store as store_module
+from tnsim.all_pairs.leases import Leases
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def models(rng):
 
 
 def computed(store):
-    """Every record that was begun, with the folder of its piece, once for each time."""
+    """Every record that was begun, with its growth and its record, once for each time."""
     records = []
-    for log in sorted(store.rglob("computed.log")):
-        piece = log.parent.relative_to(store).as_posix()
-        records += [(piece, line.split(maxsplit=2)[2]) for line in log.read_text().splitlines()]
+    for line in (store / "computed.log").read_text().splitlines():
+        _, growth, record = re.fullmatch(r"(\S+ \S+) (?:grown/(\d+)/)?(.*)", line).groups()
+        records.append((int(growth or 0), record))
     return records
 
 
@@ -74,7 +74,7 @@ def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_p
         assert same(found, tnsim.pairwise(models[:count], metric, **options))
         assert tnsim.open_pairwise(store).identical(found)
         assert (found.similarity == found.similarity.T.values).all()
-        assert store_module.attributes(store)["route"] == route
+        assert {growth["route"] for growth in listed(store)["growths"]} == {route}
         if known is not None:
             old = {"a": slice(len(known.a)), "b": slice(len(known.b))}
             for name in found.data_vars:
@@ -82,12 +82,15 @@ def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_p
                 assert (found[name].isel(chosen).values == known[name].values).all()
         now = computed(store)
         assert len(now) == len(set(now)) and set(before) < set(now)
-        new = {piece for piece, _ in set(now) - set(before)}
         step = (5, 6, 9).index(count)
-        assert new == ({f"grown/{step}/{name}" for name in ("within", "across")} if step else {"."})
+        new = {(growth, record.split()[0]) for growth, record in set(now) - set(before)}
+        kinds = ("norms", "within", "across") if step else ("norms", "tile")
+        assert new == {(step, kind) for kind in kinds}
         known, before = found, now
-    # Norms of earlier models are copied, never computed again.
-    assert not [record for piece, record in before if "across" in piece and "norms" in record]
+    # Squared norms are computed of new models alone.
+    sizes = {0: 5, 1: 1, 2: 3}
+    norms = [growth for growth, record in before if "norms" in record]
+    assert all(norms.count(growth) <= models for growth, models in sizes.items())
     whole = tnsim.pairwise(models[:9], metric, store=store, **options)
     assert whole.identical(known) and computed(store) == before
 
@@ -106,8 +109,8 @@ def test_one_model_after_another_takes_few_tiles(models, tmp_path):
     store = tmp_path / "store.zarr"
     for count in (4, 5, 6):
         tnsim.pairwise(models[:count], store=store)
-    records = [record for piece, record in computed(store) if "grown/2" in piece]
-    assert records == ["tile 0 0", "norms a 0", "tile 0 0"]
+    records = [record for growth, record in computed(store) if growth == 2]
+    assert records == ["norms a 0", "within tile 0 0", "across tile 0 0"]
 
 
 @pytest.mark.slow
@@ -119,8 +122,8 @@ def test_models_of_other_sizes_join(models, rng, tmp_path):
     wide = tnsim.Model([bilinear(rng, 3, 7, 2, False)])
     found = tnsim.pairwise([*models[:3], deep, wide], store=store)
     assert same(found, tnsim.pairwise([*models[:3], deep, wide]), rtol=1e-11)
-    piece = store_module.attributes(store / "grown/1/across")
-    assert piece["route"] == store_module.attributes(store)["route"]
+    first, second = listed(store)["growths"]
+    assert first["route"] == second["route"]
 
 
 @pytest.mark.slow
@@ -221,69 +224,58 @@ def test_a_growth_that_was_stopped_goes_on(models, tmp_path):
 
 def test_two_processes_grow_one_store(models, tmp_path, monkeypatch):
     """Another process adds other models just before: both end with all models, no pair twice."""
-    store, write, others = tmp_path / "store.zarr", store_module.write_list, []
+    store, take, others = tmp_path / "store.zarr", Leases.take, []
     tnsim.pairwise(models[:3], store=store)
 
-    def later(folder, content):
+    def later(leases, label):
         if not others:
             others.append(None)
             others.append(tnsim.pairwise(models[:4], store=store))
-        write(folder, content)
+        return take(leases, label)
 
-    monkeypatch.setattr(store_module, "write_list", later)
+    monkeypatch.setattr(Leases, "take", later)
     found = tnsim.pairwise(models[:6], store=store)
     assert same(found, tnsim.pairwise(models[:6])) and same(others[1], tnsim.pairwise(models[:4]))
-    assert [len(growth.added["a"]) for growth in growing.history(store).growths] == [1, 2]
+    assert listed(store)["since_a"] == [0, 0, 0, 1, 2, 2]
     assert len(computed(store)) == len(set(computed(store)))
-    assert not list(store.rglob("*.tmp"))
+    assert not list(store.rglob("*.partial"))
 
 
 @pytest.mark.slow
 def test_damage_to_a_grown_store(models, tmp_path):
-    """Every file flipped in its middle or lost: the same numbers again, or a refusal."""
+    """Every file flipped in its middle or lost: the same numbers again, told, or a refusal."""
     store = tmp_path / "store.zarr"
     tnsim.pairwise(models[:2], store=store)
     whole = tnsim.pairwise(models[:4], store=store)
     before = contents(store)
-    files = [name for name in before if name.startswith("grown/")]
-    assert len(files) > 20
-    refusals = 0
-    for name in files:
-        data = before[name]
+    assert len(before) == 3 + 5
+    for name, data in before.items():
         for damaged in (data[: len(data) // 2] + b"\0\1" + data[len(data) // 2 + 2 :], None):
-            if damaged is None and "/finished/c" in name:
+            if damaged is None and name == "finished.json":
                 continue  # without the mark of its end a store has all of its numbers
             (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
-            if not (damaged is None and name == "grown/1/zarr.json"):
-                with pytest.raises(tnsim.DamagedStore, match="damaged"):
-                    tnsim.open_pairwise(store)
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                try:
-                    assert tnsim.pairwise(models[:4], store=store).identical(whole)
-                    assert "computed again" in str(told[0].message)
-                except tnsim.DamagedStore as error:
-                    refusals += 1
-                    assert name == "grown/1/zarr.json"
-                    assert "remove this folder and run again" in str(error)
-                    (store / name).write_bytes(data)
+            with pytest.raises(tnsim.DamagedStore, match="damaged"):
+                tnsim.open_pairwise(store)
+            with pytest.warns(tnsim.StoreWarning, match="damaged: .*; computed again"):
+                assert tnsim.pairwise(models[:4], store=store).identical(whole)
+            assert contents(store) == before
             assert tnsim.open_pairwise(store).identical(whole)
-    assert refusals == 2  # the list of models, flipped and lost
 
 
 @pytest.mark.parametrize("columns", [None, (2, 3, 3)])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_store_without_its_attributes_grows(first, columns, models, tmp_path):
+@pytest.mark.parametrize("lost", ["run.json", "models.json"])
+def test_a_store_without_its_attributes_grows(lost, first, columns, models, tmp_path):
     """Later models stand behind those of the first run, before them, or among the columns."""
     store, results = tmp_path / "store.zarr", []
     for step, count in enumerate((2, 3, 4)):
         other = None if columns is None else models[5 : 5 + columns[step]]
         given = models[: count + 1] if first == 0 else [models[0], *models[5 - count : 5]]
         if step == 2:
-            (store / "zarr.json").unlink()
-            with pytest.raises(tnsim.DamagedStore, match="run again with this store to restore"):
+            (store / lost).unlink()
+            with pytest.raises(tnsim.DamagedStore, match="run pairwise again with this store"):
                 tnsim.open_pairwise(store)
-            with pytest.warns(tnsim.StoreWarning, match="damaged: attributes; computed again"):
+            with pytest.warns(tnsim.StoreWarning, match=f"damaged: {lost}; computed again"):
                 results.append(tnsim.pairwise(given, other=other, store=store))
         else:
             results.append(tnsim.pairwise(given, other=other, store=store))
@@ -317,7 +309,7 @@ def test_a_copy_of_a_model_joins_an_unfinished_run(side, place, tasks, models, t
     joined = copied(known, place)
     found = tnsim.pairwise(joined, other=columns, store=store, **options)
     assert same(found, tnsim.pairwise(joined, other=columns, **options), 1e-13)
-    (store / "tiles/c/0/0").unlink()
+    file_of(store, "tile 0 0").unlink()
     if side == "b":
         columns = copied(columns, place)
     found = tnsim.pairwise(joined, other=columns, store=store, **options)
@@ -339,38 +331,18 @@ def test_labels_are_those_of_the_call(models, tmp_path):
         assert same(found, tnsim.pairwise(given)) and tnsim.open_pairwise(store).identical(found)
 
 
-@pytest.mark.parametrize("lost", ["grown", "grown/1", "grown/2"])
-def test_a_lost_growth_is_told(lost, models, tmp_path):
-    """Never fewer models without a word, and never models of a growth in other places."""
-    store = tmp_path / "store.zarr"
-    first = tnsim.pairwise(models[2:5], store=store)
-    tnsim.pairwise(models[1:6], store=store)
-    wanted = tnsim.pairwise(models[:7], store=store)
-    shutil.rmtree(store / lost)
-    missing = "grown/2" if lost == "grown/2" else "grown/1"
-    with pytest.raises(tnsim.DamagedStore, match=f"{missing}: damaged: it is lost, .* run .*again"):
-        tnsim.open_pairwise(store)
-    if lost == "grown/1":  # a later growth is of no use without its models
-        with pytest.raises(tnsim.DamagedStore, match=f"remove {store}/grown and run again"):
-            tnsim.pairwise(models[:7], store=store)
-        shutil.rmtree(store / "grown")
-    with pytest.warns(tnsim.StoreWarning, match=f"damaged: {missing}; computed again"):
-        found = tnsim.pairwise(models[:7], store=store)
-    assert same(found, wanted) and tnsim.open_pairwise(store).identical(found)
-    assert (found.similarity.values[2:5, 2:5] == first.similarity.values).all()
-
-
-def test_a_growth_of_another_state_is_told(models, tmp_path):
-    """Of the same first run, with other models in between."""
+def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
+    """Of the same first run, with other models in between: each reads the numbers of its own."""
     stores = [tmp_path / "one", tmp_path / "two"]
     for store, between in zip(stores, models[3:5], strict=True):
         for given in ([models[0]], [models[0], between], [models[0], between, models[7]]):
-            tnsim.pairwise(given, store=store)
-    shutil.rmtree(stores[0] / "grown/2")
-    shutil.copytree(stores[1] / "grown/2", stores[0] / "grown/2")
-    for use in (tnsim.open_pairwise, lambda store: tnsim.pairwise(models[:1], store=store)):
-        with pytest.raises(tnsim.DamagedStore, match="grown/2: damaged: it belongs to another"):
-            use(stores[0])
+            whole = tnsim.pairwise(given, store=store)
+    shutil.copy(stores[1] / "models.json", stores[0] / "models.json")
+    with pytest.raises(tnsim.DamagedStore, match=r"damaged: norms a 0|damaged: grown"):
+        tnsim.open_pairwise(stores[0])
+    with pytest.warns(tnsim.StoreWarning, match="damaged: "):
+        assert tnsim.pairwise(given, store=stores[0]).identical(whole)
+    assert tnsim.open_pairwise(stores[0]).identical(whole)
 
 
 GROW = """
@@ -450,14 +422,12 @@ def test_hundreds_of_checkpoints_grow_while_a_process_looks(rng, tmp_path):
         text=True,
         stdout=subprocess.PIPE,
     )
-    pairs = {200: {"."}, 203: {f"grown/1/{name}" for name in ("within", "across")}}
-    pairs[210] = {f"grown/2/{name}" for name in ("within", "across")}
-    for count, pieces in pairs.items():
+    for growth, count in enumerate((200, 203, 210)):
         found = tnsim.pairwise(series[:count], store=store).similarity.values
         if known is not None:
             assert (found[: len(known), : len(known)] == known).all()
         now = computed(store)
-        assert len(now) == len(set(now)) and {piece for piece, _ in set(now) - before} == pieces
+        assert len(now) == len(set(now)) and {n for n, _ in set(now) - before} == {growth}
         known, before = found, set(now)
     (tmp_path / "stop").touch()
     looks, *sizes = map(int, looker.communicate(timeout=100)[0].split())

@@ -99,11 +99,11 @@ def test_a_folder_that_is_none(files):
 @pytest.mark.parametrize(
     "page",
     [
-        "store.zarr/page.html",
-        "store.zarr/a/page.html",
+        "store/page.html",
+        "store/a/page.html",
         "similarity.csv/page.html",
         "",
-        "store.zarr",
+        "store",
     ],
 )
 @pytest.mark.parametrize("verb", ["pairwise", "watch"])
