@@ -178,9 +178,11 @@ def make_folder(folder: Path) -> None:
         folder.mkdir()
     except FileExistsError:
         if not folder.is_dir():  # a link to nowhere, a pipe or a file in its place
-            with contextlib.suppress(FileNotFoundError):
+            # Other processes make and remove the folder meanwhile.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 folder.unlink()
-            folder.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
 
 
 def is_gone(pid: str) -> bool:

@@ -68,10 +68,10 @@ class Known:
 
     def of(self, entries: Sequence[Entry]) -> Known:
         """The knowledge about the models of some entries."""
-        parts = dict(itertools.chain.from_iterable(prepared.parts for prepared in entries))
-        wanted = set(parts.values())
+        bases = dict(itertools.chain.from_iterable(prepared.bases for prepared in entries))
+        wanted = set(bases.values())
         examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
-        return Known(examples, {digest: self.read.get(digest) for digest in parts})
+        return Known(examples, {digest: self.read.get(digest) for digest in bases})
 
 
 class Side(NamedTuple):
@@ -280,7 +280,7 @@ def routes_of_run(
     # No plan is as short as vectors of sparse layers. Vectors of a combination are added up before
     # products are taken, so that terms that cancel lose fewer digits: where they fit, no plan is
     # taken, whatever they cost.
-    combined = kept is None and any(len(entry.parts) > 1 for entry in models.entries)
+    combined = kept is None and any(len(entry.bases) > 1 for entry in models.entries)
     if any(route.space.is_sparse or (combined and route.fits) for route in vectors):
         return routes
     return [*routes, ContractedRun(models, setting)]
@@ -321,8 +321,8 @@ def _side(
         else:
             prepared = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, part) in zip(prepared.parts, terms_of_model, strict=True):
-                known.add(digest, part, metric)
+            for (digest, _), (_, base) in zip(prepared.bases, terms_of_model, strict=True):
+                known.add(digest, base, metric)
         entries.append(prepared)
         first = distinct.setdefault(prepared.digest, prepared)
         if first is not prepared:
@@ -395,7 +395,7 @@ def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
     job = run.job._replace(
         setting=run.job.setting._replace(tier=tier), keep_bytes=keep, alone=alone
     )
-    # Blocks of two sides, of every part of the features: what a tile needs at once.
+    # Blocks of two sides, of every section of the features: what a tile needs at once.
     if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.parts))
+        job = job._replace(keep_blocks=2 * len(job.sections))
     return run._replace(job=job)
