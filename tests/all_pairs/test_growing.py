@@ -1,5 +1,6 @@
 """Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -343,6 +344,48 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
     with pytest.warns(tnsim.StoreWarning, match="damaged: "):
         assert tnsim.pairwise(given, store=stores[0]).identical(whole)
     assert tnsim.open_pairwise(stores[0]).identical(whole)
+
+
+@pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning")
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+)
+@pytest.mark.parametrize("columns", [False, True])
+def test_any_history_of_a_store(columns, seed, models, tmp_path):
+    """Models at any place, copies, stops and damage: right numbers, and finished records stay."""
+    rng, store = np.random.default_rng(seed), tmp_path / "store.zarr"
+    names, given, other = iter(range(1000)), {}, {} if columns else None
+    options = {"budget": TINY, "slices": True}
+    for step in range(7):
+        for side in (given, other):
+            for _ in range(0 if side is None else rng.integers(1 if not side else 0, 4)):
+                labelled = list(side.items())
+                model = models[rng.integers(len(models))]
+                labelled.insert(rng.integers(len(labelled) + 1), (f"m{next(names)}", model))
+                side.clear()
+                side.update(labelled)
+        earlier = {}
+        if (store / "records").exists():
+            earlier = {file: file.stat().st_mtime_ns for file in (store / "records").iterdir()}
+        fate = rng.choice(["whole", "stopped", "damaged"]) if step else "whole"
+        if fate == "damaged":
+            files = [file for file in sorted(store.rglob("*")) if file.suffix in (".npz", ".json")]
+            hurt = files[rng.integers(len(files))]
+            data = hurt.read_bytes()
+            cut = data[: rng.integers(len(data))]
+            hurt.write_bytes(cut) if rng.random() < 0.7 else hurt.unlink()
+            earlier.pop(hurt, None)
+        if fate == "stopped":
+            with contextlib.suppress(tnsim.ExecutorError):
+                executor = Stopping(int(rng.integers(6)))
+                tnsim.pairwise(given, other=other, store=store, executor=executor, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            found = tnsim.pairwise(given, other=other, store=store, **options)
+        assert same(found, tnsim.pairwise(given, other=other, **options), rtol=1e-11)
+        assert tnsim.open_pairwise(store).identical(found)
+        assert all(file.stat().st_mtime_ns == time for file, time in earlier.items())
+    assert [file.name for file in tmp_path.iterdir()] == ["store.zarr"]
 
 
 GROW = """
