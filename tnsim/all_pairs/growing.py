@@ -394,56 +394,21 @@ def _fetched(store: Store) -> dict[State, list[str]]:
     return labels
 
 
-def parts_in(path: Path) -> Mapping[str, Any] | None:
-    """The parts that are compared in a folder, None for whole models.
-
-    Args:
-        path: Folder of a store.
-
-    Raises:
-        StoreMismatch: There is no store.
-        DamagedStore: Lists of the store are damaged.
-    """
-    found = stores.stated(path)
-    if found.run is None:
-        raise StoreMismatch(f"{path}: not a store of tnsim.pairwise; give the path of one")
-    _refuse(path, found.damaged)
-    return found.run["parts"]
-
-
-def read(path: Path) -> tuple[dict[str, Any], Mapping[str, Any], list[str]]:
-    """A store of whole models as it is on disk.
-
-    Args:
-        path: Folder of the store.
-
-    Returns:
-        Attributes of the run, arrays of all pairs by name, and the labels of norms and tiles that
-        are missing.
-
-    Raises:
-        StoreMismatch: There is no list of models.
-        DamagedStore: Part of the store differs from what was written.
-    """
-    found = read_part(path, None)
-    if found is None:
-        raise StoreMismatch(f"{path}: no model was compared; run pairwise again with this store")
-    return found
-
-
-def read_part(
-    path: Path, part: str | None
+def read(
+    path: Path, part: str | None = None
 ) -> tuple[dict[str, Any], Mapping[str, Any], list[str]] | None:
-    """One part in a store as it is on disk.
+    """A store, or one part in it, as it is on disk.
 
     Args:
         path: Folder of the store.
         part: Name of the part; None for whole models.
 
     Returns:
-        As `read`; None where the part was not begun.
+        Attributes of the run, arrays of all pairs by name, and the labels of norms and tiles that
+        are missing; None where no model was compared.
 
     Raises:
+        StoreMismatch: There is no store.
         DamagedStore: Part of the store differs from what was written.
     """
     found = stores.stated(path, part)

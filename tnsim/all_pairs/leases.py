@@ -119,12 +119,14 @@ class Leases:
         return time.monotonic() - since > EXPIRY
 
     def _give_back(self, file: Path) -> None:
-        self._held.discard(file)
         try:
             if file.read_text() == self._text:  # another process may have taken the lease over
                 file.unlink()
-        except OSError:
+        except FileNotFoundError:
             pass
+        except (OSError, ValueError):
+            return  # tried again at the end
+        self._held.discard(file)
 
     def _renew(self) -> None:
         while not self._stopped.wait(_RENEWAL):

@@ -13,7 +13,7 @@ rests are.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,17 +212,20 @@ def _identities(result: Pairwise, rests: Rests, side: str) -> list[str]:
     return [content_hash(both) for both in zip(_models_of(result, side)[1], own, strict=True)]
 
 
-def names_in(folder: Path, parts: Mapping[str, Any]) -> list[PartName]:
+def names_in(folder: Path) -> list[PartName]:
     """The parts that a store lists.
 
     Args:
         folder: Folder of the store.
-        parts: Parts in the list of what all numbers of the store have in common.
 
     Raises:
-        DamagedStore: There are no such parts.
+        StoreMismatch: There is no store of parts.
+        DamagedStore: Models have no such parts.
     """
-    names = [PartName(*name) for name in parts["names"]]
+    run = stores.stated(folder).run
+    if run is None or run["parts"] is None:
+        raise StoreMismatch(f"{folder}: not a store of tnsim.pairwise; give the path of one")
+    names = [PartName(*name) for name in run["parts"]["names"]]
     # Labels become names of files, so only parts that models can have are accepted from a file.
     if not all(map(_is_place, names)):
         raise DamagedStore(f"{folder}: damaged: its list of parts; remove it and run again")

@@ -256,16 +256,16 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """
     require_xarray()
     folder = stores.folder(path)
-    parts = growing.parts_in(folder)
-    if parts is None:
-        attrs, arrays, missing = growing.read(folder)
+    whole = growing.read(folder)
+    if whole is not None:
+        attrs, arrays, missing = whole
         _warn_of(missing, path)
         return labelled(attrs, arrays)
-    names = part_runs.names_in(folder, parts)
+    names = part_runs.names_in(folder)
     results: list[Pairwise | None] = []
     missing = []
     for name in names:
-        found = growing.read_part(folder, str(name))
+        found = growing.read(folder, str(name))
         if found is None:
             results.append(None)
             missing.append(f"{name}: all")

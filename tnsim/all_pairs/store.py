@@ -280,13 +280,11 @@ class Stated(NamedTuple):
     Attributes:
         run: What all numbers of the store have in common; None for a new store.
         attrs: Attributes of the run over the models compared so far; None where there are none.
-        finished: The same, of the last run that was finished.
         damaged: Names of the lists that are damaged or lost.
     """
 
     run: dict[str, Any] | None
     attrs: dict[str, Any] | None
-    finished: dict[str, Any] | None
     damaged: tuple[str, ...]
 
 
@@ -319,7 +317,7 @@ def stated(path: Path, part: str | None = None) -> Stated:
         run = identity(copies[0])
     if run is None:
         _check_new(path, run_state)
-        return Stated(None, None, None, ())
+        return Stated(None, None, ())
     # A list of another store may have been put here.
     if state is State.DAMAGED or (attrs is not None and identity(attrs) != run):
         attrs = None
@@ -331,7 +329,7 @@ def stated(path: Path, part: str | None = None) -> Stated:
         attrs = finished
         if state is State.MISSING:
             lost.append(second.name)
-    return Stated(run, attrs, finished, tuple(lost))
+    return Stated(run, attrs, tuple(lost))
 
 
 def _check_new(path: Path, run_state: State) -> None:
