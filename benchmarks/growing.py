@@ -61,7 +61,7 @@ def main() -> None:
         folder = Path(place)
         for n in range(STEPS[-1] + ONE_BY_ONE):
             tnsim.save(model(rng), folder / "run" / f"step_{n:04}.safetensors")
-        series, store = tnsim.load(folder / "run"), folder / "store.zarr"
+        series, store = tnsim.load(folder / "run"), folder / "store"
         tnsim.pairwise(series[:2])  # imports and the first programs
         stop = folder / "stop"
         reader = subprocess.Popen([sys.executable, "-c", LOOKS, store, stop])

@@ -100,7 +100,7 @@ def stored_row(count: int) -> dict:
         for n, model in enumerate(models(count, width=64, rank=64)):
             tnsim.save(model, Path(folder) / "models" / f"{n}.safetensors")
         series, budget = tnsim.load(Path(folder) / "models"), tnsim.Budget(memory_bytes=MEMORY)
-        options = {"dtype": "float32", "store": Path(folder) / "store.zarr", "budget": budget}
+        options = {"dtype": "float32", "store": Path(folder) / "store", "budget": budget}
         tnsim.pairwise(series[:2], dtype="float32")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         seconds = timed(lambda: tnsim.pairwise(series, **options))

@@ -1,8 +1,11 @@
 """Small runs into stores: a run of few tiles, and what a store holds byte by byte."""
 
+import json
 from concurrent.futures import Future
 
 import tnsim
+from tnsim.all_pairs import growing
+from tnsim.all_pairs.store import Store
 
 TINY = tnsim.Budget(memory_bytes=20_000)  # tiles of two or three models
 
@@ -14,12 +17,29 @@ def compare(folder, **options):
 
 
 def contents(path):
-    """Every chunk and every piece of metadata of a store, byte by byte."""
+    """Every record and every list of a store, byte by byte."""
     return {
         str(p.relative_to(path)): p.read_bytes()
         for p in path.rglob("*")
         if p.is_file() and p.name != "computed.log"
     }
+
+
+def listed(path):
+    """The list of the models of a store."""
+    return json.loads((path / "models.json").read_text())["content"]
+
+
+def files_of(path):
+    """The file of every record of a store, by its label."""
+    store = Store.of(listed(path), path)
+    records = [record for grid in growing.grids_of(store) for record in grid.records]
+    return {record.label: store._file(store._key(record)) for record in records}
+
+
+def file_of(path, label):
+    """The file of a record."""
+    return files_of(path)[label]
 
 
 class Stopping:

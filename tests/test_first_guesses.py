@@ -206,7 +206,7 @@ def test_an_output_is_named(output, nets, models, tmp_path):
     wanted = tnsim.pairwise(models, tnsim.Empirical(x)).similarity.values
     assert_close(tnsim.pairwise(headed, metric).similarity.values, wanted, scale=1.0)
     assert_close(tnsim.similarity(headed[0], models[1], metric), wanted[0, 1], scale=1.0)
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     found = tnsim.pairwise(headed, metric, other=models[:1], store=store)
     assert_close(found.similarity.values[:, 0], wanted[:, 0], scale=1.0)
     with pytest.raises(

@@ -94,7 +94,6 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/report",
         "torch/monitor",
     },
-    "zarr": {"all_pairs/store"},
     "distributed": {"cli/pairwise"},
     "pyarrow": {"all_pairs/result"},
     "typer": {

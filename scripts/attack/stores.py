@@ -145,21 +145,22 @@ def fresh(whole: bool) -> Iterator[Path]:
 
 
 def lost(store: Path, rng: np.random.Generator, share: float) -> None:
-    """Remove a share of all chunks."""
-    chunks = sorted(path for path in store.rglob("*") if path.is_file() and "c" in path.parts[-4:])
-    for chunk in chunks:
+    """Remove a share of all records."""
+    for record in sorted((store / "records").iterdir()):
         if rng.random() < share:
-            chunk.unlink()
+            record.unlink()
 
 
 def threads(rounds: int, rng: np.random.Generator) -> Counter[str]:
-    """Eight threads on a store that is new, has lost half of its chunks, or its end alone."""
+    """Eight threads on a store that is new, has lost half of its records, or its end alone."""
     wanted()
     counts: Counter[str] = Counter()
     for number in range(rounds):
         with fresh(whole=number % 3 > 0) as store:
-            if number % 3:
-                lost(store / "finished" if number % 3 == 2 else store, rng, 1.0 / (3 - number % 3))
+            if number % 3 == 1:
+                lost(store, rng, 0.5)
+            elif number % 3 == 2:
+                (store / "finished.json").unlink()
             with ThreadPoolExecutor(8) as pool:
                 started = [pool.submit(outcome, lambda: compared(store)) for _ in range(8)]
                 counts.update(one.result() for one in started)
@@ -173,8 +174,8 @@ def readers(rounds: int, rng: np.random.Generator) -> Counter[str]:
     counts: Counter[str] = Counter()
     for _ in range(rounds):
         with fresh(whole=True) as store:
-            lost(store / "tiles", rng, 0.7)
-            (store / "finished/c/0").unlink(missing_ok=True)
+            lost(store, rng, 0.7)
+            (store / "finished.json").unlink()
             with ThreadPoolExecutor(8) as pool:
                 started = [pool.submit(outcome, lambda: compared(store)) for _ in range(4)]
                 shown = [pool.submit(outcome, lambda: opened(store), True) for _ in range(4)]
@@ -201,7 +202,7 @@ def ended(run: subprocess.Popen[str]) -> str:
 
 
 def processes(rounds: int, rng: np.random.Generator) -> Counter[str]:
-    """Four processes on a store that is new, or has lost half of its chunks."""
+    """Four processes on a store that is new, or has lost half of its records."""
     counts: Counter[str] = Counter()
     for number in range(rounds):
         with fresh(whole=number % 2 == 1) as store:
@@ -217,7 +218,7 @@ def kills(rounds: int, rng: np.random.Generator) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(rounds):
         with fresh(whole=False) as store:
-            when = str(int(rng.integers(1, 150)))
+            when = str(int(rng.integers(1, 50)))
             beside = [process(store)] if number % 2 else []
             killed = process(store, "--kill", when)
             for run in (killed, *beside):
@@ -308,7 +309,7 @@ def damages(rounds: int, rng: np.random.Generator) -> Counter[str]:
     """Every kind of damage to files drawn from a whole store: read, then run again, then read."""
     counts: Counter[str] = Counter()
     names = sorted(p.relative_to(pristine()) for p in pristine().rglob("*") if p.is_file())
-    names = [name for name in names if len(name.parts) > 1 or name.name == "zarr.json"]
+    names = [name for name in names if name.name != "computed.log"]
     for damage in DAMAGES.values():
         for n in rng.choice(len(names), min(rounds, len(names)), replace=False):
             if damage is flattened and len(names[n].parts) == 1:
@@ -325,7 +326,7 @@ def damages(rounds: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def rivals(rounds: int, rng: np.random.Generator) -> Counter[str]:
-    """Six threads that compute while another damages chunk after chunk; then a run, and a reader.
+    """Six threads that compute while another damages record after record; then a run, and a reader.
 
     A run may be told of a damage, or end in a sentence. A store that was damaged after its last run
     is repaired by the run that follows.
@@ -340,11 +341,11 @@ def rivals(rounds: int, rng: np.random.Generator) -> Counter[str]:
 
             def spoil(store: Path = store, stop: threading.Event = stop) -> None:
                 while not stop.wait(0.002):
-                    chunks = [path for path in store.glob("*/c/**/*") if path.is_file()]
-                    if chunks:
+                    records = [path for path in store.glob("records/*.npz") if path.is_file()]
+                    if records:
                         with contextlib.suppress(OSError, ValueError):
                             kinds[int(rng.integers(len(kinds)))](
-                                chunks[int(rng.integers(len(chunks)))], rng
+                                records[int(rng.integers(len(records)))], rng
                             )
 
             spoiler = threading.Thread(target=spoil)

@@ -107,11 +107,11 @@ FORM = (
 @pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_an_executor_that_fails(fate, message, at, folder):
     """Said in words, with what to do; what was finished is kept, and the same call goes on."""
-    alone, store = compare(folder), folder / "store.zarr"
+    alone, store = compare(folder), folder / "store"
     with pytest.raises(tnsim.ExecutorError, match=message) as caught:
         compare(folder, executor=Here(fate, at), store=store)
     assert fate is no_future or str(caught.value).endswith(f"finished tiles are kept in {store}")
-    assert not list((store / "claims").iterdir())
+    assert not list((store / "leases").iterdir())
     assert len((store / "computed.log").read_text().splitlines()) >= at - 1
     assert compare(folder, store=store).identical(alone)
 
@@ -260,7 +260,7 @@ def test_a_dask_worker_killed_in_the_middle(folder):
                 killed.append(1)
                 return client.submit(*arguments)
 
-        found = compare(folder, executor=Killing(), store=folder / "store.zarr")
+        found = compare(folder, executor=Killing(), store=folder / "store")
     assert len(killed) > 7
     assert found.identical(alone)
-    assert contents(folder / "store.zarr") == contents(folder / "alone.zarr")
+    assert contents(folder / "store") == contents(folder / "alone.zarr")

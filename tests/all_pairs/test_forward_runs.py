@@ -48,7 +48,7 @@ def test_all_pairs_with_functions_and_differences(rng):
 def test_functions_and_modules_in_stores(rng, tmp_path):
     """Told by their outputs on the inputs, in every process alike: stores go on and grow."""
     torch = pytest.importorskip("torch")
-    metric, store = tnsim.Empirical(rng.normal(size=(50, 3))), tmp_path / "store.zarr"
+    metric, store = tnsim.Empirical(rng.normal(size=(50, 3))), tmp_path / "store"
     torch.manual_seed(0)
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU()) for _ in range(3)]
     weights = rng.normal(size=(3, 4))

@@ -437,7 +437,6 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     "package, code, extra",
     [
         ("xarray", "tnsim.pairwise([])", "pairwise"),
-        ("zarr", "tnsim.pairwise([tnsim.Model([tnsim.Linear([[1.0]])])], store='x')", "pairwise"),
         ("pyarrow", "exports.write_parquet(None, None)", "parquet"),
     ],
 )

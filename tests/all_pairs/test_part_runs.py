@@ -123,9 +123,9 @@ def test_a_run_goes_on_where_it_ended(run, tmp_path, monkeypatch):
     with pytest.warns(tnsim.StoreWarning, match=r"not finished: layer 0 head 1 ov: .* missing"):
         half = tnsim.open_pairwise(store)
     assert np.isfinite(half.similarity[0]).all() and np.isnan(half.similarity[-1]).all()
-    finished = (store / "layer-0-head-0-ov").stat().st_mtime_ns
+    finished = {file: file.stat().st_mtime_ns for file in (store / "records").iterdir()}
     assert np.array_equal(tnsim.pairwise(parts, store=store).similarity, wanted.similarity)
-    assert (store / "layer-0-head-0-ov").stat().st_mtime_ns == finished
+    assert all(file.stat().st_mtime_ns == time for file, time in finished.items())
 
 
 def test_parts_of_two_runs(run):
@@ -146,13 +146,13 @@ def test_what_is_refused(run, tmp_path):
         tnsim.pairwise(tnsim.parts(series, "ov"), store=store)
     with pytest.raises(tnsim.StoreMismatch, match=r"distances \[1\] .* not over .* \[2\]"):
         tnsim.pairwise(tnsim.parts(series, "qk", distances=[2]), store=store)
-    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
+    with pytest.raises(tnsim.StoreMismatch, match=r"over 4 parts .* not over whole models"):
         tnsim.pairwise(parts["layer 0 head 0 qk"], store=store)
-    (store / "layer-0-head-0-qk").rename(tmp_path / "outside")
-    (store / "layer-0-head-0-qk").symlink_to(tmp_path / "outside")
-    with pytest.raises(tnsim.StoreMismatch, match="layer-0-head-0-qk: is a link, through which"):
+    (store / "records").rename(tmp_path / "outside")
+    (store / "records").symlink_to(tmp_path / "outside")
+    with pytest.raises(tnsim.StoreMismatch, match="records: is a link, through which"):
         tnsim.pairwise(parts, store=store)
-    with pytest.raises(tnsim.StoreMismatch, match="holds something else than a run over parts"):
+    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
         tnsim.pairwise(parts, store=run)
     with pytest.raises(tnsim.ModelError, match="both series need the same parts"):
         tnsim.pairwise(parts, other=tnsim.parts(series, "ov"))
@@ -161,9 +161,9 @@ def test_what_is_refused(run, tmp_path):
     with pytest.raises(tnsim.ModelError, match="slices are those of one part"):
         tnsim.pairwise(parts, slices=True)
     assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).tiles.pairs == 6
-    for damage in ('{"parts": [["qk", "x", 0]], "distances": [1], "norm": "fold"}', "{", "[]"):
-        (store / "parts.json").write_text(damage)
-        with pytest.raises(tnsim.DamagedStore, match=r"parts\.json is damaged"):
+    for damage in ('{"content": {"format": 6, "parts": {"names": [["qk", "x", 0]]}}}', "{", "[]"):
+        (store / "run.json").write_text(damage)
+        with pytest.raises(tnsim.DamagedStore, match=r"damaged: run\.json; run pairwise again"):
             tnsim.open_pairwise(store)
 
 

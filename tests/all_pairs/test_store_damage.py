@@ -1,6 +1,7 @@
 """Damage to a store: the numbers of the undamaged run, or an error, never other numbers."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import bilinear
-from stored_runs import contents
+from stored_runs import contents, file_of, files_of
 
 import tnsim
 from tnsim.all_pairs import store as stores
@@ -29,10 +30,17 @@ def models():
 @pytest.fixture(scope="module")
 def whole(models, tmp_path_factory):
     """A finished store, and its result."""
-    path = tmp_path_factory.mktemp("whole") / "store.zarr"
+    path = tmp_path_factory.mktemp("whole") / "store"
     result = tnsim.pairwise(models, slices=True, store=path, budget=TINY)
     assert "in 3 tiles of 2 x 2" in result.attrs["plan"]
     return path, result
+
+
+def place_of(store, name):
+    """The file of a record, of a list or of the log."""
+    if name in ("run", "models", "finished"):
+        return store / f"{name}.json"
+    return store / name if name == stores.LOG else file_of(store, name)
 
 
 STANDING = {
@@ -44,16 +52,15 @@ STANDING = {
 
 
 @pytest.mark.parametrize("what", STANDING)
-@pytest.mark.parametrize(
-    "name", ["similarity/c/0/0", "tiles/c/0/0", "finished/c/0", "sign/zarr.json", "zarr.json"]
-)
+@pytest.mark.parametrize("name", ["tile 0 0", "norms a 1", "finished", "models", "run"])
 def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path):
     """It is damage like any other: told, and in its place comes what was lost."""
     original, result = whole
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     shutil.copytree(original, store)
-    (store / name).unlink()
-    STANDING[what](store / name)
+    place = place_of(store, name)
+    place.unlink()
+    STANDING[what](place)
     assert shows_nothing_else(store, result)
     with pytest.warns(tnsim.StoreWarning, match="damaged"):
         assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
@@ -62,27 +69,25 @@ def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path
 
 def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
     original, result = whole
-    store = tmp_path / "store.zarr"
-    for name in ("similarity/c", "similarity/c/0", "tiles"):
-        shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(original, store)
-        shutil.rmtree(store / name)
-        (store / name).touch()
-        assert shows_nothing_else(store, result)
-        with pytest.warns(tnsim.StoreWarning, match="damaged"):
-            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
-        assert contents(store) == contents(original)
+    store = tmp_path / "store"
+    shutil.copytree(original, store)
+    shutil.rmtree(store / "records")
+    (store / "records").touch()
+    assert shows_nothing_else(store, result)
+    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+    assert contents(store) == contents(original)
 
 
-@pytest.mark.parametrize("name", ["similarity/c/0/0", "sign/zarr.json", stores.LOG])
+@pytest.mark.parametrize("name", ["tile 0 0", "models", "run", stores.LOG])
 def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, whole, tmp_path):
     """No look at a file beforehand helps; opening a pipe to read or to write waits for nobody."""
     original, _ = whole
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     shutil.copytree(original, store)
-    place = store / name
+    place, lost = place_of(store, name), place_of(store, "tile 1 0")
     place.unlink(missing_ok=True)
-    (store / "tiles/c/1/0").unlink()  # so that there is something to compute, and to log
+    lost.unlink()  # so that there is something to compute, and to log
     waiting = [place]
 
     def exchanged(event, arguments):
@@ -105,18 +110,17 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
     assert ended and not waiting
 
 
-@pytest.mark.parametrize("name", ["similarity", "similarity/c/0", "claims", "grown", stores.LOG])
+@pytest.mark.parametrize("name", ["records", "leases", stores.LOG])
 def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
     """A link in the place of a folder or of the log is named; what it points to stays as it is."""
     original, result = whole
     later = tnsim.Model([bilinear(np.random.default_rng(1), 3, 4, 2, True)])
-    store, outside = tmp_path / "store.zarr", tmp_path / "outside"
+    store, outside = tmp_path / "store", tmp_path / "outside"
     shutil.copytree(original, store)
-    (store / "claims").mkdir()
-    (store / "grown").mkdir()
+    (store / "leases").mkdir()
+    place_of(store, "tile 1 0").unlink()  # so that there is something to compute
     (store / name).rename(outside)
     (store / name).symlink_to(outside)
-    (store / "tiles/c/1/0").unlink()  # so that there is something to compute
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for given in (models, [*models, later]):
         with pytest.raises(tnsim.StoreMismatch, match=f"{store / name}: is a link, through which"):
@@ -133,19 +137,18 @@ def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
 
 def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path):
     original, _ = whole
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     shutil.copytree(original, store)
-    (store / "similarity/c/0/0").unlink()
-    (store / "similarity/c/0/0").mkdir()
-    (store / "similarity/c/0/0/thesis").write_text("mine")
+    place = place_of(store, "tile 0 0")
+    place.unlink()
+    place.mkdir()
+    (place / "thesis").write_text("mine")
     with (
         pytest.warns(tnsim.StoreWarning),
-        pytest.raises(
-            tnsim.TnsimError, match=r"Directory not empty \(.*store.zarr/similarity/c/0/0"
-        ),
+        pytest.raises(tnsim.TnsimError, match=rf"Directory not empty \({place}"),
     ):
         tnsim.pairwise(models, slices=True, store=store, budget=TINY)
-    assert (store / "similarity/c/0/0/thesis").read_text() == "mine"
+    assert (place / "thesis").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
@@ -192,95 +195,93 @@ def shows_nothing_else(path, result):
 
 @pytest.mark.slow
 def test_every_file_damaged(models, whole, tmp_path):
-    """In every region of every file: reading refuses, going on restores every byte and says so."""
+    """In every region of every file: reading refuses, going on restores it and says so."""
     original, result = whole
-    before, store = contents(original), tmp_path / "store.zarr"
+    before, store = contents(original), tmp_path / "store"
     shutil.copytree(original, store)
     harmless = []
     for n, (name, data) in enumerate(before.items()):
         refused = []
-        for what, damaged in damages(data, 3).items():
+        for what, damaged in damages(data, 40).items():
             put(store / name, damaged)
             (refused if shows_nothing_else(store, result) else harmless).append((name, what))
-        put(store / name, damages(data, 3)[refused[n % len(refused)][1]])
-        with pytest.warns(tnsim.StoreWarning, match=r"store.zarr: damaged: .*; computed again$"):
+        put(store / name, damages(data, 40)[refused[n % len(refused)][1]])
+        with pytest.warns(tnsim.StoreWarning, match=r"store: damaged: .*; computed again$"):
             again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
         assert again.identical(result), name
         assert contents(store) == before, name
-    # what a chunk holds beyond the edge of its array, and the last marker of all
-    harmless.remove(("finished/c/0", "gone"))
-    assert all("/c/" in name and what.startswith("bit") for name, what in harmless)
-    assert len(harmless) < 25, harmless
+    # The mark of the end, and times and padding of an archive, outside of its arrays and names.
+    harmless.remove(("finished.json", "gone"))
+    assert all(name.endswith(".npz") and what[:3] in ("bit", "lon") for name, what in harmless)
+    assert len(harmless) < 0.2 * 40 * len(before), harmless
 
 
-def test_every_byte_of_metadata(whole, tmp_path):
-    """Any bit of the root and of one array: reading refuses, with no other class of error."""
+@pytest.mark.parametrize("name", ["run", "models", "finished"])
+def test_every_byte_of_lists(name, whole, tmp_path):
+    """Any bit of a list: reading refuses, with no other class of error."""
     original, result = whole
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     shutil.copytree(original, store)
-    for name in ("zarr.json", "similarity/zarr.json"):
-        data = (store / name).read_bytes()
-        for at in range(0, len(data), 7):
-            put(store / name, flipped(data, at))
-            assert shows_nothing_else(store, result), (name, at)
-        put(store / name, data)
+    file = place_of(store, name)
+    data = file.read_bytes()
+    for at in range(0, len(data), 7):
+        put(file, flipped(data, at))
+        assert shows_nothing_else(store, result), at
+    put(file, data)
     assert tnsim.open_pairwise(store).identical(result)
 
 
-def edit(file, change):
-    """Edit a metadata file as one would by hand."""
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-
-
-def test_a_fill_value_is_never_a_similarity(models, whole, tmp_path):
-    """Chunks gone and another fill value: neither half of the damage hides the other."""
+def test_files_exchanged(models, whole, tmp_path):
+    """Whole records, and whole lists, in the place of others and linked there."""
     original, result = whole
-    store = tmp_path / "store.zarr"
-    shutil.copytree(original, store)
-    shutil.rmtree(store / "similarity" / "c")
-    edit(store / "similarity" / "zarr.json", lambda data: data.update(fill_value=0.25))
-    assert shows_nothing_else(store, result)
-    with pytest.warns(tnsim.StoreWarning, match="metadata of similarity, tile 0 0, tile 1 0, tile"):
-        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
-    assert contents(store) == contents(original)
+    store = tmp_path / "store"
+    records = ["tile 0 0", "tile 1 0", "tile 1 1", "norms a 0", "norms a 1"]
+    for group in (records, ["run", "models", "finished"]):
+        for one, other in itertools.permutations(group, 2):
+            for link in (False, True):
+                shutil.rmtree(store, ignore_errors=True)
+                shutil.copytree(original, store)
+                place, source = place_of(store, one), place_of(store, other)
+                place.unlink()
+                place.symlink_to(source) if link else shutil.copy(source, place)
+                assert shows_nothing_else(store, result), (one, other)
+                with pytest.warns(tnsim.StoreWarning, match="damaged"):
+                    again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
+                assert again.identical(result)
+                assert contents(store) == contents(original)
+                assert not place.is_symlink()
 
 
-def test_chunks_and_markers_exchanged(models, whole, tmp_path):
-    """Whole chunks in the wrong place, with and without their markers."""
+def test_records_of_another_run_are_no_records(models, whole, tmp_path):
+    """Every record under the name of the same tile of a run under another metric."""
     original, result = whole
-    store = tmp_path / "store.zarr"
-    for names in (
-        ("similarity",),
-        ("similarity", "tiles"),
-        ("sign", "log_inner", "slices", "tiles"),
-    ):
-        shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(original, store)
-        for name in names:
-            one, other = (store / name / "c" / str(n) / str(n) for n in (0, 1))
-            one.rename(tmp_path / "aside")
-            other.rename(one)
-            (tmp_path / "aside").rename(other)
-        assert shows_nothing_else(store, result)
-        with pytest.warns(tnsim.StoreWarning, match="damaged"):
-            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
+    store, options = tmp_path / "store", {"slices": True, "budget": TINY}
+    tnsim.pairwise(models, tnsim.Frobenius(), store=store, **options)
+    other = tmp_path / "other.zarr"
+    shutil.copytree(original, other)
+    theirs = files_of(store)
+    places = {label: file for label, file in files_of(other).items() if label in theirs}
+    assert {"tile 0 0", "norms a 0"} <= places.keys()
+    for label, file in places.items():
+        shutil.copy(theirs[label], file)
+    assert shows_nothing_else(other, result)
+    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+        assert tnsim.pairwise(models, store=other, **options).identical(result)
 
 
 def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatch):
     """What was not there yet when it was looked for is missing, not damaged."""
     original, result = whole
-    store, fetch = tmp_path / "store.zarr", stores.Store.fetch
+    store, fetch = tmp_path / "store", stores.Store.fetch
     shutil.copytree(original, store)
-    late = ["finished/c/0", *(f"tiles/c/{place}" for place in ("0/0", "1/0", "1/1"))]
-    for name in late:
-        (store / name).unlink()
+    late = [place_of(store, name) for name in ("tile 0 0", "tile 1 0", "tile 1 1", "finished")]
+    for file in late:
+        file.unlink()
 
     def fetched(self, record):
         if record.label == "tile 1 1":
-            for name in late:
-                shutil.copy(original / name, store / name)
+            for file in late:
+                shutil.copy(original / file.relative_to(store), file)
         return fetch(self, record)
 
     monkeypatch.setattr(stores.Store, "fetch", fetched)
@@ -290,45 +291,44 @@ def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatc
     assert tnsim.open_pairwise(store).identical(result)
 
 
-def test_edited_attributes(models, whole, tmp_path):
-    """Labels and shapes edited by hand: refused, and restored by the run that the store is of."""
+def test_edited_lists(models, whole, tmp_path):
+    """Labels and metrics edited by hand: refused, and restored by the run that the store is of."""
     original, result = whole
-    store = tmp_path / "store.zarr"
-
-    def relabel(data):
-        data["attributes"]["tnsim"]["labels_a"] = [2, 1, 0]
-
-    def reshape(data):
-        data["shape"] = [3, 2]
-
-    for name, change, what in [
-        ("zarr.json", relabel, "attributes"),
-        ("similarity/zarr.json", reshape, "metadata of similarity"),
-        ("log_norm_a/zarr.json", lambda data: data.update(data_type="float32"), "metadata of log"),
+    store = tmp_path / "store"
+    for name, change in [
+        ("models", {"labels_a": [2, 1, 0]}),
+        ("models", {"since_a": [0, 1, 1]}),
+        ("run", {"dtype": "float32"}),
+        ("finished", {"growths": []}),
     ]:
         shutil.rmtree(store, ignore_errors=True)
         shutil.copytree(original, store)
-        edit(store / name, change)
-        with pytest.raises(tnsim.DamagedStore, match=f"damaged: .*{what}.*; run .* or remove it"):
+        data = json.loads(place_of(store, name).read_text())
+        data["content"].update(change)
+        place_of(store, name).write_text(json.dumps(data))
+        with pytest.raises(tnsim.DamagedStore, match=f"damaged: {name}.json; .* or remove it"):
             tnsim.open_pairwise(store)
-        with pytest.warns(tnsim.StoreWarning, match=f"damaged: {what}[^;]*; computed again"):
+        with pytest.warns(tnsim.StoreWarning, match=f"damaged: {name}.json; computed again"):
             assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
         assert contents(store) == contents(original)
 
 
-def test_a_lost_root_is_not_given_to_another_run(models, whole, tmp_path):
+def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, tmp_path):
     original, result = whole
-    store = tmp_path / "store.zarr"
+    store = tmp_path / "store"
     shutil.copytree(original, store)
-    (store / "zarr.json").unlink()
+    (store / "run.json").unlink()
     with pytest.raises(tnsim.StoreMismatch, match="3 models on side a, and 2 are given"):
         tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
-    assert not (store / "zarr.json").exists()
+    with pytest.raises(tnsim.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+        tnsim.pairwise(models, tnsim.Frobenius(), slices=True, store=store, budget=TINY)
+    assert not (store / "run.json").exists()
     other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
-    with pytest.warns(tnsim.StoreWarning, match="damaged: attributes; computed again"):
+    with pytest.warns(tnsim.StoreWarning, match="damaged: run.json; computed again"):
         again = tnsim.pairwise(models, slices=True, store=store, budget=other_tiles)
     assert again.drop_attrs().identical(result.drop_attrs())
-    for file in store.rglob("zarr.json"):
+    for file in store.glob("*.json"):
         file.unlink()
-    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
-        tnsim.pairwise(models, slices=True, store=store, budget=TINY)
+    for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
+        with pytest.raises(tnsim.DamagedStore, match=r"damaged: run.json; .* remove it"):
+            use(store)

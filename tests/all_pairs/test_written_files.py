@@ -193,3 +193,14 @@ def test_a_store_is_no_address(store, tmp_path, monkeypatch):
         with pytest.raises(tnsim.StoreMismatch, match=f"{store}: a store is a folder on a disk"):
             call()
     assert names(tmp_path) == []
+
+
+def test_xarray_writes_a_result_as_zarr_and_opens_it_lazily(tmp_path, rng):
+    import xarray
+
+    result = tnsim.pairwise([tnsim.Model([linear(rng, 3, 2)]) for _ in range(4)], slices=True)
+    result.to_zarr(tmp_path / "pairs.zarr", zarr_format=2)
+    found = xarray.open_zarr(tmp_path / "pairs.zarr", chunks=None)
+    assert not found.similarity.variable._in_memory
+    assert found.equals(result) and found.attrs == result.attrs
+    assert found.tnsim.metric == "gaussian"

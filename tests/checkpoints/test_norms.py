@@ -116,10 +116,10 @@ def test_what_is_left_out_is_said_of_all_pairs(file, state, tmp_path):
     files = [file, tmp_path / "other.npz"]
     series = tnsim.load(files, dialect(tmp_path), leave_out=["norm.weight"])
     with pytest.warns(tnsim.CaveatWarning) as caught:
-        result = tnsim.pairwise(series, names=["a", "b"], store=tmp_path / "store.zarr")
+        result = tnsim.pairwise(series, names=["a", "b"], store=tmp_path / "store")
     assert caught[-1].filename == __file__
     assert result.attrs["caveats"] == ["left out: norm.weight"]
-    assert tnsim.open_pairwise(tmp_path / "store.zarr").attrs["caveats"] == result.attrs["caveats"]
+    assert tnsim.open_pairwise(tmp_path / "store").attrs["caveats"] == result.attrs["caveats"]
 
 
 def test_a_model_that_was_read_whole_says_nothing(state):

@@ -51,12 +51,12 @@ def test_forward_passes_on_a_file_of_inputs(folder, rng):
     wanted = tnsim.pairwise(tnsim.load(models), metric).similarity.values
     options = ("--metric", "empirical", "--inputs", inputs)
     command("pairwise", models, "--out", folder / "out", *options)
-    found = tnsim.open_pairwise(folder / "out" / "store.zarr")
+    found = tnsim.open_pairwise(folder / "out" / "store")
     assert_close(found.similarity.values, wanted, scale=1.0, rtol=1e-12)
     assert found.attrs["metric"] == "empirical" and "standard_error" in found
     watched = folder / "watched"
     command("pairwise", models, "--out", watched, "--until", 3, "--follow", 0.05, *options)
-    found = tnsim.open_pairwise(watched / "store.zarr").similarity.values
+    found = tnsim.open_pairwise(watched / "store").similarity.values
     assert_close(found, wanted, scale=1.0, rtol=1e-12)
     files = [models / f"step_{n:03}.safetensors" for n in (0, 10)]
     said = json.loads(command("similarity", *files, "--json", *options).stdout)
@@ -187,9 +187,7 @@ def test_what_is_refused(folder):
     done = command(
         "pairwise", folder / "models", "--out", folder / "out", "--metric", "frobenius", check=False
     )
-    assert (
-        done.returncode == 2 and 'store.zarr: holds another run: metric "gaussian"' in done.stderr
-    )
+    assert done.returncode == 2 and 'store: holds another run: metric "gaussian"' in done.stderr
 
 
 @pytest.mark.slow
@@ -229,7 +227,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
         ),
         ((*pairwise, "nonsense"), "--scheduler 'nonsense': missing port number in address"),
         ((*pairwise, "tcp://127.0.0.1:1"), "Timed out trying to connect to tcp://127.0.0.1:1"),
-        (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store.zarr: a store is a folder"),
+        (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store: a store is a folder"),
     ):
         with dask.config.set(short):
             done = command(*arguments, check=False)
@@ -248,7 +246,7 @@ def test_a_signal_ends_a_run_in_one_line(number, folder):
         "store.log_start = lambda *arguments: (log(*arguments), time.sleep(30))\nmain()"
     )
     arguments = ["pairwise", folder / "models", "--out", folder / "out", "--json"]
-    store = folder / "out" / "store.zarr"
+    store = folder / "out" / "store"
     process = subprocess.Popen(
         [sys.executable, "-c", slow, *map(str, arguments)], stderr=subprocess.PIPE, text=True
     )
@@ -261,5 +259,5 @@ def test_a_signal_ends_a_run_in_one_line(number, folder):
     assert said == (
         f"tnsim: stopped by {number.name}: finished tiles are kept in {store}, run again to go on\n"
     )
-    assert not list((store / "claims").iterdir())
+    assert not list((store / "leases").iterdir())
     assert json.loads(command(*arguments).stdout)["a"] == [0, 10, 200]

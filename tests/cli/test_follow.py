@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import tnsim
 from tnsim.cli import follow
 
-WRITTEN = "result.npz", "similarity.csv", "store.zarr"
+WRITTEN = "result.npz", "similarity.csv", "store"
 
 
 def saved(rng, folder, step):
@@ -63,7 +63,7 @@ def test_what_appears_is_computed_and_half_a_file_waits(tmp_path, rng):
         "models 3, 1 new",
         "models 4, 1 new",
     ]
-    found = tnsim.open_pairwise(out / "store.zarr")
+    found = tnsim.open_pairwise(out / "store")
     assert found.a.values.tolist() == [0, 10, 20, 30]
     assert abs(found.similarity - tnsim.pairwise(run).similarity).max() < 1e-12
     assert "step_030" in page.read_text() and (out / "result.npz").exists()
@@ -118,7 +118,7 @@ def test_it_goes_on_where_a_checkpoint_is_rewritten(tmp_path, rng, monkeypatch):
     ]
     assert labels == [0, 10, 20] and sorted(path.name for path in out.iterdir()) == [*WRITTEN]
     assert abs(values - tnsim.pairwise(run).similarity.values).max() < 1e-12
-    assert tnsim.open_pairwise(out / "store.zarr").a.values.tolist() == [0, 10]
+    assert tnsim.open_pairwise(out / "store").a.values.tolist() == [0, 10]
 
 
 def test_it_goes_on_where_checkpoints_are_rotated(tmp_path, rng, monkeypatch):
@@ -193,7 +193,7 @@ def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch
     run, out = tmp_path / "run", tmp_path / "out"
     run.mkdir()
     paths = [saved(rng, run, step) for step in (0, 10, 20)]
-    wanted = tnsim.pairwise(run, store=out / "store.zarr")
+    wanted = tnsim.pairwise(run, store=out / "store")
     late, sleeps = paths[2].read_bytes(), []
     paths[2].unlink()
 
@@ -205,7 +205,7 @@ def test_a_watcher_behind_another_waits_for_the_files(tmp_path, rng, monkeypatch
     monkeypatch.setattr(follow.time, "sleep", sleep)
     done = command("pairwise", run, "--out", out, "--follow", 0.05, "--until", 3)
     assert "models 3, 3 new" in done.stdout and len(sleeps) == 3
-    assert tnsim.open_pairwise(out / "store.zarr").identical(wanted)
+    assert tnsim.open_pairwise(out / "store").identical(wanted)
 
 
 def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
@@ -214,7 +214,7 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
     paths = [saved(rng, run, step) for step in (0, 10)]
     options = ("pairwise", run, "--follow", 0.05, "--until", 2, "--other", paths[0])
     command(*options, "--out", out)
-    found = tnsim.open_pairwise(out / "store.zarr").similarity
+    found = tnsim.open_pairwise(out / "store").similarity
     assert found.shape == (2, 1) and found.values[0, 0] == 1
     layer = {
         name: rng.normal(size=shape)
@@ -274,5 +274,5 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and out == ""
     assert err.splitlines() == [
-        "tnsim: stopped by SIGINT: finished tiles are kept in out/store.zarr, run again to go on"
+        "tnsim: stopped by SIGINT: finished tiles are kept in out/store, run again to go on"
     ]

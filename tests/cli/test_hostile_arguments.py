@@ -13,7 +13,6 @@ from sample_runs import blocks
 
 import tnsim
 from tnsim import figures
-from tnsim.all_pairs import store
 from tnsim.checkpoints.formats import INDEX
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import tiling
@@ -65,36 +64,34 @@ def test_a_store_with_something_else_than_files(put, folder, rng):
     models = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(3)]
     path = folder / "run.zarr"
     expected = tnsim.pairwise(models, store=path).similarity.values
-    chunks = sorted(file for file in path.rglob("*") if file.parent.name != "claims")
-    chunks = [file for file in chunks if "c" in file.relative_to(path).parts and file.is_file()]
-    assert len(chunks) > 5
-    for chunk in chunks:
-        put(chunk)
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".log"]
+    assert len(files) == 3 + 2
+    for file in files:
+        put(file)
         with pytest.raises(tnsim.DamagedStore):
             tnsim.open_pairwise(path)
         with pytest.warns(tnsim.StoreWarning, match="damaged"):
             again = tnsim.pairwise(models, store=path)
         np.testing.assert_array_equal(again.similarity.values, expected)
-        assert chunk.is_file()
+        assert file.is_file()
 
 
 @pytest.mark.parametrize("put", [put_pipe, put_folder])
-def test_claims_that_are_none(put, folder, rng):
+def test_leases_that_are_none(put, folder, rng):
     models = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(3)]
     expected = tnsim.pairwise(models, store=folder / "whole.zarr").similarity.values
-    for place in ("claims", "claims/tile-0-0", "claims/norms-a-0"):
+    for place in ("leases", "leases/tile-0-0", "leases/norms-a-0", "leases/lists"):
         path = folder / place.replace("/", "-") / "run.zarr"
         shutil.copytree(folder / "whole.zarr", path)
-        shutil.rmtree(path / "tiles")
-        store.sweep(path)
-        shutil.copytree(folder / "whole.zarr" / "tiles", path / "tiles")
-        for chunk in (path / "tiles").glob("c/*/*"):
-            chunk.unlink()
+        for file in (path / "records").iterdir():
+            file.unlink()
+        (path / "models.json").unlink()
         (path / place).parent.mkdir(exist_ok=True)
         put(path / place)
         with pytest.warns(tnsim.StoreWarning):
             again = tnsim.pairwise(models, store=path)
         np.testing.assert_array_equal(again.similarity.values, expected)
+        assert not (path / "leases").exists()
 
 
 def zipped(**changes):

@@ -97,11 +97,11 @@ def test_a_folder_that_is_none(files):
 @pytest.mark.parametrize(
     "page",
     [
-        "store.zarr/page.html",
-        "store.zarr/a/page.html",
+        "store/page.html",
+        "store/a/page.html",
         "similarity.csv/page.html",
         "",
-        "store.zarr",
+        "store",
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--follow", 1, "--until", 2)], ids=["run", "follow"])

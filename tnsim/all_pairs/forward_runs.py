@@ -77,7 +77,7 @@ class ForwardRun:
         again = max(1, 2 * run.tiles(tile) * tile // len(entries))
         passes = {kinds(model): self._passes(model) for model in examples}
         every = [
-            passes[layers] for entry in entries for _, layers in entry.parts if layers in passes
+            passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
         work = again * sum(each.multiplications for each in every) + run.pairs * outputs
         batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
@@ -171,7 +171,7 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
     return Entry(
         source=source,
         digest=digest,
-        parts=((digest, ()),),
+        bases=((digest, ()),),
         d_in=None,
         d_out=outputs.shape[-1],
         n_ctx=outputs.shape[1] if outputs.ndim == 3 else None,
@@ -199,6 +199,6 @@ def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, 
     if not is_function(model):
         model = by_differences(model, dtype)
     terms = []
-    for (digest, _), (coefficient, part) in zip(entry.parts, parts(model), strict=True):
+    for (digest, _), (coefficient, part) in zip(entry.bases, parts(model), strict=True):
         terms.append((coefficient, known.setdefault(digest, part)))
     return terms

@@ -1,9 +1,9 @@
-"""A store that grows with its run: pairs of later models are added, pairs of earlier models stay.
+"""The models of a store, which may become more, and the records that all of their pairs need.
 
-*Nothing that is finished changes.* Tiles of earlier pairs were cut for the number of models that
-the run had then; a plan for more models would cut other tiles, and other tiles round otherwise. So
-a store is never cut anew. Models that are new make new *pieces*, each an ordinary store of a run of
-its own. With models 0..n in the store and n..m new, all pairs need
+*Nothing that is finished changes.* Tiles round by their cut, so the cut of earlier pairs stays. The
+list of a store says with which *growth* every model came, the models of the first run with growth
+0, and how the pairs of each growth are computed. With models 0..n in the store and n..m new, all
+pairs need
 
     within:  all pairs of n..m,
     across:  models n..m as rows, models 0..n as columns,
@@ -13,584 +13,417 @@ and a run of rows against other columns, of which r..s and c..d are new,
     rows:     rows r..s, columns 0..c,
     columns:  rows 0..s, columns c..d.
 
-Pieces have tiles of their own, planned for their pairs, and keep the route of the first run where
-this route holds the new models. So numbers of earlier pairs are those on disk, bit for bit, and a
-grown run that is killed goes on with equal tiles. Norms of earlier models are copied.
-
-*Layout.* A store holds the pieces of its n-th growth in the folder `grown/n`, which is moved to its
-name as a whole: a process that wants to add models at the same time finds the folder taken, reads
-which models are in the store now, and adds the rest. The list of a growth holds the new models of
-each side, with their places among all models, as later models need not stand last, and the digest
-of all models before it, so that a growth belongs to one state of a store. A mark in the store, or
-in the growth before, says that there is a growth, so that a lost one is noticed. Claims, markers,
-damage and resuming are those of every store. A process that reads sees finished pairs and the pairs
-that are missing.
-
-*Pieces are never merged.* A merged store would be another run's tiles, computed anew or copied
-under readers and writers that hold the pieces open, to save what pieces cost: about 40 small files
-and 3 ms of the processor a growth for whoever opens the store (60 growths of a model each: 2,400
-files, 0.2 s, where a store of all models has 18 files and takes 0.02 s).
+Each is a *grid* of tiles of blocks of models. So the records of a store follow from its list, in
+every process alike: a run that is killed goes on with equal tiles, and numbers of earlier pairs are
+those on disk, bit for bit. New pairs are planned for themselves, by the route of the first run
+where this route holds the new models.
 
 *Which runs continue a store.* The models of the store must be among the models given, in order. A
-run over the models that the store had at any time reads the pieces of that time. All else is
+run over the models that the store had after any growth reads what there is of them. All else is
 another run, which is refused.
 
-*Models are told by their digests alone*, in the lists of stores and in their pieces: labels and
-names are those of the run that asks, and models with equal weights are one model, wherever they
-stand.
+*Models are told by their digests alone*, in lists and in records: labels and names are those of the
+run that asks, and models with equal weights are one model, wherever they stand.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.all_pairs import preparation, tasks
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.claims import Claims
+from tnsim.all_pairs.leases import Leases, remove
 from tnsim.all_pairs.normalise import Doubt
-from tnsim.all_pairs.preparation import PairwiseRun, Side, as_stored
-from tnsim.all_pairs.sources import Entry, numbered
-from tnsim.all_pairs.store import Layout, State, Store
-from tnsim.all_pairs.work import complete, units_of_work
+from tnsim.all_pairs.preparation import PairwiseRun, Place
+from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
+from tnsim.all_pairs.work import Entries, complete, norm_work, pairs_in, tile_work
 from tnsim.errors import DamagedStore, StoreMismatch
 
-FOLDER = "grown"
-_MARK = "continued"  # empty file in a store or growth that a growth follows
+_PAUSE = 0.02  # seconds between two looks at a list that another process writes
+Hashes: TypeAlias = tuple[str, ...]
 
 
-class Listed(NamedTuple):
-    """A model as a store lists it."""
-
-    hash: str
-    label: int | str
-    name: str
-
-
-class Growth(NamedTuple):
-    """The models that a growth added to a store.
+class Grid(NamedTuple):
+    """Records of blocks of models that are cut alike.
 
     Attributes:
-        added: New models of each side, with their places among all models.
-        told: Labels and names of all models of a side, where those of earlier models changed:
-            labels of files are numbers as soon as names differ by a number.
+        growth: Number of the growth with which the models came.
+        sizes: Most models in a block of rows, and in a block of columns.
+        records: All squared norms of one list, or all tiles.
     """
 
-    added: Mapping[str, Sequence[tuple[int, Listed]]]
-    told: Mapping[str, Sequence[tuple[int | str, str]]]
+    growth: int
+    sizes: tuple[int, int]
+    records: tuple[Record, ...]
 
 
-class Piece(NamedTuple):
-    """Pairs that are computed as a run of their own.
-
-    Attributes:
-        path: Folder of the piece's store; None for a run in memory.
-        rows: Digests of the distinct models of the rows.
-        columns: Digests of the models compared with the rows; None for all pairs of `rows`.
-    """
-
-    path: Path | None
-    rows: tuple[str, ...]
-    columns: tuple[str, ...] | None
-
-    def described(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """The attributes of the piece, from the attributes of the first run."""
-        return {**attrs, "hash_a": [*self.rows], "hash_b": self.columns and [*self.columns]}
-
-
-@dataclass(frozen=True)
-class History:
-    """The models of a store, as they were added.
-
-    Args:
-        path: Folder of the store; None for a run in memory.
-        attrs: Attributes of the first run.
-        growths: Models that were added, growth by growth.
-        lost: Labels of the growths whose folders are lost.
-    """
-
-    path: Path | None
-    attrs: Mapping[str, Any]
-    growths: tuple[Growth, ...] = ()
-    lost: tuple[str, ...] = ()
-
-    @property
-    def sides(self) -> str:
-        """Names of the lists of models."""
-        return "a" if self.attrs["hash_b"] is None else "ab"
-
-    def models(self, side: str) -> list[Listed]:
-        """The models of a side in the order in which runs gave them."""
-        # Places count in the list after the growth, and rise, so models are inserted in this order.
-        listed_models = listed(self.attrs, side)
-        for growth in self.growths:
-            for place, model in growth.added[side]:
-                listed_models.insert(place, model)
-            if side in growth.told:
-                both = zip(listed_models, growth.told[side], strict=True)
-                listed_models = [Listed(model.hash, *told) for model, told in both]
-        return listed_models
-
-    def first(self, growths: int) -> History:
-        """The store as it was after some growths."""
-        return History(self.path, self.attrs, self.growths[:growths])
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """All pieces, each after the pieces with the norms of its models."""
-        known = {side: _distinct(model.hash for model in listed(self.attrs, side)) for side in "ab"}
-        pieces = [Piece(self.path, known["a"], known["b"] if self.sides == "ab" else None)]
-        for n, growth in enumerate(self.growths, 1):
-            added = {side: [model.hash for _, model in growth.added[side]] for side in self.sides}
-            pieces += self._pieces(n, known, added)
-            known |= {side: _distinct([*known[side], *added[side]]) for side in self.sides}
-        return pieces
-
-    def _pieces(
-        self, n: int, known: Mapping[str, Sequence[str]], added: Mapping[str, Sequence[str]]
-    ) -> list[Piece]:
-        assert self.path is not None  # a run in memory never grows
-        folder = growth_folder(self.path, n)
-        # A new model may equal an earlier one; its pairs are known then.
-        new = {side: _new(added[side], known[side]) for side in added}
-        rows, columns = new["a"], new.get("b", ())
-        ranges = []
-        if self.sides == "a" and rows:
-            ranges = [("within", rows, None), ("across", rows, tuple(known["a"]))]
-        if self.sides == "ab" and rows:
-            ranges.append(("rows", rows, tuple(known["b"])))
-        if columns:
-            # Rows r..s are new in the same growth and meet the new columns here, as `rows` has
-            # earlier columns only.
-            ranges.append(("columns", (*known["a"], *rows), columns))
-        return [Piece(folder / name, *lists) for name, *lists in ranges]
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """Attributes of the run over all models, of which arrays of pairs and labels are made."""
-        attrs = dict(self.attrs)
-        if not self.growths:
-            return attrs
-        duplicates = added = 0
-        for side in self.sides:
-            models = self.models(side)
-            added += len(models) - len(self.attrs[f"hash_{side}"])
-            duplicates += len(models) - len(_distinct(model.hash for model in models))
-            attrs[f"hash_{side}"] = [model.hash for model in models]
-            attrs[f"labels_{side}"] = numbered([model.label for model in models])
-            attrs[f"names_{side}"] = [model.name for model in models]
-        times = "once" if len(self.growths) == 1 else f"{len(self.growths)} times"
-        plan = f"{attrs['plan']}; grown {times}, by {added} models"
-        return {**attrs, "duplicates": duplicates, "plan": plan}
-
-
-def listed(attrs: Mapping[str, Any], side: str) -> list[Listed]:
-    """The models of a side in the attributes of a run; none where there is no such side."""
-    if attrs[f"hash_{side}"] is None:
-        return []
-    parts = (attrs[f"{name}_{side}"] for name in ("hash", "labels", "names"))
-    return [Listed(*columns) for columns in zip(*parts, strict=True)]
-
-
-def growth_folder(path: Path, n: int) -> Path:
-    """The folder of the n-th growth of a store."""
-    return path / FOLDER / str(n)
-
-
-def opened(run: PairwiseRun, path: Path | None) -> History:
-    """The store of a run: in memory without a path, else new, continued or grown.
+def opened(run: PairwiseRun, place: Place | None) -> tuple[Store, list[str]]:
+    """The store of a run: in memory without a place, else new, continued or grown.
 
     Args:
         run: Run over all models.
-        path: Folder of the store, or None.
+        place: Folder of the store, and the part that is compared; None for a run in memory.
 
     Returns:
-        The models of the store, which are those of the run.
+        The store with all records that are there, and the labels of what was damaged.
 
     Raises:
         ModelError: A model is a plain function without a digest that holds in other processes.
         StoreMismatch: The path holds another run, or something other than a store.
-        DamagedStore: The attributes of the store are damaged beyond repair.
+        TnsimError: The store cannot be written.
     """
-    attrs = preparation.attributes_of(run)
-    if path is None:
-        return History(None, attrs)
-    # Another process may create or grow the store between any two steps, so each turn reads the
-    # store again, until the store holds all models of the run.
-    lost: tuple[str, ...] = ()
-    while True:
-        if not path.exists():
-            stores.create(path, attrs)
-        stores.refuse_links(path)
-        earlier = history(path, is_restored=True)
-        stores.check(path, earlier.attrs, attrs, settings_alone=True)
-        matched, added = _matched(earlier, attrs)
-        if not any(added.values()):
-            return replace(matched, lost=lost)
-        lost = earlier.lost
-        _grow(matched, added, run)  # read again: another process may have grown the store first
+    ours = preparation.attributes_of(run, None if place is None else place.parts)
+    if place is None:
+        return Store.of(ours), []
+    path, part = place.path, place.part
+    stores.refuse_links(path)
+    attrs, lists, damaged = _continued(place, ours, run)
+    if lists:
+        with stores.writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            with Leases(path) as leases:
+                while not leases.take("lists"):
+                    time.sleep(_PAUSE)
+                # Read again: another process may have written the lists meanwhile.
+                attrs, lists, _ = _continued(place, ours, run)
+                for kind, content in lists.items():
+                    file = stores.list_file(path, kind, part)
+                    if content is None:
+                        remove(file)
+                    else:
+                        stores.write_list(file, content)
+    store = Store.of(attrs, path, part)
+    return store, [*damaged, *_fetched(store)[State.DAMAGED]]
 
 
-def history(path: Path, is_restored: bool = False) -> History:
-    """The models of the store at `path`.
+def _continued(
+    place: Place, ours: Mapping[str, Any], run: PairwiseRun
+) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any] | None], tuple[str, ...]]:
+    """The attributes of the store's run over the given models, lists to write, and damaged lists.
 
-    Args:
-        path: Folder of the store.
-        is_restored: Whether the caller restores lost attributes, and grows the store again where
-            its last growth is lost.
-
-    Raises:
-        StoreMismatch: There is no store.
-        DamagedStore: A list of models is lost, or is not the list that was written.
-    """
-    attrs = stores.restorable(path)[0] if is_restored else stores.attributes(path)
-    found = History(path, attrs)
-    # Looked at before the folders, as another process may grow the store meanwhile.
-    names = [folder.name for folder in (path / FOLDER).glob("*")]
-    last = max((int(name) for name in names if name.isdecimal()), default=0)
-    for n in itertools.count(1):
-        folder = growth_folder(path, n)
-        is_marked = os.path.lexists(_mark(path, n))
-        if not folder.exists():
-            if n < last or (is_marked and not is_restored):
-                remedy = f"remove {path / FOLDER} and run" if n < last else "run pairwise"
-                raise DamagedStore(
-                    f"{folder}: damaged: it is lost, and with it the list of its models; {remedy} "
-                    "again with this store to compute its pairs again"
-                )
-            return replace(found, lost=(f"{FOLDER}/{n}",)) if is_marked else found
-        content = stores.read_list(folder)
-        if content["before"] != _state(found):
-            raise DamagedStore(
-                f"{folder}: damaged: it belongs to another store; remove this folder and run again"
-            )
-        added = {}
-        for side, models in content["added"].items():
-            added[side] = [(place, Listed(*about)) for place, *about in models]
-        found = replace(found, growths=(*found.growths, Growth(added, content["told"])))
-    raise AssertionError("a count without end")
-
-
-def _mark(path: Path, n: int) -> Path:
-    """The file that says that a store has its n-th growth."""
-    return (path if n == 1 else growth_folder(path, n - 1)) / _MARK
-
-
-def _state(found: History) -> str:
-    """The digest of the first run of a store and of its models."""
-    models = [[model.hash for model in found.models(side)] for side in found.sides]
-    return stores.digest([stores.run_digest(found.attrs), models])
-
-
-def _matched(
-    earlier_run: History, attrs: Mapping[str, Any]
-) -> tuple[History, dict[str, list[int]]]:
-    """The store up to the growth that the models given have, and places of the models to add.
+    A list that is None is to be removed.
 
     Raises:
         StoreMismatch: Models of the store are not among the models given, in order.
     """
-    assert earlier_run.path is not None
+    found = stores.stated(place.path, place.part)
+    lists: dict[str, Mapping[str, Any] | None] = {}
+    if found.run is None or _named(place, RUN) in found.damaged:
+        lists[RUN] = stores.identity(ours)
+    if found.run is not None:
+        stores.check(place.path, found.run, ours)
+    if found.attrs is None:
+        return ours, {**lists, MODELS: ours}, found.damaged
+    stored = found.attrs
+    if _named(place, MODELS) in found.damaged:
+        lists[MODELS] = stored
+    if _named(place, FINISHED) in found.damaged:
+        lists[FINISHED] = None  # the end of this run tells it again
     # The latest state of the store is tried first. Only that state may be grown; an earlier one is
     # only read, where the models given are exactly its models.
-    for growths in range(len(earlier_run.growths), -1, -1):
-        earlier = earlier_run.first(growths)
-        added = {}
-        for side in earlier_run.sides:
-            places = _missing(earlier.models(side), listed(attrs, side))
-            if places is not None:
-                added[side] = places
-        is_last = growths == len(earlier_run.growths)
-        if len(added) == len(earlier_run.sides) and (is_last or not any(added.values())):
-            return earlier, added
-    stores.check(earlier_run.path, earlier_run.described, attrs)
+    last = len(stored["growths"]) - 1
+    for growth in range(last, -1, -1):
+        earlier = _state(stored, growth)
+        places = {}
+        for side in sides(stored):
+            missing = _missing(earlier[f"hash_{side}"], ours[f"hash_{side}"] or ())
+            if missing is not None:
+                places[side] = missing
+        if sides(ours) != sides(stored) or len(places) < len(sides(stored)):
+            continue
+        if not any(places.values()):
+            return earlier, lists, found.damaged
+        if growth == last:
+            grown = _grown(stored, places, ours, run)
+            return grown, {**lists, MODELS: grown}, found.damaged
+    stores.check_models(place.path, stored, ours)
     raise AssertionError("models that do not match differ in a list of digests")
 
 
-def _missing(stored: Sequence[Listed], given: Sequence[Listed]) -> list[int] | None:
+def _named(place: Place, kind: str) -> str:
+    return stores.list_file(place.path, kind, place.part).name
+
+
+def _state(attrs: Mapping[str, Any], growth: int) -> Mapping[str, Any]:
+    """The attributes of a store as they were after a growth."""
+    growths = attrs["growths"][: growth + 1]
+    if len(growths) == len(attrs["growths"]):
+        return attrs
+    state = {**attrs, "growths": growths}
+    for side in sides(attrs):
+        kept = [since <= growth for since in attrs[f"since_{side}"]]
+        for name in ("hash", "labels", "names", "since"):
+            state[f"{name}_{side}"] = list(itertools.compress(attrs[f"{name}_{side}"], kept))
+    return state
+
+
+def _missing(stored: Sequence[str], given: Sequence[str]) -> list[int] | None:
     """Places of the given models that are not stored; None where a stored model is not given."""
     # Stored models are looked for in the order given; `waiting` ends with the next one to be found.
-    waiting = [model.hash for model in reversed(stored)]
+    waiting = list(reversed(stored))
     missing = []
     for place, model in enumerate(given):
-        if waiting and waiting[-1] == model.hash:
+        if waiting and waiting[-1] == model:
             waiting.pop()
         else:
             missing.append(place)
     return None if waiting else missing
 
 
-def _grow(earlier: History, added: Mapping[str, list[int]], run: PairwiseRun) -> None:
-    """Make the folder of the next growth with empty pieces, unless another process was first."""
-    assert earlier.path is not None
-    ours = preparation.attributes_of(run)
-    new: dict[str, list[tuple[int, Listed]]] = {}
-    for side in earlier.sides:
-        models = listed(ours, side)
-        new[side] = [(place, models[place]) for place in added[side]]
-    grown = History(earlier.path, earlier.attrs, (*earlier.growths, Growth(new, {})))
-    place = growth_folder(earlier.path, len(grown.growths))
-    added, told = {}, {}
-    # Labels and names are written only where those of earlier models changed, as happens when
-    # numbers become names.
-    for side, models in new.items():
-        added[side] = [[at, *model] for at, model in models]
-        given = [(model.label, model.name) for model in listed(ours, side)]
-        known = [(str(model.label), model.name) for model in grown.models(side)]
-        if known != [(str(label), name) for label, name in given]:
-            told[side] = given
-    content = {"before": _state(earlier), "added": added, "told": told}
-    # The folder is filled under another name and renamed as a whole, so no process sees half a
-    # growth. If the rename fails because the folder exists, another process was first.
-    with stores.writing(earlier.path):
-        place.parent.mkdir(exist_ok=True)
-        try:
-            with stores.new_folder(place) as folder:
-                stores.write_list(folder, content)
-                for piece in grown.pieces:
-                    if piece.path is not None and piece.path.parent == place:
-                        attrs = preparation.attributes_of(_run_of(piece, run, earlier.attrs))
-                        stores.write_empty(folder / piece.path.name, attrs)
-                folder.rename(place)
-                _mark(earlier.path, len(grown.growths)).touch(exist_ok=False)
-        except OSError:
-            if not place.exists():
-                raise
-
-
-def _run_of(piece: Piece, run: PairwiseRun, first: Mapping[str, Any]) -> PairwiseRun:
-    """The run of a piece, by the route of a store where this route holds the models.
-
-    Its models are those of the piece, in the order of the piece.
+def _grown(
+    stored: Mapping[str, Any],
+    places: Mapping[str, Sequence[int]],
+    ours: Mapping[str, Any],
+    run: PairwiseRun,
+) -> dict[str, Any]:
+    """The attributes of a store with further models.
 
     Args:
-        piece: Pairs to compute.
+        stored: Attributes of the store.
+        places: Places of the further models of each side.
+        ours: Attributes of the run over all models.
         run: Run over all models.
-        first: Attributes of the store whose route is kept.
 
     Raises:
-        StoreMismatch: Similarities of the piece have standard errors, and those of the first run
-            have none, or the other way round.
+        StoreMismatch: Similarities of the new pairs have standard errors, and those of the first
+            run have none, or the other way round.
     """
-    rows, columns = _entries(run.rows), _entries(run.columns)
-    asked = (*rows,), None if run.symmetric else (*columns,), run.estimate.route
-    if asked == (piece.rows, piece.columns, first["route"]):
-        return run  # which is planned already
-    if run.symmetric:
-        columns = rows
-    others = None if piece.columns is None else [columns[digest] for digest in piece.columns]
-    run_of_piece = preparation.part_of(
-        run, [rows[digest] for digest in piece.rows], others, first["route"]
-    )
-    attrs = preparation.attributes_of(run_of_piece)
-    if attrs["estimates"] != first["estimates"]:
-        raise StoreMismatch(
-            f"{piece.path}: similarities of the first models are computed by {first['route']}, "
-            f"those of the new models by {attrs['route']}, and only one of both has standard "
-            "errors; give another path"
-        )
-    return run_of_piece
+    number = len(stored["growths"])
+    grown = {**stored, "growths": [*stored["growths"], stored["growths"][-1]]}
+    for side in sides(stored):
+        earlier, later = iter(stored[f"since_{side}"]), set(places[side])
+        count = len(ours[f"hash_{side}"])
+        grown[f"since_{side}"] = [number if n in later else next(earlier) for n in range(count)]
+        for name in ("hash", "labels", "names"):
+            grown[f"{name}_{side}"] = ours[f"{name}_{side}"]
+    first = stored["growths"][0]["route"]
+    planned = _run_of(grown, number, run, first)
+    if planned is not None:
+        attrs = preparation.attributes_of(planned)
+        if attrs["estimates"] != stored["estimates"]:
+            raise StoreMismatch(
+                f"similarities of the first models are computed by {first}, those of the new "
+                f"models by {planned.estimate.route}, and only one of both has standard errors; "
+                "give another store"
+            )
+        grown["growths"][-1] = attrs["growths"][0]
+    return grown
 
 
-def _entries(side: Side) -> dict[str, Entry]:
-    return {entry.digest: entry for entry in side.entries}
-
-
-def damaged(whole: History, pieces: Sequence[tuple[Piece, Store]]) -> list[str]:
-    """Labels of what was lost, and of the records that were damaged when pieces were opened."""
-    labels = [*whole.lost]
-    for piece, target in pieces:
-        labels += [_label(whole, piece, label) for label in target.damaged]
-    return labels
-
-
-def computed(
-    whole: History, pieces: Sequence[tuple[Piece, Store]], run: PairwiseRun, bar: Any, executor: Any
-) -> tuple[dict[str, np.ndarray], list[Doubt]]:
-    """Compute what the store lacks, piece by piece.
+def _run_of(
+    attrs: Mapping[str, Any], growth: int, run: PairwiseRun, route: str
+) -> PairwiseRun | None:
+    """The run over the pairs of a growth, by a route where this holds the models.
 
     Args:
-        whole: The models of the store, which are those of the run.
-        pieces: Every piece with its store.
+        attrs: Attributes of the store.
+        growth: Number of the growth.
+        run: Run over all models.
+        route: Name of the route.
+
+    Returns:
+        The run; None where all models of the growth were known.
+    """
+    known, new = list(_growths(attrs))[growth]
+    whole = {side: (*known[side], *new[side]) for side in new}
+    others: Hashes | None = None
+    if len(new) == 1:
+        rows = new["a"]
+        if growth > 0:
+            others = whole["a"]
+    else:
+        rows = whole["a"] if new["b"] else new["a"]
+        others = whole["b"] if new["a"] else new["b"]
+    if not any(new.values()):
+        return None
+    first, second = Entries.of(run)
+    asked = (*first,), None if run.symmetric else (*second,), run.estimate.route
+    if asked == (rows, others, route):
+        return run  # which is planned already
+    columns = None if others is None else [second[model] for model in others]
+    return preparation.planned_again(run, [first[model] for model in rows], columns, route)
+
+
+def _growths(
+    attrs: Mapping[str, Any],
+) -> Iterator[tuple[dict[str, Hashes], dict[str, Hashes]]]:
+    """For each growth, the distinct models of each side that were known, and those that are new."""
+    arrived: dict[str, dict[int, list[str]]] = {side: {} for side in sides(attrs)}
+    for side, by_growth in arrived.items():
+        both = zip(attrs[f"hash_{side}"], attrs[f"since_{side}"], strict=True)
+        for model, since in both:
+            by_growth.setdefault(since, []).append(model)
+    known: dict[str, dict[str, None]] = {side: {} for side in arrived}
+    for growth in range(len(attrs["growths"])):
+        before = {side: (*models,) for side, models in known.items()}
+        new = {}
+        for side, by_growth in arrived.items():
+            # A new model may equal an earlier one; its pairs are known then.
+            later = dict.fromkeys(by_growth.get(growth, ()))
+            new[side] = tuple(model for model in later if model not in known[side])
+            known[side] |= later
+        yield before, new
+
+
+def grids_of(store: Store) -> list[Grid]:
+    """All records that the models of a store need, norms before the tiles that they normalise."""
+    attrs = store.attrs
+    grids = []
+    for growth, (known, new) in enumerate(_growths(attrs)):
+        tile = attrs["growths"][growth]["tile"]
+        start = "" if store.part is None else f"{store.part}: "
+        start += f"grown/{growth}/" if growth else ""
+
+        def cut(models: Hashes, tile: int = tile) -> list[Hashes]:
+            return [models[n : n + tile] for n in range(0, len(models), tile)]
+
+        for side, models in new.items():
+            norms = [
+                Record(f"{start}norms {side} {n}", block, side=side)
+                for n, block in enumerate(cut(models))
+            ]
+            grids.append(Grid(growth, (tile, tile), tuple(norms)))
+        if len(new) == 1:
+            pairs = [("within", new["a"], new["a"]), ("across", new["a"], known["a"])]
+        else:
+            pairs = [
+                ("rows", new["a"], known["b"]),
+                ("columns", (*known["a"], *new["a"]), new["b"]),
+            ]
+        for name, rows, columns in pairs:
+            label = f"{start}{name} tile" if growth else f"{start}tile"
+            tiles = [
+                Record(f"{label} {i} {j}", block, other)
+                for i, block in enumerate(cut(rows))
+                for j, other in enumerate(cut(columns))
+                if name != "within" or j <= i  # on and below the diagonal, as tiles are mirrored
+            ]
+            sizes = min(tile, len(rows)), min(tile, len(columns))
+            grids.append(Grid(growth, sizes, tuple(tiles)))
+    return [grid for grid in grids if grid.records]
+
+
+def described(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes as a result has them, of the attributes of a store."""
+    duplicates = added = 0
+    for side in sides(attrs):
+        models = attrs[f"hash_{side}"]
+        duplicates += len(models) - len(set(models))
+        added += sum(since > 0 for since in attrs[f"since_{side}"])
+    plan, growths = attrs["plan"], len(attrs["growths"]) - 1
+    if growths:
+        times = "once" if growths == 1 else f"{growths} times"
+        plan += f"; grown {times}, by {added} models"
+    return {**attrs, "duplicates": duplicates, "plan": plan, "tier": attrs["growths"][0]["tier"]}
+
+
+def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Doubt]:
+    """Compute what a store lacks, growth by growth.
+
+    Args:
+        store: Store of the run.
         run: Run over all models.
         bar: A progress bar, advanced by the number of pairs of every finished tile.
         executor: Anything with `submit`; None to compute here.
 
     Returns:
-        Arrays of all pairs by name, and the doubts about the numbers computed now.
+        The doubts about the numbers computed now.
+
+    Raises:
+        ExecutorError: The executor fails.
+        TnsimError: The store cannot be written, or a task failed.
     """
-    arrays = _Arrays(whole)
     doubts: list[Doubt] = []
-    for piece, target in pieces:
-        if target.is_finished:
-            bar.update(_pairs(piece))
-        else:
-            doubts += _completed(piece, target, arrays, whole, run, bar, executor)
-        arrays.put(piece, target)
-    if whole.path is not None:
-        stores.sweep(whole.path)
-        for n in range(len(whole.growths)):
-            stores.sweep(growth_folder(whole.path, n + 1))
-    return arrays.whole, doubts
-
-
-def stores_of(whole: History, run: PairwiseRun) -> list[tuple[Piece, Store]]:
-    """Every piece with its store."""
-    pieces = whole.pieces
-    if whole.path is None:
-        return [(pieces[0], stores.in_memory(whole.attrs))]
-    opened_stores = []
-    for n, piece in enumerate(pieces):
-        assert piece.path is not None
-        # The first piece is the store itself.
-        attrs = whole.attrs if n == 0 else piece.described(whole.attrs)
-        if not piece.path.exists():  # removed by hand: planned as the growth planned it
-            attrs = preparation.attributes_of(_run_of(piece, run, whole.attrs))
-        opened_stores.append((piece, stores.opened(piece.path, attrs)))
-    return opened_stores
-
-
-def _completed(
-    piece: Piece,
-    target: Store,
-    arrays: _Arrays,
-    whole: History,
-    run: PairwiseRun,
-    bar: Any,
-    executor: Any,
-) -> list[Doubt]:
-    """Compute the records that a piece lacks."""
-    of_piece = as_stored(_run_of(piece, run, target.attrs), target, executor is None)
-    # Norms of models that an earlier piece has are copied, never computed again: another plan could
-    # round them differently.
-    for side in target.layout.sides:
-        for record in target.layout.norms(side):
-            values = arrays.norms_of(piece, side, record)
-            if values is not None and target.fetch(record) is not State.WHOLE:
-                target.write(record, values)
-    doubts = []
-    with tasks.forgetting(of_piece.job), Claims(target.path) as claims:
-        for work in units_of_work(of_piece, target, bar):
-            doubts += complete(work, target, claims, executor)
-    target.finish()
+    models = Entries.of(run)
+    for growth, several in itertools.groupby(grids_of(store), key=lambda grid: grid.growth):
+        grids = list(several)
+        lacking = [one for grid in grids for one in grid.records if one.label not in store.known]
+        if not lacking:
+            records = itertools.chain.from_iterable(grid.records for grid in grids)
+            bar.update(sum(pairs_in(store, record) for record in records))
+            continue
+        chosen = store.attrs["growths"][growth]
+        planned = _run_of(store.attrs, growth, run, chosen["route"])
+        assert planned is not None, "a growth with records has new models"
+        planned = preparation.as_stored(planned, chosen["tier"], executor is None)
+        with tasks.forgetting(planned.job), Leases(store.path) as leases:
+            for grid in grids:
+                of_grid = planned._replace(job=planned.job._replace(sizes=grid.sizes))
+                if grid.records[0].columns is None:
+                    work = norm_work(of_grid, models, store, grid.records)
+                else:
+                    work = tile_work(of_grid, models, store, grid.records, bar)
+                doubts += complete(work, store, leases, executor)
+    if store.path is not None:
+        with stores.writing(store.path):
+            _finish(store)
+        stores.sweep(store.path)
     return doubts
 
 
-def _pairs(piece: Piece) -> int:
-    rows = len(piece.rows)
-    return rows * (rows + 1) // 2 if piece.columns is None else rows * len(piece.columns)
+def _finish(store: Store) -> None:
+    """Write that all records of the list of a store are there."""
+    assert store.path is not None
+    kinds = [stores.list_file(store.path, kind, store.part) for kind in (MODELS, FINISHED)]
+    (_, listed), (_, finished) = map(stores.read_list, kinds)
+    # Another process may have more models by now.
+    if listed == store.attrs != finished:
+        stores.write_list(kinds[1], store.attrs)
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
-    """A store as it is on disk.
+def _fetched(store: Store) -> dict[State, list[str]]:
+    """Fetch every record and return the labels of the records in each state.
+
+    Where the run was finished, every record was written, so a record missing now was lost.
+    """
+    assert store.path is not None
+    labels: dict[State, list[str]] = {state: [] for state in State}
+    # The end is read first, as another process may write it while the records are read.
+    _, finished = stores.read_list(stores.list_file(store.path, FINISHED, store.part))
+    for grid in grids_of(store):
+        for record in grid.records:
+            labels[store.fetch(record)].append(record.label)
+    growths = store.attrs["growths"]
+    if finished is not None and finished["growths"][: len(growths)] == growths:
+        labels[State.DAMAGED] += labels[State.MISSING]
+        labels[State.MISSING] = []
+    return labels
+
+
+def read(
+    path: Path, part: str | None = None
+) -> tuple[dict[str, Any], Mapping[str, Any], list[str]] | None:
+    """A store, or one part in it, as it is on disk.
 
     Args:
         path: Folder of the store.
+        part: Name of the part; None for whole models.
 
     Returns:
         Attributes of the run, arrays of all pairs by name, and the labels of norms and tiles that
-        are missing.
+        are missing; None where no model was compared.
 
     Raises:
         StoreMismatch: There is no store.
         DamagedStore: Part of the store differs from what was written.
     """
-    whole = history(path)
-    arrays = _Arrays(whole)
-    missing = []
-    for n, piece in enumerate(whole.pieces):
-        assert piece.path is not None
-        if not piece.path.exists():
-            raise DamagedStore(
-                f"{piece.path}: damaged: it is lost; run pairwise again with {path} to compute its "
-                "pairs again"
-            )
-        target, lacking = stores.read(piece.path)
-        if n > 0:
-            stores.check(piece.path, target.attrs, piece.described(whole.attrs))
-        missing += [_label(whole, piece, label) for label in lacking]
-        arrays.put(piece, target)
-    return whole.described, arrays.whole, missing
+    found = stores.stated(path, part)
+    _refuse(path, found.damaged)
+    if found.attrs is None:
+        return None
+    store = Store.of(found.attrs, path, part)
+    labels = _fetched(store)
+    _refuse(path, labels[State.DAMAGED])
+    return described(store.attrs), store.arrays, labels[State.MISSING]
 
 
-def _label(whole: History, piece: Piece, label: str) -> str:
-    """The label of a record, with the place of its piece."""
-    if piece.path is None or whole.path is None or piece.path == whole.path:
-        return label
-    return f"{piece.path.relative_to(whole.path).as_posix()} {label}"
-
-
-class _Arrays:
-    """The arrays of all pairs, filled piece by piece.
-
-    Rows and columns are distinct models, in the order of their first occurrence in the run.
-    """
-
-    def __init__(self, whole: History) -> None:
-        self._found = whole
-        layout = Layout.of(whole.described)
-        norms = [name for side in layout.sides for name in layout.norm_arrays(side)]
-        self._names = layout.variables
-        kept = {name: layout.arrays[name] for name in (*self._names, *norms)}
-        self.whole = stores.empty(kept)
-        self._places = {}
-        for side in whole.sides:
-            digests = _distinct(model.hash for model in whole.models(side))
-            self._places[side] = {digest: n for n, digest in enumerate(digests)}
-
-    def put(self, piece: Piece, target: Store) -> None:
-        """Copy the numbers of a piece."""
-        rows = self._at("a", piece.rows)
-        columns = rows if piece.columns is None else self._at("b", piece.columns)
-        # In the store of one list a piece of rows against columns fills both triangles.
-        is_mirrored = piece.columns is not None and self._found.sides == "a"
-        for name in self._names:
-            values = target.arrays[name]
-            self.whole[name][np.ix_(rows, columns)] = values
-            if is_mirrored:
-                self.whole[name][np.ix_(columns, rows)] = np.swapaxes(values, 0, 1)
-        for side, at in (("a", rows), ("b", columns)):
-            if side not in target.layout.sides:
-                continue
-            for name in target.layout.norm_arrays(side):
-                known = self.whole[self._stored(name)]
-                # A piece that is not finished may lack norms that an earlier piece has.
-                known[at] = np.where(np.isnan(known[at]), target.arrays[name], known[at])
-
-    def norms_of(self, piece: Piece, side: str, record: stores.Record) -> list[np.ndarray] | None:
-        """The numbers of a record of norms, where all of them are known from earlier pieces."""
-        digests = piece.rows if side == "a" else piece.columns or ()
-        values = []
-        for name, (block,) in record.regions:
-            values.append(self.whole[self._stored(name)][self._at(side, digests[block])])
-        return None if any(np.isnan(value).any() for value in values) else values
-
-    def _at(self, side: str, digests: Sequence[str]) -> np.ndarray:
-        places = self._places[self._side(side)]
-        return np.array([places[digest] for digest in digests], int)
-
-    def _side(self, side: str) -> str:
-        """The list of models on a side of a piece."""
-        return side if self._found.sides == "ab" else "a"
-
-    def _stored(self, name: str) -> str:
-        """The array of all models for an array of norms of a piece."""
-        # Names of norms end with the side: "log_norm_b" of a piece is "log_norm_a" of a single
-        # list.
-        return f"{name[:-1]}{self._side(name[-1])}"
-
-
-def _distinct(digests: Any) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(digests))
-
-
-def _new(added: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The distinct models among those added that are not known."""
-    there = set(known)
-    return tuple(digest for digest in _distinct(added) if digest not in there)
+def _refuse(path: Path, damaged: Sequence[str]) -> None:
+    if damaged:
+        raise DamagedStore(
+            f"{path}: damaged: {stores.listed(damaged)}; run pairwise again with this store to "
+            "compute again what was lost, or remove it"
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
@@ -43,8 +43,10 @@ def norm_arrays(norms: ScaledSum, slices: bool) -> dict[str, Float[np.ndarray, "
     return arrays
 
 
-def norms_in(arrays: Mapping[str, Any], side: str, at: slice, slices: bool) -> dict[str, ScaledSum]:
-    """Squared norms of some models read from a store, with `slices` also of every output."""
+def norms_in(
+    arrays: Mapping[str, Any], side: str, at: Int[np.ndarray, " models"], slices: bool
+) -> dict[str, ScaledSum]:
+    """Squared norms of some models in the arrays of a store, with `slices` also of every output."""
     names = (_NORM, _NORMS) if slices else (_NORM,)
     norms = {}
     for name in names:

@@ -1,8 +1,8 @@
 """Runs over parts: one part after another over all checkpoints, and their results as one.
 
-The pairs of a part are a run of their own, with a store of its own in the folder of all parts. So a
-run over parts goes on where it ended, part by part and tile by tile, and processes may share it. A
-small file in the folder lists the parts.
+The pairs of a part are a run of their own, in the store of all parts: its records have the name of
+the part in their keys. So a run over parts goes on where it ended, part by part and tile by tile,
+and processes may share it.
 
 Parts do not make up a network: tables of positions, biases behind heads, settings, and all tensors
 of parts that are not asked for, are its *rest*. The rest of every checkpoint has a digest by name,
@@ -12,34 +12,26 @@ rests are.
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.all_pairs import store as stores
+from tnsim.all_pairs.preparation import Place
 from tnsim.all_pairs.result import Pairwise
 from tnsim.all_pairs.sources import content_hash
-from tnsim.checkpoints.guard import cause
+from tnsim.all_pairs.store import State
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.circuits.standard_parts import KINDS, PartName
-from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch, printable
-from tnsim.files import json_object, regular, replacing
-
-LIST = "parts.json"
-"""File in the folder of a run over parts that lists the parts."""
+from tnsim.errors import DamagedStore, DuplicateWarning, ModelError, StoreMismatch
 
 RESTS = "rests.json"
-"""File in the folder of a run over parts with the rest of every checkpoint."""
+"""File in the store of a run over parts with the rest of every checkpoint."""
 
-_KIND, _KIND_OF_RESTS = json_object("a list of parts", "parts"), json_object("rests", "a")
 _BLOCK = 2**20  # numbers of a tensor that are in memory for its digest, beside the tensor
-_LONGEST = 2**24  # bytes of a list: a hundred thousand parts
-_LONGEST_RESTS = 2**30  # bytes of the rests: ten thousand checkpoints of a thousand tensors
 
 
 class PartRun(NamedTuple):
@@ -49,31 +41,28 @@ class PartRun(NamedTuple):
         name: Place of the part.
         models: The part of every checkpoint.
         other: The part of every checkpoint to compare with; None for all pairs of `models`.
-        store: Folder of finished tiles, None for none.
+        place: Place in the store of all parts, None for none.
     """
 
     name: PartName
     models: PartSeries
     other: PartSeries | None
-    store: Path | None
+    place: Place | None
 
 
-def part_runs(
-    models: SeriesParts, other: Any, store: str | os.PathLike[str] | None
-) -> Iterator[PartRun]:
+def part_runs(models: SeriesParts, other: Any, folder: Path | None) -> Iterator[PartRun]:
     """The runs of all parts, in order.
 
     Args:
         models: Parts of the checkpoints.
         other: Parts of other checkpoints, or None.
-        store: Folder of the stores of all parts, or None.
+        folder: Folder of the store of all parts, or None.
 
     Yields:
-        One run after another. The list of the parts is written before the first.
+        One run after another.
 
     Raises:
         ModelError: `other` has other parts.
-        StoreMismatch: The folder belongs to another run, or cannot be written.
     """
     if other is not None and not isinstance(other, SeriesParts):
         raise ModelError(
@@ -85,13 +74,15 @@ def part_runs(
             f"both series need the same parts, found {len(models)} of kinds "
             f"{', '.join(models.kinds)} and {len(other)} of kinds {', '.join(other.kinds)}"
         )
-    folder = None
-    if store is not None:
-        folder = stores.folder(store)
-        _begin(folder, models)
+    parts = {
+        "names": [list(name) for name in models.names],
+        "distances": list(models.view.distances),
+        "norm": models.view.norm,
+    }
     for label, name in zip(models, models.names, strict=True):
         others = None if other is None else other[label]
-        yield PartRun(name, models[label], others, folder and _place(folder, name))
+        place = None if folder is None else Place(folder, str(name), parts)
+        yield PartRun(name, models[label], others, place)
 
 
 class Rests(NamedTuple):
@@ -138,29 +129,27 @@ def keep_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
     """Write the rests of the checkpoints of a finished run beside its parts.
 
     Args:
-        folder: Folder of the stores of all parts.
+        folder: Folder of the store of all parts.
         result: Result of all parts.
         rests: Rests of the checkpoints.
 
     Raises:
-        StoreMismatch: The file cannot be written.
+        DamagedStore: The file is damaged.
+        TnsimError: The file cannot be written.
     """
     kept = _kept_rests(folder)
     for side, own in zip("ab", rests, strict=True):
         for label, parts, rest in zip(*_models_of(result, side), own, strict=True):
             kept[side][label] = {"parts": parts, "rest": rest}
-    try:
-        with replacing(folder / RESTS, _KIND_OF_RESTS) as temporary:
-            temporary.write_text(json.dumps(kept))
-    except OSError as error:
-        raise StoreMismatch(f"{folder}: cannot be written: {cause(error)}") from None
+    with stores.writing(folder):
+        stores.write_list(folder / RESTS, kept)
 
 
 def kept_rests(folder: Path, result: Pairwise) -> Rests | None:
     """The rests of the checkpoints of a result, None where any was not kept.
 
     Args:
-        folder: Folder of the stores of all parts.
+        folder: Folder of the store of all parts.
         result: Result of all parts.
 
     Raises:
@@ -185,23 +174,14 @@ def _models_of(result: Pairwise, side: str) -> tuple[list[str], list[str]]:
 
 
 def _kept_rests(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The rests in a folder, checked; none where there is no file."""
-    if not (folder / RESTS).exists():
-        return {"a": {}, "b": {}}
-    try:
-        with regular(folder / RESTS) as file:
-            kept = json.loads(file.read(_LONGEST_RESTS))
-        models = [model for side in "ab" for model in kept[side].values()]
-        texts = [text for model in models for pair in model["rest"].items() for text in pair]
-        if not all(isinstance(text, str) for text in (*texts, *(m["parts"] for m in models))):
-            raise ValueError("a digest is no text")
-        return {side: dict(kept[side]) for side in "ab"}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = printable(cause(error), 200)
+    """The rests in a folder; none where there is no file."""
+    state, kept = stores.read_list(folder / RESTS)
+    if state is State.DAMAGED:
         raise DamagedStore(
-            f"{folder}: {RESTS} is damaged ({reason}); remove the file and run again, and finished "
-            "parts are kept"
-        ) from None
+            f"{folder}: {RESTS} is damaged; remove the file and run again, and finished parts are "
+            "kept"
+        )
+    return {side: dict(kept[side]) if kept else {} for side in "ab"}
 
 
 def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
@@ -232,82 +212,24 @@ def _identities(result: Pairwise, rests: Rests, side: str) -> list[str]:
     return [content_hash(both) for both in zip(_models_of(result, side)[1], own, strict=True)]
 
 
-def _place(folder: Path, name: PartName) -> Path:
-    """The store of a part."""
-    return folder / str(name).replace(" ", "-")
+def names_in(folder: Path) -> list[PartName]:
+    """The parts that a store lists.
 
-
-def _begin(folder: Path, models: SeriesParts) -> None:
-    """Write the list of parts, or check that the list is the same."""
-    stores.refuse_links(folder)
-    wanted = {
-        "parts": [list(name) for name in models.names],
-        "distances": list(models.view.distances),
-        "norm": models.view.norm,
-    }
-    if (folder / LIST).exists():
-        listing = _listed(folder)
-        if listing != wanted:
-            theirs, ours = _in_words(listing), _in_words(wanted)
-            raise StoreMismatch(
-                f"{folder}: belongs to a run over {theirs}, not over {ours}; give another folder"
-            )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise StoreMismatch(f"{folder}: holds something else than a run over parts; give another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / LIST, _KIND) as temporary:
-            temporary.write_text(json.dumps(wanted))
-    except OSError as error:
-        raise StoreMismatch(f"{folder}: cannot be written: {cause(error)}") from None
-
-
-def _in_words(run: Mapping[str, Any]) -> str:
-    """The contents of a list of parts in words."""
-    kinds = ", ".join(dict.fromkeys(name[0] for name in run["parts"]))
-    settings = f"distances {run['distances']} and norm {run['norm']!r}"
-    return f"{len(run['parts'])} parts of kinds {kinds}, {settings}"
-
-
-def is_of_parts(folder: Path) -> bool:
-    """Whether a folder is the store of a run over parts."""
-    return (folder / LIST).is_file()
-
-
-def stores_of(folder: Path) -> list[tuple[PartName, Path]]:
-    """The parts that a folder lists, each with its store.
+    Args:
+        folder: Folder of the store.
 
     Raises:
-        DamagedStore: The list is damaged.
+        StoreMismatch: There is no store of parts.
+        DamagedStore: Models have no such parts.
     """
-    names = [PartName(*name) for name in _listed(folder)["parts"]]
-    return [(name, _place(folder, name)) for name in names]
-
-
-def _listed(folder: Path) -> dict[str, Any]:
-    """The contents of the list of parts, checked."""
-    try:
-        with regular(folder / LIST) as file:
-            listing = json.loads(file.read(_LONGEST))
-        names = [PartName(*name) for name in listing["parts"]]
-        whole = all(isinstance(distance, int) for distance in listing["distances"])
-        # Labels become names of folders, so only parts that models can have are accepted from a
-        # file.
-        places = {str(name) for name in names if _is_place(name)}
-        if not (names and whole and len(places) == len(names) and isinstance(listing["norm"], str)):
-            raise ValueError("a part has no place")
-        return {"parts": [list(name) for name in names], **_settings(listing)}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = printable(cause(error), 200)
-        raise DamagedStore(
-            f"{folder}: {LIST} is damaged ({reason}); remove the file and run again, and finished "
-            "parts are kept"
-        ) from None
-
-
-def _settings(listing: Mapping[str, Any]) -> dict[str, Any]:
-    return {"distances": listing["distances"], "norm": listing["norm"]}
+    run = stores.stated(folder).run
+    if run is None or run["parts"] is None:
+        raise StoreMismatch(f"{folder}: not a store of tnsim.pairwise; give the path of one")
+    names = [PartName(*name) for name in run["parts"]["names"]]
+    # Labels become names of files, so only parts that models can have are accepted from a file.
+    if not all(map(_is_place, names)):
+        raise DamagedStore(f"{folder}: damaged: its list of parts; remove it and run again")
+    return names
 
 
 def _is_place(name: PartName) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +25,7 @@ from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
 from tnsim.all_pairs.kernel_runs import KernelRun
 from tnsim.all_pairs.run_plan import ContractedRun, Models, VectorRun, memory, summary, tiles_of
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
-from tnsim.all_pairs.store import FORMAT, Store
+from tnsim.all_pairs.store import FORMAT
 from tnsim.all_pairs.tasks import Job
 from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
@@ -67,10 +68,10 @@ class Known:
 
     def of(self, entries: Sequence[Entry]) -> Known:
         """The knowledge about the models of some entries."""
-        parts = dict(itertools.chain.from_iterable(prepared.parts for prepared in entries))
-        wanted = set(parts.values())
+        bases = dict(itertools.chain.from_iterable(prepared.bases for prepared in entries))
+        wanted = set(bases.values())
         examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
-        return Known(examples, {digest: self.read.get(digest) for digest in parts})
+        return Known(examples, {digest: self.read.get(digest) for digest in bases})
 
 
 class Side(NamedTuple):
@@ -87,6 +88,21 @@ class Side(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+class Place(NamedTuple):
+    """The place of a run in a folder of results.
+
+    Attributes:
+        path: Folder of the store.
+        part: Name of the part that is compared; None for whole models.
+        parts: All parts that are compared into this folder, with the settings by which they are
+            taken; None for whole models.
+    """
+
+    path: Path
+    part: str | None = None
+    parts: Mapping[str, Any] | None = None
+
+
 class PairwiseRun(NamedTuple):
     """A run: the models, the settings of the tasks, and the plan.
 
@@ -95,7 +111,7 @@ class PairwiseRun(NamedTuple):
         symmetric: Whether both are one list.
         job: Settings that all tasks share.
         estimate: Route, tiles and costs.
-        known: Knowledge about the models, to plan a part of the run by.
+        known: Knowledge about the models, to plan pairs of some of them by.
     """
 
     rows: Side
@@ -127,16 +143,6 @@ class PairwiseRun(NamedTuple):
     def pairs(self) -> int:
         """The number of pairs of distinct models; of a single list each pair counts once."""
         return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
-
-    def block(self, side: Side, n: int) -> tuple[Entry, ...]:
-        """The distinct models of block `n`."""
-        size = self.job.sizes["ab".index(side.name)]
-        return side.entries[n * size : (n + 1) * size]
-
-    def pairs_in(self, i: int, j: int) -> int:
-        """The number of pairs in tile (i, j)."""
-        rows, columns = self.block(self.rows, i), self.block(self.columns, j)
-        return _pairs(len(rows), len(columns), self.symmetric and i == j)
 
 
 def _pairs(rows: int, columns: int, triangle: bool) -> int:
@@ -176,15 +182,10 @@ def prepared(
     return _planned(rows, columns, other is None, known, (metric, slices, dtype, budget))
 
 
-def _sizes(rows: Side, columns: Side, tile: int) -> tuple[int, int]:
-    """The most models in a block of rows, and in a block of columns."""
-    return min(tile, len(rows.entries)), min(tile, len(columns.entries))
-
-
-def part_of(
+def planned_again(
     run: PairwiseRun, rows: Sequence[Entry], columns: Sequence[Entry] | None, route: str
 ) -> PairwiseRun:
-    """The run of some models of a run, by the given route where this route holds the models.
+    """The run over some models of a run, by the given route where this route holds the models.
 
     Args:
         run: Run of all models.
@@ -228,7 +229,7 @@ def _planned(
     setting = PairSetting(*settings, pairs, units)
     models = Models(rows.entries, others, known.examples)
     routes = routes_of_run(models, list(known.read.values()), setting, kept)
-    # A part of a run that grew keeps the route of the first run where that is a route now.
+    # New pairs of a run that grew keep the route of the first run where that is a route now.
     choice = weighed([route for route in routes if route.name == kept] or routes, setting.budget)
     taken, estimate = choice.route, choice.estimate
     tiles = tiles_of(estimate)
@@ -236,7 +237,7 @@ def _planned(
     job = Job(
         setting=setting,
         space=taken.space if isinstance(taken, VectorRun) else None,
-        sizes=_sizes(rows, columns, tiles.side),
+        sizes=(tiles.side, tiles.side),
         keep_blocks=2,
         keep_bytes=0,
         alone=True,
@@ -280,7 +281,7 @@ def routes_of_run(
     # No plan is as short as vectors of sparse layers. Vectors of a combination are added up before
     # products are taken, so that terms that cancel lose fewer digits: where they fit, no plan is
     # taken, whatever they cost.
-    combined = kept is None and any(len(entry.parts) > 1 for entry in models.entries)
+    combined = kept is None and any(len(entry.bases) > 1 for entry in models.entries)
     if any(route.space.is_sparse or (combined and route.fits) for route in vectors):
         return routes
     return [*routes, ContractedRun(models, setting)]
@@ -321,8 +322,8 @@ def _side(
         else:
             prepared = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, part) in zip(prepared.parts, terms_of_model, strict=True):
-                known.add(digest, part, metric)
+            for (digest, _), (_, base) in zip(prepared.bases, terms_of_model, strict=True):
+                known.add(digest, base, metric)
         entries.append(prepared)
         first = distinct.setdefault(prepared.digest, prepared)
         if first is not prepared:
@@ -337,8 +338,13 @@ def _side(
     return Side(name, tuple(entries), tuple(distinct.values()))
 
 
-def attributes_of(run: PairwiseRun) -> dict[str, Any]:
-    """The attributes by which a store describes its run."""
+def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The attributes by which a store describes its run.
+
+    Args:
+        run: Run over all models.
+        parts: Parts that are compared into one folder, see `Place`.
+    """
     setting = run.job.setting
     sides = [run.rows] if run.symmetric else [run.rows, run.columns]
     attrs: dict[str, Any] = {
@@ -347,44 +353,50 @@ def attributes_of(run: PairwiseRun) -> dict[str, Any]:
         "metric_parameters": metric_parameters(setting.metric),
         "dtype": setting.dtype,
         "slices": setting.slices,
+        "parts": parts,
         "outputs": run.rows.all[0].d_out if setting.slices else None,
         "exact": int(run.exact),
         "estimates": int(run.job.points is not None and run.job.points.drawn),
         "symmetric": int(run.symmetric),
-        "route": run.estimate.route,
-        "tile": tiles_of(run.estimate).side,
-        "tier": setting.tier,
+        # How the pairs of every growth of a store are computed, those of the first run first.
+        "growths": [
+            {
+                "route": run.estimate.route,
+                "tile": tiles_of(run.estimate).side,
+                "tier": setting.tier,
+            }
+        ],
         "plan": summary(run.estimate),
-        "duplicates": sum(len(side.all) - len(side.entries) for side in sides),
         "caveats": list(run.caveats),
         "device": device(),
         "tnsim_version": tnsim.__version__,
         "jax_version": jax.__version__,
     }
-    attrs |= {"hash_b": None, "labels_b": None, "names_b": None}
+    attrs |= {"hash_b": None, "labels_b": None, "names_b": None, "since_b": None}
     for side in sides:
         attrs[f"hash_{side.name}"] = [entry.digest for entry in side.all]
         attrs[f"labels_{side.name}"] = [entry.source.label for entry in side.all]
         attrs[f"names_{side.name}"] = [entry.source.name for entry in side.all]
+        attrs[f"since_{side.name}"] = [0] * len(side.all)  # the growth with which each came
     return attrs
 
 
-def as_stored(run: PairwiseRun, target: Store, alone: bool) -> PairwiseRun:
-    """The run with the tiles and the tier of its store.
+def as_stored(run: PairwiseRun, tier: str, alone: bool) -> PairwiseRun:
+    """The run with the tier of its store.
 
     Args:
         run: Run as planned now.
-        target: Store of the run, begun by this run or by an earlier one.
+        tier: Tier that was chosen when the store was begun.
         alone: Whether this process computes the whole run. Blocks prepared from models are kept for
             later tiles; workers keep less, as several of them may share one machine.
     """
     keep = memory(run.job.setting) / 2
     if not alone:
         keep /= os.cpu_count() or 1
-    setting = run.job.setting._replace(tier=target.attrs["tier"])
-    sizes = _sizes(run.rows, run.columns, target.attrs["tile"])
-    job = run.job._replace(setting=setting, sizes=sizes, keep_bytes=keep, alone=alone)
-    # Blocks of two sides, of every part of the features: what a tile needs at once.
+    job = run.job._replace(
+        setting=run.job.setting._replace(tier=tier), keep_bytes=keep, alone=alone
+    )
+    # Blocks of two sides, of every section of the features: what a tile needs at once.
     if not tiles_of(run.estimate).streamed:
-        job = job._replace(keep_blocks=2 * len(job.parts))
+        job = job._replace(keep_blocks=2 * len(job.sections))
     return run._replace(job=job)

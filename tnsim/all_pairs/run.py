@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -20,7 +19,7 @@ from numpy.typing import DTypeLike
 from tnsim.all_pairs import growing, part_runs
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.normalise import Doubt
-from tnsim.all_pairs.preparation import PairwiseRun, attributes_of, prepared
+from tnsim.all_pairs.preparation import PairwiseRun, Place, attributes_of, prepared
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import in_turn, several
 from tnsim.all_pairs.work import advice
@@ -115,50 +114,64 @@ def pairwise(
         Paper, equation 2, for every pair.
     """
     require_xarray()
+    dtype = dtype_name(dtype)
+    path = None if store is None else stores.folder(store)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
-        options: dict[str, Any] = {"dtype": dtype, "executor": executor, "budget": budget}
-        results = []
+        results: list[Pairwise | None] = []
         with _part_bar(len(models), progress) as bar:
-            for part in part_runs.part_runs(models, other, store):
+            for part in part_runs.part_runs(models, other, path):
                 bar.set_description(str(part.name))
-                of_part = {"other": part.other, "store": part.store, "names": names, **options}
-                results.append(pairwise(part.models, metric, **of_part))
+                is_stored = path is not None
+                run = prepared(
+                    part.models, metric, part.other, False, dtype, budget, names, is_stored
+                )
+                results.append(_computed(run, part.place, executor, progress=False))
                 bar.update()
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
-        if store is not None:
-            part_runs.keep_rests(stores.folder(store), result, rests)
+        if path is not None:
+            part_runs.keep_rests(path, result, rests)
         part_runs.warn_of_duplicates(result, rests, stacklevel=2)
         return part_runs.with_rests(result, rests)
-    path = None if store is None else stores.folder(store)
-    dtype = dtype_name(dtype)
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     # Every model is read once here; nothing is computed yet.
     run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
-    # The store says which pairs are finished, and of which earlier models.
-    history = growing.opened(run, path)
-    pieces = growing.stores_of(history, run)
-    if damaged := growing.damaged(history, pieces):
+    return _computed(run, None if path is None else Place(path), executor, progress)
+
+
+def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bool) -> Pairwise:
+    """The result of a run, the store of which says what is computed already.
+
+    Args:
+        run: Run over all models.
+        place: Place in the store; None for a run in memory.
+        executor: Anything with `submit`; None to compute here.
+        progress: Whether a progress bar is shown.
+    """
+    path = None if place is None else place.path
+    store, damaged = growing.opened(run, place)
+    if damaged:
         listed = stores.listed(damaged)
-        warnings.warn(f"{store}: damaged: {listed}; computed again", StoreWarning, stacklevel=2)
+        warnings.warn(f"{path}: damaged: {listed}; computed again", StoreWarning, stacklevel=3)
     what = f"{run.pairs:,} inner products by {run.estimate.route}"
     with announced(what, run.estimate.seconds, bar=False), _bar(run, progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
-                arrays, doubts = growing.computed(history, pieces, run, bar, executor)
+                doubts = growing.computed(store, run, bar, executor)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(advice(path))
             raise
     # What was read from a store has been told of before, except for doubts of the degree alone.
     alone = 0.0 if run.job.certifies else run.arithmetic.alone
     worst = max([Doubt(alone, ""), *doubts])
-    precision.warn(*worst, run.arithmetic, stacklevel=2)
-    warn_of_caveats(run.caveats, stacklevel=2)
+    precision.warn(*worst, run.arithmetic, stacklevel=3)
+    warn_of_caveats(run.caveats, stacklevel=3)
     # Labels, names and caveats are those of this call; the store may have others.
     names = ("caveats", "exact", "labels_a", "labels_b", "names_a", "names_b")
     ours = attributes_of(run)
-    return labelled({**history.described, **{name: ours[name] for name in names}}, arrays)
+    attrs = growing.described(store.attrs)
+    return labelled({**attrs, **{name: ours[name] for name in names}}, store.arrays)
 
 
 def plan_pairwise(
@@ -245,31 +258,31 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """
     require_xarray()
     folder = stores.folder(path)
-    if not part_runs.is_of_parts(folder):
-        result, missing = _stored(folder)
+    whole = growing.read(folder)
+    if whole is not None:
+        attrs, arrays, missing = whole
         _warn_of(missing, path)
-        return result
-    part_stores = part_runs.stores_of(folder)
+        return labelled(attrs, arrays)
+    names = part_runs.names_in(folder)
     results: list[Pairwise | None] = []
     missing = []
-    for name, place in part_stores:
-        result, absent = _stored(place) if place.exists() else (None, ["all"])
-        results.append(result)
-        missing += [f"{name}: {record}" for record in absent]
-    results, lacking = part_runs.with_all_models(results)
-    missing += [f"{part_stores[place][0]}: later models" for place in lacking]
-    joined = part_runs.joined([name for name, _ in part_stores], results)
+    for name in names:
+        found = growing.read(folder, str(name))
+        if found is None:
+            results.append(None)
+            missing.append(f"{name}: all")
+            continue
+        attrs, arrays, lacking = found
+        results.append(labelled(attrs, arrays))
+        missing += lacking
+    results, smaller = part_runs.with_all_models(results)
+    missing += [f"{names[place]}: later models" for place in smaller]
+    joined = part_runs.joined(names, results)
     rests = part_runs.kept_rests(folder, joined)
     if rests is None:
         missing.append("what belongs to no part")
     _warn_of(missing, path)
     return joined if rests is None else part_runs.with_rests(joined, rests)
-
-
-def _stored(folder: Path) -> tuple[Pairwise, list[str]]:
-    """The result in the store of a single run, and the records that it lacks."""
-    attrs, arrays, missing = growing.read(folder)
-    return labelled(attrs, arrays), missing
 
 
 def _warn_of(missing: Sequence[str], path: str | os.PathLike[str]) -> None:

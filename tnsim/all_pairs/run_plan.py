@@ -119,7 +119,7 @@ class Sizes(NamedTuple):
             rows=len(rows),
             columns=len(rows if columns is None else columns),
             symmetric=columns is None,
-            terms=max(len(entry.parts) for entry in models.entries),
+            terms=max(len(entry.bases) for entry in models.entries),
             nonlinear=max(entry.nonlinear for entry in models.entries),
             weights=largest * item,
             products=32 * outputs,
@@ -321,12 +321,12 @@ class VectorRun:
         run = Sizes.of(models, setting._replace(dtype="float64"))
         work = making + run.pairs * numbers
         vector_bytes = numbers * run.item
-        part_bytes = max(part.length for part in space.parts) * space.d_out * run.item
+        section_bytes = max(one.length for one in space.parts) * space.d_out * run.item
         kept = len(made) * vector_bytes <= run.available / 2
         streamed = not kept and len(space.parts) > 1
         if streamed:  # a larger tile makes vectors fewer times, so tiles take half the memory
-            vector_bytes = part_bytes
-            tile = run.tile(1, run.weights + 2 * part_bytes, share=1 / 2)
+            vector_bytes = section_bytes
+            tile = run.tile(1, run.weights + 2 * section_bytes, share=1 / 2)
         else:
             tile = run.tile(numbers, run.weights + 2 * vector_bytes)
         # Every tile makes the features of its rows and its columns, so each model is made about 2
@@ -336,7 +336,7 @@ class VectorRun:
         # Features are kept for later tiles: of two blocks, or of all models up to half the memory.
         most = max(2 * tile * vector_bytes, run.available / 2)
         peak = int(min(len(made) * numbers * run.item, most))
-        peak += self._making_bytes(run, tile * run.terms, made, part_bytes)
+        peak += self._making_bytes(run, tile * run.terms, made, section_bytes)
         return estimated(
             self.name,
             run,
@@ -363,9 +363,11 @@ class VectorRun:
         within = self.estimate().peak_bytes <= memory(self.setting)
         return features.fits(self.space) and within
 
-    def _making_bytes(self, run: Sizes, models: int, made: Sequence[Kinds], part_bytes: int) -> int:
-        """Working bytes for making a part of the features of `models` distinct models."""
-        combined = models * part_bytes if run.terms > 1 else 0
+    def _making_bytes(
+        self, run: Sizes, models: int, made: Sequence[Kinds], section_bytes: int
+    ) -> int:
+        """Working bytes for making a section of the features of `models` distinct models."""
+        combined = models * section_bytes if run.terms > 1 else 0
         stacks = 2 * models * run.weights  # as read and in units of the run
         in_flight = max(self.space.in_flight(kinds, models) for kinds in made) * run.item
         return combined + stacks + in_flight
@@ -375,7 +377,7 @@ def _bases(entries: Sequence[Entry]) -> _Bases:
     """The number of distinct models in the entries, for each sequence of layer kinds."""
     distinct: dict[str, Kinds] = {}
     for entry in entries:
-        distinct |= entry.parts
+        distinct |= entry.bases
     return Counter(distinct.values())
 
 

@@ -150,25 +150,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """A source that has been read once: digests of its content and its parts, layer kinds, shape.
+    """A source that has been read once: digests of its content and its bases, layer kinds, shape.
 
     Args:
         source: Source from which the model is read again.
         digest: Digest of the content.
-        parts: Digest and layer kinds of every model that is compared.
+        bases: Digest and layer kinds of every model that the source adds up.
         d_in: Coordinates of the input; None for a plain function.
         d_out: Coordinates of the output.
         n_ctx: Positions of a sequence; None for vectors.
-        degree: Largest degree of a part.
-        nonlinear: Number of nonlinear layers of the deepest part.
-        terms: Number of models that the source adds up. It may exceed the number of parts, as a
-            small difference of two models is a single part.
+        degree: Largest degree of a base.
+        nonlinear: Number of nonlinear layers of the deepest base.
+        terms: Number of terms of the source. It may exceed the number of bases, as a small
+            difference of two models is a single base.
         caveats: Differences between the model and the networks that were read.
     """
 
     source: Source
     digest: str
-    parts: tuple[tuple[str, Kinds], ...]
+    bases: tuple[tuple[str, Kinds], ...]
     d_in: int | None
     d_out: int
     n_ctx: int | None
@@ -255,17 +255,17 @@ def entry(source: Source, model: Model | Combination, dtype: str) -> Entry:
     check_numbers(model)
     check_untraced("pairwise", model)
     # Small differences of models become models of their own, and digests belong to these.
-    parts = [part for _, part in terms(by_differences(model, dtype))]
-    digests = [content_hash(part) for part in parts]
-    layers = [kinds(part) for part in parts]
+    bases = [base for _, base in terms(by_differences(model, dtype))]
+    digests = [content_hash(base) for base in bases]
+    layers = [kinds(base) for base in bases]
     return Entry(
         source=source,
         digest=digests[0] if isinstance(model, Model) else content_hash(model),
-        parts=tuple(zip(digests, layers, strict=True)),
-        d_in=parts[0].d_in,
-        d_out=parts[0].d_out,
-        n_ctx=parts[0].n_ctx,
-        degree=max(part.growth for part in parts),
+        bases=tuple(zip(digests, layers, strict=True)),
+        d_in=bases[0].d_in,
+        d_out=bases[0].d_out,
+        n_ctx=bases[0].n_ctx,
+        degree=max(base.growth for base in bases),
         nonlinear=nonlinear(*layers),
         terms=len(terms(model)),
         caveats=caveats(model),

@@ -73,8 +73,8 @@ class Job(NamedTuple):
         return self._replace(setting=self.setting._replace(dtype="float64"), certifies=False)
 
     @property
-    def parts(self) -> Sequence[FeatureSpace | None]:
-        """Parts of the features, prepared one at a time; inner products are sums over the parts."""
+    def sections(self) -> Sequence[FeatureSpace | None]:
+        """Sections of the features, prepared one at a time; inner products are sums over all."""
         return (None,) if self.space is None else self.space.parts
 
 
@@ -106,7 +106,9 @@ def _norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
     """Squared norms in the precision of the job."""
     if job.points is not None:
         return _checked(forward.total(_sums(job, entries, entries).rows), job)
-    return _checked(add([_part_norms(job, _block(job, entries, part)) for part in job.parts]), job)
+    return _checked(
+        add([_block_norms(job, _block(job, entries, one)) for one in job.sections]), job
+    )
 
 
 def tile(
@@ -162,11 +164,11 @@ def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Scal
         _checked(result.products if isinstance(result, Estimated) else result, job)
         return result
     products = []
-    for part in job.parts:
-        first = _block(job, rows, part)
+    for section in job.sections:
+        first = _block(job, rows, section)
         # One object for both sides tells the routes below that the tile is symmetric.
-        second = first if rows == columns else _block(job, columns, part)
-        products.append(_part_products(job, first, second))
+        second = first if rows == columns else _block(job, columns, section)
+        products.append(_block_products(job, first, second))
     return _checked(add(products), job)
 
 
@@ -205,7 +207,7 @@ def _refined(
     return ScaledSum(*arrays)
 
 
-def _part_norms(job: Job, block: Block) -> ScaledSum:
+def _block_norms(job: Job, block: Block) -> ScaledSum:
     if isinstance(block, features.FeatureBlock):
         return features.norms(block, job.setting.slices)
     if isinstance(block, kernel_runs.KernelBlock):
@@ -213,7 +215,7 @@ def _part_norms(job: Job, block: Block) -> ScaledSum:
     return batched_plans.norms(block, job.setting)
 
 
-def _part_products(job: Job, first: Block, second: Block) -> ScaledSum:
+def _block_products(job: Job, first: Block, second: Block) -> ScaledSum:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
         return features.products(first, second, job.setting.slices)
     if isinstance(first, kernel_runs.KernelBlock) and isinstance(second, kernel_runs.KernelBlock):
@@ -236,10 +238,10 @@ def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums
     return _kept(job, digests, lambda: forward_runs.sums(job.setting, points, rows, None))
 
 
-def _block(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
+def _block(job: Job, entries: tuple[Entry, ...], section: FeatureSpace | None) -> Block:
     """The block of some models, from the cache or made now."""
-    key = (part, *(entry.digest for entry in entries))
-    return _kept(job, key, lambda: _prepared(job, entries, part))
+    key = (section, *(entry.digest for entry in entries))
+    return _kept(job, key, lambda: _prepared(job, entries, section))
 
 
 def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
@@ -252,8 +254,8 @@ def _kept(job: Job, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
     return block
 
 
-def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -> Block:
-    """The block of some models: a part of their features, or a stack for the batched plans."""
+def _prepared(job: Job, entries: tuple[Entry, ...], section: FeatureSpace | None) -> Block:
+    """The block of some models: a section of their features, or a stack for the batched plans."""
     models, combined = _terms(entries, job.differences)
     if job.kernels:
         return kernel_runs.block(models, combined, job.setting)
@@ -262,27 +264,27 @@ def _prepared(job: Job, entries: tuple[Entry, ...], part: FeatureSpace | None) -
     made = [scaled_under(model, units, job.setting.slices) for model in models]
     models = tuple(product.value for product in made)
     exponents = np.array([product.exponent for product in made])
-    if part is None:
-        digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.parts))
+    if section is None:
+        digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.bases))
         roots = np.sqrt(cancellations(models, units.metric))
         return batched_plans.StackBlock(models, digests, exponents, combined, roots)
     # Where every entry is a single model with coefficient 1, features need no sums.
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    return features.block(models, exponents, weights, part, units.metric)
+    return features.block(models, exponents, weights, section, units.metric)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:
     """The distinct models of some entries, and the entries as combinations of them."""
     models: dict[str, Model] = {}
-    most = max(len(entry.parts) for entry in entries)
+    most = max(len(entry.bases) for entry in entries)
     index, coefficients = np.zeros((len(entries), most), int), np.zeros((len(entries), most))
     for i, entry in enumerate(entries):
         model: Any = entry.read()  # no plain function, as functions take forward passes
-        both = zip(entry.parts, terms(by_differences(model, dtype)), strict=True)
-        for t, ((digest, _), (coefficient, part)) in enumerate(both):
-            models.setdefault(digest, part)
+        both = zip(entry.bases, terms(by_differences(model, dtype)), strict=True)
+        for t, ((digest, _), (coefficient, base)) in enumerate(both):
+            models.setdefault(digest, base)
             # Terms that this entry lacks repeat its last term, with coefficient 0.
             index[i, t:] = list(models).index(digest)
             coefficients[i, t] = coefficient

@@ -5,8 +5,8 @@ with `result` and `add_done_callback`: the executors of `concurrent.futures`, an
 `dask.distributed.Client`. Any failure of an executor is an `ExecutorError`; a `TnsimError` raised
 by a task comes out unchanged.
 
-*The loop.* `complete` computes every record that the store lacks and no other process has claimed,
-until the store has all of them.
+*The loop.* `complete` computes every record that the store lacks and no other process has a lease
+of, until the store has all of them.
 
 *Norms, then tiles.* The tasks are pure functions (`tasks`), so they may run anywhere. Their results
 are checked, normalised and written here, by the process that called.
@@ -18,7 +18,7 @@ import itertools
 import pkgutil
 import queue
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
@@ -27,15 +27,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import tnsim
-from tnsim.all_pairs import store as store_module
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import tasks
-from tnsim.all_pairs.claims import Claims
 from tnsim.all_pairs.forward_runs import Estimated
+from tnsim.all_pairs.leases import Leases
 from tnsim.all_pairs.normalise import Doubt, Norms, norm_arrays, norms_in, tile_arrays
-from tnsim.all_pairs.preparation import PairwiseRun, Side
+from tnsim.all_pairs.preparation import PairwiseRun
 from tnsim.all_pairs.run_plan import tiles_of
-from tnsim.all_pairs.sources import digests
+from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
@@ -47,11 +46,11 @@ Task = tuple[Callable[..., Any], tuple]
 _IN_FLIGHT = 128  # most tasks submitted and not yet done, as waiting tasks take memory
 _LOOK = 2.0  # seconds without a result after which the cluster is examined
 _PATIENCE = 10.0  # seconds that a cluster may be without workers, which may be (re)starting
-_PAUSE = 0.1  # seconds between two looks at the records that other processes have claimed
+_PAUSE = 0.1  # seconds between two looks at the records of which other processes have leases
 
 
 def completed(
-    tasks: Iterable[tuple[K, Task]],
+    started: Iterable[tuple[K, Task]],
     executor: Any = None,
     advice: str = "run again",
     together: int = 1,
@@ -59,7 +58,7 @@ def completed(
     """Run tasks, here or on an executor, and yield (key, result) as they finish.
 
     Args:
-        tasks: Tasks as (key, (function, arguments)); the next task is drawn only when it starts.
+        started: Tasks as (key, (function, arguments)); the next task is drawn only when it starts.
         executor: Runs the tasks; None to run them here.
         advice: Last words of an error message about the executor.
         together: Number of tasks that may run at once here, in threads.
@@ -74,19 +73,19 @@ def completed(
         {'sum': 3}
     """
     if executor is None:
-        yield from _here(tasks, together)
+        yield from _here(started, together)
         return
     _check(executor)
     cluster = _Cluster(executor, advice) if _is_dask(executor) else None
-    waiting = iter(tasks)
+    waiting = iter(started)
     running: dict[int, tuple[K, Any]] = {}
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
         if cluster is not None:
             cluster.look()
         while True:
-            # Tasks are drawn from the iterator only when there is room: drawing claims a record,
-            # and a claim without work would hold other processes back.
+            # Tasks are drawn from the iterator only when there is room: drawing takes a lease, and
+            # a lease without work would hold other processes back.
             while len(running) < _IN_FLIGHT and (task := next(waiting, None)) is not None:
                 key, (function, arguments) = task
                 future = _submit(executor, function, arguments, advice)
@@ -103,9 +102,9 @@ def completed(
             future.cancel()
 
 
-def _here(tasks: Iterable[tuple[K, Task]], together: int) -> Iterator[tuple[K, Any]]:
+def _here(started: Iterable[tuple[K, Task]], together: int) -> Iterator[tuple[K, Any]]:
     """Run tasks here: the first alone, as it compiles the programs of the others, then several."""
-    calls = (partial(_answered, key, *task) for key, task in tasks)
+    calls = (partial(_answered, key, *task) for key, task in started)
     for first in itertools.islice(calls, 1):
         yield first()
     yield from at_once(calls, together)
@@ -233,7 +232,7 @@ class PendingWork(NamedTuple):
     Args:
         records: Records to compute.
         task: Returns the function that computes a record, and its arguments.
-        write: Checks a result, writes it with its marker, and returns the doubts about its numbers.
+        write: Checks a result, writes it, and returns the doubts about its numbers.
         done: Is called with every finished record, whichever process finished it.
         together: Number of tasks that may run at once where there is no executor.
     """
@@ -245,13 +244,13 @@ class PendingWork(NamedTuple):
     together: int = 1
 
 
-def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> list[Doubt]:
+def complete(work: PendingWork, store: Store, leases: Leases, executor: Any) -> list[Doubt]:
     """Compute every record that the store lacks, and wait for the records of other processes.
 
     Args:
         work: Records, and how they are computed.
         store: Store of the results.
-        claims: Claims of this process on records.
+        leases: Leases of this process.
         executor: Runs the tasks; None to run them here.
 
     Returns:
@@ -265,14 +264,13 @@ def complete(work: PendingWork, store: Store, claims: Claims, executor: Any) -> 
     pending = list(work.records)
     doubts: list[Doubt] = []
     while pending:
-        # Every turn computes what nobody else has claimed and collects the rest, which is looked at
-        # again after a pause: another process may have finished it, or died.
+        # Every turn computes what nobody else has a lease of and collects the rest, which is looked
+        # at again after a pause: another process may have finished it, or died.
         elsewhere: list[Record] = []
-        tasks = _claimed(pending, elsewhere, work, store, claims)
-        finished = completed(tasks, executor, advice(store.path), work.together)
-        for record, result in finished:
+        started = _leased(pending, elsewhere, work, store, leases)
+        for record, result in completed(started, executor, advice(store.path), work.together):
             doubts += work.write(record, result)
-            claims.release(record.label)
+            leases.release(record.label)
             work.done(record)
         if elsewhere:
             time.sleep(_PAUSE)
@@ -287,14 +285,14 @@ def advice(path: Path | None) -> str:
     return f"run again to go on, finished tiles are kept in {path}"
 
 
-def _claimed(
+def _leased(
     pending: Sequence[Record],
     elsewhere: list[Record],
     work: PendingWork,
     store: Store,
-    claims: Claims,
+    leases: Leases,
 ) -> Iterator[tuple[Record, Task]]:
-    """The tasks that this process claims; records claimed by other processes go to `elsewhere`.
+    """The tasks of which this process gets leases; records of other processes go to `elsewhere`.
 
     The generator never waits: results are written between two tasks drawn from it, so a wait here
     would hold back results that are finished.
@@ -303,71 +301,116 @@ def _claimed(
         if store.fetch(record) is State.WHOLE:
             work.done(record)
             continue
-        with store_module.writing(store.path):
-            is_ours = claims.take(record.label)
+        with stores.writing(store.path):
+            is_ours = leases.take(record.label)
         if not is_ours:
             elsewhere.append(record)
             continue
-        if store.fetch(record) is State.WHOLE:  # finished between the look and the claim
-            claims.release(record.label)
+        if store.fetch(record) is State.WHOLE:  # finished between the look and the lease
+            leases.release(record.label)
             work.done(record)
             continue
         stores.log_start(store, record.label)
         yield record, work.task(record)
 
 
-def units_of_work(run: PairwiseRun, target: Store, bar: Any) -> list[PendingWork]:
-    """The work on all norms, then on the tiles that they normalise.
+class Entries(NamedTuple):
+    """The distinct models of a run, by digest.
+
+    Attributes:
+        rows: Models of the rows.
+        columns: Models of the columns; the same object for pairs of a single list.
+    """
+
+    rows: Mapping[str, Entry]
+    columns: Mapping[str, Entry]
+
+    @classmethod
+    def of(cls, run: PairwiseRun) -> Entries:
+        """The models of a run."""
+        rows = {entry.digest: entry for entry in run.rows.entries}
+        if run.symmetric:
+            return cls(rows, rows)
+        return cls(rows, {entry.digest: entry for entry in run.columns.entries})
+
+
+def norm_work(
+    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record]
+) -> PendingWork:
+    """The work on squared norms.
 
     Args:
-        run: Models, settings and plan.
-        target: Store to which results are written, and from which norms are read.
-        bar: A progress bar, advanced by the number of pairs of every finished tile.
+        run: Settings and plan.
+        models: Models of all records.
+        store: Store to which results are written.
+        records: Records of squared norms.
     """
-    layout = target.layout
-    sides = {side.name: side for side in (run.rows, run.columns)}
-    norms = [_norm_work(run, target, sides[name]) for name in layout.sides]
-    return [*norms, _tile_work(run, target, bar)]
 
+    def entries(record: Record) -> tuple[Entry, ...]:
+        by_digest = models.rows if record.side == "a" else models.columns
+        return tuple(by_digest[model] for model in record.rows)
 
-def _norm_work(run: PairwiseRun, target: Store, side: Side) -> PendingWork:
     def task(record: Record) -> Task:
-        return tasks.norms, (run.job, run.block(side, *record.blocks), run.arithmetic)
+        return tasks.norms, (run.job, entries(record), run.arithmetic)
 
     def write(record: Record, result: Any) -> list[Doubt]:
-        _write_norms(run, target, side, record, result)
+        shape, outputs = (len(record.rows),), store.attrs["outputs"]
+        norms = tasks.expect_norms(result, shape, outputs, advice(store.path))
+        for i, entry in enumerate(entries(record)):
+            precision.check_norm(
+                taken(norms, i), entry.source.name, entry.terms > 1, run.arithmetic
+            )
+        store.write(record, norm_arrays(norms, run.job.setting.slices))
         return []
 
-    return PendingWork(target.layout.norms(side.name), task, write, lambda record: None)
+    return PendingWork(records, task, write, lambda record: None)
 
 
-def _tile_work(run: PairwiseRun, target: Store, bar: Any) -> PendingWork:
+def tile_work(
+    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record], bar: Any
+) -> PendingWork:
+    """The work on tiles, the norms of which are in the store.
+
+    Args:
+        run: Settings and plan.
+        models: Models of all records.
+        store: Store to which results are written, and from which norms are read.
+        records: Records of tiles.
+        bar: A progress bar, advanced by the number of pairs of every finished tile.
+    """
+
+    def entries(record: Record) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+        rows = tuple(models.rows[model] for model in record.rows)
+        return rows, tuple(models.columns[model] for model in record.columns or ())
+
     def task(record: Record) -> Task:
-        i, j = record.blocks
-        models = run.block(run.rows, i), run.block(run.columns, j)
-        return tasks.tile, (run.job, *models, _norms_of(run, target, i, j), run.arithmetic)
+        return tasks.tile, (run.job, *entries(record), _norms_of(store, record), run.arithmetic)
 
     def write(record: Record, result: Any) -> list[Doubt]:
-        return [_write_tile(run, target, record, result)]
+        return [_write_tile(run, entries(record), store, record, result)]
 
     def done(record: Record) -> None:
-        bar.update(run.pairs_in(*record.blocks))
+        bar.update(pairs_in(store, record))
 
-    together = tiles_of(run.estimate).together
-    return PendingWork(target.layout.tiles(), task, write, done, together)
-
-
-def _write_norms(run: PairwiseRun, target: Store, side: Side, record: Record, result: Any) -> None:
-    """Write squared norms and the sizes of their sums. Raises `ModelError` where one is zero."""
-    entries = run.block(side, *record.blocks)
-    norms = tasks.expect_norms(result, (len(entries),), target.layout.outputs, advice(target.path))
-    for i, entry in enumerate(entries):
-        precision.check_norm(taken(norms, i), entry.source.name, entry.terms > 1, run.arithmetic)
-    target.write(record, list(norm_arrays(norms, run.job.setting.slices).values()))
+    return PendingWork(records, task, write, done, tiles_of(run.estimate).together)
 
 
-def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) -> Doubt:
-    """Normalise a tile and write it, also mirrored where rows and columns are a single list.
+def pairs_in(store: Store, record: Record) -> int:
+    """The number of pairs of a record; squared norms have none."""
+    rows, columns = len(record.rows), len(record.columns or ())
+    if record.rows == record.columns and "b" not in store.places:
+        return rows * (rows + 1) // 2
+    return rows * columns
+
+
+def _write_tile(
+    run: PairwiseRun,
+    entries: tuple[tuple[Entry, ...], tuple[Entry, ...]],
+    store: Store,
+    record: Record,
+    result: Any,
+) -> Doubt:
+    """Normalise a tile and write it.
 
     Returns:
         The largest error bound, and the cosine to which it belongs.
@@ -375,35 +418,30 @@ def _write_tile(run: PairwiseRun, target: Store, record: Record, result: Any) ->
     Raises:
         ResultError: The largest error leaves no digit.
     """
-    i, j = record.blocks
-    at, to = target.layout.block(i), target.layout.block(j)
-    rows, columns = run.block(run.rows, i), run.block(run.columns, j)
+    rows, columns = entries
     shape = len(rows), len(columns)
-    products = tasks.expect_products(result, shape, target.layout.outputs, advice(target.path))
+    products = tasks.expect_products(result, shape, store.attrs["outputs"], advice(store.path))
     estimated = None
     if isinstance(products, Estimated):
         products, estimated = products
-    same = digests(rows)[:, None] == digests(columns)
-    blocks, error = tile_arrays(products, *_norms_of(run, target, i, j), same, run.arithmetic)
+    same = np.array(record.rows)[:, None] == np.array(record.columns)
+    arrays, error = tile_arrays(products, *_norms_of(store, record), same, run.arithmetic)
     if estimated is not None:
-        blocks["standard_error"] = np.where(same, 0.0, estimated)
+        arrays["standard_error"] = np.where(same, 0.0, estimated)
     # The pair of the largest error stands for the tile in warnings.
     row, column = np.unravel_index(np.argmax(error), error.shape)
     what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
     doubt = Doubt(float(error[row, column]), what)
     precision.refuse(*doubt, run.arithmetic)
-    values = []
-    # Regions beside the place of the tile are its mirror image.
-    for name, place in record.regions:
-        block = blocks[name]
-        values.append(block if place == (at, to) else np.swapaxes(block, 0, 1))
-    target.write(record, values)
+    store.write(record, arrays)
     return doubt
 
 
-def _norms_of(run: PairwiseRun, target: Store, i: int, j: int) -> tuple[Norms, Norms]:
-    """The norms of the rows and columns of tile (i, j), which were written before any tile."""
-    at, to = target.layout.block(i), target.layout.block(j)
-    slices = run.job.setting.slices
-    bra = norms_in(target.arrays, "a", at, slices)
-    return bra, norms_in(target.arrays, "a" if run.symmetric else "b", to, slices)
+def _norms_of(store: Store, record: Record) -> tuple[Norms, Norms]:
+    """The norms of the rows and columns of a tile, which were written before any tile."""
+    both = []
+    for side, models in (("a", record.rows), ("b", record.columns or ())):
+        name = side if side in store.places else "a"
+        at = store.at(side, models)
+        both.append(norms_in(store.arrays, name, at, store.attrs["outputs"] is not None))
+    return both[0], both[1]

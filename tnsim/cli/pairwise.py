@@ -231,7 +231,7 @@ def _store_in(out: Path, parts: str | None) -> Path:
     Raises:
         StoreMismatch: The folder holds results of the other kind, which the tables would replace.
     """
-    ours, theirs = out / "store.zarr", out / "parts"
+    ours, theirs = out / "store", out / "parts"
     if parts is not None:
         ours, theirs = theirs, ours
     if theirs.exists():

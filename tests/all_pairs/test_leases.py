@@ -1,4 +1,4 @@
-"""Claims: one process at a tile, and no tile blocked by a process that is gone."""
+"""Leases: one process at a tile, and no tile blocked by a process that is gone."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ import pytest
 from stored_runs import compare
 
 import tnsim
-from tnsim.all_pairs import claims, work
-from tnsim.all_pairs.claims import Claims
+from tnsim.all_pairs import leases, work
+from tnsim.all_pairs.leases import Leases
 
 
 @pytest.fixture
@@ -24,20 +24,20 @@ def dead():
 
 
 def put(path, label, text):
-    (path / "claims").mkdir(exist_ok=True)
-    (path / "claims" / label).write_text(text)
+    (path / "leases").mkdir(exist_ok=True)
+    (path / "leases" / label).write_text(text)
 
 
 def test_one_holder_at_a_time(tmp_path):
-    with Claims(tmp_path) as ours, Claims(tmp_path) as theirs:
+    with Leases(tmp_path) as ours, Leases(tmp_path) as theirs:
         assert ours.take("tile 0 0") and not theirs.take("tile 0 0") and theirs.take("tile 1 0")
         ours.release("tile 0 0")
         assert theirs.take("tile 0 0") and not ours.take("tile 0 0")
-    assert not (tmp_path / "claims").exists()
+    assert not (tmp_path / "leases").exists()
 
 
 def test_in_memory_nobody_else_is_there():
-    with Claims(None) as ours:
+    with Leases(None) as ours:
         assert ours.take("tile 0 0") and ours.take("tile 0 0")
 
 
@@ -51,50 +51,50 @@ def test_whoever_finishes_removes_the_folder_meanwhile(tmp_path, monkeypatch):
         made.append(folder)
 
     monkeypatch.setattr(Path, "mkdir", removed_at_once)
-    with Claims(tmp_path) as ours:
+    with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0")
     assert len(made) == 2
 
 
-def test_an_error_gives_all_claims_back(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Claims(tmp_path) as ours:
+def test_an_error_gives_all_leases_back(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Leases(tmp_path) as ours:
         ours.take("tile 0 0")
         raise KeyboardInterrupt
-    with Claims(tmp_path) as theirs:
+    with Leases(tmp_path) as theirs:
         assert theirs.take("tile 0 0")
 
 
 def test_a_dead_holder_of_this_host_does_not_block(tmp_path, dead):
-    put(tmp_path, "tile-0-0", f"{claims.host()} {dead} x")
-    with Claims(tmp_path) as ours:
+    put(tmp_path, "tile-0-0", f"{leases.host()} {dead} x")
+    with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0")
 
 
 @pytest.mark.parametrize(
     "text", ["elsewhere 1 x", ""]
 )  # another host, killed before it was written
-def test_a_claim_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
+def test_a_lease_without_a_sign_of_life_expires(text, tmp_path, monkeypatch):
     put(tmp_path, "tile-0-0", text)
     now = [0.0]
-    monkeypatch.setattr(claims.time, "monotonic", lambda: now[0])
-    with Claims(tmp_path) as ours:
+    monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
+    with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")
-        now[0] += claims.EXPIRY / 2
+        now[0] += leases.EXPIRY / 2
         os.utime(
-            tmp_path / "claims" / "tile-0-0", (1, 1)
+            tmp_path / "leases" / "tile-0-0", (1, 1)
         )  # a sign of life, whatever that clock says
         assert not ours.take("tile 0 0")
-        now[0] += claims.EXPIRY - 1
+        now[0] += leases.EXPIRY - 1
         assert not ours.take("tile 0 0")
         now[0] += 2
         assert ours.take("tile 0 0")
 
 
-def test_claims_are_renewed(tmp_path, monkeypatch):
-    monkeypatch.setattr(claims, "_RENEWAL", 0.01)
+def test_leases_are_renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "_RENEWAL", 0.01)
     renewed = threading.Event()
-    monkeypatch.setattr(claims.os, "utime", lambda file: renewed.set())
-    with Claims(tmp_path) as ours:
+    monkeypatch.setattr(leases.os, "utime", lambda file: renewed.set())
+    with Leases(tmp_path) as ours:
         ours.take("tile 0 0")
         assert renewed.wait(10)
 
@@ -102,7 +102,7 @@ def test_claims_are_renewed(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     """What another process has in hand is left to it, until it is there or its process is gone."""
-    whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store.zarr"
+    whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store"
 
     class Interrupting:
         def submit(self, *arguments):
@@ -110,15 +110,15 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
 
     with pytest.raises(tnsim.ExecutorError):
         compare(folder, store=store, executor=Interrupting())
-    put(store, "tile-2-1", f"{claims.host()} {os.getpid()} other")
-    put(store, "norms-a-1", f"{claims.host()} {dead} other")
+    put(store, "tile-2-1", f"{leases.host()} {os.getpid()} other")
+    put(store, "norms-a-1", f"{leases.host()} {dead} other")
     pauses = []
 
     def other_dies(seconds):
         """In the third pause; until then the run has everything else in hand."""
         pauses.append(seconds)
         if len(pauses) == 3:
-            put(store, "tile-2-1", f"{claims.host()} {dead} other")
+            put(store, "tile-2-1", f"{leases.host()} {dead} other")
 
     monkeypatch.setattr(work, "time", SimpleNamespace(sleep=other_dies))
     assert compare(folder, store=store).identical(whole)
@@ -129,7 +129,7 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     assert begun[-1] == "tile 2 1" and len(begun) == len(set(begun)) + 1  # one was interrupted
 
 
-def test_a_folder_of_claims_that_goes_while_it_is_asked_for(tmp_path, monkeypatch):
+def test_a_folder_of_leases_that_goes_while_it_is_asked_for(tmp_path, monkeypatch):
     """It is there when it is made, and gone when somebody looks what it is."""
     mkdir, gone = Path.mkdir, []
 
@@ -140,25 +140,25 @@ def test_a_folder_of_claims_that_goes_while_it_is_asked_for(tmp_path, monkeypatc
         mkdir(folder, **options)
 
     monkeypatch.setattr(Path, "mkdir", finished_meanwhile)
-    with Claims(tmp_path) as ours:
+    with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0") and gone
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_no_process_claimed_blocks_nothing(make, tmp_path):
+def test_what_no_process_leased_blocks_nothing(make, tmp_path):
     """A folder, a pipe that nobody writes to, a link to nowhere; also in the place of the folder."""
-    (tmp_path / "claims").mkdir()
-    make(tmp_path / "claims" / "tile-0-0")
-    with Claims(tmp_path) as ours:
+    (tmp_path / "leases").mkdir()
+    make(tmp_path / "leases" / "tile-0-0")
+    with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0")
-    (tmp_path / "claims").symlink_to("nowhere")
-    with Claims(tmp_path) as ours:
+    (tmp_path / "leases").symlink_to("nowhere")
+    with Leases(tmp_path) as ours:
         assert ours.take("tile 0 0")
 
 
 def test_a_process_of_a_container_of_the_same_name_is_another(tmp_path, dead, monkeypatch):
     """Numbers of processes say nothing where processes are numbered anew."""
-    put(tmp_path, "tile-0-0", f"{claims.host()} {dead} x")
-    monkeypatch.setattr(claims, "host", lambda: "a" * 16)
-    with Claims(tmp_path) as ours:
+    put(tmp_path, "tile-0-0", f"{leases.host()} {dead} x")
+    monkeypatch.setattr(leases, "host", lambda: "a" * 16)
+    with Leases(tmp_path) as ours:
         assert not ours.take("tile 0 0")

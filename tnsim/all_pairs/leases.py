@@ -1,12 +1,12 @@
-"""Claims on records, by which the processes that share a store divide its work.
+"""Leases of records, by which the processes that share a store divide its work.
 
-A claim is a file that only one process can create. It says who made it, and its maker touches it
-again and again while it lives. A claim never blocks other processes for long. It is taken over when
+A lease is a file that only one process can create. It says who made it, and its maker touches it
+again and again while it lives. A lease never blocks other processes for long. It is taken over when
 its maker is a process of this host that is gone, or when the file has not been touched for `EXPIRY`
 seconds by the watcher's own clock (clocks of two hosts are never compared). Should two processes
-hold one claim after all, both compute the same numbers.
+hold one lease after all, both compute the same numbers.
 
-A *maker* is a process of a host. Makers are written into claims and into the names of unfinished
+A *maker* is a process of a host. Makers are written into leases and into the names of unfinished
 files, so that the leftovers of a killed process are told from the work of a living one.
 """
 
@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import shutil
 import threading
 import time
 import uuid
@@ -26,28 +25,28 @@ from types import TracebackType
 
 from tnsim.files import regular
 
-EXPIRY = 30.0  # seconds without a sign of life after which a claim is taken over
+EXPIRY = 30.0  # seconds without a sign of life after which a lease is taken over
 _RENEWAL = 5.0  # seconds between two signs of life; EXPIRY allows several to be late
-_FOLDER = "claims"
+FOLDER = "leases"
 
 
-class Claims:
-    """The claims of a single run in the store at `path`; without a path every claim is granted.
+class Leases:
+    """The leases of a process in the store at `path`; without a path every lease is granted.
 
-    Example: `with Claims(path) as claims: claims.take("tile 0 0")`. On leaving the block, all
-    claims that are still held are given back.
+    Example: `with Leases(path) as leases: leases.take("tile 0 0")`. On leaving the block, all
+    leases that are still held are given back.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._folder = None if path is None else path / _FOLDER
+        self._folder = None if path is None else path / FOLDER
         self._text = " ".join(maker())
         self._held: set[Path] = set()
         self._last_signs: dict[Path, tuple[int, float]] = {}
         self._stopped = threading.Event()
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> Leases:
         if self._folder is not None:
-            threading.Thread(target=self._renew, daemon=True, name="tnsim-claims").start()
+            threading.Thread(target=self._renew, daemon=True, name="tnsim-leases").start()
         return self
 
     def __exit__(
@@ -59,14 +58,19 @@ class Claims:
         self._stopped.set()
         for file in tuple(self._held):
             self._give_back(file)
-        if self._folder is not None and kind is None:  # the run is finished: no claim is needed
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None and kind is None:
+            # Leases of other processes stay, and with them the folder.
+            with contextlib.suppress(OSError):
+                for file in self._folder.iterdir():
+                    if self._is_abandoned(file):
+                        remove(file)
+                self._folder.rmdir()
 
     def take(self, label: str) -> bool:
         """Whether this process may compute the record; if not, another process is computing it."""
         if self._folder is None:
             return True
-        file = self._folder / label.replace(" ", "-")
+        file = self._folder / _name(label)
         while not self._create(file):
             if not self._is_abandoned(file):
                 return False
@@ -78,9 +82,9 @@ class Claims:
         return True
 
     def release(self, label: str) -> None:
-        """Give a claim back once the record is in the store."""
+        """Give a lease back once the record is in the store."""
         if self._folder is not None:
-            self._give_back(self._folder / label.replace(" ", "-"))
+            self._give_back(self._folder / _name(label))
 
     def _create(self, file: Path) -> bool:
         while True:
@@ -91,15 +95,15 @@ class Claims:
             except FileExistsError:
                 return False
             except (FileNotFoundError, NotADirectoryError):
-                _make(file.parent)  # no folder yet, or the process that finished removed it
+                make_folder(file.parent)  # no folder yet, or the process that finished removed it
             else:
                 return True
 
     def _is_abandoned(self, file: Path) -> bool:
         try:
-            with regular(file) as claim:
-                words = claim.read(2**10).decode(errors="replace").split()
-                sign = os.fstat(claim.fileno()).st_mtime_ns
+            with regular(file) as lease:
+                words = lease.read(2**10).decode(errors="replace").split()
+                sign = os.fstat(lease.fileno()).st_mtime_ns
         except PermissionError:
             return False  # a file of another user; the process of that user may live
         except OSError:
@@ -107,7 +111,7 @@ class Claims:
         if len(words) == 3 and words[0] == host() and is_gone(words[1]):
             return True
         known, since = self._last_signs.get(file, (None, 0.0))
-        # The first look at this claim, or a sign of life since the last one: time is counted from
+        # The first look at this lease, or a sign of life since the last one: time is counted from
         # here, by the clock of this process alone.
         if sign != known:
             self._last_signs[file] = (sign, time.monotonic())
@@ -115,12 +119,14 @@ class Claims:
         return time.monotonic() - since > EXPIRY
 
     def _give_back(self, file: Path) -> None:
-        self._held.discard(file)
         try:
-            if file.read_text() == self._text:  # another process may have taken the claim over
+            if file.read_text() == self._text:  # another process may have taken the lease over
                 file.unlink()
-        except OSError:
+        except FileNotFoundError:
             pass
+        except (OSError, ValueError):
+            return  # tried again at the end
+        self._held.discard(file)
 
     def _renew(self) -> None:
         while not self._stopped.wait(_RENEWAL):
@@ -163,13 +169,22 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def _make(folder: Path) -> None:
+def _name(label: str) -> str:
+    """The name of the file of a lease."""
+    return label.replace(" ", "-").replace("/", "-")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a store, in the place of whatever else stands there."""
     try:
         folder.mkdir()
     except FileExistsError:
         if not folder.is_dir():  # a link to nowhere, a pipe or a file in its place
-            with contextlib.suppress(FileNotFoundError):
+            # Other processes make and remove the folder meanwhile.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 folder.unlink()
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
 
 
 def is_gone(pid: str) -> bool:
