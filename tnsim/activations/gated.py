@@ -26,9 +26,11 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, Gate, Tail, Wave, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
+    Cross,
     DerivativeWeights,
     Expanded,
     Kernel,
+    Pairing,
     Side,
     Units,
     at_rest,
@@ -41,6 +43,7 @@ from tnsim.activations.kernels import (
     jumps,
     left_over,
     product_of_rows,
+    relative,
     times_z,
     with_side,
 )
@@ -168,12 +171,9 @@ def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
 
 
 @dataclass(frozen=True)
-class GatedPairing:
+class GatedPairing(Pairing):
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
-    f: Activation
-    g: Activation
-    centred: bool = False
     slopes = 14
 
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
@@ -181,11 +181,15 @@ class GatedPairing:
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
     means = (1, 1)
 
-    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
+    def weights(self, cross: Cross) -> tuple[Real, ...]:
         _, g12, g21, eps = cross
-        return 1.0, g12, g21, eps, g12 * g21
+        return g12, g21, eps, g12 * g21
 
-    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
+        _, g12, g21, _ = cross
+        return (1.0, 0.0, 0.0, g21), (0.0, 1.0, 0.0, g12), (0.0, 0.0, 1.0, 0.0)
+
+    def cross(self, left: Expanded, right: Expanded) -> Cross:
         unit, e, other_unit, other_e = left.unit, left.across, right.unit, right.across
         # In the order of the weights: g12 = E e z', g21 = E z e', eps = E e e'.
         products = ((e, other_unit), (unit, other_e), (e, other_e))
@@ -194,13 +198,15 @@ class GatedPairing:
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return _side(f, parameters, slopes)
 
-    ends_as_a_root = False  # slopes take derivatives of higher order
+    @property
+    def ends_as_a_root(self) -> bool:
+        return False  # slopes take derivatives of higher order
 
     def smooth_enough(self, f: Activation) -> bool:
         # Slopes take derivatives of fourth order, which kinks do not have.
         return not any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
 
         w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and
@@ -261,7 +267,7 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     xp = library(mean)
     known = fields(*parameters, moving=False) if slopes else kinds[0]
     squared_norms = norms(f, mean, deviation, squares)
-    rest = [
+    rests = [
         left_over(f, c, energy, int(i == 1))
         for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
     ]
@@ -273,4 +279,4 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         # A wave is as large as its derivatives, which the lemma multiplies by deviations.
         factors = factors * (1 + deviation)
     gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
-    return Side(parameters, xp.stack(kinds), xp.stack(rest), size, gross)
+    return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)
