@@ -29,17 +29,14 @@ from tnsim.activations.kernels import (
     Cross,
     DerivativeWeights,
     Expanded,
-    Kernel,
     Pairing,
     Side,
     Units,
     at_rest,
-    between,
     correlations,
     directions,
     gross_size,
     highest_order,
-    in_turn,
     jumps,
     left_over,
     product_of_rows,
@@ -62,40 +59,6 @@ class GatedUnits(NamedTuple):
 
     gate: Units
     up: Units
-
-
-def gated_kernel(
-    f: str | Activation, g: str | Activation, units: GatedUnits, other_units: GatedUnits
-) -> Kernel:
-    """E f(u_i) w_i g(v_j) w'_j for all pairs of gated units, exact to rounding.
-
-    Args:
-        f: Activation of the first layer's gates, or its name; continuous.
-        g: Activation of the second layer's gates.
-        units: Inputs of the first layer's units.
-        other_units: Inputs of the second layer's units, in the same coordinates.
-
-    Returns:
-        The matrix with a certified bound, as `kernel` returns it.
-
-    Raises:
-        ModelError: An activation jumps, coordinates differ in number, or an activation is unknown.
-
-    Example:
-        >>> units = GatedUnits(Units(np.zeros(1), np.eye(1)), Units(np.zeros(1), np.eye(1)))
-        >>> round(float(gated_kernel("identity", "identity", units, units).values[0, 0]), 12)
-        3.0
-    """
-    f, g = _continuous(f), _continuous(g)
-    every = (*units.gate, *units.up, *other_units.gate, *other_units.up)
-    ranks = {np.shape(x)[1] for x in every if np.ndim(x) == 2}
-    if len(ranks) > 1:
-        raise ModelError(
-            "units of both layers have rows in the coordinates of one input, found "
-            f"{sorted(ranks)} coordinates"
-        )
-    first, second = gated_expanded(f, units), gated_expanded(g, other_units)
-    return between(GatedPairing(f, g), first, second, in_turn)
 
 
 def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:

@@ -13,10 +13,10 @@ arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from math import inf, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -715,26 +715,27 @@ def _series(
         above = [(k.reshape(-1, *[1] * (c.ndim - 1)) * c[1:], d[1:]) for c, d in tables[:count]]
         lowest += [0] * count
         tables += [tuple(xp.concatenate([x, xp.zeros_like(x[:1])]) for x in both) for both in above]
-    sums = _horner(tables, lowest, cross[0], turns)
-    weights, fields = pairing.weights(cross), len(pairing.terms)
-    values = [_weighted(weights, sums[n : n + fields]) for n in range(0, len(sums), fields)]
+    sums = iter(_horner(tables, lowest, cross[0], turns))
+    weights, fields = pairing.weights(cross), [*islice(sums, len(pairing.terms))]
+    values = [_weighted(weights, fields)]
+    while following := [*islice(sums, len(pairing.terms))]:
+        values.append(_weighted(weights, following))
     if slopes:
         # Weights depend on the further cross matrices, by which they are differentiated in turn.
-        none = 0 * cross[0]
         for by in pairing.slopes_of_weights(cross):
-            values.append(_weighted(by, [none, *sums[1:fields]]))
+            values.append(_weighted(by, [0 * cross[0], *fields[1:]]))
     return values
 
 
 def _horner(
     tables: Sequence[tuple[Real, Real]], lowest: Sequence[int], rho: Real, turns: Any
-) -> list[Real]:
+) -> Iterable[Real]:
     """sum_k c_k d_k rho^k for each of some pairs of tables, orders along the first axis."""
     if not isinstance(rho, jax.Array):
-        return [
+        return (
             _horner_in_numpy(c[: _TURN * turns + 1], d[: _TURN * turns + 1], rho, lowest[n])
             for n, (c, d) in enumerate(tables)
-        ]
+        )
     c, d = (jnp.stack(x) for x in zip(*tables, strict=True))
 
     def turn(n: Any, sums: Real) -> Real:
@@ -746,7 +747,7 @@ def _horner(
         return sums
 
     start = jnp.zeros((len(tables), *rho.shape), rho.dtype)
-    return list(repeat(turns, turn, start) + c[:, 0] * d[:, 0])
+    return repeat(turns, turn, start) + c[:, 0] * d[:, 0]
 
 
 def _horner_in_numpy(c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int) -> np.ndarray:
