@@ -3,8 +3,9 @@
 Most pairs take Mehler's series sum_k c_k d_k rho^k up to an order at which the rest is certified to
 be small; pairs of high correlation, such as a unit and its copy, are computed alone.
 
-Numbers on the host take NumPy (`numbers_of`): tiles of pairs that stay in a core's cache, nothing
-to compile. Traces and accelerators take one compiled program (`matrix`), which has gradients.
+Both libraries share the text of orders, series, marks and pairs alone. Numbers on the host take
+NumPy (`_in_tiles`): tiles of pairs that stay in a core's cache, in threads, nothing to compile.
+Traces and accelerators take one compiled program of JAX (`_in_blocks`), which has gradients.
 
 Sources: Cho & Saul, Kernel methods for deep learning (2009); Tsuchida et al., arXiv:1711.09090 and
 arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2601.22307.
@@ -602,7 +603,7 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
     else:
         rounding = 4 * float(xp.finfo(c.dtype).eps)
         left = xp.maximum(energy - known, 0) + rounding * xp.maximum(energy, known[-1])
-    # Entry n is what is left after order 8 (n + 1), as orders begin at 0.
+    # Entry n is what is left after order 4 (n + 1), as orders begin at 0.
     return xp.sqrt(left[_TURN::_TURN])
 
 
@@ -783,7 +784,8 @@ def _tile(
     """
     left, right = left.part(slice(None), None), right.part(None, slice(None))
     if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
-        return _series(pairing, left, right, cross, most, slopes), None, np.zeros(())
+        none_left = np.zeros((), cross[0].dtype)
+        return _series(pairing, left, right, cross, most, slopes), None, none_left
     turns, bound = _turns_enough(pairing, left, right, cross, most)
     values = _series(pairing, left, right, cross, turns, slopes)
     tolerance = _tolerance(cross[0].dtype)
