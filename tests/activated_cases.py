@@ -9,6 +9,8 @@ the other within |v / w|, so outer panels are of that length along a steep line.
 import numpy as np
 
 import tnsim
+from tnsim.activations.gated import GatedPairing, gated_expanded
+from tnsim.activations.kernels import between, in_turn
 
 NODES, STEEPER_NODES = 20, 28  # 28 follow what turns within a tenth of a panel, to 1e-13
 KINKS = {"relu6": (0.0, 6.0), "hardtanh": (-1.0, 1.0), "hardswish": (-3.0, 3.0)}
@@ -31,6 +33,12 @@ def gated(generator, activation, hidden=5, outputs=2, inputs=2):
     gate, up, down = (generator.normal(size=shape) for shape in shapes)
     biases = (generator.normal(size=size) for size in (hidden, hidden, outputs))
     return tnsim.Model([tnsim.Gated(gate, up, down, activation, *biases)])
+
+
+def gated_kernel(f, g, units, other_units):
+    """E f(u_i) w_i g(v_j) w'_j for all pairs of gated units."""
+    first, second = gated_expanded(f, units), gated_expanded(g, other_units)
+    return between(GatedPairing(first.f, second.f), first, second, in_turn)
 
 
 def gaussian(generator, inputs=2):

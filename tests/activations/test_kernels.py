@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from activated_cases import gated_kernel
 from closeness import LARGEST, assert_close
 from mpmath import mp
 from scipy.special import ndtr
@@ -24,7 +25,8 @@ from tnsim.activations.activation import (
     leaky_relu,
     plus_line,
 )
-from tnsim.activations.gated import GatedUnits, gated_kernel, gated_moments
+from tnsim.activations.coefficients import coefficients, energies
+from tnsim.activations.gated import GatedUnits, gated_moments
 from tnsim.activations.kernels import (
     KernelNumbers,
     Plain,
@@ -33,6 +35,7 @@ from tnsim.activations.kernels import (
     first_moments,
     in_turn,
     kernel,
+    left_over,
 )
 from tnsim.activations.normal import owens_t
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
@@ -120,6 +123,41 @@ def test_no_pair_exceeds_its_bound(name):
         (alone,) = pair_derivatives(f, f, law, ((0, 0),))
     assert np.all(np.abs(found.values - alone.reshape(rho.shape)) <= 2 * found.bound)
     assert float(found.share) < 1e-15
+
+
+def test_bounds_are_within_a_hundred_errors():
+    """Of the worst pair, so that a bound says how large an error is and not only that it is small."""
+    ratios = []
+    for name in ("relu", "softplus", "square"):
+        cases = [x for x in REFERENCES if (x["f"], x["g"]) == (name, name)]
+        m, s, n, t, sign, gap = np.array([x["law"] for x in cases]).T
+        others = t[:, None] * np.stack([sign * (1 - gap), np.sqrt(gap * (2 - gap))], 1)
+        found = kernel(name, name, Units(m, np.stack([s, 0 * s], 1)), Units(n, others))
+        error = np.abs(np.diag(found.values) - [x["value"] for x in cases])
+        ratios.append((error / np.diag(found.bound)).max())
+    assert min(ratios) > 0.01, ratios
+    assert max(ratios) <= 1
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "tanh", "elu"])
+def test_bounds_of_truncation_are_within_a_hundred_errors(name):
+    """What a series leaves out after 4, 8, ... orders, for all pairs and for equal units."""
+    f, order = activation(name), 1024
+    g = np.random.default_rng(7)
+    mean, deviation = g.normal(size=20), np.exp(g.normal(size=20) / 2)
+    with np.errstate(all="ignore"):
+        c = coefficients(f, mean, deviation, order)
+        rest = left_over(f, c[:33], energies(f, mean, deviation))
+    for rho in (-0.7, 0.5, 0.9):
+        for turn, norms in enumerate(rest):
+            above = np.arange(4 * (turn + 1) + 1, order + 1)
+            left_out = np.einsum("ki,kj,k->ij", c[above], c[above], rho**above)
+            bound = np.abs(rho) ** above[0] * np.outer(norms, norms)
+            rounding = 1e-15 * np.outer(*2 * [np.sqrt(np.sum(c**2, 0))])
+            assert np.all(np.abs(left_out) <= bound + rounding)
+            if rho > 0:
+                seen = np.diag(bound) > 10 * np.diag(rounding)
+                assert np.all(np.diag(bound)[seen] < 100 * np.diag(left_out)[seen])
 
 
 def test_sines_of_any_scale():

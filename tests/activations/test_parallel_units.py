@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from activated_cases import gated_kernel
 from closeness import LARGEST, assert_close
 from scipy.special import erf
 
 from tnsim.activations.activation import ACTIVATIONS, activation
-from tnsim.activations.gated import GatedUnits, gated_kernel
+from tnsim.activations.gated import GatedUnits
 from tnsim.activations.kernels import Units, kernel
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, zip_longest
-from math import comb, inf, isfinite, pi, sqrt
+from math import comb, factorial, inf, isfinite, pi, sqrt
 from typing import Any, Protocol
 
 import jax
@@ -622,49 +622,69 @@ def _in_numpy(function: Any = None, *, derivatives: bool = False) -> Any:
     return function
 
 
-def _logistic(u: Any, order: int = 0) -> Any:
-    """1 / (1 + exp(-u)) or a derivative of it.
+def _of_series(name: str, series: Callable[[list[Any], int], list[Any]]) -> Callable[..., Any]:
+    """A function with its derivatives, for arrays of NumPy and of JAX, from its Taylor series.
 
-    With s = sigmoid(u) and r = sigmoid(-u) the first derivative is s r, and (s r)' = s r (r - s),
-    (r - s)' = -2 s r, so that derivatives keep their relative digits in both tails.
+    Args:
+        name: Name under which the function stands in this module.
+        series: Function of the Taylor coefficients of u and an order to the coefficients of the
+            result up to this order. A derivative of order n is n! times coefficient n.
     """
 
-    def sigmoid(u: Any) -> Any:
-        if isinstance(u, jax.Array):
-            return jax.nn.sigmoid(u)
+    @_in_numpy(derivatives=True)
+    def function(u: Any, order: int = 0) -> Any:
+        found = series([u, 1.0], order)[order]
+        return factorial(order) * found if order else found
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def _product(first: list[Any], second: list[Any], k: int) -> Any:
+    """Taylor coefficient k of a product; coefficients beyond the end of a list are 0."""
+    most = min(k, len(first) - 1)
+    terms = [first[j] * second[k - j] for j in range(most + 1) if k - j < len(second)]
+    return sum(terms[1:], terms[0])
+
+
+def _times_u(gate: list[Any], u: list[Any]) -> list[Any]:
+    """The Taylor series of u g(u)."""
+    return [_product(u, gate, k) for k in range(len(gate))]
+
+
+def _logistic(inner: list[Any], order: int) -> list[Any]:
+    """The Taylor series of s = 1 / (1 + exp(-w)), given that of w.
+
+    With r = 1 - s the derivative is s' = s r w', so (k + 1) s_(k+1) = sum_j (s r)_j (w')_(k-j). As
+    r is sigmoid(-w), which has its own relative digits, derivatives keep theirs in both tails.
+    """
+
+    def sigmoid(w: Any) -> Any:
+        if isinstance(w, jax.Array):
+            return jax.nn.sigmoid(w)
         with np.errstate(over="ignore"):  # 1 / inf is the value far in the tail
-            return 1 / (1 + np.exp(-u))
+            return 1 / (1 + np.exp(-w))
 
+    s = [sigmoid(inner[0])]
     if not order:
-        return sigmoid(u)
-    # Terms (s r)^p (r - s)^q with weights. Differentiating the first factor gives p (s r)^p (r -
-    # s)^(q+1), differentiating the second -2 q (s r)^(p+1) (r - s)^(q-1).
-    terms = {(1, 0): 1.0}  # powers of s r and of r - s
-    for _ in range(order - 1):
-        following: dict[tuple[int, int], float] = {}
-        for (p, q), weight in terms.items():
-            following[p, q + 1] = following.get((p, q + 1), 0.0) + p * weight
-            if q:
-                following[p + 1, q - 1] = following.get((p + 1, q - 1), 0.0) - 2 * q * weight
-        terms = following
-    s, r = sigmoid(u), sigmoid(-u)
-    return sum(weight * (s * r) ** p * (r - s) ** q for (p, q), weight in terms.items())
+        return s
+    r, both, slope = [sigmoid(-inner[0])], [], [k * w for k, w in enumerate(inner)][1:]
+    for k in range(order):
+        both.append(_product(s, r, k))
+        s.append(_product(both, slope, k) / (k + 1))
+        r.append(-s[-1])
+    return s
+
+
+def _hyperbolic(inner: list[Any], order: int) -> list[Any]:
+    """The Taylor series of tanh(w) = 2 sigmoid(2 w) - 1, whose value has its digits about 0."""
+    slopes = _logistic([2 * w for w in inner], order)[1:] if order else []
+    return [library(inner[0]).tanh(inner[0]), *(2 * x for x in slopes)]
 
 
 @_in_numpy(derivatives=True)
-def _sigmoid(u: Any, order: int = 0) -> Any:
-    return _logistic(u, order)
-
-
-@_in_numpy(derivatives=True)
-def _tanh(u: Any, order: int = 0) -> Any:
-    return 2 ** (order + 1) * _logistic(2 * u, order) if order else library(u).tanh(u)
-
-
-@_in_numpy(derivatives=True)
-def _silu(u: Any, order: int = 0) -> Any:
-    value = u * _logistic(u, order)
-    return value + order * _logistic(u, order - 1) if order else value
+def _softplus(u: Any, order: int = 0) -> Any:
+    return _sigmoid(u, order - 1) if order else library(u).logaddexp(u, 0.0)
 
 
 @_in_numpy(derivatives=True)
@@ -672,33 +692,27 @@ def _tanhshrink(u: Any, order: int = 0) -> Any:
     return float(order == 1) - _tanh(u, order) if order else u - library(u).tanh(u)
 
 
-@_in_numpy(derivatives=True)
-def _mish(u: Any, order: int = 0) -> Any:
-    """u w with w = tanh(softplus(u)); derivatives by w' = (1 - w^2) s and s' = s (1 - s).
-
-    Derivatives of w are sums of w^p s^q with weights, where s = sigmoid(u).
-    """
-    w, s = library(u).tanh(_softplus(u)), _logistic(u)
-    derivatives = [{(1, 0): 1.0}]
-    for _ in range(order):
-        following: dict[tuple[int, int], float] = {}
-        for (p, q), weight in derivatives[-1].items():
-            changes = {(p - 1, q + 1): p, (p + 1, q + 1): -p, (p, q): q, (p, q + 1): -q}
-            for powers, change in changes.items():
-                if change:
-                    following[powers] = following.get(powers, 0.0) + weight * change
-        derivatives.append(following)
-
-    def gate(order: int) -> Any:
-        return sum(weight * w**p * s**q for (p, q), weight in derivatives[order].items())
-
-    # (u w)^(n) = u w^(n) + n w^(n-1).
-    return u * gate(order) + order * gate(order - 1) if order else u * w
+def _mish_series(u: list[Any], order: int) -> list[Any]:
+    """u tanh(v), where v = softplus(u) has the derivative sigmoid(u)."""
+    slope = _logistic(u, order - 1) if order else []
+    inner = [_softplus(u[0]), *(x / (k + 1) for k, x in enumerate(slope))]
+    return _times_u(_hyperbolic(inner, order), u)
 
 
-@_in_numpy(derivatives=True)
-def _softplus(u: Any, order: int = 0) -> Any:
-    return _logistic(u, order - 1) if order else library(u).logaddexp(u, 0.0)
+def _gelu_tanh_series(u: list[Any], order: int) -> list[Any]:
+    """u sigmoid(w), where w = 2 sqrt(2 / pi) (u + 0.044715 u^3)."""
+    x, scale, cube = u[0], 2 * sqrt(2 / pi), 0.044715
+    inner = [_horner((0.0, scale, 0.0, scale * cube), x)]
+    if order:
+        inner += [_horner((scale, 0.0, 3 * scale * cube), x), 3 * scale * cube * x, scale * cube]
+    return _times_u(_logistic(inner, order), u)
+
+
+_sigmoid = _of_series("_sigmoid", _logistic)
+_tanh = _of_series("_tanh", _hyperbolic)
+_silu = _of_series("_silu", lambda u, order: _times_u(_logistic(u, order), u))
+_mish = _of_series("_mish", _mish_series)
+_gelu_tanh = _of_series("_gelu_tanh", _gelu_tanh_series)
 
 
 @_in_numpy(derivatives=True)
@@ -720,32 +734,6 @@ def _erf(u: Any, order: int = 0) -> Any:
 @_in_numpy(derivatives=True)
 def _sin(u: Any, order: int = 0) -> Any:
     return Wave()(u, order)
-
-
-@_in_numpy(derivatives=True)
-def _gelu_tanh(u: Any, order: int = 0) -> Any:
-    """u sigmoid(w(u)), w = 2 sqrt(2 / pi) (u + 0.044715 u^3); derivatives by the rule of Leibniz.
-
-    Derivatives of sigmoid(w(u)) are sums of (derivative p of sigmoid at w) times polynomials in u.
-    """
-    wave = np.polynomial.Polynomial(2 * sqrt(2 / pi) * np.array([0.0, 1.0, 0.0, 0.044715]))
-    inner = _horner(tuple(wave.coef.tolist()), u)
-    # Derivative n of sigmoid(w(u)) as {p: polynomial that multiplies derivative p of sigmoid at w}.
-    # The chain rule raises p by one and brings w', the product rule differentiates the polynomial.
-    chains = [{0: np.polynomial.Polynomial([1.0])}]
-    for _ in range(order):
-        following: dict[int, Any] = {}
-        for p, factor in chains[-1].items():
-            following[p + 1] = following.get(p + 1, 0.0) + factor * wave.deriv()
-            following[p] = following.get(p, 0.0) + factor.deriv()
-        chains.append(following)
-
-    def gate(order: int) -> Any:
-        terms = chains[order].items()
-        return sum(_horner(tuple(x.coef.tolist()), u) * _logistic(inner, p) for p, x in terms)
-
-    # (u g)^(n) = u g^(n) + n g^(n-1).
-    return u * gate(order) + order * gate(order - 1) if order else u * _logistic(inner)
 
 
 def _kinked(name: str, kinks: tuple[float, ...], *pieces: tuple[float, ...]) -> Activation:

@@ -26,21 +26,21 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, Gate, Tail, Wave, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
+    Cross,
     DerivativeWeights,
     Expanded,
-    Kernel,
+    Pairing,
     Side,
     Units,
     at_rest,
-    between,
     correlations,
     directions,
     gross_size,
     highest_order,
-    in_turn,
     jumps,
     left_over,
     product_of_rows,
+    relative,
     times_z,
     with_side,
 )
@@ -59,40 +59,6 @@ class GatedUnits(NamedTuple):
 
     gate: Units
     up: Units
-
-
-def gated_kernel(
-    f: str | Activation, g: str | Activation, units: GatedUnits, other_units: GatedUnits
-) -> Kernel:
-    """E f(u_i) w_i g(v_j) w'_j for all pairs of gated units, exact to rounding.
-
-    Args:
-        f: Activation of the first layer's gates, or its name; continuous.
-        g: Activation of the second layer's gates.
-        units: Inputs of the first layer's units.
-        other_units: Inputs of the second layer's units, in the same coordinates.
-
-    Returns:
-        The matrix with a certified bound, as `kernel` returns it.
-
-    Raises:
-        ModelError: An activation jumps, coordinates differ in number, or an activation is unknown.
-
-    Example:
-        >>> units = GatedUnits(Units(np.zeros(1), np.eye(1)), Units(np.zeros(1), np.eye(1)))
-        >>> round(float(gated_kernel("identity", "identity", units, units).values[0, 0]), 12)
-        3.0
-    """
-    f, g = _continuous(f), _continuous(g)
-    every = (*units.gate, *units.up, *other_units.gate, *other_units.up)
-    ranks = {np.shape(x)[1] for x in every if np.ndim(x) == 2}
-    if len(ranks) > 1:
-        raise ModelError(
-            "units of both layers have rows in the coordinates of one input, found "
-            f"{sorted(ranks)} coordinates"
-        )
-    first, second = gated_expanded(f, units), gated_expanded(g, other_units)
-    return between(GatedPairing(f, g), first, second, in_turn)
 
 
 def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
@@ -168,12 +134,9 @@ def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
 
 
 @dataclass(frozen=True)
-class GatedPairing:
+class GatedPairing(Pairing):
     """Fields c, p, q, d of either side, joined by rho, g12, g21 and eps."""
 
-    f: Activation
-    g: Activation
-    centred: bool = False
     slopes = 14
 
     # Fields in the order of the lemma: phi phi', f dphi', dphi f', f f' and df df', where 0 is c, 1
@@ -181,11 +144,15 @@ class GatedPairing:
     terms = ((1, 1), (0, 2), (2, 0), (0, 0), (3, 3))
     means = (1, 1)
 
-    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
+    def weights(self, cross: Cross) -> tuple[Real, ...]:
         _, g12, g21, eps = cross
-        return 1.0, g12, g21, eps, g12 * g21
+        return g12, g21, eps, g12 * g21
 
-    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
+        _, g12, g21, _ = cross
+        return (1.0, 0.0, 0.0, g21), (0.0, 1.0, 0.0, g12), (0.0, 0.0, 1.0, 0.0)
+
+    def cross(self, left: Expanded, right: Expanded) -> Cross:
         unit, e, other_unit, other_e = left.unit, left.across, right.unit, right.across
         # In the order of the weights: g12 = E e z', g21 = E z e', eps = E e e'.
         products = ((e, other_unit), (unit, other_e), (e, other_e))
@@ -194,13 +161,15 @@ class GatedPairing:
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         return _side(f, parameters, slopes)
 
-    ends_as_a_root = False  # slopes take derivatives of higher order
+    @property
+    def ends_as_a_root(self) -> bool:
+        return False  # slopes take derivatives of higher order
 
     def smooth_enough(self, f: Activation) -> bool:
         # Slopes take derivatives of fourth order, which kinks do not have.
         return not any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.
 
         w pairs with u, v, w' or stands for its mean a, where cov(w, u) = b s and
@@ -261,7 +230,7 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
     xp = library(mean)
     known = fields(*parameters, moving=False) if slopes else kinds[0]
     squared_norms = norms(f, mean, deviation, squares)
-    rest = [
+    rests = [
         left_over(f, c, energy, int(i == 1))
         for i, (c, energy) in enumerate(zip(known, squared_norms, strict=True))
     ]
@@ -273,4 +242,4 @@ def _side(f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         # A wave is as large as its derivatives, which the lemma multiplies by deviations.
         factors = factors * (1 + deviation)
     gross = xp.maximum(size, factors * gross_size(f, mean, deviation, xp.sqrt(plain)))
-    return Side(parameters, xp.stack(kinds), xp.stack(rest), size, gross)
+    return Side(parameters, xp.stack(kinds), relative(xp.stack(rests), gross), size, gross)

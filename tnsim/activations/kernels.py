@@ -3,8 +3,9 @@
 Most pairs take Mehler's series sum_k c_k d_k rho^k up to an order at which the rest is certified to
 be small; pairs of high correlation, such as a unit and its copy, are computed alone.
 
-Numbers on the host take NumPy (`numbers_of`): tiles of pairs that stay in a core's cache, nothing
-to compile. Traces and accelerators take one compiled program (`matrix`), which has gradients.
+Both libraries share the text of orders, series, marks and pairs alone. Numbers on the host take
+NumPy (`_in_tiles`): tiles of pairs that stay in a core's cache, in threads, nothing to compile.
+Traces and accelerators take one compiled program of JAX (`_in_blocks`), which has gradients.
 
 Sources: Cho & Saul, Kernel methods for deep learning (2009); Tsuchida et al., arXiv:1711.09090 and
 arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2601.22307.
@@ -12,12 +13,13 @@ arXiv:2002.08517, for kernels of ReLU, leaky ReLU and GELU; Kuang & Lin, arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from math import inf, sqrt
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ from jaxtyping import Array, Float
 
 from tnsim.activations.activation import Activation, Gate, Remainder, activation
 from tnsim.activations.coefficients import average, coefficients, energies
-from tnsim.activations.normal import Real, held
+from tnsim.activations.normal import Real, held, repeat
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 from tnsim.errors import ModelError
 from tnsim.scaled import library
@@ -37,8 +39,7 @@ _LONG = 256
 """Highest order of the series of single pairs in NumPy, a hundred times cheaper than integrals."""
 _ROUNDING = 32  # units in the last place of gross sizes, in which values are off
 _TURN = 4  # orders between two norms of what is left
-_LOOK = 8  # orders between two looks at what is left in a compiled program
-_BLOCK = 2**18  # pairs of a block of a compiled program
+_BLOCK = 2**18  # numbers of an array over the pairs of a block in JAX
 _CHUNK = 1024  # pairs alone at once
 _GROUP = 64
 _TILE = 2**14  # pairs of a tile in NumPy: a few arrays of 128 KiB
@@ -47,6 +48,10 @@ _SAMPLE = 2**15  # pairs that choose the order of the series of a block
 
 DerivativeWeights = dict[tuple[int, int], Any]
 """Factors of the expected derivatives of f(u) and g(v), by how often each is differentiated."""
+Cross: TypeAlias = tuple[Real, ...]
+"""Matrices over pairs of units, or their entries at single pairs: correlations, and what a pairing
+has besides."""
+_Rows: TypeAlias = tuple[Float[Any, "m rank"], Float[Any, "n rank"]]
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
 
@@ -196,56 +201,81 @@ def correlations(unit: Float[Any, "m rank"], other_unit: Float[Any, "n rank"]) -
 
 
 class Side(NamedTuple):
-    """What the units of one layer bring to a kernel, one unit in each entry of the last axis."""
+    """What the units of one layer bring to a kernel, one unit in each entry of the last axis.
 
-    parameters: tuple[Real, ...]  # mean, deviation, and what a pairing has besides
-    tables: Real  # (kinds, fields, orders, units): of the value, and of slopes by each parameter
-    rest: Real  # (fields, turns, units): norms of what is left after 4, 8, ... orders
-    size: Real  # sqrt(E (f w)^2)
-    gross: Real  # relative to this values are rounded, see `gross_size`
+    Args:
+        parameters: Mean, deviation, and what a pairing has besides.
+        tables: Coefficients by order, of each field, (kinds, fields, orders, units): of the value,
+            and of slopes by each parameter.
+        rest: Norms of what is left after 4, 8, ... orders relative to `gross`, (fields, turns,
+            units).
+        size: Roots of E (f w)^2.
+        gross: Sizes relative to which values are rounded, see `gross_size`.
+    """
 
-    def part(self, units: Any) -> Side:
-        """Some of the units."""
+    parameters: tuple[Real, ...]
+    tables: Real
+    rest: Real
+    size: Real
+    gross: Real
+
+    def part(self, *units: Any) -> Side:
+        """Some of the units, by an index of their axis and new axes before or behind it."""
         parameters = tuple(x[units] for x in self.parameters)
-        return Side(parameters, *(x[..., units] for x in self[1:]))
+        return Side(parameters, *(x[(..., *units)] for x in self[1:]))
 
 
-class Pairing(Protocol):
-    """What stands at the pairs of units of two kinds of layers."""
+@dataclass(frozen=True)
+class Pairing(ABC):
+    """What stands at the pairs of units of two kinds of layers.
+
+    Args:
+        f: Activation of the first layer.
+        g: Activation of the second layer.
+        centred: Whether products of means are left out, for numbers on the host: covariances, and
+            no digit lost where means are large beside deviations.
+
+    Attributes:
+        slopes: Number of parameters of both units and of cross matrices.
+        terms: Fields of the left and of the right unit that meet in a series. The first of them
+            stands alone, the others behind `weights`.
+        means: The fields of which order 0 is the mean of a unit.
+    """
 
     f: Activation
     g: Activation
-    slopes: int  # number of parameters of both units and of cross matrices
-    centred: bool  # whether the product of the means of both units is left out
-    means: tuple[int, int]  # the fields of which order 0 is the mean of a unit
+    centred: bool = False
+    slopes: ClassVar[int]
+    terms: ClassVar[tuple[tuple[int, int], ...]]
+    means: ClassVar[tuple[int, int]]
 
-    @property
-    def terms(self) -> tuple[tuple[int, int], ...]:
-        """Fields of the left and of the right unit that meet in a series, see `weights`."""
-        ...
+    @abstractmethod
+    def weights(self, cross: Cross) -> tuple[Real, ...]:
+        """What stands before the series of all pairs of fields but the first."""
 
-    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
-        """What stands before the series of each pair of fields, made of the cross matrices."""
-        ...
+    @abstractmethod
+    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
+        """Slopes of the weights by each cross matrix behind the correlations."""
 
-    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+    @abstractmethod
+    def cross(self, left: Expanded, right: Expanded) -> Cross:
         """Matrices over pairs: correlations, and what the pairing has besides."""
-        ...
 
+    @abstractmethod
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         """Coefficients and norms of the units of one layer."""
-        ...
 
+    @abstractmethod
     def smooth_enough(self, f: Activation) -> bool:
         """Whether slopes of pairs alone are expected derivatives of f, see `alone`."""
-        ...
 
     @property
+    @abstractmethod
     def ends_as_a_root(self) -> bool:
         """Whether slopes by the correlation rho end as sqrt(1 - rho^2), with finite values."""
-        ...
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
+    @abstractmethod
+    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """The kernel of single pairs: weights of expected derivatives of f(u) and g(v).
 
         Args:
@@ -256,7 +286,6 @@ class Pairing(Protocol):
         Returns:
             Weights, polynomials in all arguments, by how often f and g are differentiated.
         """
-        ...
 
 
 class Expanded(NamedTuple):
@@ -292,27 +321,20 @@ class Expanded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plain:
-    """E f(u) g(v): one field, the coefficients of f.
+class Plain(Pairing):
+    """E f(u) g(v): one field, the coefficients of f."""
 
-    Args:
-        f: Activation of the first layer.
-        g: Activation of the second layer.
-        centred: Whether products of means are left out, for numbers on the host: covariances, and
-            no digit lost where means are large beside deviations.
-    """
-
-    f: Activation
-    g: Activation
-    centred: bool = False
     slopes = 5
     terms = ((0, 0),)
     means = (0, 0)
 
-    def weights(self, cross: tuple[Real, ...]) -> tuple[Real | float, ...]:
-        return (1.0,)
+    def weights(self, cross: Cross) -> tuple[Real, ...]:
+        return ()
 
-    def cross(self, left: Expanded, right: Expanded) -> tuple[Real, ...]:
+    def slopes_of_weights(self, cross: Cross) -> tuple[tuple[Real | float, ...], ...]:
+        return ()
+
+    def cross(self, left: Expanded, right: Expanded) -> Cross:
         return (correlations(left.unit, right.unit),)
 
     def smooth_enough(self, f: Activation) -> bool:
@@ -327,7 +349,7 @@ class Plain:
         mean, deviation = parameters
         return _side(f, mean, deviation, slopes)
 
-    def alone(self, left: Any, right: Any, rho: Real, cross: tuple[Real, ...]) -> DerivativeWeights:
+    def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         return {(0, 0): 1.0}
 
 
@@ -354,7 +376,7 @@ def expanded(f: str | Activation, units: Units) -> Expanded:
     return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None))
 
 
-def with_side(pairing: Any, units: Expanded) -> Expanded:
+def with_side(pairing: Pairing, units: Expanded) -> Expanded:
     """The units with their coefficients where they are numbers on the host."""
     if library(*units.parameters) is jnp:
         return units
@@ -362,15 +384,21 @@ def with_side(pairing: Any, units: Expanded) -> Expanded:
         return units._replace(side=pairing.side(units.f, units.parameters, False))
 
 
-def between(pairing: Any, first: Expanded, second: Expanded, together: Together) -> Kernel:
+def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
     """The kernel of all pairs of units, in NumPy for numbers and in JAX for traces."""
     if first.side is not None and second.side is not None:
-        return numbers_of(pairing, first, second, pairing.cross(first, second), together)
+        cross = pairing.cross(first, second)
+        (values,), bounds = _in_tiles(pairing, first, second, cross, together, False)
+        return Kernel(values, *bounds)
     # A partner that is not traced was prepared in float64; the trace computes in floats of its own.
     dtype = (first if first.side is None else second).unit.dtype
     first, second = (units.in_trace(dtype) for units in (first, second))
-    sides = first.parameters, second.parameters
-    return matrix(pairing, *sides, pairing.cross(first, second), first.unit, second.unit)
+    units = first.unit, second.unit
+    values, *bounds = _values(
+        pairing, first.parameters, second.parameters, pairing.cross(first, second), units
+    )
+    # Sizes and shares are bounds, of which nobody needs a derivative.
+    return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
 
 class KernelNumbers(NamedTuple):
@@ -389,7 +417,7 @@ class KernelNumbers(NamedTuple):
     @classmethod
     def of(
         cls,
-        pairing: Any,
+        pairing: Pairing,
         first: Expanded,
         second: Expanded,
         together: Together,
@@ -415,16 +443,15 @@ class KernelNumbers(NamedTuple):
         if compiled or not on_host or not smooth:
             # The program is kept by the activations and the numbers of units: the kernels of a
             # comparison and its norms share it.
-            values, *bounds = _blocks(pairing, True, *sides, cross, first.unit, second.unit)
-            return cls(tuple(values), tuple(bounds))
+            return cls(*_in_blocks(pairing, True, *sides, cross, (first.unit, second.unit)))
         first, second = (
             units._replace(side=jax.tree.map(np.asarray, _side_with_slopes(pairing, f, side)))
             for units, f, side in zip((first, second), (pairing.f, pairing.g), sides, strict=True)
         )
-        values, bounds = _with_slopes(pairing, first, second, cross, together, 1 + pairing.slopes)
+        values, bounds = _in_tiles(pairing, first, second, cross, together, True)
         return cls(tuple(values), bounds)
 
-    def kernel(self, pairing: Any, first: Expanded, second: Expanded) -> Kernel:
+    def kernel(self, pairing: Pairing, first: Expanded, second: Expanded) -> Kernel:
         """The kernel inside a trace, differentiable in the parameters of units."""
         sides = first.parameters, second.parameters
         values, bounds = jax.tree.map(lambda x: x.astype(sides[0][0].dtype), tuple(self))
@@ -432,7 +459,7 @@ class KernelNumbers(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _side_with_slopes(pairing: Any, f: Activation, parameters: tuple[Real, ...]) -> Side:
+def _side_with_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Side:
     """Units with coefficients and their slopes, as one compiled program."""
     return pairing.side(f, parameters, True)
 
@@ -475,12 +502,13 @@ def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
 
     energy = energies(f, mean, deviation)
     size = xp.sqrt(energy)
-    gross, rest = gross_size(f, mean, deviation, size), left_over(f, c, energy)
+    gross = gross_size(f, mean, deviation, size)
+    rest = relative(left_over(f, c, energy), gross)
     if not f.is_polynomial:
         # Where squares are below the range of floats nothing is known of the rest, and pairs are
         # computed alone.
         least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
-        rest = xp.where(gross < least, gross, rest)
+        rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
     return Side((mean, deviation), xp.stack(kinds)[:, None], rest[None], size, gross)
 
 
@@ -575,51 +603,226 @@ def left_over(f: Activation, c: Real, energy: Real, degree: int = 0) -> Real:
     else:
         rounding = 4 * float(xp.finfo(c.dtype).eps)
         left = xp.maximum(energy - known, 0) + rounding * xp.maximum(energy, known[-1])
-    # Entry n is what is left after order 8 (n + 1), as orders begin at 0.
+    # Entry n is what is left after order 4 (n + 1), as orders begin at 0.
     return xp.sqrt(left[_TURN::_TURN])
 
 
-def numbers_of(
-    pairing: Any,
-    first: Expanded,
-    second: Expanded,
-    cross: tuple[np.ndarray, ...],
-    together: Together,
-) -> Kernel:
-    """The kernel of all pairs of units in NumPy, by tiles: the series, then marked pairs alone.
+def relative(rest: Real, gross: Real) -> Real:
+    """What is left of series relative to gross sizes; nothing, where these are zero."""
+    xp = library(rest, gross)
+    return xp.where(gross > 0, rest / xp.where(gross > 0, gross, 1.0), 0.0)
+
+
+def _tolerance(dtype: Any) -> float:
+    """What a series may leave out, relative to gross sizes."""
+    return 4 * float(np.finfo(dtype).eps)
+
+
+def _turns_that_pay(pairing: Pairing, left: Side, right: Side, cross: Cross) -> Any:
+    """The turns after which series and pairs alone cost least, by a sample of pairs."""
+    rows, columns = cross[0].shape
+    xp, most = library(*cross), ORDER // _TURN
+    for f, side in ((pairing.f, left), (pairing.g, right)):
+        # The rests of a polynomial are zero from some turn on; the series ends there, and is exact.
+        if f.is_polynomial:
+            ended = ~side.rest.any((0, 2))
+            return xp.where(ended.any(), 1 + xp.argmax(ended), most)
+    # Every n-th row and column, so that about `_SAMPLE` pairs decide.
+    share = max(1.0, sqrt(rows * columns / _SAMPLE))
+    i, j = (np.arange(0, n, share).astype(int) for n in (rows, columns))
+    some = tuple(x[np.ix_(i, j)] for x in cross)
+    left, right = left.part(i, None), right.part(None, j)
+    dear = _cost(pairing.f, pairing.g)
+    # Costs are counted in orders per pair: the orders of the series, and for each pair that is
+    # marked as left over the cost of a pair alone. A longer series marks fewer pairs.
+    costs, steps = [], _powers(abs(some[0]), _TURN)
+    power = steps * abs(some[0])
+    for turn in range(most):
+        # `power` is |rho|^(K+1) for the order K at the end of each turn.
+        marked = _tails(pairing, left, right, some, turn) * power > _tolerance(power.dtype)
+        costs.append(_TURN * (turn + 1) + dear * xp.mean(marked))
+        power = power * steps
+    return 1 + xp.argmin(xp.stack(costs))
+
+
+def _turns_enough(
+    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any
+) -> tuple[Any, Real]:
+    """The fewest turns after which no pair of a tile needs more, and what is then left at most.
+
+    Largest norms and largest correlations bound all pairs at once. Where that is no bound within
+    the tolerance after the given number of turns, the pairs are looked at one by one.
+    """
+    xp = library(*cross)
+    largest = tuple(xp.maximum(x.max(), -x.min()) for x in cross)
+    turns = np.arange(1, 1 + ORDER // _TURN)
+    own, other = (x.rest[:, : len(turns)].max((-2, -1)) for x in (left, right))
+    bounds = _form(pairing, own, other, largest) * largest[0] ** (_TURN * turns + 1)
+    # After the last turn that pays, pairs are looked at anyway.
+    place = xp.argmax((bounds <= _tolerance(bounds.dtype)) | (turns >= most))
+    return place + 1, bounds[place]
+
+
+def _powers(x: Real, exponent: Any) -> Real:
+    """A positive power of an array; in NumPy by squares."""
+    if isinstance(x, jax.Array):
+        return x**exponent
+    if exponent == 1:
+        return x
+    half = _powers(x * x, exponent // 2)
+    return half * x if exponent % 2 else half
+
+
+def _form(pairing: Pairing, left: Real, right: Real, cross: Cross) -> Real:
+    """The sum over pairs of fields, along the first axis, of products and their weights."""
+    return _weighted(pairing.weights(cross), [left[a] * right[b] for a, b in pairing.terms])
+
+
+def _weighted(weights: Sequence[Real | float], fields: Sequence[Real]) -> Real:
+    """The first field, and behind it the others times their weights."""
+    total, *others = fields
+    for weight, field in zip(weights, others, strict=True):
+        total = total + weight * field
+    return total
+
+
+def _tails(pairing: Pairing, left: Side, right: Side, cross: Cross, turn: Any) -> Real:
+    """What is left of series after a turn, relative to gross sizes, without powers of rho."""
+    return _form(pairing, left.rest[:, turn], right.rest[:, turn], tuple(map(abs, cross)))
+
+
+def _series(
+    pairing: Pairing, left: Side, right: Side, cross: Cross, turns: Any, slopes: bool
+) -> list[Real]:
+    """The series of pairs, and behind it the series of all slopes.
 
     Args:
         pairing: The activations, and what stands beside them.
-        first: Units of the rows.
-        second: Units of the columns.
+        left, right: Units, whose axes broadcast to those of the pairs.
         cross: Matrices over pairs.
-        together: Function that runs independent tasks.
+        turns: Number of orders in turns, beside order 0.
+        slopes: Whether slopes by the parameters of both sides and by the cross matrices follow.
     """
-    (values,), bounds = _with_slopes(pairing, first, second, cross, together, 1)
-    return Kernel(values, *bounds)
+    # Tables hold the coefficients, and behind them their slopes by each parameter of a unit.
+    kinds = range(1, len(left.tables) if slopes else 1)
+    chosen = [(0, 0), *((kind, 0) for kind in kinds), *((0, kind) for kind in kinds)]
+    tables = [(left.tables[m, a], right.tables[n, b]) for m, n in chosen for a, b in pairing.terms]
+    lowest = [int(pairing.centred and fields == pairing.means) for fields in pairing.terms]
+    lowest *= len(chosen)
+    if slopes:
+        # d/drho rho^k = k rho^(k-1).
+        xp, count = library(*cross), len(pairing.terms)
+        k = xp.arange(1.0, left.tables.shape[2], dtype=cross[0].dtype)
+        above = [(k.reshape(-1, *[1] * (c.ndim - 1)) * c[1:], d[1:]) for c, d in tables[:count]]
+        lowest += [0] * count
+        tables += [tuple(xp.concatenate([x, xp.zeros_like(x[:1])]) for x in both) for both in above]
+    sums = iter(_horner(tables, lowest, cross[0], turns))
+    weights, fields = pairing.weights(cross), [*islice(sums, len(pairing.terms))]
+    values = [_weighted(weights, fields)]
+    while following := [*islice(sums, len(pairing.terms))]:
+        values.append(_weighted(weights, following))
+    if slopes:
+        # Weights depend on the further cross matrices, by which they are differentiated in turn.
+        for by in pairing.slopes_of_weights(cross):
+            values.append(_weighted(by, [0 * cross[0], *fields[1:]]))
+    return values
 
 
-def _with_slopes(
-    pairing: Any,
+def _horner(
+    tables: Sequence[tuple[Real, Real]], lowest: Sequence[int], rho: Real, turns: Any
+) -> Iterable[Real]:
+    """sum_k c_k d_k rho^k for each of some pairs of tables, orders along the first axis."""
+    if not isinstance(rho, jax.Array):
+        return (
+            _horner_in_numpy(c[: _TURN * turns + 1], d[: _TURN * turns + 1], rho, lowest[n])
+            for n, (c, d) in enumerate(tables)
+        )
+    c, d = (jnp.stack(x) for x in zip(*tables, strict=True))
+
+    def turn(n: Any, sums: Real) -> Real:
+        # The orders of a turn from above, 4 (turns - n) first.
+        first = _TURN * (turns - 1 - n) + 1
+        own, other = (jax.lax.dynamic_slice_in_dim(x, first, _TURN, 1) for x in (c, d))
+        for k in range(_TURN - 1, -1, -1):
+            sums = (sums + own[:, k] * other[:, k]) * rho
+        return sums
+
+    start = jnp.zeros((len(tables), *rho.shape), rho.dtype)
+    return repeat(turns, turn, start) + c[:, 0] * d[:, 0]
+
+
+def _horner_in_numpy(c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int) -> np.ndarray:
+    # Units of mean zero have coefficients of one parity, beside the linear one.
+    present = [x.reshape(len(x), -1).any(-1) for x in (c, d)]
+    present = np.flatnonzero(present[0] & present[1])
+    series, above, product = np.zeros(rho.shape), len(c) - 1, np.empty(rho.shape)
+    for k in present[present >= lowest][::-1]:
+        if above > k:
+            series *= _powers(rho, above - k)
+        series += np.multiply(c[k], d[k], out=product)
+        above = k
+    if above:
+        series *= _powers(rho, above)
+    return series
+
+
+def _tile(
+    pairing: Pairing, left: Side, right: Side, cross: Cross, most: Any, slopes: bool
+) -> tuple[list[Real], Real | None, Real]:
+    """The series of a tile, which pairs are left over, and the share of the others.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        left, right: Units of the rows and of the columns.
+        cross: Matrices over the pairs.
+        most: Most turns of the series.
+        slopes: Whether slopes follow the values.
+
+    Returns:
+        Arrays over the pairs; marks, None where no pair is left over; and the bound of what the
+        series of all others leave out, relative to gross sizes.
+    """
+    left, right = left.part(slice(None), None), right.part(None, slice(None))
+    if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
+        none_left = np.zeros((), cross[0].dtype)
+        return _series(pairing, left, right, cross, most, slopes), None, none_left
+    turns, bound = _turns_enough(pairing, left, right, cross, most)
+    values = _series(pairing, left, right, cross, turns, slopes)
+    tolerance = _tolerance(cross[0].dtype)
+    if not isinstance(bound, jax.Array) and bound <= tolerance:
+        return values, None, bound
+    # The bound is that of the largest norms and correlations of the tile; here each pair has its
+    # own. Marked pairs are computed alone, so their tails are no part of the error of what remains.
+    tails = _tails(pairing, left, right, cross, turns - 1)
+    marked = tails * _powers(abs(cross[0]), _TURN * turns + 1) > tolerance
+    return values, marked, library(bound).minimum(bound, tolerance)
+
+
+def _in_tiles(
+    pairing: Pairing,
     first: Expanded,
     second: Expanded,
     cross: tuple[np.ndarray, ...],
     together: Together,
-    count: int,
+    slopes: bool,
 ) -> tuple[Float[np.ndarray, "count m n"], tuple[np.ndarray, ...]]:
-    """The kernel, or the kernel and its slopes, in NumPy, and what `Kernel` has besides.
+    """The kernel in NumPy, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
-        pairing, first, second, cross, together: Arguments of `numbers_of`. Where slopes are wanted,
-            the units have tables of slopes.
-        count: 1 for values alone, else 1 more than there are parameters and cross matrices.
+        pairing: The activations, and what stands beside them.
+        first: Units of the rows; where slopes are wanted, they have tables of slopes.
+        second: Units of the columns.
+        cross: Matrices over pairs.
+        together: Function that runs independent tasks.
+        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
     """
-    left, right = (_with_relative_rests(x) for x in (first.side, second.side))
+    assert first.side is not None and second.side is not None
+    left, right = first.side, second.side
     rows, columns = cross[0].shape
-    values = np.empty((count, rows, columns))
+    values = np.empty((1 + pairing.slopes if slopes else 1, rows, columns))
     # One order for all pairs: the series then runs over whole tiles, with no branch for single
     # pairs.
-    order = _order_of(pairing, left, right, cross)
+    most = int(_turns_that_pay(pairing, left, right, cross))
     # Tiles of at most 32 rows, the arrays of which stay in a core's cache.
     height = max(1, min(rows, 32))
     width = max(1, _TILE // height)
@@ -630,354 +833,101 @@ def _with_slopes(
     ]
     # At most 64 tasks, so that starting a task costs little beside its tiles.
     runs = np.array_split(np.arange(len(tiles)), min(len(tiles), 64))
+    none = np.zeros((2, 0), int)
 
-    def run(places: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, float]]:
-        return [_tile(pairing, left, right, cross, order, values, *tiles[n]) for n in places]
+    def run(places: np.ndarray) -> list[tuple[np.ndarray, float]]:
+        """Rows and columns of the pairs of some tiles that are left over, and shares of others."""
+        found = []
+        for i, j in (tiles[n] for n in places):
+            part = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
+            series, marked, share = _tile(pairing, left.part(i), right.part(j), part, most, slopes)
+            for place, total in enumerate(series):
+                values[place, i, j] = total
+            at = none if marked is None else np.stack(np.nonzero(marked))
+            found.append((at + np.array([[i.start], [j.start]]), float(share)))
+        return found
 
-    tiles_done = [x for part in together([partial(run, x) for x in runs if len(x)]) for x in part]
-    share = max((x[2] for x in tiles_done), default=0.0)
-    # Rows and columns of all pairs whose series has not converged at the common order.
-    at = tuple(
-        np.concatenate([x[n] for x in tiles_done]) if tiles_done else np.zeros(0, int)
-        for n in (0, 1)
-    )
+    found = [
+        one for run_of in together([partial(run, x) for x in runs if len(x)]) for one in run_of
+    ]
+    at = np.concatenate([none, *(one[0] for one in found)], 1)
+    shares = [0.0, *(one[1] for one in found)]
 
-    share = [share]
+    def by_long_series(start: int) -> tuple[np.ndarray, float]:
+        """The same of a thousand single pairs, by the longest series."""
+        i, j = some = at[:, start : start + _CHUNK]
+        own, other, part = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
+        values[:, i, j] = _series(pairing, own, other, part, _LONG // _TURN, False)
+        tails = _tails(pairing, own, other, part, -1) * _powers(abs(part[0]), _LONG + 1)
+        is_left = tails > _tolerance(float)
+        return some[:, is_left], float(tails[~is_left].max(initial=0.0))
+
     # Pairs that are left over try the longest series first, where coefficients of so many orders
     # exist.
-    if count == 1 and min(x.tables.shape[2] for x in (left, right)) > _LONG:
-        places = np.arange(0, len(at[0]), _CHUNK)
-        parts = [tuple(x[n : n + _CHUNK] for x in at) for n in places]
-        told = partial(_by_long_series, pairing, left, right, cross, values[0])
-        tiles_done = together([partial(told, *x) for x in parts])
-        at = tuple(np.concatenate([x[n] for x in tiles_done] or [at[n]]) for n in (0, 1))
-        share += [x[2] for x in tiles_done]
+    if not slopes and min(x.tables.shape[2] for x in (left, right)) > _LONG:
+        starts = range(0, at.shape[1], _CHUNK)
+        found = together([partial(by_long_series, start) for start in starts])
+        at = np.concatenate([none, *(one[0] for one in found)], 1)
+        shares += [one[1] for one in found]
 
-    # What still is left takes closed forms or integrals, a thousand pairs at a time.
+    # What still is left takes closed forms or integrals.
+    sides, units = (first.parameters, second.parameters), (first.unit, second.unit)
+
     def alone(start: int) -> None:
-        i, j = (x[start : start + _CHUNK] for x in at)
-        rho, gap = _gaps(cross[0][i, j], first.unit, second.unit, i, j)
-        own, other = (tuple(x[n] for x in y.parameters) for y, n in ((left, i), (right, j)))
-        others = tuple(x[i, j] for x in cross[1:])
-        if count > 1:
-            values[:, i, j] = _alone_with_slopes(pairing, own, other, rho, gap, others)
-            return
-        parts_done = _alone(pairing, own, other, rho, gap, others)
+        i, j = at[:, start : start + _CHUNK]
+        values[:, i, j] = _alone_at(pairing, *sides, units, cross, i, j, slopes)
         if pairing.centred:
             a, b = pairing.means
-            parts_done = parts_done - left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
-        values[0, i, j] = parts_done
+            values[0, i, j] -= left.tables[0, a, 0, i] * right.tables[0, b, 0, j]
 
-    together([partial(alone, n) for n in range(0, len(at[0]), _CHUNK)])
-    return values, (left.size, right.size, np.asarray(max(share)), left.gross, right.gross)
-
-
-def _alone(
-    pairing: Any, left: Any, right: Any, rho: Real, gap: Real, cross: tuple[Real, ...]
-) -> Real:
-    """The kernel of single pairs without a series."""
-    weights = pairing.alone(left, right, rho, cross)
-    law = *left[:2], *right[:2], rho, gap
-    every = pair_derivatives(pairing.f, pairing.g, law, tuple(weights))
-    terms = zip(weights.values(), every, strict=True)
-    return sum((weight * expected for weight, expected in terms), 0.0)
-
-
-def _alone_with_slopes(
-    pairing: Any,
-    left: tuple[np.ndarray, ...],
-    right: tuple[np.ndarray, ...],
-    rho: np.ndarray,
-    gap: np.ndarray,
-    cross: tuple[np.ndarray, ...],
-) -> list[np.ndarray]:
-    """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
-    weights = pairing.alone(left, right, rho, cross)
-    law = *left[:2], *right[:2], rho, gap
-    every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
-    expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
-    arguments = *left, *right, rho, *cross
-    # The places of m, s, n, t and rho among the arguments.
-    of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
-    slopes = []
-    for place, argument in enumerate(arguments):
-        # Weights are polynomials in all arguments, so that the imaginary part after a small
-        # imaginary step is their slope, to the last digit.
-        moved = [*arguments]
-        moved[place] = argument + 1j * _STEP
-        groups = moved[: len(left)], moved[len(left) : len(left) + len(right)]
-        rho_moved, *cross_moved = moved[len(left) + len(right) :]
-        changed = pairing.alone(*groups, rho_moved, tuple(cross_moved))
-        terms = (
-            (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
-        )
-        slope = sum((w * x for w, x in terms), 0 * rho)
-        if place in of_law:
-            for order, weight in weights.items():
-                slope = slope + weight * price(expected, order, law)[of_law[place]]
-        slopes.append(slope)
-    return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
-
-
-def _by_long_series(
-    pairing: Any,
-    left: Side,
-    right: Side,
-    cross: tuple[np.ndarray, ...],
-    values: np.ndarray,
-    i: np.ndarray,
-    j: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Single pairs by the longest series into `values`; the pairs left over, and others' share."""
-    left, right, cross = left.part(i), right.part(j), tuple(x[i, j] for x in cross)
-    # The bound |rho|^(K+1) r_K r'_K of everything beyond the last order, relative to the gross
-    # sizes in which a kernel is rounded anyway.
-    own, other = left.rest[:, -1], right.rest[:, -1]
-    tails = _form(pairing, own, other, tuple(map(np.abs, cross)))
-    tails = tails * _powers(np.abs(cross[0]), _LONG + 1)
-    left_over = tails > _TOLERANCE
-    total: Any = None
-    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
-        c, d = left.tables[0, a], right.tables[0, b]
-        series = c[_LONG] * d[_LONG]
-        lowest = _lowest(pairing, (a, b))
-        # Horner's rule in rho.
-        for k in range(_LONG - 1, lowest - 1, -1):
-            series = series * cross[0] + c[k] * d[k]
-        series = series * cross[0] if lowest else series
-        total = series if isinstance(weight, float) else total + weight * series
-    values[i, j] = total
-    return i[left_over], j[left_over], float(tails[~left_over].max(initial=0.0))
-
-
-def _lowest(pairing: Any, fields: tuple[int, int]) -> int:
-    """The lowest order of the series of a pair of fields: 1 for means that are left out."""
-    return int(pairing.centred and fields == pairing.means)
-
-
-def _with_relative_rests(side: Any) -> Side:
-    """The same units, with what is left of their series relative to their gross sizes."""
-    rest = np.divide(side.rest, side.gross, out=np.zeros(side.rest.shape), where=side.gross > 0)
-    return side._replace(rest=rest)
-
-
-def _tails(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], turn: int) -> Any:
-    """What is left of the series after a turn, relative to gross sizes, without powers of rho."""
-    own, other = left.rest[:, turn], right.rest[:, turn]
-    return _form(pairing, own[:, :, None], other[:, None, :], tuple(map(np.abs, cross)))
-
-
-def _order_of(pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...]) -> int:
-    """The order of the series at which series and pairs alone cost least, by a sample of pairs."""
-    rows, columns = cross[0].shape
-    if not rows * columns:
-        return _TURN
-    for f, side in ((pairing.f, left), (pairing.g, right)):
-        # The rests of a polynomial are zero from some turn on; the series ends there, and is exact.
-        if f.is_polynomial:  # a finite sum
-            ended = ~side.rest.any((0, 2))
-            return _TURN * (1 + int(np.argmax(ended))) if ended.any() else ORDER
-    # Every n-th row and column, so that about `_SAMPLE` pairs decide.
-    share = max(1.0, np.sqrt(rows * columns / _SAMPLE))
-    i, j = (np.arange(0, n, share).astype(int) for n in (rows, columns))
-    some = tuple(x[np.ix_(i, j)] for x in cross)
-    left, right = left.part(i), right.part(j)
-    dear = _cost(pairing.f, pairing.g)
-    power = np.abs(some[0])
-    # Costs are counted in orders per pair: the orders of the series, and for each pair that is
-    # marked as left over the cost of a pair alone. A longer series marks fewer pairs.
-    steps, costs = _powers(power, _TURN), []
-    power = steps * power
-    for turn in range(ORDER // _TURN):
-        # `power` is |rho|^(K+1) at the end of each turn; it begins at K + 1 = 9.
-        marked = _tails(pairing, left, right, some, turn) * power > _TOLERANCE
-        costs.append(_TURN * (turn + 1) + dear * np.count_nonzero(marked) / marked.size)
-        power = power * steps
-    return _TURN * (1 + int(np.argmin(costs)))
-
-
-_TOLERANCE = 4 * float(np.finfo(np.float64).eps)
-
-
-def _turns_of(
-    pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], most: int
-) -> tuple[int, float]:
-    """The fewest turns after which no pair of a tile needs more, and what is then left at most.
-
-    Largest norms and largest correlations bound all pairs at once. Where that is no bound within
-    the tolerance after the given number of turns, the pairs are looked at one by one.
-    """
-    largest = tuple(max(x.max(), -x.min()) for x in cross)
-    own, other = (x.rest[:, :most].max(-1) for x in (left, right))
-    exponents = _TURN * np.arange(1, own.shape[1] + 1) + 1
-    bounds = _form(pairing, own, other, largest) * largest[0] ** exponents
-    enough = bounds <= _TOLERANCE
-    place = int(np.argmax(enough)) if enough.any() else most - 1
-    return place + 1, float(bounds[place])
-
-
-def _powers(x: np.ndarray, exponent: int) -> np.ndarray:
-    """A positive power of an array, by squares."""
-    if exponent == 1:
-        return x
-    half = _powers(x * x, exponent // 2)
-    return half * x if exponent % 2 else half
-
-
-def _series_of(
-    pairing: Any, left: Side, right: Side, cross: tuple[np.ndarray, ...], order: int, count: int
-) -> Iterator[np.ndarray]:
-    """The series of a tile up to an order, and behind it the series of all slopes.
-
-    Args:
-        pairing: The activations, and what stands beside them.
-        left, right: Units of the tile.
-        cross: Matrices over the pairs of the tile.
-        order: Highest order.
-        count: 1 for values alone, else 1 more than there are parameters and cross matrices.
-    """
-    rho, *others = cross
-    product = np.empty(rho.shape)
-
-    def of_fields(kinds: tuple[int, int], derivatives: int = 0) -> list[np.ndarray]:
-        """The series of every pair of fields, or its derivatives by rho."""
-        series = []
-        for a, b in pairing.terms:
-            c, d = left.tables[kinds[0], a, : order + 1], right.tables[kinds[1], b, : order + 1]
-            lowest = _lowest(pairing, (a, b))
-            if derivatives:  # d/drho rho^k = k rho^(k-1)
-                c, d, lowest = np.arange(1, order + 1)[:, None] * c[1:], d[1:], 0
-            series.append(_horner(c, d, rho, lowest, product))
-        return series
-
-    def weighted(series: list[np.ndarray]) -> np.ndarray:
-        total: Any = 0.0
-        for weight, one in zip(weights, series, strict=True):
-            # A weight that is a plain float is 1, and belongs to the first term of every pairing.
-            total = one if isinstance(weight, float) else total + weight * one
-        return total
-
-    weights = pairing.weights(cross)
-    values = of_fields((0, 0))
-    yield weighted(values)
-    if count == 1:
-        return
-    parameters = left.tables.shape[0] - 1
-    for kind in range(1, parameters + 1):
-        yield weighted(of_fields((kind, 0)))
-    for kind in range(1, parameters + 1):
-        yield weighted(of_fields((0, kind)))
-    yield weighted(of_fields((0, 0), 1))
-    for n in range(len(others)):
-        moved = [x + 1j * _STEP if n == m else x for m, x in enumerate(others)]
-        changed = zip(pairing.weights((rho, *moved)), values, strict=True)
-        yield sum((np.imag(w) / _STEP * x for w, x in changed if np.iscomplexobj(w)), 0 * rho)
-
-
-def _horner(
-    c: np.ndarray, d: np.ndarray, rho: np.ndarray, lowest: int, product: np.ndarray
-) -> np.ndarray:
-    """sum_k c_k d_k rho^k from a lowest order up, over all pairs of columns of two tables."""
-    # Units of mean zero have coefficients of one parity, beside the linear one.
-    present = np.logical_and(c.any(-1), d.any(-1))
-    present[:lowest] = False
-    series, above = np.zeros(rho.shape), len(c) - 1
-    for k in np.flatnonzero(present)[::-1]:
-        if above > k:
-            series *= _powers(rho, above - k)
-        series += np.multiply(c[k][:, None], d[k], out=product)
-        above = k
-    if above:
-        series *= _powers(rho, above)
-    return series
-
-
-def _tile(
-    pairing: Any,
-    left: Side,
-    right: Side,
-    cross: tuple[np.ndarray, ...],
-    order: int,
-    values: np.ndarray,
-    i: slice,
-    j: slice,
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """The series of a tile into `values`; the pairs that are left over, and the share of others."""
-    cross = tuple(np.ascontiguousarray(x[i, j]) for x in cross)
-    left, right = left.part(i), right.part(j)
-    turns, bound = order // _TURN, 0.0
-    finite = pairing.f.is_polynomial or pairing.g.is_polynomial  # a finite sum
-    if not finite:
-        turns, bound = _turns_of(pairing, left, right, cross, turns)
-    order = _TURN * turns
-    for place, total in enumerate(_series_of(pairing, left, right, cross, order, len(values))):
-        values[place, i, j] = total
-    rho = cross[0]
-    none = np.zeros(0, int)
-    if finite or bound <= _TOLERANCE:
-        return none, none, bound
-    # The bound is that of the largest norms and correlations of the tile, at rho^(order + 1). Where
-    # a correlation alone brings it below the tolerance nothing is left to see, which is so for
-    # nearly all pairs.
-    largest = max(rho.max(), -rho.min())
-    rows, columns = np.nonzero(np.abs(rho) > largest * (_TOLERANCE / bound) ** (1 / (order + 1)))
-    if not len(rows):
-        return none, none, _TOLERANCE
-    left, right = left.part(rows), right.part(columns)
-    own, other = left.rest[:, turns - 1], right.rest[:, turns - 1]
-    tails = _form(pairing, own, other, tuple(np.abs(x[rows, columns]) for x in cross))
-    tails = tails * _powers(np.abs(rho[rows, columns]), order + 1)
-    # Marked pairs are computed alone, so their tails are no part of the error of what remains.
-    marked = tails > _TOLERANCE
-    return rows[marked] + i.start, columns[marked] + j.start, _TOLERANCE
-
-
-def matrix(
-    pairing: Any,
-    left: tuple[Real, ...],
-    right: tuple[Real, ...],
-    cross: tuple[Real, ...],
-    unit: Float[Any, "m rank"],
-    other_unit: Float[Any, "n rank"],
-) -> Kernel:
-    """The kernel of all pairs of units, differentiable in all but the last two arguments.
-
-    Args:
-        pairing: The activations, and what stands beside them.
-        left: Means, deviations and further parameters of the first layer's units.
-        right: The same of the second layer's units.
-        cross: Matrices over pairs: correlations, and what the pairing has besides.
-        unit: Rows of length 1 of the first layer's units.
-        other_unit: Rows of length 1 of the second layer's units.
-    """
-    # Sizes and shares are bounds, of which nobody needs a derivative.
-    values, *rest = _values(pairing, left, right, cross, unit, other_unit)
-    return Kernel(values, *map(jax.lax.stop_gradient, rest))
+    together([partial(alone, start) for start in range(0, at.shape[1], _CHUNK)])
+    return values, (left.size, right.size, np.asarray(max(shares)), left.gross, right.gross)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _values(pairing, left, right, cross, unit, other_unit):
-    values, *rest = _blocks(pairing, False, left, right, cross, unit, other_unit)
-    return values[0], *rest
+def _values(
+    pairing: Pairing, left: tuple[Real, ...], right: tuple[Real, ...], cross: Cross, units: _Rows
+) -> tuple[Real, ...]:
+    """The kernel in JAX, with its bounds; slopes make themselves once they are asked for."""
+    values, bounds = _in_blocks(pairing, False, left, right, cross, units)
+    return values[0], *bounds
 
 
 @_values.defjvp
-def _values_jvp(pairing, primals, tangents):
-    (value, *slopes), *rest = _blocks(pairing, True, *primals)
+def _values_jvp(
+    pairing: Pairing, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
+    (value, *slopes), bounds = _in_blocks(pairing, True, *primals)
     change = _change_along(slopes, *tangents[:3])
-    return (value, *rest), (change, *map(jnp.zeros_like, rest))
+    return (value, *bounds), (change, *map(jnp.zeros_like, bounds))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
-    """All pairs in blocks of rows: values first, after them slopes by left, right and cross."""
+def _in_blocks(
+    pairing: Pairing,
+    slopes: bool,
+    left: tuple[Real, ...],
+    right: tuple[Real, ...],
+    cross: Cross,
+    units: _Rows,
+) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
+    """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+        left, right: Parameters of both sides.
+        cross: Matrices over pairs.
+        units: Rows of length 1 of both sides.
+    """
     rows, columns = cross[0].shape
-    # Even blocks of at most `_BLOCK` pairs: the number of blocks, rounded up, and then the rows of
-    # each.
-    count = -(-rows // max(1, min(rows, _BLOCK // max(columns, 1))))
+    first, second = pairing.side(pairing.f, left, slopes), pairing.side(pairing.g, right, slopes)
+    most = _turns_that_pay(pairing, first, second, cross)
+    # Even blocks of at most `_BLOCK` numbers in every array: the number of blocks, rounded up, and
+    # then the rows of each.
+    pairs = _BLOCK // len(pairing.terms)
+    count = -(-rows // max(1, min(rows, pairs // max(columns, 1))))
     block = -(-rows // count)
-    first = pairing.side(pairing.f, left, slopes)
-    second = pairing.side(pairing.g, right, slopes)
 
     # The axis of units is padded with zeros to whole blocks and moved in front as (blocks, rows of
     # a block); padded rows are cut off at the end.
@@ -987,115 +937,49 @@ def _blocks(pairing, slopes, left, right, cross, unit, other_unit):
         x = jnp.pad(x, width) if count * block > rows else x
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :]), axis, 0)
 
+    def values_of(part: tuple[Side, Cross, Real]) -> tuple[Real, Real]:
+        side, across, unit = part
+        series, marked, share = _tile(pairing, side, second, across, most, slopes)
+        values = jnp.stack(series)
+        if marked is None:
+            return values, share
+
+        def alone(i: Array, j: Array) -> Real:
+            sides = side.parameters, second.parameters
+            return _alone_at(pairing, *sides, (unit, units[1]), across, i, j, slopes)
+
+        return _replaced(values, marked, alone), share
+
     sides = jax.tree.map(lambda x: split(x, x.ndim - 1), first)
-    arguments = sides, tuple(split(x, 0) for x in cross), split(unit, 0)
-    values, share = jax.lax.map(partial(_block, pairing, slopes, other_unit, second), arguments)
-    values = tuple(x.reshape(count * block, columns)[:rows] for x in values)
-    share = jnp.max(share, initial=0.0)
-    return values, first.size, second.size, share, first.gross, second.gross
+    parts = sides, tuple(split(x, 0) for x in cross), split(units[0], 0)
+    values, share = jax.lax.map(values_of, parts)
+    values = jnp.moveaxis(values, 0, 1).reshape(-1, count * block, columns)[:, :rows]
+    bounds = first.size, second.size, jnp.max(share), first.gross, second.gross
+    return tuple(values), bounds
 
 
-def _block(pairing, slopes, other_unit, second, argument):
-    """One block of rows: the series to the order that repays itself, the remaining pairs alone."""
-    first, cross, unit = argument
-    rho, *others = cross
-    tolerance = 4 * float(jnp.finfo(rho.dtype).eps)
-    scale = first.gross[:, None] * second.gross
-    dear = _cost(pairing.f, pairing.g)
-    parameters = len(first.parameters)
+def _replaced(values: Array, marked: Array, alone: Callable[[Array, Array], Real]) -> Array:
+    """Values with those of marked pairs computed alone, in a trace.
 
-    def form(left: Real, right: Real) -> Real:
-        return _form(pairing, left[:, :, None], right[:, None, :], cross)
-
-    def term(k: Any, power: Real, before: Real) -> Real:
-        """Order k of the series and of its slopes, given rho^k and rho^(k-1)."""
-        left, right = (
-            jax.lax.dynamic_index_in_dim(x.tables, k, 2, keepdims=False) for x in (first, second)
-        )
-        values = [form(left[0], right[0]) * power]
-        if slopes:
-            # Tables hold the coefficients, and behind them their slopes by each parameter of a
-            # unit.
-            values += [form(left[i + 1], right[0]) * power for i in range(parameters)]
-            values += [form(left[0], right[i + 1]) * power for i in range(parameters)]
-            # d/drho rho^k = k rho^(k-1).
-            values.append(k * form(left[0], right[0]) * before)
-            # Weights of the fields depend on the further cross matrices, by which they are
-            # differentiated in turn.
-            for i in range(len(others)):
-                tangents = tuple(jnp.full_like(rho, i == j) for j in range(len(others)))
-                moved = jax.jvp(
-                    lambda *x: _form(pairing, left[0][:, :, None], right[0][:, None], (rho, *x)),
-                    tuple(others),
-                    tangents,
-                )[1]
-                values.append(moved * power)
-        return jnp.stack(values)
-
-    # One turn of eight orders, and afterwards a look at the pairs that are left over: how many
-    # there are decides whether another turn repays itself.
-    def orders(state: tuple[Any, Real, Real, Real, Any]) -> tuple[Any, Real, Real, Real, Any]:
-        turn, before, total, _, _ = state
-
-        def next_order(i: Any, sums: tuple[Real, Real]) -> tuple[Real, Real]:
-            before, total = sums
-            power = before * rho
-            return power, total + term(_LOOK * turn + i + 1, power, before)
-
-        # Slopes have many terms an order, and a program as long as eight of them takes eight times
-        # as long to compile; values alone are faster in a row.
-        before, total = jax.lax.fori_loop(0, _LOOK, next_order, (before, total), unroll=not slopes)
-        place = (turn + 1) * (_LOOK // _TURN) - 1
-        left, right = (
-            jax.lax.dynamic_index_in_dim(x.rest, place, 1, keepdims=False) for x in (first, second)
-        )
-        sizes = tuple(jnp.abs(x) for x in cross)
-        tail = jnp.abs(before * rho) * _form(pairing, left[:, :, None], right[:, None, :], sizes)
-        return turn + 1, before, total, tail, jnp.sum(tail > tolerance * scale)
-
-    def repays(state: tuple[Any, Real, Real, Real, Any]) -> Real:
-        turn, _, _, _, count = state
-        return (turn < ORDER // _LOOK) & (count * dear > _LOOK * rho.size)
-
-    # Order 0 before the loop; `before` is rho^0, and all pairs are left over.
-    one = jnp.ones_like(rho)
-    start = jnp.asarray(0), one, term(0, one, one), one, jnp.asarray(rho.size)
-    _, _, total, tail, count = jax.lax.while_loop(repays, orders, start)
-    marked = tail > tolerance * scale
-    share = tail / jnp.where(scale > 0, scale, 1.0)
-    share = jnp.max(jnp.where(marked, 0.0, share), initial=0.0)
-    if pairing.f.is_polynomial or pairing.g.is_polynomial:  # a finite sum
-        return tuple(total), share
-    # Shapes inside a trace are fixed, so marked pairs cannot be collected by a mask. Their places
-    # are found rank by rank, a chunk at a time, until the count is reached.
-    chunk = min(_CHUNK, rho.size)
-    groups = jnp.pad(marked.ravel(), (0, -rho.size % _GROUP)).reshape(-1, _GROUP)
+    Shapes inside a trace are fixed, so marked pairs cannot be collected by a mask. Their places are
+    found rank by rank, a chunk at a time, until the count is reached.
+    """
+    rows, columns = marked.shape
+    chunk = min(_CHUNK, marked.size)
+    groups = jnp.pad(marked.ravel(), (0, -marked.size % _GROUP)).reshape(-1, _GROUP)
     ends = jnp.cumsum(jnp.sum(groups, 1))
 
-    def alone(state: tuple[Any, Real]) -> tuple[Any, Real]:
-        begin, total = state
+    def replace(state: tuple[Any, Array]) -> tuple[Any, Array]:
+        begin, values = state
         place, is_pair = _selected(groups, ends, begin + jnp.arange(chunk))
-        i, j = place // rho.shape[1], place % rho.shape[1]
-        near, gap = _gaps(rho[i, j], unit, other_unit, i, j)
-        left, right = (
-            tuple(x[index] for x in side.parameters) for side, index in ((first, i), (second, j))
-        )
-        values = _direct(pairing, left, right, near, gap, tuple(x[i, j] for x in others), slopes)
-        i = jnp.where(is_pair, i, rho.shape[0])  # beyond the last row: dropped
-        return begin + chunk, total.at[:, i, j].set(values.astype(total.dtype), mode="drop")
+        i, j = place // columns, place % columns
+        found = alone(i, j).astype(values.dtype)
+        i = jnp.where(is_pair, i, rows)  # beyond the last row: dropped
+        return begin + chunk, values.at[:, i, j].set(found, mode="drop")
 
-    total = jax.lax.while_loop(lambda state: state[0] < count, alone, (jnp.asarray(0), total))[1]
-    return tuple(total), share
-
-
-def _form(pairing: Any, left: Real, right: Real, cross: tuple[Real, ...]) -> Real:
-    """The sum over pairs of fields that stands at one order of the series."""
-    total: Any = None
-    for weight, (a, b) in zip(pairing.weights(cross), pairing.terms, strict=True):
-        product = left[a] * right[b]
-        product = product if isinstance(weight, float) else weight * product  # a float is 1
-        total = product if total is None else total + product
-    return total
+    return jax.lax.while_loop(lambda state: state[0] < ends[-1], replace, (jnp.asarray(0), values))[
+        1
+    ]
 
 
 def _cost(f: Activation, g: Activation) -> float:
@@ -1153,36 +1037,103 @@ def _gaps(rho: Real, unit: Real, other_unit: Real, i: Any, j: Any) -> tuple[Real
     return xp.where(close, sign * (1 - gap), rho), gap
 
 
-def _direct(pairing, left, right, rho, gap, others, slopes):
-    """Values of pairs alone, and their slopes by left, right and cross parameters."""
-    values = _alone(pairing, left, right, rho, gap, others)
+def _alone_at(
+    pairing: Pairing,
+    left: tuple[Real, ...],
+    right: tuple[Real, ...],
+    units: _Rows,
+    cross: Cross,
+    i: Any,
+    j: Any,
+    slopes: bool,
+) -> Real:
+    """The kernel of single pairs without a series, and behind it all slopes.
+
+    Args:
+        pairing: The activations, and what stands beside them.
+        left, right: Parameters of both sides.
+        units: Rows of length 1 of both sides.
+        cross: Matrices over pairs.
+        i, j: Rows and columns of the pairs.
+        slopes: Whether slopes by the parameters of both sides and by cross matrices follow.
+    """
+    rho, gap = _gaps(cross[0][i, j], *units, i, j)
+    left, right = tuple(x[i] for x in left), tuple(x[j] for x in right)
+    others = tuple(x[i, j] for x in cross[1:])
     if not slopes:
-        return values[None]
-    # a step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
-    # cut off at rounding, so that zero times the slope is zero; that of a kink ends as
-    # sqrt(1 - rho^2), which is cut off where that is rounding
+        return _alone(pairing, left, right, rho, gap, others)[None]
+    slopes_of = _slopes_in_numpy if library(rho) is np else _slopes_in_jax
+    return slopes_of(pairing, left, right, rho, gap, others)
+
+
+def _alone(pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross) -> Real:
+    """The kernel of single pairs, given correlations and gaps."""
+    weights = pairing.alone(left, right, rho, cross)
+    law = *left[:2], *right[:2], rho, gap
+    every = pair_derivatives(pairing.f, pairing.g, law, tuple(weights))
+    terms = zip(weights.values(), every, strict=True)
+    return sum((weight * expected for weight, expected in terms), 0 * rho)
+
+
+def _slopes_in_numpy(
+    pairing: Pairing,
+    left: tuple[np.ndarray, ...],
+    right: tuple[np.ndarray, ...],
+    rho: np.ndarray,
+    gap: np.ndarray,
+    cross: tuple[np.ndarray, ...],
+) -> list[np.ndarray]:
+    """The same in NumPy, and behind it the slopes by the parameters of both sides and by cross."""
+    weights = pairing.alone(left, right, rho, cross)
+    law = *left[:2], *right[:2], rho, gap
+    every = tuple(sorted({(i + x, j + y) for i, j in weights for x, y in PRICE}))
+    expected = dict(zip(every, pair_derivatives(pairing.f, pairing.g, law, every), strict=True))
+    arguments = *left, *right, rho, *cross
+    # The places of m, s, n, t and rho among the arguments.
+    of_law = {0: 0, 1: 1, len(left): 2, len(left) + 1: 3, len(left) + len(right): 4}
+    slopes = []
+    for place, argument in enumerate(arguments):
+        # Weights are polynomials in all arguments, so that the imaginary part after a small
+        # imaginary step is their slope, to the last digit.
+        moved = [*arguments]
+        moved[place] = argument + 1j * _STEP
+        groups = moved[: len(left)], moved[len(left) : len(left) + len(right)]
+        rho_moved, *cross_moved = moved[len(left) + len(right) :]
+        changed = pairing.alone(*groups, rho_moved, tuple(cross_moved))
+        terms = (
+            (np.imag(w) / _STEP, expected[x]) for x, w in changed.items() if np.iscomplexobj(w)
+        )
+        slope = sum((w * x for w, x in terms), 0 * rho)
+        if place in of_law:
+            for order, weight in weights.items():
+                slope = slope + weight * price(expected, order, law)[of_law[place]]
+        slopes.append(slope)
+    return [sum((w * expected[order] for order, w in weights.items()), 0 * rho), *slopes]
+
+
+def _slopes_in_jax(
+    pairing: Pairing, left: Any, right: Any, rho: Real, gap: Real, cross: Cross
+) -> Real:
+    """The same in JAX, by one forward derivative along each argument.
+
+    A step's kernel has the slope 1 / sqrt(1 - rho^2): at rho = 1, where rho does not move, it is
+    cut off at rounding, so that zero times the slope is zero. A kink's kernel has a slope that ends
+    as sqrt(1 - rho^2), which is cut off where that is rounding.
+    """
     sign = jnp.where(rho < 0, -1.0, 1.0)
     eps = float(jnp.finfo(gap.dtype).eps)
     floor = jnp.maximum(gap, eps**2 if pairing.ends_as_a_root else eps)
-    arguments = (*left, *right, rho, *others)
-    count = len(left)
+    arguments = left, right, rho, cross
+    flat, tree = jax.tree.flatten(arguments)
 
     # The gap follows rho, since it is 1 - |rho|: the derivative must move both.
-    def values_at(*moved: Real) -> Real:
-        moved_gap = floor - sign * (moved[2 * count] - rho)
-        return _alone(
-            pairing,
-            moved[:count],
-            moved[count : 2 * count],
-            moved[2 * count],
-            moved_gap,
-            moved[2 * count + 1 :],
-        )
+    def values_at(*flat_moved: Real) -> Real:
+        own, other, moved, others = jax.tree.unflatten(tree, flat_moved)
+        return _alone(pairing, own, other, moved, floor - sign * (moved - rho), others)
 
     def slope(direction: Real) -> Real:
         tangents = tuple(x * jnp.ones_like(gap) for x in direction)
-        return jax.jvp(values_at, arguments, tangents)[1]
+        return jax.jvp(values_at, tuple(flat), tangents)[1]
 
-    # One forward derivative along each argument, all at once.
-    every = jax.vmap(slope)(jnp.eye(len(arguments), dtype=gap.dtype))
-    return jnp.concatenate([values[None], every])
+    every = jax.vmap(slope)(jnp.eye(len(flat), dtype=gap.dtype))
+    return jnp.concatenate([_alone(pairing, *arguments[:3], gap, cross)[None], every])

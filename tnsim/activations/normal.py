@@ -238,16 +238,66 @@ def unit_of(mean: Real, deviation: Real, width: float) -> Real:
     return xp.where(tiny, xp.ldexp(one, xp.frexp(xp.where(tiny, size, 1.0))[1]), 1.0)
 
 
+Table = list[list[Real]]
+"""Moments E u^p v^q w of two normal variables and a weight w, by [p][q]."""
+
+
 class GateTables(NamedTuple):
     """E u^p a(u) v^q b(v) by [p][q], where a and b are gates or the densities of their thresholds.
 
     With noise e of deviation width_u, a gate is 1(U > 0) and its density delta(U), U = u + e.
     """
 
-    gates: list[list[Real]]
-    density_gate: list[list[Real]]
-    gate_density: list[list[Real]]
-    densities: list[list[Real]]
+    gates: Table
+    density_gate: Table
+    gate_density: Table
+    densities: Table
+
+
+class _Gated(NamedTuple):
+    """A normal variable u before a gate, both in a unit of their own.
+
+    Args:
+        mean, deviation: Moments of u.
+        noise: Deviation of the noise e of the gate; zero for an open gate, whose noise counts
+            nothing where formulas of the other gate ask for it.
+        total: Deviation of U = u + e.
+        threshold: How many of these deviations the mean lies above the threshold.
+        is_open: Whether there is no gate.
+        unit: The unit, a power of two.
+    """
+
+    mean: Real
+    deviation: Real
+    noise: float
+    total: Real
+    threshold: Real
+    is_open: bool
+    unit: Real
+
+    @classmethod
+    def of(cls, mean: Real, deviation: Real, width: float) -> _Gated:
+        """A variable before a gate of some width."""
+        xp, unit = library(mean, deviation), unit_of(mean, deviation, width)
+        mean, deviation = mean / unit, deviation / unit
+        noise = 0.0 if width == inf else width
+        total = xp.hypot(deviation, noise)
+        place = threshold(mean, total)
+        total = xp.maximum(total, smallest(total.dtype))
+        return cls(mean, deviation, noise, total, place, width == inf, unit)
+
+    @property
+    def kept(self) -> Real:
+        """kappa^2 / S^2, the share of its mean and variance that u keeps given U = 0."""
+        return (self.noise / self.total) ** 2
+
+
+class _Law(NamedTuple):
+    """Means, variances and covariance of two jointly normal variables u and v."""
+
+    means: tuple[Real, Real]
+    variances: tuple[Real, Real]
+    covariance: Real
 
 
 def gate_tables(
@@ -261,18 +311,18 @@ def gate_tables(
     """Moments of two jointly normal variables behind gates, up to correlation 1 and -1.
 
     Let e, e' be independent noise of deviations kappa, lambda (the widths), U = u + e, V = v + e',
-    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2, c = cov(u, v). Four tables are built by Stein's
-    lemma, each from earlier ones; given the argument of a density the variables are normal again.
+    S^2 = s^2 + kappa^2, T^2 = t^2 + lambda^2. Given the argument of a density, variables are normal
+    again. So each table follows by Stein's lemma (`_table`) from its first entry, from the law of u
+    and v given the arguments of its densities, and from the tables where a gate has turned into its
+    density:
 
-        Z = E u^p v^q delta(U) delta(V):   both means and the covariance given U = V = 0
-        X = E u^p v^q delta(U) 1(V > 0):   X[p, q+1] = n1 X[p, q] + t1 (q X[p, q-1] + Z[p, q])
-                                                       + c1 p X[p-1, q], given U = 0
-        Y, its mirror
-        M[p+1, q] = m M[p, q] + s^2 (p M[p-1, q] + X[p, q]) + c (q M[p, q-1] + Y[p, q])
+        weight              law of u and v       derivatives by u, by v
+        delta(U) delta(V)   given U = V = 0      none
+        delta(U) 1(V > 0)   given U = 0          none, delta(U) delta(V)
+        1(U > 0) delta(V)   given V = 0          delta(U) delta(V), none
+        1(U > 0) 1(V > 0)   as it is             the two tables above
 
-    A kink (kappa = 0) has u = 0 where delta(U) is, so X and Z vanish for p > 0. Z grows like
-    1 / bar, bar^2 = 1 - r^2, r = c / (S T); next to two kinks its factor t1 is t^2 bar^2, and the
-    product is written without the quotient.
+    A kink (kappa = 0) has u = 0 where delta(U) is, so its tables end at power 0.
 
     Args:
         mean: Means of u and v.
@@ -286,133 +336,123 @@ def gate_tables(
         The tables; those with a density have one more power where its width is not 0.
     """
     xp = library(*mean, *deviation, rho, gap)
-    (m, n), (s, t), (kappa, lam) = mean, deviation, width
-    m, n, s, t, rho, gap = xp.broadcast_arrays(m, n, s, t, rho, gap)
-    unit_u, unit_v = unit_of(m, s, kappa), unit_of(n, t, lam)
-    m, n, s, t = m / unit_u, n / unit_v, s / unit_u, t / unit_v
-    c, zero = rho * s * t, xp.zeros_like(rho)
-    open_u, open_v = kappa == inf, lam == inf
-    # An open gate has no threshold; its noise counts as zero where formulas of the other gate ask
-    # for it.
-    noise_u, noise_v = (0.0 if x == inf else x for x in width)
-    tiny = smallest(rho.dtype)
-    total_s = xp.maximum(xp.hypot(s, noise_u), tiny)
-    total_t = xp.maximum(xp.hypot(t, noise_v), tiny)
-    h, k = threshold(m, xp.hypot(s, noise_u)), threshold(n, xp.hypot(t, noise_v))
-    # E delta(U) and E delta(V), the first entries of X and Y before the other gate is considered.
-    at_u = zero if open_u else density(h) / total_s
-    at_v = zero if open_v else density(k) / total_t
-    joint, bar = zero, zero + 1.0
-    if open_u or open_v:
-        # With an open gate the two thresholds do not interact.
-        probability = (1.0 if open_u else cumulative(h)) * (1.0 if open_v else cumulative(k)) + zero
-    else:
-        share_s, share_t = s / total_s, t / total_t
-        # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares
-        noise = (noise_u / total_s) ** 2 * share_t**2 + (noise_v / total_t) ** 2
-        r_gap = gap + xp.abs(rho) * noise / (1 + share_s * share_t)
-        probability, k_given_h, h_given_k, bar = thresholds(h, k, rho * share_s * share_t, r_gap)
-        # delta(U) delta(V) has the density of U times that of V given U, whose deviation is T bar.
-        joint = at_u * density(k_given_h) / total_t  # Z[0][0] bar
-        # Given U = 0 the other gate opens with the probability Phi((k - r h) / bar).
-        at_u, at_v = at_u * cumulative(k_given_h), at_v * cumulative(h_given_k)
+    m, n, s, t, rho, gap = xp.broadcast_arrays(*mean, *deviation, rho, gap)
+    u, v = _Gated.of(m, s, width[0]), _Gated.of(n, t, width[1])
+    first, bar = _first_entries(u, v, rho, gap)
+    powers = (most[0] + 1 if u.noise else 0), (most[1] + 1 if v.noise else 0)
+    both = _table(first[3], _given_both(u, v, rho, gap, bar), powers)
+    at_u = _table(first[1], _given_one(u, v, rho, gap), (powers[0], most[1]), None, both)
+    # The mirror image: u and v exchanged, in tables by powers of v.
+    mirrored = _given_one(v, u, rho, gap), (powers[1], most[0]), None, _transposed(both)
+    at_v = _transposed(_table(first[2], *mirrored))
+    squares = xp.square(u.deviation), xp.square(v.deviation)
+    law = _Law((u.mean, v.mean), squares, rho * u.deviation * v.deviation)
+    gates = _table(first[0], law, most, at_u, at_v)
 
-    def kept(width: float, total: Real) -> Real:
-        """1 - rho^2 s^2 / S^2."""
-        return gap * (2 - gap) + xp.square(rho * width / total)
-
-    # given U = V = 0
-    powers = (most[0] + 1 if noise_u else 0), (most[1] + 1 if noise_v else 0)
-    z = [[joint / bar]]
-    # Determinant of the covariance of (U, V).
-    determinant = xp.square(total_s * total_t * bar)
-    safe = xp.where(determinant > 0, determinant, 1.0)
-    # Means, variances and covariance of (u, v) given U = V = 0 by the usual formulas of
-    # conditioning. Each is written with the widths as factors, so that a kink gives exact zeros.
-    m2 = noise_u**2 * (total_t**2 * m - c * n) / safe
-    n2 = noise_v**2 * (total_s**2 * n - c * m) / safe
-    s2 = noise_u**2 * s**2 * total_t**2 * kept(noise_v, total_t) / safe
-    t2 = noise_v**2 * t**2 * total_s**2 * kept(noise_u, total_s) / safe
-    c2 = (noise_u * noise_v) ** 2 * c / safe
-    # First the row of u^0, then every further power of u from the rows before.
-    for q in range(powers[1]):
-        z[0].append(_raised(z[0], q, n2, t2))
-    for p in range(powers[0]):
-        columns = [
-            _raised([row[q] for row in z], p, m2, s2) + (q * c2 * z[p][q - 1] if q else 0.0)
-            for q in range(powers[1] + 1)
-        ]
-        z.append(columns)
-
-    def at(table: list[list[Real]], p: int, q: int) -> Real:
-        return table[p][q] if p < len(table) and q < len(table[p]) else zero
-
-    def conditional(
-        first: Real,
-        moments: tuple[Real, ...],
-        spread_zero: Real,
-        most: int,
-        powers: int,
-        flip: bool,
-    ) -> list[list[Real]]:
-        """Powers of the variable at its threshold by rows, of the other one by columns."""
-        own_mean, own_variance, mean, variance, covariance = moments
-
-        def both(p: int, q: int) -> Real:
-            return at(z, q, p) if flip else at(z, p, q)
-
-        # Row 0 holds the powers of the other variable. The derivative of its gate contributes the
-        # table of both densities, for power 0 through `spread_zero`, where the quotient by bar is
-        # avoided.
-        row = [first]
-        for q in range(most):
-            through = spread_zero if q == 0 else variance * both(0, q)
-            row.append(_raised(row, q, mean, variance) + through)
-        table = [row]
-        # Powers of the variable at its own threshold, by the law given that threshold.
-        for p in range(powers):
-            table.append(
-                [
-                    _raised([x[q] for x in table], p, own_mean, own_variance)
-                    + covariance * (both(p, q) + (q * table[p][q - 1] if q else 0.0))
-                    for q in range(most + 1)
-                ]
-            )
-        return table
-
-    # Given U = 0 the variable u keeps the share kappa^2 / S^2 of its mean and variance, and v loses
-    # what U explains of it.
-    share_u, share_v = (noise_u / total_s) ** 2, (noise_v / total_t) ** 2
-    v_kept, u_kept = t**2 * kept(noise_u, total_s), s**2 * kept(noise_v, total_t)
-    kinks = not noise_u and not noise_v
-    v_through = (t**2 * bar if kinks else v_kept / bar) * joint
-    u_through = (s**2 * bar if kinks else u_kept / bar) * joint
-    given_u = m * share_u, s**2 * share_u, n - c * m / total_s**2, v_kept, c * share_u
-    given_v = n * share_v, t**2 * share_v, m - c * n / total_t**2, u_kept, c * share_v
-    x = conditional(at_u, given_u, v_through, most[1], powers[0], False)
-    # The mirror image: the same recursion with u and v exchanged gives rows by powers of v, which
-    # are transposed into Y[p][q].
-    flipped = conditional(at_v, given_v, u_through, most[0], powers[1], True)
-    y = [[flipped[q][p] for q in range(len(flipped))] for p in range(most[0] + 1)]
-    # Row 0 first, by the mirror image of the recursion for M, and then row by row.
-    table = [[probability]]
-    for q in range(most[1]):
-        table[0].append(_raised(table[0], q, n, t**2) + t**2 * at(y, 0, q) + c * x[0][q])
-    for p in range(most[0]):
-        table.append(
-            [
-                _raised([row[q] for row in table], p, m, s**2)
-                + s**2 * at(x, p, q)
-                + c * (at(y, p, q) + (q * table[p][q - 1] if q else 0.0))
-                for q in range(most[1] + 1)
-            ]
-        )
-
-    def scaled(table: list[list[Real]], by_u: int, by_v: int) -> list[list[Real]]:
+    def scaled(table: Table, by_u: int, by_v: int) -> Table:
         """Moments in the units of the variables; a density has the inverse unit."""
         return [
-            [value * unit_u ** (p - by_u) * unit_v ** (q - by_v) for q, value in enumerate(row)]
+            [value * u.unit ** (p - by_u) * v.unit ** (q - by_v) for q, value in enumerate(row)]
             for p, row in enumerate(table)
         ]
 
-    return GateTables(scaled(table, 0, 0), scaled(x, 1, 0), scaled(y, 0, 1), scaled(z, 1, 1))
+    return GateTables(
+        scaled(gates, 0, 0), scaled(at_u, 1, 0), scaled(at_v, 0, 1), scaled(both, 1, 1)
+    )
+
+
+def _first_entries(
+    u: _Gated, v: _Gated, rho: Real, gap: Real
+) -> tuple[tuple[Real, Real, Real, Real], Real]:
+    """The expected weights of all four tables, in their order, and sqrt(1 - r^2) of U and V."""
+    xp = library(rho)
+    zero = xp.zeros_like(rho)
+    # E delta(U) and E delta(V) before the other gate is considered.
+    at_u, at_v = (zero if x.is_open else density(x.threshold) / x.total for x in (u, v))
+    if u.is_open or v.is_open:
+        # With an open gate the two thresholds do not interact.
+        opens = (1.0 if x.is_open else cumulative(x.threshold) for x in (u, v))
+        return (next(opens) * next(opens) + zero, at_u, at_v, zero), zero + 1.0
+    share_u, share_v = u.deviation / u.total, v.deviation / v.total
+    # 1 - |r| = (1 - |rho|) + |rho| (1 - share), and 1 - share^2 of noise is a sum of squares.
+    noise = u.kept * share_v**2 + v.kept
+    r_gap = gap + xp.abs(rho) * noise / (1 + share_u * share_v)
+    r = rho * share_u * share_v
+    probability, v_given_u, u_given_v, bar = thresholds(u.threshold, v.threshold, r, r_gap)
+    # delta(U) delta(V) has the density of U times that of V given U, whose deviation is T bar.
+    # Given U = 0 the other gate opens with the probability Phi((k - r h) / bar).
+    at_both = at_u * density(v_given_u) / (v.total * bar)
+    return (probability, at_u * cumulative(v_given_u), at_v * cumulative(u_given_v), at_both), bar
+
+
+def _given_one(u: _Gated, v: _Gated, rho: Real, gap: Real) -> _Law:
+    """The law of u and v given U = 0: v loses what U explains of it."""
+    c = rho * u.deviation * v.deviation
+    means = u.mean * u.kept, v.mean - c * u.mean / u.total**2
+    variances = u.deviation**2 * u.kept, v.deviation**2 * _unexplained(u, rho, gap)
+    return _Law(means, variances, c * u.kept)
+
+
+def _given_both(u: _Gated, v: _Gated, rho: Real, gap: Real, bar: Real) -> _Law:
+    """The law of u and v given U = V = 0, with widths as factors: a kink gives exact zeros."""
+    c = rho * u.deviation * v.deviation
+    determinant = library(rho).square(u.total * v.total * bar)
+    safe = library(rho).where(determinant > 0, determinant, 1.0)  # of the covariance of U and V
+
+    def moments(u: _Gated, v: _Gated) -> tuple[Real, Real]:
+        mean = u.noise**2 * (v.total**2 * u.mean - c * v.mean) / safe
+        unexplained = v.total**2 * _unexplained(v, rho, gap)
+        return mean, u.noise**2 * u.deviation**2 * unexplained / safe
+
+    (mean, variance), (other_mean, other_variance) = moments(u, v), moments(v, u)
+    covariance = (u.noise * v.noise) ** 2 * c / safe
+    return _Law((mean, other_mean), (variance, other_variance), covariance)
+
+
+def _unexplained(u: _Gated, rho: Real, gap: Real) -> Real:
+    """1 - rho^2 s^2 / S^2, the share of the variance of v that U does not explain."""
+    return gap * (2 - gap) + library(rho).square(rho * u.noise / u.total)
+
+
+def _table(
+    first: Real,
+    law: _Law,
+    most: tuple[int, int],
+    by_u: Table | None = None,
+    by_v: Table | None = None,
+) -> Table:
+    """Moments E u^p v^q w from E w, by Stein's lemma.
+
+        T[p+1, q] = m T[p, q] + var(u) (p T[p-1, q] + D_u[p, q])
+                              + cov(u, v) (q T[p, q-1] + D_v[p, q])
+
+    and the same for v, where D are the moments with the derivatives of w.
+
+    Args:
+        first: E w.
+        law: Law of u and v.
+        most: Highest powers of u and v.
+        by_u, by_v: Tables D; None for zero, which entries beyond a table are too.
+    """
+    (m, n), (of_u, of_v), covariance = law
+
+    def at(table: Table | None, p: int, q: int) -> Real:
+        inside = table is not None and p < len(table) and q < len(table[p])
+        return table[p][q] if table is not None and inside else 0.0
+
+    row = [first]
+    for q in range(most[1]):
+        by_both = of_v * at(by_v, 0, q) + covariance * at(by_u, 0, q)
+        row.append(_raised(row, q, n, of_v) + by_both)
+    table = [row]
+    for p in range(most[0]):
+        table.append([])
+        for q in range(most[1] + 1):
+            lower = q * table[p][q - 1] if q else 0.0
+            by_both = of_u * at(by_u, p, q) + covariance * (at(by_v, p, q) + lower)
+            table[-1].append(_raised([x[q] for x in table[:-1]], p, m, of_u) + by_both)
+    return table
+
+
+def _transposed(table: Table) -> Table:
+    return [list(column) for column in zip(*table, strict=True)]
