@@ -90,6 +90,24 @@ def test_other_quantities_have_their_own_range(run):
     assert images(figures.pairwise(run))[0].get_clim() == (-1, 1)
 
 
+@pytest.mark.parametrize("changes, said", [([1, 2, 3], "angle"), ([1, 2, 3, 3000], "log of 1 - s")])
+def test_small_changes_have_colours_of_their_own(run, changes, said):
+    """Whatever their size, the least change differs clearly from none."""
+    angles = 1e-5 * np.cumsum([0, *changes])
+    near = np.cos(np.subtract.outer(angles, angles))
+    few = run[["similarity"]].isel(a=slice(len(near)), b=slice(len(near)))
+    figure = figures.pairwise(few.assign(similarity=(("a", "b"), near)))
+    image = figure.axes[0].images[0]
+    assert np.array_equal(image.get_array(), near)
+    assert said in figure.axes[1].get_ylabel()
+    if said == "angle":
+        assert np.allclose(image.norm(near[0]), 1 - angles / angles[-1], atol=1e-3)
+    assert np.ptp(image.norm(near[0])) > 0.9
+    named = figures.pairwise(few.assign(similarity=(("a", "b"), near)), vmin=0.0, vmax=1.0)
+    assert named.axes[0].images[0].get_clim() == (0, 1)
+    assert named.axes[1].get_ylabel() == "similarity"
+
+
 @pytest.mark.parametrize("count", [5, 60, 150])
 @pytest.mark.parametrize("kind", ["heatmap", "trajectory", "dendrogram"])
 def test_labels_do_not_overlap(rng, kind, count):

@@ -232,6 +232,18 @@ def test_slices_step_by_step(show):
     )
 
 
+@pytest.mark.parametrize("steps, said", [([1, 2, 3], "angle"), ([1, 2, 3, 3000], "log(1 − s)")])
+def test_small_changes_are_told_apart(show, steps, said):
+    angles = 1e-4 * np.cumsum([0, *steps])
+    near = np.cos(np.subtract.outer(angles, angles))
+    run = run_of([len(angles)])
+    window = show(run.assign(similarity=(("a", "b"), near)))
+    assert window.run("drawing.range.said") == said
+    colours = window.run("valuesOf(current()).slice(0, columns).map(drawing.range.at)")
+    assert max(colours.values()) - min(colours.values()) > 0.9
+    assert float(readout(window)["similarity"][0]) == pytest.approx(near[-1, 0], abs=1e-9)
+
+
 def test_curves_stand_above_the_matrix(show):
     run = run_of([3, 3])
     before = show(run).run("place.top")

@@ -6,8 +6,9 @@ axes, where they cover no curve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -29,6 +30,120 @@ _LETTER, _ROW = 0.07, 0.17
 """Width of a letter and height of a row in a legend, in inches."""
 _HANDLE = 0.55
 """Inches that an entry of a legend needs beside its letters."""
+CROWDED = 0.9
+"""Least similarity from which on all of a figure count as crowded near 1."""
+_SAME = 1e-12
+"""Difference from 1 below which two models count as equal."""
+
+
+class Near(NamedTuple):
+    """A scale of colours for similarities that crowd near 1.
+
+    Attributes:
+        name: `"angle"` or `"log"`.
+        low: Least similarity.
+        least: Least difference from 1 that the scale tells from none.
+
+    Example:
+        >>> Near("angle", 0.99, 1e-4).name
+        'angle'
+    """
+
+    name: str
+    low: float
+    least: float
+
+
+def near_one(values: Float[np.ndarray, "*panel A B"]) -> Near | None:
+    """The scale of similarities that crowd near 1; None where a scale by the values shows them.
+
+    Equal steps of the angle `arccos s` are equal changes of the function, where `s` itself changes
+    by their squares. Where differences of models spread over more than two powers of ten, the angle
+    hides the small ones too, and the logarithm of `1 - s` shows them.
+
+    Args:
+        values: Values of all panels; what is not finite is passed over.
+
+    Returns:
+        The scale, chosen by the least, the median and the largest difference from 1.
+
+    Example:
+        >>> import numpy as np
+        >>> near_one(np.array([1.0, 0.995, 0.99])).name
+        'angle'
+        >>> near_one(np.array([1.0, 0.999999, 0.9999995, 0.99])).name
+        'log'
+        >>> near_one(np.array([1.0, 0.2])) is None
+        True
+    """
+    differences = 1 - values[np.isfinite(values)]
+    # Values above 1 are no similarities; rounding is.
+    if not differences.size or differences.min() < -1e-6 or differences.max() > 1 - CROWDED:
+        return None
+    differences = differences[differences > _SAME]
+    if not differences.size:
+        return None
+    most = float(differences.max())
+    name = "log" if most > 100 * float(np.median(differences)) else "angle"
+    return Near(name, 1 - most, float(differences.min()))
+
+
+def _norm_of(near: Near) -> dict[str, Any]:
+    """Options of `imshow` for a scale near 1; the label of the image says which it is."""
+    from matplotlib.colors import FuncNorm
+
+    if near.name == "angle":
+        said = "colours by angle, arccos s"
+        norm = FuncNorm((lambda s: -np.arccos(np.clip(s, -1, 1)), np.cos), near.low, 1.0)
+    else:
+        said = "colours by log of 1 - s"
+        # The top of the scale is the least difference; equal models have the colour of the top.
+        norm = FuncNorm(
+            (lambda s: -np.log10(np.maximum(1 - s, near.least)), lambda y: 1 - 10.0**-y),
+            near.low,
+            1 - near.least,
+        )
+    return {"cmap": "viridis", "norm": norm, "label": said}
+
+
+def colour_bar(image: AxesImage, axes: Any, label: str = "", **options: Any) -> None:
+    """Draw a colour bar that says its scale, where this is not that of the values.
+
+    Args:
+        image: Heatmap, as `show_matrix` returns it.
+        axes: Axes from which the bar takes its room, one or several.
+        label: Name of the values.
+        options: Other options of matplotlib's `Figure.colorbar`.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> values = np.array([[1.0, 0.99], [0.99, 1.0]])
+        >>> axes = Figure().subplots()
+        >>> colour_bar(show_matrix(axes, values, colour_range(values), ()), axes, "similarity")
+        >>> axes.figure.axes[1].get_ylabel()
+        'similarity (colours by angle, arccos s)'
+    """
+    figure: Any = image.figure
+    said = str(image.get_label())
+    if said.startswith("_"):  # matplotlib's own label of an image
+        figure.colorbar(image, ax=axes, label=label, **options)
+        return
+    norm: Any = image.norm  # the norm of a scale has an inverse
+    places = norm.inverse(np.linspace(0, 1, 6))
+    label = f"{label} ({said})" if label else said
+    bar = figure.colorbar(image, ax=axes, label=label, ticks=places, **options)
+    bar.ax.set_yticks(places, [_similarity_text(float(place)) for place in places], minor=False)
+    bar.ax.minorticks_off()
+
+
+def _similarity_text(similarity: float) -> str:
+    """A similarity near 1 with two digits of its difference from 1."""
+    difference = 1 - similarity
+    if difference <= _SAME:
+        return "1"
+    digits = 1 - math.floor(math.log10(difference))
+    return f"{similarity:.{digits}f}" if digits <= 7 else f"1 - {difference:.1e}"
 
 
 def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
@@ -39,14 +154,17 @@ def colour_range(values: Float[np.ndarray, "*panel A B"]) -> dict[str, Any]:
 
     Returns:
         Options of `imshow`. Similarities have a diverging map over [-1, 1] where some are clearly
-        negative, else a map from 0 (or the least similarity, if lower) to 1. Other quantities have
-        their own range.
+        negative, a scale by angle or logarithm where all crowd near 1 (`near_one`), else a map from
+        0 (or the least similarity, if lower) to 1. Other quantities have their own range.
 
     Example:
         >>> import numpy as np
         >>> colour_range(np.array([[1.0, 0.5], [0.5, 1.0]]))
         {'cmap': 'viridis', 'vmin': 0, 'vmax': 1}
     """
+    near = near_one(values)
+    if near is not None:
+        return _norm_of(near)
     low, high = values.min(), values.max()
     # Values beyond [-1, 1] are no similarities; rounding is.
     if high > 1 + 1e-6 or low < -1 - 1e-6:

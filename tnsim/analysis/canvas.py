@@ -233,7 +233,13 @@ def colours_of(chosen: Canvas, default: Mapping[str, Any]) -> dict[str, Any]:
         >>> colours_of(chosen, {"cmap": "viridis", "vmin": 0, "vmax": 1})
         {'cmap': 'viridis', 'vmin': 0.5, 'vmax': 1}
     """
-    colours = {**default, **chosen.span}
+    colours = dict(default)
+    if chosen.span and "norm" in colours:
+        # A range that the caller names is one of values, whatever scale the data would have.
+        norm = colours.pop("norm")
+        del colours["label"]
+        colours |= {"vmin": norm.vmin, "vmax": norm.vmax}
+    colours |= chosen.span
     if chosen.cmap is not None:
         colours["cmap"] = chosen.cmap
     if chosen.span:

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import (
     SMALL,
+    colour_bar,
     colour_range,
     diverging,
     finish_curves,
@@ -30,6 +31,7 @@ from tnsim.analysis.axes import (
     label_points,
     legend_height,
     mark_phases,
+    near_one,
     show_curves,
     show_legend,
     show_matrix,
@@ -119,7 +121,10 @@ def heatmap(
     title: str = "",
     **drawing: Unpack[Drawing],
 ) -> Figure:
-    """A figure of a matrix of similarities, evenly spaced by index, with a colour bar over [-1, 1].
+    """A figure of a matrix of similarities, evenly spaced by index, with colours over [-1, 1].
+
+    Where all similarities crowd near 1, colours follow their angle or the logarithm of their
+    difference from 1, as the colour bar says.
 
     Args:
         matrix: Similarities (K, K), from -1 to 1.
@@ -141,7 +146,9 @@ def heatmap(
     """
     chosen = canvas(drawing, (6.4, 5.4))
     axes = chosen.axes
-    image = show_matrix(axes, np.asarray(matrix), colours_of(chosen, diverging(1.0)), ())
+    values = np.asarray(matrix)
+    colours = diverging(1.0) if near_one(values) is None else colour_range(values)
+    image = show_matrix(axes, values, colours_of(chosen, colours), ())
     every = max(1, len(labels) // MAX_LABELS)
     ticks = range(0, len(labels), every)
     shown = [written(labels[tick]) for tick in ticks]
@@ -150,7 +157,7 @@ def heatmap(
     axes.set_xlabel("checkpoint")
     axes.set_ylabel("checkpoint")
     axes.set_title(heading(title))
-    chosen.figure.colorbar(image, ax=axes, label="similarity")
+    colour_bar(image, axes, label="similarity")
     return chosen.figure
 
 
@@ -188,7 +195,7 @@ def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Draw
         axis.set_ticks(ticks, [written(labels[tick]) for tick in ticks], fontsize=SMALL)
     axes.tick_params(axis="x", rotation=90)
     axes.set_title(heading(title or str(matrix.name)))
-    chosen.figure.colorbar(image, ax=axes)
+    colour_bar(image, axes)
     return chosen.figure
 
 
@@ -238,7 +245,7 @@ def contributions(
         total = values.sum()
         write_in_cells(image, {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values)})
     label = "contribution (numbers: share of the sum)"
-    chosen.figure.colorbar(image, ax=axes, label=label)
+    colour_bar(image, axes, label=label)
     return chosen.figure
 
 
@@ -348,7 +355,7 @@ def layers_and_heads(
         cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
         write_in_cells(image, cells)
     axes.set_title(heading(title))
-    chosen.figure.colorbar(image, ax=axes, label=colour_label)
+    colour_bar(image, axes, label=colour_label)
     return chosen.figure
 
 
@@ -939,7 +946,7 @@ def _part_panels(
         axes.set_xlabel("head" if grid.shape[1] > 1 else "")
         axes.set_ylabel("layer" if len(grid) > 1 else "")
     of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
-    chosen.figure.colorbar(image, ax=list(chosen.panels), label=of)
+    colour_bar(image, list(chosen.panels), label=of)
     return chosen.figure
 
 
@@ -971,10 +978,10 @@ def _heatmaps(
         thin_ticks(axes.xaxis, panel["b"].values, side)
         thin_ticks(axes.yaxis, panel["a"].values, side)
         _draw_above(axes, strips, points, side, chosen, title_of(name))
-    label = None  # with several panels, names stand in their titles only
+    label = ""  # with several panels, names stand in their titles only
     if len(names) == 1:
         label = title_of(names[0])
-    chosen.figure.colorbar(image, ax=list(chosen.panels), shrink=0.85, label=label)
+    colour_bar(image, list(chosen.panels), shrink=0.85, label=label)
     return chosen.figure
 
 
@@ -1006,7 +1013,7 @@ def _slice_panels(
         axes.set_title(title, fontsize=SMALL, pad=2)
         axes.set(xticks=(), yticks=())
     axes = list(chosen.panels)
-    chosen.figure.colorbar(image, ax=axes, shrink=0.6, label="similarity of the output")
+    colour_bar(image, axes, shrink=0.6, label="similarity of the output")
     return chosen.figure
 
 

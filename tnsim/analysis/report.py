@@ -15,6 +15,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import reading
+from tnsim.analysis.axes import near_one
 from tnsim.analysis.matrices import is_symmetric, matrix, shown_labels
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
@@ -294,9 +296,15 @@ def _all_packed(matrices: Mapping[str, xr.DataArray], decimals: int) -> list[dic
 def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str, Any]:
     """A matrix as whole multiples of 10^-decimals, with null where a value is not finite.
 
+    Where values crowd near 1, their scale of colours stands beside them, and decimals are as many
+    as tell the least difference from 1.
+
     Of a symmetric matrix, only the lower triangle is kept, row by row. A matrix counts as symmetric
     where its triangles differ by less than the page shows. Whole numbers need no decimals.
     """
+    near = near_one(values)
+    if near is not None:
+        decimals = max(decimals, 2 - math.floor(math.log10(near.least)))
     symmetric = False
     if values.shape == values.T.shape:
         # Half a unit of the last digit that the page shows.
@@ -314,7 +322,8 @@ def _packed_matrix(values: Float[np.ndarray, "A B"], decimals: int) -> dict[str,
         if np.isfinite(value):
             number = round(value * 10**decimals)
         scaled.append(number)
-    return {"symmetric": symmetric, "decimals": decimals, "values": scaled}
+    scale = None if near is None else near._asdict()
+    return {"symmetric": symmetric, "decimals": decimals, "values": scaled, "scale": scale}
 
 
 def _phases(similarity: xr.DataArray, matrices: Mapping[str, xr.DataArray]) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
+from tnsim.models.functions import is_function
 from tnsim.models.model import Model, with_dense_matrices
 
 
@@ -282,11 +283,13 @@ def plan(
     bra, ket, metric = with_metric(a, b, metric, n_ctx)
     check_comparison(bra, ket, metric)
     for model in (bra, ket):
-        if not isinstance(model, Model):
+        if not (isinstance(model, Model) or is_function(model)):
             raise ModelError(
                 "a plan is for two models; plan the models of a combination pair by pair"
             )
-    question = Question((bra, ket), metric, ALL if cosine else CROSS, slices, dtype)
+    # What a function takes is not known before it runs.
+    models = tuple(model for model in (bra, ket) if isinstance(model, Model))
+    question = Question(models, metric, ALL if cosine else CROSS, slices, dtype)
     choice = cheapest(question, budget)
     if choice.estimates:
         return choice.estimate

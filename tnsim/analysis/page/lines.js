@@ -42,7 +42,8 @@ function heights(lines) {
   let low = Math.min(...finite);
   let high = Math.max(...finite);
   if (low >= -1 && high <= 1 + 1e-6) {
-    low = Math.min(Math.floor(5 * low) / 5, 0);
+    // As for the colours of a matrix, values near 1 have the room for themselves.
+    if (low < 0.9) low = Math.min(Math.floor(5 * low) / 5, 0);
     high = 1;
   }
   if (high > low) return [low, high];

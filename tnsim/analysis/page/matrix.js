@@ -26,7 +26,7 @@ function layout(brush, width, top) {
     return Math.min(Math.max(...lengths), LABEL) + 10;
   };
   const left = Math.max(widest(run.rows), 34);
-  const right = 62;
+  const right = 84;
   const cell = Math.min((width - left - right) / columns, 640 / rows, CELL);
   const above = top + 6 + STRIP * strips().length;
   const [w, h] = [cell * columns, cell * rows];
@@ -72,10 +72,27 @@ function drawColourBar(brush, { left, top, w, h }, range, ink) {
   brush.fillStyle = ink;
   brush.textAlign = "left";
   brush.textBaseline = "middle";
-  for (const v of roundNumbers(range.low, range.high)) {
-    const y = top + h * (1 - (v - range.low) / (range.high - range.low));
-    brush.fillText(signed(v), left + w + 29, Math.min(Math.max(y, top + 6), top + h - 6), 32);
+  const write = (text, at) => {
+    const y = top + h * (1 - at);
+    brush.fillText(text, left + w + 29, Math.min(Math.max(y, top + 6), top + h - 6), 54);
+  };
+  if (range.said) {
+    // Two digits of what a similarity lacks to 1; the scale is said beside the bar.
+    const text = (v) => {
+      if (v > 1 - 1e-12) return "1";
+      const digits = 1 - Math.floor(Math.log10(1 - v));
+      return digits <= 6 ? v.toFixed(digits) : `1−${signed((1 - v).toExponential(0))}`;
+    };
+    const count = Math.max(Math.min(4, Math.floor(h / 40)), 1);
+    for (let n = 0; n <= count; n++) write(text(range.back(n / count)), n / count);
+    brush.save();
+    brush.translate(left + w + 7, top + h);
+    brush.rotate(-Math.PI / 2);
+    brush.fillText(`colours by ${range.said}`, 0, 0, h);
+    brush.restore();
+    return;
   }
+  for (const v of roundNumbers(range.low, range.high)) write(signed(v), range.at(v));
 }
 
 // One strip: its curves over the columns of the matrix, their names above them.

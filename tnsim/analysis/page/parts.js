@@ -37,13 +37,10 @@ let rangeOfParts = null;
 
 function drawParts({ row, column }, shownMatrix) {
   rangeOfParts ??= rangeOf(run.matrices);
-  const { low, high, stops } = rangeOfParts;
   for (const { button, matrix } of partCells) {
     const packed = run.matrices[matrix];
     const value = valuesOf(packed)[row * columns + column];
-    const step = Math.min(Math.max(Math.round((255 * (value - low)) / (high - low)), 0), 255);
-    const colour = Number.isFinite(value) ? ramps.get(stops)[step] : NOT_FINITE;
-    const [red, green, blue] = colour;
+    const [red, green, blue] = colourAt(value, rangeOfParts);
     button.style.background = `rgb(${red}, ${green}, ${blue})`;
     button.style.color = 0.3 * red + 0.6 * green + 0.1 * blue > 140 ? "#000" : "#fff";
     button.textContent = Number.isFinite(value) ? rounded(value, 2) : "–";

@@ -74,15 +74,41 @@ function extent(matrices) {
   return [low, high];
 }
 
+// Similarities that crowd near 1 have colours by their angle or by the logarithm of 1 - s, as the
+// page was told with every matrix. A range says where a value stands between 0 and 1, and back.
+function rangeNear(scales) {
+  const low = Math.min(...scales.map((scale) => scale.low));
+  const least = Math.min(...scales.map((scale) => scale.least));
+  if (scales.some(({ name }) => name === "log")) {
+    const depth = (x) => Math.log10(Math.max(1 - x, least));
+    const [first, last] = [depth(low), Math.log10(least)];
+    const at = (x) => (first > last ? (first - depth(x)) / (first - last) : 1);
+    const back = (u) => 1 - 10 ** (first + u * (last - first));
+    return { low, high: 1, stops: RISING, at, back, said: "log(1 − s)" };
+  }
+  const widest = Math.acos(low);
+  const at = (x) => 1 - Math.acos(Math.min(x, 1)) / widest;
+  const back = (u) => Math.cos(widest * (1 - u));
+  return { low, high: 1, stops: RISING, at, back, said: "angle" };
+}
+
 // Similarities have a diverging scale over [-1, 1] where some are clearly negative, else they rise
 // from 0 or the least one to 1; other quantities have their own range.
 function rangeOf(matrices) {
+  const scales = matrices.map(({ scale }) => scale);
+  if (scales.every((scale) => scale !== null)) return rangeNear(scales);
+  const linear = (low, high, stops) => ({ low, high, stops, at: (x) => (x - low) / (high - low) });
   const [low, high] = extent(matrices);
-  if (low > high) return { low: 0, high: 1, stops: RISING };
-  if (high > 1 + 1e-6 || low < -1 - 1e-6)
-    return { low, high: high > low ? high : low + 1, stops: RISING };
-  if (low < -0.1) return { low: -1, high: 1, stops: DIVERGING };
-  return { low: Math.min(low, 0), high: 1, stops: RISING };
+  if (low > high) return linear(0, 1, RISING);
+  if (high > 1 + 1e-6 || low < -1 - 1e-6) return linear(low, high > low ? high : low + 1, RISING);
+  if (low < -0.1) return linear(-1, 1, DIVERGING);
+  return linear(Math.min(low, 0), 1, RISING);
+}
+
+// The colour of a value.
+function colourAt(x, range) {
+  if (!Number.isFinite(x)) return NOT_FINITE;
+  return ramps.get(range.stops)[Math.min(Math.max(Math.round(255 * range.at(x)), 0), 255)];
 }
 
 const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -103,13 +129,9 @@ const ramps = new Map([RISING, DIVERGING].map((stops) => [stops, ramp(stops)]));
 // An image of one pixel a pair, the first row at the bottom.
 function painted(values, range) {
   const image = new ImageData(columns, rows);
-  const colours = ramps.get(range.stops);
-  const scale = 255 / (range.high - range.low);
   for (let i = 0; i < rows; i++)
     for (let j = 0; j < columns; j++) {
-      const x = values[i * columns + j];
-      const step = Math.min(Math.max(Math.round((x - range.low) * scale), 0), 255);
-      const [red, green, blue] = Number.isFinite(x) ? colours[step] : NOT_FINITE;
+      const [red, green, blue] = colourAt(values[i * columns + j], range);
       const at = 4 * ((rows - 1 - i) * columns + j);
       image.data[at] = red;
       image.data[at + 1] = green;
@@ -130,6 +152,6 @@ function roundNumbers(low, high) {
   const step = power * [1, 2, 2.5, 5, 10].find((x) => x * power >= rough * 0.999);
   const ticks = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + 1e-9 * step; n++)
-    ticks.push(+(n * step).toPrecision(6));
+    ticks.push(+(n * step).toPrecision(12));
   return ticks;
 }
