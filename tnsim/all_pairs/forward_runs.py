@@ -7,7 +7,6 @@ models run more than once. Every task makes the points anew: they are closures, 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from jaxtyping import Float
 
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.run_plan import Models, Sizes, estimated
-from tnsim.all_pairs.sources import Entry, Source
+from tnsim.all_pairs.sources import Entry, Source, content_hash
 from tnsim.compare.by_points import check_forward, forward_estimate, route_name
 from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.numbers import cosine_error
@@ -183,14 +182,10 @@ def function_entry(source: Source, metric: Any, stored: bool) -> Entry:
 
 
 def _digest_of_outputs(function: Any, points: Points) -> str:
-    """The digest of a function's outputs on all points, 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for start in range(0, points.count, _BATCH):
-        stop = min(start + _BATCH, points.count)
-        outputs = outputs_of(function, points.block(start, stop).inputs)
-        digest.update(f"{outputs.dtype}{outputs.shape[1:]}".encode())
-        digest.update(np.ascontiguousarray(outputs).tobytes())
-    return digest.hexdigest()
+    """The digest of a function's outputs on all points, batch by batch, 32 hex digits."""
+    starts = range(0, points.count, _BATCH)
+    batches = (points.block(start, min(start + _BATCH, points.count)) for start in starts)
+    return content_hash([content_hash(outputs_of(function, batch.inputs)) for batch in batches])
 
 
 def _terms(entry: Entry, known: dict[str, Part], dtype: str) -> list[tuple[Any, Part]]:

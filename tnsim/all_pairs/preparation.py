@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -31,18 +32,19 @@ from tnsim.circuits.parts import PartSeries
 from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated
-from tnsim.compare.routes import Weighed, weighed
+from tnsim.compare.routes import Ways, Weighed, from_table, weighed
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError
 from tnsim.metrics import metric as metrics
-from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.metrics.points import Points
+from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.problems import features
-from tnsim.problems.kernels import answers
+from tnsim.problems.features import FeatureSpace
 from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
 
@@ -254,7 +256,7 @@ def _planned(
 def routes_of_run(
     models: Models, read: Sequence[Rows | None], setting: PairSetting, kept: str | None = None
 ) -> list[Weighed]:
-    """The routes of a run, see the table of `compare.routes`.
+    """The routes of a run, from the table of `compare.routes`.
 
     Args:
         models: Models of the run.
@@ -267,24 +269,26 @@ def routes_of_run(
         UnsupportedLayer: An activation that no route can compare under the metric.
     """
     examples, metric = list(models.examples.values()), setting.metric
-    if answers(examples, metric):
-        return [KernelRun(models, setting)]
-    routes: list[Weighed] = []
-    points = points_of(examples, metric, read)
-    if points is not None:
-        routes.append(ForwardRun(models, setting, points))
-        if adds_up(metric):
-            return routes
-    spaces = features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
-    vectors = [VectorRun(models, setting, space) for space in spaces]
-    routes += vectors
-    # No plan is as short as vectors of sparse layers. Vectors of a combination are added up before
-    # products are taken, so that terms that cancel lose fewer digits: where they fit, no plan is
-    # taken, whatever they cost.
+
+    def points() -> Points | None:
+        return points_of(examples, metric, read)
+
+    def spaces() -> Sequence[FeatureSpace]:
+        return features.spaces(list(models.examples), setting.units.metric, examples[0].n_ctx)
+
+    ways: Ways[Weighed] = Ways(
+        partial(KernelRun, models, setting),
+        partial(ForwardRun, models, setting),
+        partial(VectorRun, models, setting),
+        partial(ContractedRun, models, setting),
+    )
+    routes = from_table(examples, metric, points, spaces, ways)
+    # Vectors of a combination are added up before products are taken, so that terms that cancel
+    # lose fewer digits: where they fit, no plan is taken, whatever they cost.
     combined = kept is None and any(len(entry.bases) > 1 for entry in models.entries)
-    if any(route.space.is_sparse or (combined and route.fits) for route in vectors):
-        return routes
-    return [*routes, ContractedRun(models, setting)]
+    if combined and any(isinstance(route, VectorRun) and route.fits for route in routes):
+        routes = [route for route in routes if not isinstance(route, ContractedRun)]
+    return routes
 
 
 def _check_shapes(entries: Sequence[Entry]) -> None:

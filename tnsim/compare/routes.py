@@ -9,14 +9,16 @@
     contractions    everything else, and beside vectors and Gauss nodes            `by_plans`
 
 Where there are several, the one with the least expected time is taken, among those within the
-budget. Whoever compares or plans asks here, so that a plan says what a comparison does.
+budget. Whoever compares or plans asks here, pairs and runs of many models alike, so that a plan
+says what a comparison does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tnsim.compare.by_features import Vectors, space_of
@@ -29,7 +31,10 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
-from tnsim.metrics.protocol import adds_up
+from tnsim.metrics.points import Points
+from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.model import Model
+from tnsim.problems.features import FeatureSpace
 from tnsim.problems.kernels import answers
 
 
@@ -80,6 +85,50 @@ class Route(Weighed, Protocol):
         ...
 
 
+_Way = TypeVar("_Way", bound=Weighed)
+
+
+class Ways(NamedTuple, Generic[_Way]):
+    """The constructors of the routes for one question, a row of the table each."""
+
+    kernels: Callable[[], _Way]
+    at_points: Callable[[Points], _Way]
+    vectors: Callable[[FeatureSpace], _Way]
+    contractions: Callable[[], _Way]
+
+
+def from_table(
+    models: Sequence[Model],
+    metric: Metric,
+    points: Callable[[], Points | None],
+    spaces: Callable[[], Sequence[FeatureSpace]],
+    ways: Ways[_Way],
+) -> list[_Way]:
+    """The routes of some models under a metric, row by row of the table.
+
+    Args:
+        models: Models, or one of each form.
+        metric: Metric of the comparison.
+        points: Function that gives the points at which the models may be compared, None for none.
+        spaces: Function that gives the spaces of vectors that hold the models.
+        ways: Constructors of the routes.
+
+    Raises:
+        ModelError: The metric has no inputs for these models.
+        UnsupportedLayer: An activation that no route can compare under the metric.
+    """
+    if answers(models, metric):
+        return [ways.kernels()]
+    held = () if adds_up(metric) else spaces()
+    if sparse := [space for space in held if space.is_sparse]:
+        return [ways.vectors(space) for space in sparse]  # no plan would be as short
+    nodes = points()
+    routes = [] if nodes is None else [ways.at_points(nodes)]
+    if nodes is not None and adds_up(metric):
+        return routes
+    return [*routes, *map(ways.vectors, held), ways.contractions()]
+
+
 def routes_of(question: Question) -> list[Route]:
     """The routes of a comparison, at least one.
 
@@ -91,25 +140,23 @@ def routes_of(question: Question) -> list[Route]:
         UnsupportedLayer: An activation that no route can compare under the metric.
     """
     models, metric = question.models, question.metric
-    if answers(models, metric):
-        return [Kernels(question)]
-    routes: list[Route] = []
     # Gauss nodes and sparse patterns depend on the numbers in models, which a trace does not have.
     known = bool(models) and not question.traced
-    space = space_of(question) if known and not adds_up(metric) else None
-    if space is not None and space.is_sparse:
-        return [Vectors(question, space)]  # no plan would be as short
-    points = points_of(models, metric) if known or adds_up(metric) else None
-    if points is not None:
-        routes.append(AtPoints(question, points))
-        if adds_up(metric):
-            return routes
-    if space is not None:
-        routes.append(Vectors(question, space))
-    return [*routes, Contractions(question)]
 
+    def points() -> Points | None:
+        return points_of(models, metric) if known or adds_up(metric) else None
 
-_Way = TypeVar("_Way", bound=Weighed)
+    def spaces() -> Sequence[FeatureSpace]:
+        space = space_of(question) if known else None
+        return () if space is None else (space,)
+
+    ways: Ways[Route] = Ways(
+        partial(Kernels, question),
+        partial(AtPoints, question),
+        partial(Vectors, question),
+        partial(Contractions, question),
+    )
+    return from_table(models, metric, points, spaces, ways)
 
 
 class Choice(NamedTuple, Generic[_Way]):

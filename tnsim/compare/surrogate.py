@@ -49,6 +49,7 @@ from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import add, in_float64
 from tnsim.models.checks import Seed, check_numbers, check_untraced, seed_number
+from tnsim.models.forward import plain_states
 from tnsim.models.layers import (
     Bilinear,
     Linear,
@@ -206,9 +207,9 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
     # Each block of inputs runs through the model layer by layer, and the gates of every activation
     # are measured on the way.
     for x, weights in inputs:
-        for n, layer in enumerate(model.layers):
+        for layer, (n, state) in zip(model.layers, plain_states(model.layers, x), strict=False):
             if activation_of(layer) is not None and n not in exact:
-                gates = _gate_inputs(layer, x).reshape(len(x), -1, _gate_width(layer))
+                gates = _gate_inputs(layer, state).reshape(len(x), -1, _gate_width(layer))
                 # The mean of the first block is taken off before squares are added, so that a
                 # variance far below the squared mean keeps its digits.
                 shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
@@ -218,7 +219,6 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
                 ]
                 known = sums.setdefault(n, [np.zeros_like(p) for p in powers])
                 sums[n] = [a + b for a, b in zip(known, powers, strict=True)]
-            x = np.asarray(layer(x))
     moments = dict(exact)
     for n, (first, second) in sums.items():
         # Var = E (u - shift)^2 - (E u - shift)^2.

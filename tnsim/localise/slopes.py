@@ -37,8 +37,8 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import pytree
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.model import Combination, Model, terms
-from tnsim.problems import features, forward
-from tnsim.problems.features import FeatureSpace, fits
+from tnsim.problems import forward
+from tnsim.problems.features import FeatureSpace, common_space
 from tnsim.problems.tensors.kinds import kinds
 
 MOST_NODES = 512
@@ -259,12 +259,9 @@ def _vectors(
         return points
     every = [family.at(0.5), *models]
     known = [kinds(model) for model in every]
-    candidates = [
-        space for space in features.spaces(known, setting.metric, every[0].n_ctx) if fits(space)
-    ]
-    if not candidates:
+    space = common_space(every, setting.metric)
+    if space is None:
         return None
-    space = candidates[0]
     work = sum(map(space.multiplications, known))
     # A way back keeps what the way there has made.
     needed = 4.0 * max(space.in_flight(layers, 1) for layers in known) * ITEM_BYTES[setting.dtype]

@@ -35,7 +35,7 @@ from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import Array, as_array, in_float64, is_traced
 from tnsim.models.attention import Attention
 from tnsim.models.checks import check_comparable, check_numbers
-from tnsim.models.forward import embedded, hidden_values, plain_step
+from tnsim.models.forward import Prefixes, embedded, hidden_values, outputs_of_layer
 from tnsim.models.layers import (
     Linear,
     Residual,
@@ -522,6 +522,7 @@ def interpolated_outputs(
         >>> interpolated_outputs(a, b, np.array([0.5]), parts, np.ones((1, 1)))
         array([[3.]])
     """
+    counts = inputs.counts if isinstance(inputs, Prefixes) else None
     state, done = embedded(b.layers, inputs)
     own = _of_layer(parts, 0)
     if done and len(own):
@@ -530,25 +531,29 @@ def interpolated_outputs(
     for n, pair in enumerate(zip(a.layers[done:], b.layers[done:], strict=True), done):
         own = _of_layer(parts, n)
         if not len(own):
-            state = plain_step(pair[1], state, inputs)
+            state = outputs_of_layer(pair[1], state, counts)
             continue
         held = [parts[k] for k in own]
         reached: Any = 0.0
         if isinstance(pair[1], Residual):
             reached = residual_rule(pair[1])[0] * state
         for layer, shares in zip(pair, (1 - s[own], s[own]), strict=True):
-            reached = reached + _shared_output(layer, held, shares, state, inputs)
+            reached = reached + _shared_output(layer, held, shares, state, counts)
         state = reached
     return state
 
 
 def _shared_output(
-    layer: Layer, own: Sequence[Component], shares: Any, state: Any, inputs: Any
+    layer: Layer,
+    own: Sequence[Component],
+    shares: Any,
+    state: Any,
+    counts: tuple[int, ...] | None,
 ) -> Any:
     """The outputs of a layer inside residuals, each component times its share."""
     core = innermost(layer)
     weight, bias = getattr(core, affine_maps(core)[1]), _output_bias(core)
-    hidden = hidden_values(core, state, inputs)
+    hidden = hidden_values(core, state, counts)
     outputs = affine(hidden * _column_factors(own, shares, weight.shape[1]), weight, None)
     for k, part in enumerate(own):
         if part.bias and bias is not None:

@@ -51,7 +51,7 @@ from tnsim.models.layers import (
     innermost,
     map_names,
 )
-from tnsim.models.matrices import affine
+from tnsim.models.matrices import affine, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit, replaced, scaled
@@ -107,19 +107,20 @@ def rising(exponents: Float[Array, "states 1"], counts: Sequence[int]) -> Float[
     return library(exponents).concatenate(rises)
 
 
-def over_prefixes(
+def outputs_of_layer(
     layer: Layer,
-    state: Float[Array, "states in"],
-    exponents: Float[Array, "states 1"],
-    counts: Sequence[int],
-) -> Float[Array, "states out"]:
-    """The outputs of a layer at every beginning, where states are `state * 2 ** exponents`.
+    state: Float[Array, "points *positions in"],
+    counts: Sequence[int] | None,
+    exponents: Float[Array, "states 1"] | float = 0.0,
+) -> Float[Array, "points *positions out"]:
+    """The outputs of a layer, the step that every forward pass takes.
 
     Args:
-        layer: Any layer; attention must be causal.
-        state: A row for each beginning, level after level.
-        exponents: Exponents that never fall along a sequence, see `rising`.
-        counts: Number of beginnings at each level.
+        layer: Any layer; over beginnings of sequences attention must be causal.
+        state: States on which the layer runs, of beginnings a row for each, level after level.
+        counts: Number of beginnings at each level; None where every input is a point.
+        exponents: Exponents of the states, which stand for `state * 2 ** exponents`. Along a
+            sequence they never fall, see `rising`.
 
     Returns:
         Outputs, which have the exponents `layer.order * exponents`.
@@ -127,12 +128,14 @@ def over_prefixes(
     Example:
         >>> import numpy as np, tnsim
         >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
-        >>> over_prefixes(square, np.array([[2.0], [3.0]]), np.zeros((2, 1)), (1, 1)).tolist()
+        >>> outputs_of_layer(square, np.array([[2.0], [3.0]]), counts=(1, 1)).tolist()
         [[4.0], [9.0]]
     """
+    if counts is None:
+        return layer(state)
     if isinstance(layer, Residual):
         # `_homogeneous_layer` has already brought the skip to the exponents of the inner outputs.
-        inner = over_prefixes(layer.layer, state, exponents, counts)
+        inner = outputs_of_layer(layer.layer, state, counts, exponents)
         return layer.skip * state + layer.scale * inner
     if not isinstance(layer, Attention):
         return layer(state)
@@ -162,7 +165,8 @@ def _causal_values(layer: Attention, state: Any, exponents: Any, counts: Sequenc
         return [rotated(level, own) for level, own in zip(levels, angles, strict=True)]
 
     q1, k1, q2, k2, values = map(by_level, ("q1", "k1", "q2", "k2", "v"))
-    scales = _split_levels(exponents, counts)
+    # Plain floats have the exponent 0 at every beginning.
+    scales = _split_levels(exponents + np.zeros((len(state), 1)), counts)
     outputs = []
     for s, count in enumerate(counts):
         z: Any = 0.0
@@ -223,14 +227,28 @@ def scaled_layers(model: Model, slices: bool = False, inputs: Unit | None = None
         array([[1.e+200]])
     """
     last = len(model.layers) - 1
-    below = np.zeros(()) if inputs is None else inputs
     layers = []
     for n, layer in enumerate(model.layers):
-        # Layers are scaled one by one, as a forward pass normalises between them.
-        alone, exponent = scaled(Model([layer]), slices and n == last, below=below)
-        layers.append(Scaled(alone.layers[0], exponent))
-        below = np.zeros(())
+        layers.append(scaled_layer(layer, slices and n == last, None if n else inputs))
     return tuple(layers)
+
+
+def scaled_layer(layer: Layer, slices: bool = False, inputs: Unit | None = None) -> Scaled[Layer]:
+    """A layer in scientific notation by itself, as a forward pass normalises between layers.
+
+    Args:
+        layer: Any layer.
+        slices: Whether each output has an exponent of its own.
+        inputs: Exponents of the units of the inputs; None for units of 1.
+
+    Example:
+        >>> weights, exponent = scaled_layer(Linear([[1e200]]))
+        >>> weights.weight * 2.0**exponent
+        array([[1.e+200]])
+    """
+    below = np.zeros(()) if inputs is None else inputs
+    alone, exponent = scaled(Model([layer]), slices, below=below)
+    return Scaled(alone.layers[0], exponent)
 
 
 def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
@@ -351,7 +369,8 @@ def entered(model: ScaledLayers, inputs: Inputs | Prefixes) -> tuple[State, int]
     counts = inputs.counts if isinstance(inputs, Prefixes) else None
     layers = tuple(layer for layer, _ in model)
     values, first = embedded(layers, inputs)
-    entry = Scaled(values, model[0].exponent if first else 0.0)
+    # The exponent of the last layer is added to the outputs.
+    entry = Scaled(values, model[0].exponent if first and len(model) > 1 else 0.0)
     return _normalised_state(entry, ahead(layers[first:]), counts), first
 
 
@@ -380,7 +399,7 @@ def after(
         values, exponent, order = shifted(values, exponent), exponent * 0.0, 1
     elif _reads_constant(layer):
         layer = _homogeneous_layer(layer, shifted(exponent.astype(values.dtype) * 0 + 1, -exponent))
-    values = layer(values) if counts is None else over_prefixes(layer, values, exponent, counts)
+    values = outputs_of_layer(layer, values, counts, exponent)
     return _normalised_state(Scaled(values, order * exponent + unit), demands, counts)
 
 
@@ -425,38 +444,53 @@ def plain_forward(model: Model, inputs: Array | Prefixes) -> Float[Array, "point
         >>> plain_forward(table, np.array([[0, 1]])).tolist()
         [[[10.0], [14.0]]]
     """
-    if not (isinstance(inputs, Prefixes) or is_tokens(inputs)):
-        return model(inputs)
-    state, first = embedded(model.layers, inputs)
-    for layer in model.layers[first:]:
-        state = plain_step(layer, state, inputs)
-    return state
+    ((_, outputs),) = deque(plain_states(model.layers, inputs), maxlen=1)
+    return outputs
 
 
-def plain_step(layer: Layer, state: Any, inputs: Any) -> Any:
-    """The plain floats behind a layer, for a state of these inputs.
+def plain_states(
+    layers: Sequence[Layer], inputs: Array | Prefixes
+) -> Iterator[tuple[int, Float[Array, "points *positions width"]]]:
+    """The states of a forward pass in plain floats, from the inputs up.
+
+    Exponents cost a compiler more than all the rest, and derivatives do without them.
+
+    Args:
+        layers: Layers of a model.
+        inputs: Inputs, as for `plain_forward`.
+
+    Yields:
+        Number of layers below a state, and the state; over tokens from the table of their rows on.
 
     Example:
-        >>> plain_step(Linear([[2.0]]), np.ones((3, 1)), np.ones((3, 1))).ravel().tolist()
-        [2.0, 2.0, 2.0]
+        >>> lines = Linear([[8.0]]), Linear([[2.0]])
+        >>> [(n, state.item()) for n, state in plain_states(lines, np.array([[1.0]]))]
+        [(0, 1.0), (1, 8.0), (2, 16.0)]
     """
-    if not isinstance(inputs, Prefixes):
-        return layer(state)
-    # Plain floats have the exponent 0 at every beginning.
-    return over_prefixes(layer, state, np.zeros((len(state), 1)), inputs.counts)
+    counts = inputs.counts if isinstance(inputs, Prefixes) else None
+    state, first = embedded(layers, inputs)
+    yield first, state
+    for n, layer in enumerate(layers[first:], start=first + 1):
+        state = outputs_of_layer(layer, state, counts)
+        yield n, state
 
 
-def hidden_values(core: Any, state: Any, inputs: Any) -> Any:
+def hidden_values(core: Any, state: Any, counts: tuple[int, ...] | None) -> Any:
     """The plain floats that the output map of a layer inside residuals multiplies.
 
+    Args:
+        core: Layer inside residuals.
+        state: States that the layer reads.
+        counts: Number of beginnings at each level; None where inputs are no `Prefixes`.
+
     Example:
-        >>> hidden_values(Linear([[2.0]]), np.ones((3, 1)), np.ones((3, 1))).ravel().tolist()
+        >>> hidden_values(Linear([[2.0]]), np.ones((3, 1)), None).ravel().tolist()
         [1.0, 1.0, 1.0]
     """
     if isinstance(core, Linear):
         return state
-    if isinstance(core, Attention) and isinstance(inputs, Prefixes):
-        return _causal_values(core, state, np.zeros((len(state), 1)), inputs.counts)
+    if isinstance(core, Attention) and counts is not None:
+        return _causal_values(core, state, 0.0, counts)
     return core.hidden(state)
 
 
@@ -595,11 +629,11 @@ def _stacked_factors(layer: Layer) -> Float[np.ndarray, "rows in"]:
     return np.concatenate([np.asarray(matrix, np.float64) for matrix in matrices])
 
 
-def embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
+def embedded(layers: Sequence[Layer], inputs: Any) -> tuple[Any, int]:
     """The state that the first layers leave behind, and the number of these layers (0 or 1).
 
     A linear first layer over tokens is a table whose rows are looked up. If the first layer is not
-    linear, or is the only layer, tokens become one-hot vectors.
+    linear, tokens become one-hot vectors.
 
     Example:
         >>> table = Model([Linear([[5.0, 7.0]]), Linear([[2.0]])])
@@ -612,7 +646,7 @@ def embedded(layers: tuple[Layer, ...], inputs: Any) -> tuple[Any, int]:
     if isinstance(inputs, Prefixes):
         inputs = inputs.ids
     first = layers[0]
-    if isinstance(first, Linear) and len(layers) > 1:
+    if isinstance(first, Linear) and not is_sparse(first):
         return add(first.weight.T[inputs], first.bias), 1
     dtype = jax.tree.leaves(layers)[0].dtype
     return library(inputs).eye(first.d_in, dtype=dtype)[inputs], 0

@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -44,6 +44,7 @@ from tnsim.models.forward import (
     forward,
     in_own_units,
     is_tokens,
+    scaled_layer,
     scaled_layers,
 )
 from tnsim.models.functions import Function, outputs_of
@@ -176,7 +177,7 @@ def multiplications(layers: Kinds, positions: int, points: Points) -> int:
         >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, points)
         27
     """
-    if points.tokens and layers[0].down is None and len(layers) > 1:
+    if points.tokens and layers[0].down is None:
         layers = layers[1:]  # an embedding of tokens looks up rows and multiplies nothing
     work = 0
     for states, seen in points.states(positions):
@@ -372,26 +373,21 @@ class _Passes:
         self.models = {key: part for key, part in parts.items() if isinstance(part, Model)}
         self.functions = {key: part for key, part in parts.items() if key not in self.models}
         self.slices, self.dtype, self.mode, self.together = slices, dtype, mode, together
-        # Layers in scientific notation by identity; of first layers only those in the units of the
-        # last batch.
-        self.made: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
-        self.first: dict[tuple[Hashable, ...], Scaled[Layer]] = {}
         self.step, self.rest = after, _vector_behind
         if mode == "compiled":
             self.step, self.rest = _compiled_step, _compiled_rest
+        # The layers in scientific notation of `_scaled_layer`, with the units of their inputs.
+        self.made: dict[tuple[int, bool], tuple[Unit, Scaled[Layer]]] = {}
 
     def at(self, batch: WeightedPoints) -> dict[int, Vector]:
         """The vectors of all functions on a batch."""
         read = {key: as_read(model, batch.inputs) for key, model in self.models.items()}
         # sqrt(w) = 2^(log2(w) / 2): weights of points are given by natural logarithms
         halves = batch.log_weights / (2 * LOG_2)
-        counts = batch.inputs.counts if isinstance(batch.inputs, Prefixes) else None
         vectors: dict[int, Vector] = {}
         for key, function in self.functions.items():
             vectors[key] = self._of_function(function, batch, halves)
-        # Models whose first layer is one object and that demand the same of the state are begun
-        # together.
-        for keys in self._groups_alike(list(self.models), 0, 1):
+        for keys in self._by_next_layer(self.models, 0):
             inputs: Any = read[keys[0]]
             unit: Unit = np.zeros(())
             if not is_tokens(inputs):
@@ -400,77 +396,72 @@ class _Passes:
             if self.mode == "traced":
                 inputs = jax.tree.map(jnp.asarray, inputs)
             layers = {key: self._scaled_model(self.models[key], unit) for key in keys}
-            if len(keys) == 1:
-                vectors[keys[0]] = self._finished_vector(
-                    self.rest(layers[keys[0]], inputs, halves, counts, self.together)
-                )
-            else:
-                state, done = entered(layers[keys[0]], inputs)
-                vectors |= self._vectors_behind(layers, done, state, halves, counts)
+            vectors |= self._behind_first_layer(layers, inputs, halves)
         return vectors
 
-    def _vectors_behind(
-        self,
-        layers: dict[int, ScaledLayers],
-        done: int,
-        state: State,
-        halves: Any,
-        counts: tuple[int, ...] | None,
+    def _behind_first_layer(
+        self, layers: Mapping[int, ScaledLayers], inputs: Any, halves: Any
     ) -> dict[int, Vector]:
-        """The vectors of models that have the state behind `done` layers in common."""
-        # Recursion over depth: models that have the next layer in common run it once, and each
-        # group goes on by itself where the layers begin to differ.
+        """The vectors of models that have their first layer in common."""
+        counts = inputs.counts if isinstance(inputs, Prefixes) else None
         vectors: dict[int, Vector] = {}
-        for same in self._groups_alike(list(layers), done, done + 1):
-            following = layers[same[0]][done:]
-            if len(same) == 1:
-                rest = self.rest(following, state, halves, counts, self.together)
-                vectors[same[0]] = self._finished_vector(rest)
+
+        def finish(key: int, done: int, reached: Any) -> None:
+            """Run a single model to its outputs, as one program where passes are compiled."""
+            vector = self.rest(layers[key][done:], reached, halves, counts, self.together)
+            vectors[key] = self._finished_vector(vector)
+
+        first, *others = layers
+        if not others:
+            finish(first, 0, inputs)
+            return vectors
+        # Groups of models with a state in common and the next layer too. A group that is taken up
+        # leaves the groups behind that layer, which come next: a state of each depth waits.
+        state, done = entered(layers[first], inputs)
+        waiting = [(keys, done, state) for keys in self._by_next_layer(layers, done)]
+        while waiting:
+            keys, done, state = waiting.pop()
+            if len(keys) == 1:
+                finish(keys[0], done, state)
                 continue
-            (layer, unit), *later = following
-            reached = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
-            alike = {key: layers[key] for key in same}
-            vectors |= self._vectors_behind(alike, done + 1, reached, halves, counts)
+            (layer, unit), *later = layers[keys[0]][done:]
+            state = self.step(layer, unit, state, ahead([x for x, _ in later]), counts)
+            waiting += [(same, done + 1, state) for same in self._by_next_layer(keys, done + 1)]
         return vectors
 
-    def _groups_alike(self, keys: list[int], start: int, stop: int) -> list[list[int]]:
-        """Models in groups that have the layers from `start` to `stop - 1` in common.
+    def _by_next_layer(self, keys: Iterable[int], done: int) -> list[list[int]]:
+        """Models that have `done` layers in common, in groups that have the next in common too.
 
         A state is normalised as the layers ahead demand, so a group has equal demands. The outputs
         of two models are vectors of their own even where all layers are the same.
         """
         groups: dict[Any, list[int]] = {}
         for key in keys:
-            layers = self.models[key].layers
-            own = key if len(layers) <= stop else None
-            same = (*map(id, layers[start:stop]), ahead(layers[stop:]), own)
-            groups.setdefault(same, []).append(key)
+            layer, *later = self.models[key].layers[done:]
+            groups.setdefault((id(layer), ahead(later), None if later else key), []).append(key)
         return list(groups.values())
 
     def _scaled_model(self, model: Model, unit: Unit) -> ScaledLayers:
-        """A model in scientific notation, for some units of inputs.
-
-        A layer that models have in common is scaled once; of first layers those for the last units
-        are kept. Units of a trace are unknown numbers, and nothing is kept.
-        """
+        """A model in scientific notation, for some units of inputs."""
         if self.mode == "traced":
             return jax.tree.map(jnp.asarray, scaled_layers(model, self.slices, unit))
-        known = unit.tobytes()
-        if any(kept[0] != known for kept in self.first):
-            self.first.clear()
         layers = []
         for n, layer in enumerate(model.layers):
             apart = self.slices and n + 1 == len(model.layers)
-            kept, own = self.made, None
-            place: tuple[Hashable, ...] = id(layer), apart
-            if n == 0:
-                kept, place, own = self.first, (known, id(layer), apart), unit
-            if place not in kept:
-                ((weights, exponent),) = scaled_layers(Model([layer]), apart, own)
-                weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), weights)
-                kept[place] = Scaled(weights, np.asarray(exponent))
-            layers.append(kept[place])
+            layers.append(self._scaled_layer(layer, apart, np.zeros(()) if n else unit))
         return tuple(layers)
+
+    def _scaled_layer(self, layer: Layer, slices: bool, inputs: Unit) -> Scaled[Layer]:
+        """A layer in scientific notation, made once for all models that hold it.
+
+        A layer that reads inputs is made again where their units change.
+        """
+        place = id(layer), slices
+        if place not in self.made or not np.array_equal(self.made[place][0], inputs):
+            weights, exponent = scaled_layer(layer, slices, inputs)
+            weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), weights)
+            self.made[place] = inputs, Scaled(weights, np.asarray(exponent))
+        return self.made[place][1]
 
     def _of_function(self, function: Function, batch: WeightedPoints, halves: Any) -> Vector:
         """The vector of a plain function.

@@ -445,24 +445,41 @@ class PolynomialSpace(NamedTuple):
         some = next(iter(coefficients.values()))
         parts = []
         for order in self.orders:
-            norm = self._basis_norms(order).astype(some.dtype)
+            norm = basis_norms(self.block, order, self.degree, self.gaussian)
+            norm = norm.astype(some.dtype)
             numbers = coefficients.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
         return library(some).concatenate(parts, axis=1)
-
-    def _basis_norms(self, order: int) -> Float[np.ndarray, " numbers"]:
-        """Lengths of the basis: roots of the weights of squared coefficients."""
-        multiple = packed.multiplicities(self.block.stop, order, self.block.start)
-        if self.gaussian:
-            # E[He_n He_n] = n!, and each sorted index stands for `multiplicities` entries.
-            return np.sqrt(math.factorial(order) * multiple)
-        return np.sqrt(multiple / math.comb(self.degree, order))
 
     def _input_orders(self) -> tuple[int, ...]:
         return (0, 1) if self.lifted else (1,)
 
     def _up_to(self, degree: int) -> tuple[int, ...]:
         return orders_of(degree, self.lifted, self.gaussian)
+
+
+def basis_norms(
+    block: IndexBlock, order: int, degree: int, gaussian: bool
+) -> Float[np.ndarray, " numbers"]:
+    """Lengths of the basis: roots of the weights of squared coefficients.
+
+    Args:
+        block: Block of the indices, over all coordinates or over those of a receptive field.
+        order: Order of the coefficients.
+        degree: Largest degree of the polynomials.
+        gaussian: Whether the coefficients are of Hermite polynomials instead of monomials.
+
+    Example:
+        E[He_2(z)^2] = 2, and z_1 z_2 stands for two entries of its tensor.
+
+        >>> (basis_norms(whole(2), 2, degree=2, gaussian=True) ** 2).round(9).tolist()
+        [2.0, 4.0, 2.0]
+    """
+    multiple = packed.multiplicities(block.stop, order, block.start)
+    if gaussian:
+        # E[He_n He_n] = n!, and each sorted index stands for `multiplicities` entries.
+        return np.sqrt(math.factorial(order) * multiple)
+    return np.sqrt(multiple / math.comb(degree, order))
 
 
 def polynomials(
@@ -493,7 +510,7 @@ def polynomials(
     lifted = need_all_orders(models)
     width = d_in
     if gaussian:
-        lifted = lifted or bool(_mean_of(metric, d_in).any())  # a mean is a constant too
+        lifted = lifted or bool(mean_of(metric, d_in).any())  # a mean is a constant too
         width = _rank_of(metric, d_in)
     orders = orders_of(degree, lifted, gaussian)
     block = whole(width)
@@ -596,8 +613,20 @@ def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: 
     return plus(result, carried)
 
 
-def _mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
-    """The mean of the inputs of a metric."""
+def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
+    """The mean of the inputs of a metric, zeros where it has none.
+
+    Args:
+        metric: Any metric.
+        d_in: Number of coordinates of the inputs.
+
+    Raises:
+        ModelError: The metric is for inputs of another width.
+
+    Example:
+        >>> mean_of(Gaussian(), 2)
+        array([0., 0.])
+    """
     check_coordinates(metric, d_in)
     mean = getattr(metric, "mean", None)
     return np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
@@ -616,7 +645,7 @@ def _affine_inputs(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L of x = m + L z, with z standard normal and L of full column rank."""
-    mean, cov = _mean_of(metric, d_in), getattr(metric, "cov", None)
+    mean, cov = mean_of(metric, d_in), getattr(metric, "cov", None)
     if cov is None:
         return mean, np.eye(d_in)
     cov = np.asarray(cov, np.float64)

@@ -29,7 +29,6 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.arrays import in_float64
@@ -38,8 +37,10 @@ from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
     Series,
+    basis_norms,
     degrees_of,
     mapped,
+    mean_of,
     multiplications,
     need_all_orders,
     orders_of,
@@ -179,7 +180,7 @@ class FieldSpace(NamedTuple):
         # All outputs of a feature stand together, as they are added to together.
         vector = {order: np.zeros((count, self.d_out)) for order, count in places.counts.items()}
         if not self.start and 0 in vector:
-            vector[0][0] = readout.constant * _norms(self, 1, 0)
+            vector[0][0] = readout.constant * basis_norms(whole(1), 0, self.degree, self.gaussian)
         made = _all_series(weights, groups, steps, inputs, self)
         for group, key in zip(groups, made.keys, strict=True):
             columns = readout.of(group)
@@ -285,9 +286,7 @@ def _last_nonlinear(layers: Kinds) -> int | None:
 
 def _independent(metric: Metric, d_in: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Means and variances of independent inputs; None for correlated inputs."""
-    check_coordinates(metric, d_in)
-    mean, cov = getattr(metric, "mean", None), getattr(metric, "cov", None)
-    mean = np.zeros(d_in) if mean is None else np.asarray(mean, np.float64)
+    mean, cov = mean_of(metric, d_in), getattr(metric, "cov", None)
     if cov is None:
         return mean, np.ones(d_in)
     cov = np.asarray(cov, np.float64)
@@ -457,14 +456,6 @@ def _places(space: FieldSpace) -> _Places:
         return _Places(counts, of_fields)
 
     return session().places.get(space, make)
-
-
-def _norms(space: FieldSpace, width: int, order: int) -> Float[np.ndarray, " count"]:
-    """Lengths of the basis over a field of some width, see `PolynomialSpace`."""
-    multiple = packed.multiplicities(width, order)
-    if space.gaussian:
-        return np.sqrt(math.factorial(order) * multiple)
-    return np.sqrt(multiple / math.comb(space.degree, order))
 
 
 class _Step(NamedTuple):
@@ -646,11 +637,11 @@ def _normalised(
     local: _Units | _State, width: int, space: FieldSpace
 ) -> dict[int, Float[np.ndarray, "indices units"]]:
     """Coefficients of some units by order, in a basis of length one, unit beside unit."""
-    series = _series(local, width, space.gaussian)
-    return {
-        order: np.ascontiguousarray((entries * _norms(space, width, order)).T)
-        for order, entries in series.items()
-    }
+    normalised = {}
+    for order, entries in _series(local, width, space.gaussian).items():
+        norms = basis_norms(whole(width), order, space.degree, space.gaussian)
+        normalised[order] = np.ascontiguousarray((entries * norms).T)
+    return normalised
 
 
 def _local(group: _Group, steps: Sequence[_Step], inputs: tuple[Any, Any]) -> _Units | _State:

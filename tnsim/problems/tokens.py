@@ -49,6 +49,7 @@ from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, St
 from tnsim.errors import TooLarge
 from tnsim.models.arrays import add, in_float64
 from tnsim.models.attention import Attention
+from tnsim.models.forward import plain_states
 from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.matrices import affine
 from tnsim.models.model import Model
@@ -189,9 +190,9 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
     model = in_float64(model)
     attention = _first_attention(model)
     if attention is None:
-        return {TABLE: _token_table(model, model.layers)}
+        return {TABLE: _token_table(model, len(model.layers))}
     number, core = attention
-    table = _token_table(model, model.layers[:number])
+    table = _token_table(model, number)
     arrays = _attention_arrays(model.layers[number], core, table, at)
     tail = model.layers[number + 1 :]
     if tail:
@@ -253,18 +254,13 @@ def _first_attention(model: Model) -> tuple[int, Attention] | None:
     return None
 
 
-def _token_table(model: Model, layers: Sequence[Layer]) -> Any:
-    """Values of layers that act on each position alone, for every token: (vocabulary, width)."""
-    embedding = layers[0] if layers else None
-    if isinstance(embedding, Linear):
-        # A row per token as it stands in the matrix, instead of a product with the identity.
-        table = add(embedding.weight.T, embedding.bias)
-        layers = layers[1:]
-    else:
-        table = library(model).eye(model.d_in)
-    for layer in layers:
-        table = layer(table)
-    return table
+def _token_table(model: Model, number: int) -> Any:
+    """The states of all tokens behind the first layers of a model, (vocabulary, width).
+
+    These layers act on every position alone, so that each token is an input of a forward pass.
+    """
+    states = plain_states(model.layers, np.arange(model.d_in))
+    return next(state for below, state in states if below == number)
 
 
 def _attention_arrays(
