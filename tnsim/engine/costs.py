@@ -382,21 +382,67 @@ def host_elements(program: Program) -> int:
     """
     shapes, first = program.value_shapes, len(program.shapes)
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
-    # An output that is divided by scales may stand twice for a moment.
-    kept = set(program.outputs)
+    kept, places = set(program.outputs), overwritten(program)
     alive, peak = 0, 0
     for n, op in enumerate(program.operations):
         number = first + n
         size = math.prod(shapes[number])
+        written_over = places[n]
+        if written_over is not None:
+            alive -= size
         if number not in kept:
             alive += size
         peak = max(peak, alive + _beside(op, op.sizes(shapes), size))
         for a in set(op.args):
-            if last[a] == n and a >= first and a not in kept:
+            is_gone = written_over is not None and op.args[written_over] == a
+            if last[a] == n and a >= first and a not in kept and not is_gone:
                 alive -= math.prod(shapes[a])
         if number not in last and number not in kept:
             alive -= size
     return peak
+
+
+@per_object_cache
+def overwritten(program: Program) -> tuple[int | None, ...]:
+    """For each operation the place of the argument that NumPy writes its result over, if any.
+
+    An argument is written over by a sum or by a product entry by entry that reads it last, where
+    it is an array of its own in the order of the result.
+
+    Args:
+        program: Program that NumPy runs.
+
+    Example:
+        >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+        >>> cube = Operation("contract", (0, 1), ((0,), (0,)), (0,))
+        >>> overwritten(Program(((4,),), (square, cube), (2,)))
+        (None, 1)
+    """
+    first = len(program.shapes)
+    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
+    own = set()  # values that certainly share no memory with another value
+    for number, op in enumerate(program.operations, first):
+        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+            own.add(number)
+    for op in program.operations:
+        if op.kind == "contract" and len(op.args) == 1:  # may give its argument itself
+            own.discard(op.args[0])
+    own.difference_update(program.outputs)
+    found: list[int | None] = []
+    for n, op in enumerate(program.operations):
+        place = None
+        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+            for slot, a in enumerate(op.args):
+                is_last = a in own and last[a] == n and op.args.count(a) == 1
+                if is_last and op.labels[slot] == op.output and _is_entrywise(op):
+                    place = slot
+        found.append(place)
+    return tuple(found)
+
+
+def _is_entrywise(op: Operation) -> bool:
+    """Whether every entry of the result is computed from single entries of the arguments."""
+    return op.kind == "sum" or all(label in op.output for labels in op.labels for label in labels)
 
 
 def _beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
@@ -410,11 +456,12 @@ def _beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
                 slices += math.prod(shape)
         return count * (host_elements(op.body) + outputs + slices + size) + size * (count > 1)
     if op.kind == "sum":  # a term is weighted before it is added
-        return size * any(abs(weight) != 1.0 for weight in op.weights[1:])
+        return size * (len(op.args) > 1 and any(abs(weight) != 1.0 for weight in op.weights))
     if len(op.args) == 1:
         return 0 if op.output == tuple(x for x in op.labels[0] if x in op.output) else size
-    form = host_product(*op.labels, op.output, sizes)
-    return 0 if form is None else form.copied(sizes, (op.labels[0], op.labels[1]))
+    first, second = op.labels
+    form = host_product(first, second, op.output, sizes)
+    return 0 if form is None else form.copied(sizes, (first, second))
 
 
 def lanes(loop: Operation, count: int) -> int:

@@ -123,17 +123,18 @@ def bind(program: Program) -> Bound:
         [3.0, 3.0, 3.0, 3.0, 3.0]
     """
     last = {a: n for n, op in enumerate(program.operations) for a in op.args}
+    over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
         sizes = op.sizes(program.value_shapes)
         if op.kind == "sum":
-            function = _sum(op, sizes)
+            function = _sum(op, sizes, over[n])
         elif op.kind == "loop":
             function = _loop(op, sizes)
         elif len(op.args) == 1:
             function = _reduction(op)
         else:
-            function = _contraction(op, sizes)
+            function = _contraction(op, sizes, over[n])
         dead = {a for a in op.args if last[a] == n and a not in program.outputs}
         calls.append(_Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)
@@ -160,12 +161,12 @@ def _same(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _contraction(op: Operation, sizes: Sizes) -> Function:
+def _contraction(op: Operation, sizes: Sizes, over: int | None) -> Function:
     """The contraction of two arrays: matrix products, or entry by entry."""
     (first, second), output = op.labels, op.output
     form = host_product(first, second, output, sizes)
     if form is None:
-        return _by_entries(first, second, output, sizes)
+        return _by_entries(first, second, output, sizes, over)
     batch, left, summed, right = form.product
     x_labels, y_labels = (second, first) if form.swapped else (first, second)
     of_x = _matrices(x_labels, (batch, left, summed), sizes, form.is_read[0])
@@ -231,7 +232,9 @@ def _matrices(
     return lambda x: x.transpose(axes).reshape(wanted)
 
 
-def _by_entries(first: Labels, second: Labels, output: Labels, sizes: Sizes) -> Function:
+def _by_entries(
+    first: Labels, second: Labels, output: Labels, sizes: Sizes, over: int | None
+) -> Function:
     """A product entry by entry, summed over the labels that the output lacks."""
     summed = tuple(label for label in first if label in second and label not in output)
     if summed:  # sums of a batch: `einsum` needs no array of all products
@@ -247,34 +250,40 @@ def _by_entries(first: Labels, second: Labels, output: Labels, sizes: Sizes) -> 
     of_x, of_y = _spread(first, output, sizes), _spread(second, output, sizes)
     if not output:  # NumPy would give a scalar, which cannot be written to
         return lambda x, y: np.asarray(x * y)
+    if over == 0:
+        return lambda x, y: np.multiply(x, of_y(y), x)
+    if over == 1:
+        return lambda x, y: np.multiply(of_x(x), y, y)
     return lambda x, y: np.multiply(of_x(x), of_y(y), order="C")
 
 
-def _sum(op: Operation, sizes: Sizes) -> Function:
-    """A weighted sum, added up in place."""
+def _sum(op: Operation, sizes: Sizes, over: int | None) -> Function:
+    """A weighted sum, added up in place; in the argument `over` where there is one."""
     shape = tuple(sizes[label] for label in op.output)
     views = [_spread(labels, op.output, sizes) for labels in op.labels]
-    weights = op.weights
-    add, subtract, multiply = np.add, np.subtract, np.multiply
-    starts_with_two = weights[0] == 1.0 and len(weights) > 1 and abs(weights[1]) == 1.0
-    rest = 2 if starts_with_two else 1
+    begin = over or 0
+    order = [begin, *(n for n in range(len(views)) if n != begin)]
+    weight, *weights = [op.weights[n] for n in order]
 
     def total(*args: np.ndarray) -> np.ndarray:
-        terms = [view(x) for view, x in zip(views, args, strict=True)]
-        out = np.empty(shape, terms[0].dtype)
-        if starts_with_two:
-            (add if weights[1] == 1.0 else subtract)(terms[0], terms[1], out)
-        elif weights[0] == 1.0:
-            np.copyto(out, terms[0])
-        else:
-            multiply(terms[0], weights[0], out)
-        for weight, term in zip(weights[rest:], terms[rest:], strict=True):
-            if weight == 1.0:
-                add(out, term, out)
-            elif weight == -1.0:
-                subtract(out, term, out)
+        start, *terms = [views[n](args[n]) for n in order]
+        out = np.empty(shape, start.dtype) if over is None else start
+        rest = zip(weights, terms, strict=True)
+        if over is None and weight == 1.0 and weights and abs(weights[0]) == 1.0:
+            # The first two terms at once, without a copy of the first.
+            second, term = next(rest)
+            (np.add if second == 1.0 else np.subtract)(start, term, out)
+        elif weight != 1.0:
+            np.multiply(start, weight, out)
+        elif over is None:
+            np.copyto(out, start)
+        for own, term in rest:
+            if own == 1.0:
+                np.add(out, term, out)
+            elif own == -1.0:
+                np.subtract(out, term, out)
             else:
-                add(out, weight * term, out)
+                np.add(out, own * term, out)
         return out
 
     return total
