@@ -257,7 +257,6 @@ class Session:
         programs: Compiled programs, by program and shapes.
         blocks: Prepared models, by run and content.
         belongings: Values made of models: kinds of their layers, arrays on the device.
-        bound: Plans of small steps with memory of their own, ready to run; at most 128 MiB.
         places: Tables of the places of coefficients in vectors; at most 1 GiB.
 
     Example:
@@ -289,7 +288,6 @@ class Session:
             block_bytes, lambda block: block.nbytes
         )
         self.belongings = WeakCache(device_bytes)
-        self.bound: LRUCache[Hashable, Any] = LRUCache(2**27, lambda bound: bound.nbytes)
         self.places: LRUCache[Hashable, Any] = LRUCache(2**30, lambda places: places.nbytes)
 
     def clear(self) -> None:
@@ -298,7 +296,6 @@ class Session:
         self.programs.clear()
         self.blocks.clear()
         self.belongings.clear()
-        self.bound.clear()
         self.places.clear()
 
 

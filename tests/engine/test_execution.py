@@ -1,4 +1,4 @@
-"""Execution: one lowering for NumPy and JAX beside the interpreter, few programs, finite at depth 64, no global setting touched."""
+"""Execution: one lowering for NumPy and JAX beside NumPy's closures, few programs, finite at depth 64, no global setting touched."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from tnsim.compare.planned import affordable
 from tnsim.compare.request import CROSS
 from tnsim.engine import budget
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.runtime import devices, execution, interpreter
+from tnsim.engine.runtime import binding, devices, execution
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
@@ -70,12 +70,12 @@ def all_tiers(a, b, metric, monkeypatch):
     for stage, log in reference.exponents.items():
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
     bound = execution.run(planned, leaves, "interpreted")
-    monkeypatch.setattr(interpreter, "_SMALL", 0)  # plans do not stay bound
-    monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
+    monkeypatch.setattr(binding, "_REPAYS", 0.0)
     stacks, _ = stacked_stages(planned, (), {})
     for threads in (1, 3):
+        monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)
         with using(Session()):
-            one = interpreter.interpret(planned, leaves, stacks, threads)
+            one = binding.run_on_host(planned, leaves, stacks)
         assert np.array_equal(one.values["AB"], bound.values["AB"])
         assert one.exponents == bound.exponents
     assert_close(bound.values["AB"], reference.values["AB"], scale=LARGEST, rtol=1e-12)

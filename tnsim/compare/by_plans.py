@@ -31,8 +31,8 @@ from tnsim.compare.request import SELF, Arrays, InnerProducts, Question, Request
 from tnsim.compare.resident import conditioning, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
+from tnsim.engine.costs import USUAL
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.ir.steps import USUAL
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution

@@ -25,10 +25,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from tnsim.engine.ir.matmul_form import Labels, matrix_product
-from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.matmul_form import Labels, host_product, matrix_product
+from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import PlanStage, Schedule, WholePlan
-from tnsim.engine.ir.steps import Steps, steps_of
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
@@ -36,16 +35,20 @@ CACHED, WRITING = 2**20, 128
 its elements costs about as much as WRITING multiplications."""
 
 
-_INTERPRETED_AT_ONCE = 4
-"""Most stages that are interpreted at once: calls of NumPy begin under Python's lock."""
+_HOST_AT_ONCE = 4
+"""Most stages that NumPy runs at once: calls of NumPy begin under Python's lock."""
 
 
 _AT_ONCE_BYTES = 2**29
-"""Bytes that stages may take to be interpreted at once, where stages one by one need less."""
+"""Bytes that stages may take to run at once in NumPy, where stages one by one need less."""
 
 
 _AT_ONCE_SECONDS = 0.2
 """Seconds from which a plan may take so much: a short plan gains nothing by several threads."""
+
+
+_MOST_LANES = 2
+"""Most lanes of a loop in NumPy, each of which takes arrays of its own."""
 
 
 class Buffer(NamedTuple):
@@ -275,27 +278,22 @@ def program_bytes(plan: Schedule) -> int:
 Sizes = dict[str, int]
 
 
-class InterpretedRound(NamedTuple):
-    """Stages that are interpreted at once.
+class HostRound(NamedTuple):
+    """Stages that NumPy runs at once.
 
     Args:
         stages: Numbers of the stages.
-        at_once: Most stages that run at once, each in a room of its own.
-        room: Elements of a room, for all values of a stage but its inputs and outputs.
-        elements: Elements alive while the stages run: rooms, and values that stages read and give.
+        at_once: Most stages that run at the same time.
+        elements: Elements alive while the stages run.
+        seconds: Seconds that the stages take one after another.
         last_read: Names of the values that no later stage reads.
     """
 
     stages: tuple[int, ...]
     at_once: int
-    room: int
     elements: int
+    seconds: float
     last_read: tuple[str, ...]
-
-    @property
-    def rooms(self) -> int:
-        """Elements of all rooms."""
-        return self.at_once * self.room
 
 
 class ParallelGroup(NamedTuple):
@@ -339,57 +337,216 @@ def rounds(plan: Schedule) -> tuple[ParallelGroup, ...]:
     )
 
 
-def interpreted_rounds(
-    whole: WholePlan, steps: Sequence[Steps], stages: Sequence[int], item: int
-) -> tuple[InterpretedRound, ...]:
-    """The rounds of a plan that is interpreted, each with exactly the memory that it takes.
+def host_rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[HostRound, ...]:
+    """The rounds of a plan that NumPy runs, with the memory that they take.
 
     Args:
         whole: Stages of the plan.
-        steps: Distinct steps of its stages, on stacks where the plan runs on stacks.
-        stages: Number among these steps of the steps of each stage.
+        programs: Program of each stage, on stacks where the plan runs on stacks.
         item: Bytes of an element.
     """
-    results = [sum(math.prod(view.shape) for view in each.outputs) for each in steps]
-    rooms = [-(-each.room // each.item) for each in steps]
+    own = [host_elements(program) for program in programs]
+    seconds = [host_seconds(program, item) for program in programs]
     read: Sizes = {}
     given = []
-    for stage, n in zip(whole.stages, stages, strict=True):
-        read.update(zip(stage.inputs, steps[n].sizes, strict=False))
-        given.append([math.prod(view.shape) for view in steps[n].outputs])
+    for stage, program in zip(whole.stages, programs, strict=True):
+        read.update(zip(stage.inputs, map(math.prod, program.shapes), strict=True))
+        given.append([math.prod(program.value_shapes[output]) for output in program.outputs])
 
-    def of_rooms(chosen: Sequence[int]) -> tuple[int, int]:
-        return min(len(chosen), _INTERPRETED_AT_ONCE), max(rooms[stages[n]] for n in chosen)
+    def at_once(chosen: Sequence[int]) -> int:
+        return min(len(chosen), _HOST_AT_ONCE)
 
-    # Interpreted, stages run in rooms, and inputs are not part of a room.
+    # Inputs are not part of what a program needs. Of stages that do not run, outputs remain.
     def elements(alive: Sizes, chosen: Sequence[int]) -> int:
-        computed = sum(results[stages[n]] for n in chosen)
-        return sum(alive.values()) + computed + math.prod(of_rooms(chosen))
+        outputs = sum(sum(given[n]) for n in chosen)
+        return sum(alive.values()) + outputs + at_once(chosen) * max(own[n] for n in chosen)
 
-    seconds = sum(steps[n].usual_seconds for n in stages)
-    at_least = _AT_ONCE_BYTES // item if seconds > _AT_ONCE_SECONDS else 0
+    at_least = _AT_ONCE_BYTES // item if sum(seconds) > _AT_ONCE_SECONDS else 0
     arrays = {name: size for name, size in read.items() if name in whole.names}
     kept = {*whole.names, *whole.outputs}
-    return tuple(
-        InterpretedRound(numbers, *of_rooms(numbers), alive, last_read)
-        for numbers, alive, last_read in _fitting_rounds(
-            whole.stages, kept, arrays, given, elements, at_least
-        )
+    found = []
+    for numbers, alive, last_read in _fitting_rounds(
+        whole.stages, kept, arrays, given, elements, at_least
+    ):
+        total = sum(seconds[n] for n in numbers)
+        found.append(HostRound(numbers, at_once(numbers), alive, total, last_read))
+    return tuple(found)
+
+
+@per_object_cache
+def host_elements(program: Program) -> int:
+    """The largest number of elements alive at once in NumPy, beside inputs and outputs.
+
+    A value is alive from its operation to the last one that reads it, and copies that an operation
+    needs are alive beside it.
+    """
+    shapes, first = program.value_shapes, len(program.shapes)
+    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
+    kept, places = set(program.outputs), overwritten(program)
+    alive, peak = 0, 0
+    for n, op in enumerate(program.operations):
+        number = first + n
+        size = math.prod(shapes[number])
+        written_over = places[n]
+        if written_over is not None:
+            alive -= size
+        if number not in kept:
+            alive += size
+        peak = max(peak, alive + _beside(op, op.sizes(shapes), size))
+        for a in set(op.args):
+            is_gone = written_over is not None and op.args[written_over] == a
+            if last[a] == n and a >= first and a not in kept and not is_gone:
+                alive -= math.prod(shapes[a])
+        if number not in last and number not in kept:
+            alive -= size
+    return peak
+
+
+@per_object_cache
+def overwritten(program: Program) -> tuple[int | None, ...]:
+    """For each operation the place of the argument that NumPy writes its result over, if any.
+
+    An argument is written over by a sum or by a product entry by entry that reads it last, where
+    it is an array of its own in the order of the result.
+
+    Args:
+        program: Program that NumPy runs.
+
+    Example:
+        >>> square = Operation("contract", (0, 0), ((0,), (0,)), (0,))
+        >>> cube = Operation("contract", (0, 1), ((0,), (0,)), (0,))
+        >>> overwritten(Program(((4,),), (square, cube), (2,)))
+        (None, 1)
+    """
+    first = len(program.shapes)
+    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
+    own = set()  # values that certainly share no memory with another value
+    for number, op in enumerate(program.operations, first):
+        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+            own.add(number)
+    for op in program.operations:
+        if op.kind == "contract" and len(op.args) == 1:  # may give its argument itself
+            own.discard(op.args[0])
+    own.difference_update(program.outputs)
+    found: list[int | None] = []
+    for n, op in enumerate(program.operations):
+        place = None
+        if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
+            for slot, a in enumerate(op.args):
+                is_last = a in own and last[a] == n and op.args.count(a) == 1
+                if is_last and op.labels[slot] == op.output and _is_entrywise(op):
+                    place = slot
+        found.append(place)
+    return tuple(found)
+
+
+def _is_entrywise(op: Operation) -> bool:
+    """Whether every entry of the result is computed from single entries of the arguments."""
+    return op.kind == "sum" or all(label in op.output for labels in op.labels for label in labels)
+
+
+def _beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
+    """Elements that NumPy takes for an operation beside its arguments and its result."""
+    if op.body is not None:
+        count = lanes(op, n_iterations(op, sizes))
+        outputs = sum(math.prod(op.body.value_shapes[n]) for n in op.body.outputs)
+        slices = 0  # turns read arrays of their own where slices have gaps
+        for labels, shape in zip(op.labels, op.body.shapes, strict=True):
+            if any(label in op.chunks for label in labels[1:]):
+                slices += math.prod(shape)
+        return count * (host_elements(op.body) + outputs + slices + size) + size * (count > 1)
+    if op.kind == "sum":  # a term is weighted before it is added
+        return size * (len(op.args) > 1 and any(abs(weight) != 1.0 for weight in op.weights))
+    if len(op.args) == 1:
+        return 0 if op.output == tuple(x for x in op.labels[0] if x in op.output) else size
+    first, second = op.labels
+    form = host_product(first, second, op.output, sizes)
+    return 0 if form is None else form.copied(sizes, (first, second))
+
+
+def lanes(loop: Operation, count: int) -> int:
+    """The number of lanes that the turns of a loop are dealt to, each with arrays of its own.
+
+    Args:
+        loop: Operation of the kind "loop".
+        count: Number of its turns.
+    """
+    return max(1, min(loop.concurrency, count, _MOST_LANES))
+
+
+@per_object_cache
+def host_elements_of_plan(whole: WholePlan, item: int) -> int:
+    """The largest number of elements alive at once where NumPy runs a plan."""
+    programs = [whole.programs[stage.program] for stage in whole.stages]
+    rounds = host_rounds(whole, programs, item)
+    return max((each.elements for each in rounds), default=0)
+
+
+class Speeds(NamedTuple):
+    """Times of NumPy on a single core, for a single dtype.
+
+    Attributes:
+        call: Seconds of a call beside its work.
+        product: Seconds of a single matrix product of a batch beside its work.
+        multiplying: Scalar multiplications a second in a large matrix product.
+        passing: Entries a second that are read and written, entry by entry.
+    """
+
+    call: float
+    product: float
+    multiplying: float
+    passing: float
+
+
+USUAL = {
+    4: Speeds(1.2e-6, 2.5e-7, 5e10, 1.2e9),
+    8: Speeds(1.2e-6, 2.5e-7, 2.5e10, 1e9),
+    16: Speeds(1.2e-6, 4e-7, 6e9, 5e8),
+}
+"""Speeds of two cores of a usual processor, for each number of bytes of an element."""
+
+
+@per_object_cache
+def host_seconds(program: Program, item: int) -> float:
+    """Seconds of a run of a program in NumPy, at usual speeds, on a single core.
+
+    Args:
+        program: Program that would run.
+        item: Bytes of an element.
+    """
+    return sum(
+        host_seconds_of(op, op.sizes(program.value_shapes), item) for op in program.operations
     )
 
 
-@per_object_cache
-def interpreted(program: Program, item: int) -> Steps:
-    """The steps of a program on arrays whose elements take `item` bytes."""
-    return steps_of(program, item)
+def host_seconds_of(op: Operation, sizes: Mapping[int, int], item: int) -> float:
+    """Seconds of an operation in NumPy, at usual speeds, on a single core.
 
+    Args:
+        op: Operation of a program.
+        sizes: Size of every label.
+        item: Bytes of an element.
+    """
+    speeds = USUAL[item]
 
-@per_object_cache
-def interpreted_elements(whole: WholePlan, item: int) -> int:
-    """The largest number of elements alive at once where a plan is interpreted."""
-    steps = [interpreted(program, item) for program in whole.programs]
-    groups = interpreted_rounds(whole, steps, [stage.program for stage in whole.stages], item)
-    return max((each.elements for each in groups), default=0)
+    def entries(labels: Labels) -> int:
+        return math.prod(sizes[label] for label in labels)
+
+    if op.body is not None:
+        return n_iterations(op, sizes) * host_seconds(op.body, item)
+    if op.kind == "sum" or len(op.args) == 1:
+        passed = sum(max(entries(labels), entries(op.output)) for labels in op.labels)
+        return speeds.call * len(op.args) + passed / speeds.passing
+    first, second = op.labels
+    form = host_product(first, second, op.output, sizes)
+    if form is None:
+        return speeds.call + math.prod(sizes.values()) / speeds.passing
+    batch, left, summed, right = form.product
+    m, n, k = entries(left), entries(right), entries(summed)
+    # Short sides leave registers unused.
+    slowed = (1 + 2 / m) * (1 + 2 / n) * (1 + 2 / k)
+    products = entries(batch) * (speeds.product + m * n * k * slowed / speeds.multiplying)
+    return speeds.call + products + form.copied(sizes, (first, second)) / speeds.passing
 
 
 _Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]

@@ -112,9 +112,9 @@ class Plan:
 
     @cached_property
     def interpreted_bytes(self) -> int:
-        """Bytes of all arrays alive at once where the plan is interpreted, exactly."""
+        """Bytes of all arrays alive at once where the plan is interpreted, an estimate."""
         item = ITEM_BYTES[self.dtype]
-        return item * costs.interpreted_elements(self.whole, item)
+        return item * costs.host_elements_of_plan(self.whole, item)
 
     @cached_property
     def program_bytes(self) -> int:

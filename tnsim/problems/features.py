@@ -29,7 +29,7 @@ from jaxtyping import Float
 
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import processors, replicated, spread
-from tnsim.engine.runtime.interpreter import one_blas_thread, shared
+from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.ways import PairingRule
 from tnsim.models.arrays import in_float64, is_fixed

@@ -53,7 +53,7 @@ from tnsim.activations.kernels import (
     first_moments,
 )
 from tnsim.engine.runtime.devices import backend, processors
-from tnsim.engine.runtime.interpreter import shared
+from tnsim.engine.runtime.threads import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up

@@ -181,3 +181,78 @@ def _matrix_at_the_end(output: Sequence[int], left: Labels, right: Labels) -> tu
     while start and output[start - 1] in left:
         start -= 1
     return tuple(output[start:middle]), tuple(output[middle:end])
+
+
+class HostProduct(NamedTuple):
+    """How NumPy contracts two arrays that stand in the order of their labels.
+
+    Args:
+        product: Batch of matrix products, possibly with no rows or no columns.
+        swapped: Whether the arguments change places in it.
+        is_read: Whether each argument of the product, after the swap, is read without a copy.
+        is_written: Whether the result is written as it is wanted, without a copy.
+    """
+
+    product: MatrixProduct
+    swapped: bool
+    is_read: tuple[bool, bool]
+    is_written: bool
+
+    def copied(self, sizes: Mapping[int, int], labels: tuple[Labels, Labels]) -> int:
+        """Entries of all copies of arguments and of the result."""
+        arguments = labels[::-1] if self.swapped else labels
+        copies = [own for own, read in zip(arguments, self.is_read, strict=True) if not read]
+        if not self.is_written:
+            copies.append(self.product.result)
+        return sum(math.prod(sizes[label] for label in own) for own in copies)
+
+
+def host_product(
+    first: Labels, second: Labels, output: Labels, sizes: Mapping[int, int]
+) -> HostProduct | None:
+    """The matrix products by which NumPy contracts two arrays.
+
+    Axes of the batch may stand anywhere in an argument, as `matmul` takes strides for them. Rows
+    and columns are one axis each, so the labels of either must follow one another, and BLAS needs
+    neighbouring entries along one of the two.
+
+    Args:
+        first, second: Axes of the arguments.
+        output: Wanted axes of the result.
+        sizes: Size of every label.
+
+    Returns:
+        The products; None where the contraction is computed entry by entry, as nothing is summed,
+        or only sums of a batch are wanted.
+
+    Example:
+        >>> found = host_product((1, 0, 2), (0, 2, 3), (0, 1, 3), {0: 9, 1: 5, 2: 5, 3: 5})
+        >>> found.product.batch, found.is_read, found.is_written
+        ((0,), (True, True), True)
+    """
+    chosen = matrix_product(first, second, output, sizes)
+    if chosen is None:
+        summed = tuple(label for label in first if label in second and label not in output)
+        left = tuple(label for label in output if label not in second)
+        right = tuple(label for label in output if label not in first)
+        batch = tuple(label for label in output if label in first and label in second)
+        if not summed or (batch and not left and not right):
+            return None
+        chosen = MatrixProduct(batch, left, summed, right), False
+    product, swapped = chosen
+    x, y = (second, first) if swapped else (first, second)
+    is_read = (
+        _is_strided(x, product.left, product.summed),
+        _is_strided(y, product.summed, product.right),
+    )
+    return HostProduct(product, swapped, is_read, product.result == output)
+
+
+def _is_strided(labels: Labels, rows: Labels, columns: Labels) -> bool:
+    """Whether an array has rows and columns as one axis each, one of them of neighbours."""
+    for group in (rows, columns):
+        if group:
+            start = labels.index(group[0])
+            if labels[start : start + len(group)] != group:
+                return False
+    return labels[-1] in rows or labels[-1] in columns

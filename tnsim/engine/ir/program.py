@@ -8,7 +8,7 @@ scalar multiplications, contractions and written elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -146,7 +146,7 @@ class Program:
         return written
 
 
-def n_iterations(loop: Operation, sizes: dict[int, int]) -> int:
+def n_iterations(loop: Operation, sizes: Mapping[int, int]) -> int:
     """The number of turns of a loop; a block size divides the size of its label."""
     return math.prod(sizes[label] for label in loop.chunks) // max(loop.block_size, 1)
 

@@ -6,11 +6,11 @@ turns, so they are equal to the last bit, however many cores there are.
 
 **Plans.** A plan is compiled or interpreted (see `rates`). `lowering` is written once over autoray,
 so a program runs on JAX (jitted: a compiled program per program and dtype, whatever the number of
-stages that use it) and, eagerly, on NumPy, which is the reference in tests. `interpreter` runs the
-same programs in NumPy, bound to memory beforehand. After each stage the values of a scale group are
-divided by the group's scale. The exponent of the scale is kept per stage, so that a cosine
-subtracts exponents stage by stage instead of at the end, where those of a deep network are of the
-order 2^L (paper, section 2.2; norms grow like c^(2^L)).
+stages that use it) and, eagerly, on NumPy, which is the reference in tests. `binding` runs the
+same programs in NumPy, each bound once to functions of arrays. After each stage the values of a
+scale group are divided by the group's scale. The exponent of the scale is kept per stage, so that a
+cosine subtracts exponents stage by stage instead of at the end, where those of a deep network are
+of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
 
 **Small plans.** A stage costs some 50 microseconds besides its arithmetic: the look-up of its
 compiled program, the hand-over of arrays and the wrapping of results. Where the stages of a plan
@@ -37,9 +37,9 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
+from tnsim.engine.runtime.binding import run_on_host
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import at_once, give_back_freed, resident_bytes
-from tnsim.engine.runtime.interpreter import interpret
 from tnsim.engine.runtime.lowering import run_program, run_turn
 from tnsim.engine.runtime.stacking import (
     Axes,
@@ -174,7 +174,7 @@ def run(
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if backend == "interpreted":
-        values, exponents = interpret(plan, arrays, stacks)
+        values, exponents = run_on_host(plan, arrays, stacks)
         return _gathered(plan, stacks, axes, values, exponents)
     runners = _runners(plan, stacks, arrays, backend)
 

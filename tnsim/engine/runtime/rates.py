@@ -7,7 +7,7 @@ questions are answered by equal routes and tiers, to the last bit, on every mach
 of large ones and of batches of small ones, of passing arrays through memory, and a fixed time for
 each operation, for compiling and for running.
 
-**Interpreted.** The seconds of a plan are those of its steps (`ir/steps`).
+**Interpreted.** The seconds of a plan are those of its operations in NumPy (`costs.host_seconds`).
 
 **Tiers** (`tier_of`). On a CPU a plan runs in the tier that is expected to end first over all runs
 asked for. Compiling counts as if nothing were kept from earlier calls: the tier depends on the plan
@@ -22,15 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from tnsim.engine.costs import host_seconds
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Operation, Program, n_iterations
-from tnsim.engine.ir.steps import USUAL
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling as compiling_module
+from tnsim.engine.runtime.binding import prepared
 from tnsim.engine.runtime.compiling import Wanted, default_device
 from tnsim.engine.runtime.devices import can_compile
 from tnsim.engine.runtime.execution import Backend, is_small, precision, work_of
-from tnsim.engine.runtime.interpreter import prepared
 from tnsim.engine.runtime.stacking import Axes, stacked_stages
 from tnsim.sessions import session
 
@@ -223,16 +223,16 @@ def usual_seconds(plan: Plan) -> float:
 def _interpreted(runs: Runs) -> Seconds:
     """Seconds of all runs of a plan, interpreted."""
     plan, sides = runs.plan, runs.side
-    given = USUAL[ITEM_BYTES[plan.dtype]]
     stacks, _ = stacked_stages(
         plan, (sides,) * max(map(len, runs.over.values()), default=0), runs.over
     )
-    ready = prepared(plan.whole, ITEM_BYTES[plan.dtype], stacks)
+    item = ITEM_BYTES[plan.dtype]
+    ready = prepared(plan.whole, item, stacks)
     # A second thread is worth half a thread.
     threads = 1 + _SHARING * (USUAL_CORES - 1)
     once = 0.0
     for each in ready.rounds:
-        alone = [ready.stages[n].steps.seconds(given, USUAL_CORES) for n in each.stages]
+        alone = [host_seconds(ready.stages[n].program, item) for n in each.stages]
         # A round takes at least its longest stage, and at least its work divided over the threads
         # that it may use.
         once += _BOUND * len(alone) + max(max(alone), sum(alone) / min(threads, each.at_once))

@@ -15,10 +15,9 @@ import tnsim
 from tnsim import Plan, Session, using
 from tnsim.cli import bench
 from tnsim.engine import costs
-from tnsim.engine.ir import steps as steps_module
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.runtime import execution, executor, interpreter, rates
+from tnsim.engine.runtime import binding, execution, rates
 from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
 
@@ -36,13 +35,13 @@ def plan_of(program, dtype="float64"):
     return Plan("none", True, dtype, 1, (program,), (stage,), shapes, outputs, scales)
 
 
-def interpreted(plan, arrays, threads=1, over=None, sizes=()):
-    return interpreter.interpret(plan, arrays, stacked_stages(plan, sizes, over or {})[0], threads)
+def interpreted(plan, arrays, over=None, sizes=()):
+    return binding.run_on_host(plan, arrays, stacked_stages(plan, sizes, over or {})[0])
 
 
-def of_program(program, arrays, dtype="float64", threads=1):
+def of_program(program, arrays, dtype="float64"):
     plan = plan_of(program, dtype)
-    found = interpreted(plan, dict(zip(plan.shapes, arrays, strict=True)), threads)
+    found = interpreted(plan, dict(zip(plan.shapes, arrays, strict=True)))
     return [*found.values.values()], [*found.exponents.values()]
 
 
@@ -101,19 +100,19 @@ def test_zero_infinity_and_nan_are_those_of_compiled_programs(numbers):
 
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
 def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
-    """Steps are cut into parts, and loops into lanes, whatever the number of threads."""
-    monkeypatch.setattr(steps_module, "_PART", 2**8)
-    monkeypatch.setattr(steps_module, "_PART_ENTRIES", 2**6)
-    monkeypatch.setattr(steps_module, "_BLOCK", 4)
-    monkeypatch.setattr(interpreter, "_REPAYS", 0.0)
-    monkeypatch.setattr(steps_module, "_SHARED", 0.0)
-    monkeypatch.setattr(interpreter, "_SMALL", 0)
-    tnsim.session().clear()  # steps of equal programs, analysed with the usual sizes
+    """Products are cut into blocks, and loops into lanes, whatever the number of threads."""
+    monkeypatch.setattr(binding, "_LARGE", 2**8)
+    monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
+    monkeypatch.setattr(binding, "_REPAYS", 0.0)
+    tnsim.session().clear()  # equal programs, bound with the usual sizes
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
-    one, *others = (interpreted(plan, arrays, threads) for threads in (1, 2, 5))
-    assert any(step.parts for p in plan.programs for step in costs.interpreted(p, 8).steps)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)
+        found.append(interpreted(plan, arrays))
+    one, *others = found
     for other in others:
         for name, value in one.values.items():
             assert np.array_equal(value, other.values[name])
@@ -122,11 +121,8 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
 
 @pytest.mark.parametrize("depth, metric", [(2, tnsim.Gaussian()), (3, tnsim.GaussianClosure())])
 @pytest.mark.parametrize("stack", [0, 4])
-def test_a_small_plan_stays_bound(depth, metric, stack, rng, monkeypatch):
-    """Further runs compute the bits of a fresh one, on other arrays, and leave earlier results alone."""
-    monkeypatch.setattr(
-        executor, "_LOADING", np.inf
-    )  # a plan is bound anew when steps are compiled
+def test_threads_may_run_one_plan(depth, metric, stack, rng):
+    """Further runs compute the bits of a first one, on other arrays, and leave earlier results alone."""
     a, b = (bench.random_stack(5, 4, depth, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
     over = {name: (True,) for name in plan.shapes if name.startswith("B.")} if stack else {}
@@ -138,13 +134,10 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng, monkeypatch):
     wanted = []
     for arrays in several:
         with using(Session()):
-            wanted.append(interpreted(plan, arrays, over=over, sizes=sizes))
-    ready = interpreter.prepared(plan.whole, 8, stacked_stages(plan, sizes, over)[0])
+            wanted.append(interpreted(plan, arrays, over, sizes))
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(interpreted, plan, several[n % 3], 1, over, sizes) for n in range(30)]
+        runs = [pool.submit(interpreted, plan, several[n % 3], over, sizes) for n in range(30)]
         found = [run.result() for run in runs]
-    kept = tnsim.session().bound.get((ready.bound, np.dtype("float64"), True), list)
-    assert ready.bound is not None and 1 <= len(kept.idle) <= 3
     for n, one in enumerate(found):
         for name, value in wanted[n % 3].values.items():
             assert np.array_equal(one.values[name], value)
@@ -153,22 +146,24 @@ def test_a_small_plan_stays_bound(depth, metric, stack, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("threads, at_once", [(1, False), (3, False), (1, True)])
-def test_memory_is_what_was_planned(threads, at_once, monkeypatch):
-    monkeypatch.setattr(interpreter, "_SMALL", 0)
+def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch):
+    monkeypatch.setattr(binding, "processors", lambda: threads)
     monkeypatch.setattr(costs, "_AT_ONCE_SECONDS", 0.0 if at_once else np.inf)
     a, b = (bench.random_stack(40, 50, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, cosine=at_once).contraction
     arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
-    interpreted(plan, arrays, threads)  # the analysis
+    interpreted(plan, arrays)  # binds the plan
     tracemalloc.start()
-    interpreted(plan, arrays, threads)
+    interpreted(plan, arrays)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    rounds = interpreter.prepared(plan.whole, 8, stacked_stages(plan, (), {})[0]).rounds
+    rounds = binding.prepared(plan.whole, 8, stacked_stages(plan, (), {})[0]).rounds
     assert not at_once or any(len(each.stages) > 1 for each in rounds)
     own = plan.interpreted_bytes - plan.input_bytes
     assert own > 2**20  # beside which views and calls are little
-    assert 0.98 * own < peak < 1.05 * own + 2**16
+    assert peak < own + 2**16
+    # A plan counts stages at once whatever the machine has of cores: one thread needs less.
+    assert at_once or own < 1.5 * peak
 
 
 def test_stacks_are_runs_one_by_one(rng):
@@ -187,13 +182,6 @@ def test_stacks_are_runs_one_by_one(rng):
         assert_close(found.values[name], value, scale=LARGEST, rtol=1e-12)
     for key, log in wanted.exponents.items():
         assert_close(found.exponents[key], log, scale=1.0, rtol=1e-12)
-
-
-def test_terms_of_one_weight_are_weighted_together():
-    terms = ((0,),) * 4
-    total = Operation("sum", (0, 1, 0, 1), terms, (0,), (0.5, -0.5, -0.5, 1.0))
-    steps = steps_module.steps_of(Program(((7,), (7,)), (total,), (2,)), 8)
-    assert [step.kind for step in steps.steps] == ["subtract", "subtract", "scale", "add"]
 
 
 # --- tiers -----------------------------------------------------------------------------------
@@ -215,14 +203,14 @@ def test_little_work_is_interpreted():
 
 
 GIVEN = rates.Rates(large=1e10, small=1e10, passing=1e9, starting=1e-6, compiling=0.05)
-SLOW = steps_module.Speeds(call=1e-6, product=1e-7, multiplying=1e9, passing=1e9)
+SLOW = costs.Speeds(call=1e-6, product=1e-7, multiplying=1e9, passing=1e9)
 
 
 @pytest.mark.slow
 def test_many_runs_are_compiled_where_that_repays(monkeypatch):
     """XLA ten times as fast, after seconds of compiling; the tier does not depend on what is compiled already."""
     monkeypatch.setattr(rates, "USUAL_RATES", {8: GIVEN})
-    monkeypatch.setattr(rates, "USUAL", {8: SLOW})
+    monkeypatch.setattr(costs, "USUAL", {8: SLOW})
     a, b = (bench.random_stack(48, 64, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b).contraction
     with using(Session()):

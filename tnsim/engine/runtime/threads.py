@@ -1,0 +1,117 @@
+"""Threads of the process: a pool that shares independent tasks, and the number of BLAS's threads.
+
+A single large product takes the threads of BLAS. Where several tasks run at once instead, BLAS
+takes one thread in each of them (`one_blas_thread`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tnsim.engine.runtime.devices import blas_libraries, processors
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS on a single thread inside the block, in all threads of the process."""
+    _blas.begin()
+    try:
+        yield
+    finally:
+        _blas.end()
+
+
+class _Blas:
+    """The number of threads of NumPy's BLAS, one while any thread interprets a plan."""
+
+    def __init__(self) -> None:
+        self.changing = threading.Lock()
+        self.inside = 0
+        self.before: list[int] = []
+
+    def begin(self) -> None:
+        # The setting belongs to the whole process. The first plan that enters remembers the numbers
+        # of threads, and the last plan that leaves restores them.
+        with self.changing:
+            self.inside += 1
+            if self.inside == 1:
+                self.before = [library.num_threads for library in blas_libraries()]
+                for library in blas_libraries():
+                    library.set_num_threads(1)
+
+    def end(self) -> None:
+        with self.changing:
+            self.inside -= 1
+            if self.inside == 0:
+                for library, threads in zip(blas_libraries(), self.before, strict=True):
+                    library.set_num_threads(threads)
+
+
+_blas = _Blas()
+
+
+def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+    """The results of tasks, in order; this thread and idle threads of the pool go through them.
+
+    A thread that has no task left helps elsewhere, and tasks may share tasks of their own: this
+    thread waits for tasks that others have begun, never for a thread to become idle.
+
+    Args:
+        tasks: Functions to call.
+        threads: Most threads that go through the tasks, this one included.
+
+    Example:
+        >>> shared([lambda: 1, lambda: 2, lambda: 3], threads=2)
+        [1, 2, 3]
+    """
+    count = min(threads, len(tasks))
+    if count < 2:
+        with np.errstate(all="ignore"):
+            return [task() for task in tasks]
+    # Threads take tasks from the left end of one queue until it is empty. Each result goes to the
+    # place of its task, so its order does not depend on the threads.
+    results: list[Any] = [None] * len(tasks)
+    left = deque(enumerate(tasks))
+
+    def work() -> None:
+        with np.errstate(all="ignore"):  # a setting of each thread's own
+            while left:
+                try:
+                    n, task = left.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                results[n] = task()
+
+    helpers = []
+    with suppress(RuntimeError):  # the system has no room for another thread
+        for _ in range(count - 1):
+            helpers.append(_pool().submit(work))
+    try:
+        work()
+    finally:
+        # Where a task raised, `left` still has tasks that nobody shall begin any more. Helpers that
+        # have not started are cancelled, and the others are waited for, since they write to memory
+        # of this call.
+        left.clear()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+    return results
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, processors() - 1), thread_name_prefix="tnsim")
+
+
+if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
