@@ -98,6 +98,15 @@ def test_zero_infinity_and_nan_are_those_of_compiled_programs(numbers):
         assert_close(log, np.asarray(compiled.exponents[key]), rtol=1e-14)
 
 
+def test_a_trace_is_divided_by_its_scale():
+    """A number that comes of a diagonal is an array, which can be written to."""
+    trace = Operation("contract", (0,), ((0, 0),), ())
+    double = Operation("sum", (1,), ((),), (), (2.0,))
+    program = Program(((2, 2),), (trace, double), (1, 2), ((0, 1),), (((0, 1),), ((0, 1),)))
+    outputs, exponents = of_program(program, [np.diag([3.0, 5.0])])
+    assert [float(x) for x in outputs] == [0.5, 1.0] and exponents == [4.0]
+
+
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
 def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     """Products are cut into blocks, and loops into lanes, whatever the number of threads."""

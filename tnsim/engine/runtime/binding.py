@@ -297,7 +297,7 @@ def _reduction(op: Operation) -> Function:
     if len(set(labels)) < len(labels):
         places = {label: n for n, label in enumerate(dict.fromkeys(labels))}
         ours, theirs = [places[x] for x in labels], [places[x] for x in output]
-        return lambda x: np.einsum(x, ours, theirs).copy()
+        return lambda x: np.array(np.einsum(x, ours, theirs))
     summed = tuple(label for label in labels if label not in output)
     axes = tuple(labels.index(label) for label in (*output, *summed))
     if not summed:
