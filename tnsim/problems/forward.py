@@ -458,6 +458,7 @@ class _Passes:
         """
         place = id(layer), slices
         if place not in self.made or not np.array_equal(self.made[place][0], inputs):
+            self.made.pop(place, None)  # what is made again needs its room
             weights, exponent = scaled_layer(layer, slices, inputs)
             weights = jax.tree.map(lambda x: np.asarray(x, self.dtype), weights)
             self.made[place] = inputs, Scaled(weights, np.asarray(exponent))
