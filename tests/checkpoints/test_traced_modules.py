@@ -701,7 +701,7 @@ def test_an_activation_of_an_activation_is_an_own_activation():
     with pytest.raises(
         tnsim.UnsupportedLayer, match=r"gelu reads every gelu alone.*layers=\{Class"
     ):
-        tnsim.inner(*models, tnsim.Gaussian())
+        tnsim.inner(*models, tnsim.Gaussian(samples=0))
     gelu = partial(jax.nn.gelu, approximate=False)
     twice = tnsim.Activation(lambda u: gelu(gelu(u)), strip=1.0, name="twice")
     declared = {Twice: lambda module: tnsim.Elementwise(twice)}
@@ -715,7 +715,7 @@ def test_an_activation_of_an_activation_is_an_own_activation():
     # A layer between the activations mixes units.
     deeper = nn.Sequential(nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 4), nn.GELU())
     with pytest.raises(tnsim.UnsupportedLayer, match=r"found 2 in a model: use Empirical"):
-        tnsim.inner(*[tnsim.from_module(deeper)] * 2, tnsim.Gaussian())
+        tnsim.inner(*[tnsim.from_module(deeper)] * 2, tnsim.Gaussian(samples=0))
 
 
 def normal_grid(step=0.1):
@@ -741,7 +741,7 @@ def test_a_convolutional_network_of_one_hidden_layer(rng):
     deeper = nn.Sequential(*layers[:3], nn.Flatten(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 3))
     found = tnsim.from_module(deeper, inputs=torch.zeros(2, 1, 6, 6))
     with pytest.raises(tnsim.UnsupportedLayer, match=r"use Empirical\(inputs\)"):
-        tnsim.similarity(found, found)
+        tnsim.similarity(found, found, tnsim.Gaussian(samples=0))
 
 
 def top(u):
