@@ -249,9 +249,10 @@ def _number_facts(number: Number | Numbers) -> str:
     if number.route is not None:
         facts += f", route={number.route!r}"
     if number.standard_error is not None:
-        three_digits = {"float_kind": lambda x: f"{x:.3g}"}
         error = np.array2string(
-            np.asarray(number.standard_error), separator=", ", formatter=three_digits
+            np.asarray(number.standard_error),
+            separator=", ",
+            formatter={"float_kind": "{:.3g}".format},
         )
         facts += f", standard_error={error}"
     return facts
