@@ -105,8 +105,12 @@ def test_all_pairs_are_those_of_two(rng, tmp_path):
     grown = tnsim.pairwise(models, metric, store=tmp_path / "run")
     assert_close(grown.similarity[:2, :2], stored.similarity, scale=1.0, rtol=0)
     assert tnsim.plan_pairwise(models, metric).route == "sampling"
+    # Where an exact inner product is known, samples say nothing, and stores do not ask for them.
     shallow = [tnsim.Model(model.layers[:2]) for model in models]
-    assert tnsim.pairwise(shallow, metric).attrs["exact"]
+    exact = tnsim.pairwise(shallow, metric, store=tmp_path / "exact")
+    assert exact.attrs["exact"]
+    again = tnsim.pairwise(shallow, tnsim.Gaussian(samples=0), store=tmp_path / "exact")
+    assert_close(again.similarity.values, exact.similarity.values, scale=1.0, rtol=0)
 
 
 @pytest.mark.parametrize("verb", ["similarity", "inner", "slices", "log_inner", "plan", "pairwise"])

@@ -24,6 +24,7 @@ from tnsim.analysis.matrices import numbered
 from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.errors import CheckpointError, ModelError
+from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.metrics.ways import ASKED
 from tnsim.models.checks import check_numbers, check_untraced
@@ -53,6 +54,8 @@ def metric_parameters(metric: Metric) -> str:
         joinings = tuple(tuple(metric.joinings(*asked)) for asked in ASKED)
         own = metric if dataclasses.is_dataclass(metric) else tuple(sorted(vars(metric).items()))
         return content_hash((type(metric).__name__, joinings, own))
+    if type(metric) is Gaussian:
+        metric = Gaussian(metric.mean, metric.cov)  # samples are those of its estimate alone
     if _is_standard(metric):
         return STANDARD
     return content_hash(metric)
