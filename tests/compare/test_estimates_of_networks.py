@@ -1,5 +1,6 @@
 """Networks without an exact inner product are run on scrambled Sobol points, and say so."""
 
+import jax
 import numpy as np
 import pytest
 from closeness import assert_close
@@ -174,3 +175,28 @@ def test_files_of_a_module_that_is_no_model_run_on_normal_inputs(tmp_path):
     expected = tnsim.pairwise([net.eval() for net in nets], metric)
     assert_close(found.similarity.values, expected.similarity.values, scale=1.0, rtol=1e-12)
     assert found.a.values.tolist() == [0, 1, 2]
+
+
+def test_an_estimate_has_gradients_at_its_points(rng):
+    a, b = deep(rng, activation="gelu"), deep(rng, activation="gelu")
+    metric, weight = tnsim.Gaussian(samples=256), np.asarray(a.layers[0].weight)
+
+    def similarity(weight):
+        first = tnsim.Linear(weight, a.layers[0].bias)
+        return tnsim.similarity(tnsim.Model([first, *a.layers[1:]]), b, metric)
+
+    slope = jax.grad(similarity)(weight)
+    along = rng.normal(size=weight.shape)
+    # The step of a central difference leaves two thirds of the digits.
+    step = 1e-5
+    difference = float(similarity(weight + step * along)) - float(similarity(weight - step * along))
+    assert abs((slope * along).sum() - difference / (2 * step)) < 1e-7
+
+
+def test_layers_of_zeros_are_refused_in_words(rng):
+    """Switched off, a layer reads nothing; the advice looks at what it reads."""
+    a = deep(rng)
+    dark = tnsim.Linear(np.zeros((6, 8)))
+    zero = tnsim.Model([*a.layers[:2], dark, *a.layers[3:]])
+    with pytest.raises(tnsim.UnsupportedLayer, match="for one nonlinear layer, found 2"):
+        tnsim.inner(zero, a, tnsim.Gaussian(samples=0))

@@ -251,15 +251,15 @@ def estimated(metric: Any, models: Sequence[Any], n_ctx: int | None) -> Any:
     if not may_estimate(metric):
         return metric
     read = [part for model in models if isinstance(model, AnyModel) for _, part in terms(model)]
-    if len(read) > 0 and not any(map(is_function, models)):
+    if not any(map(is_function, models)):
+        if not read:
+            return metric  # neither models nor functions, which the comparison refuses
         try:
             answers(read, metric)
         except UnsupportedLayer as refusal:
             log.info("no exact inner product, so an estimate is made: %s", refusal)
         else:
             return metric
-    elif not any(map(is_function, models)):
-        return metric  # neither models nor functions, which the comparison refuses
     return estimate_of(metric, _input_shape(metric, models, read, n_ctx))
 
 
