@@ -193,7 +193,12 @@ def _advice_on_compositions(model: Model) -> str:
         weight = np.eye(1) if reads.weight is None else np.asarray(reads.weight)
         entries = weight[weight != 0]
         alone = first.linear is None and second.up is None and ((weight != 0).sum(1) <= 1).all()
-        if alone and entries.size and np.ptp(entries) == 0 and (reads.bias is None or np.ptp(reads.bias) == 0):
+        if (
+            alone
+            and entries.size
+            and np.ptp(entries) == 0
+            and (reads.bias is None or np.ptp(reads.bias) == 0)
+        ):
             inner, outer = (function.name for function in both)
             return (
                 f"{outer} reads every {inner} alone, so both are a single activation of your own, "
