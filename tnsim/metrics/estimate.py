@@ -59,7 +59,8 @@ class NormalInputs:
     def __init__(self, metric: Gaussian, shape: tuple[int, ...], samples: int) -> None:
         self._each = math.ceil(samples / REPLICATES)
         self._coordinates = math.prod(shape)
-        self._to_inputs = normal_map(metric, Reading(shape[-1], *_positions(shape), degree=1))
+        n_ctx = shape[0] if len(shape) == 2 else None
+        self._to_inputs = normal_map(metric, Reading(shape[-1], n_ctx, degree=1))
         self.shape = (self._each * REPLICATES, *shape)
         self.ndim = len(self.shape)
 
@@ -96,11 +97,6 @@ class NormalInputs:
         # Coordinates are multiples of 2^-30 from 0 on: the middle of each interval is inside of
         # (0, 1), where the quantiles of the normal distribution are finite.
         return ndtri(cube + 0.5 ** (_BITS + 1))
-
-
-def _positions(shape: tuple[int, ...]) -> tuple[int | None]:
-    """The number of positions of an input, None for a vector."""
-    return (shape[0] if len(shape) == 2 else None,)
 
 
 @pytree
