@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)
     os.environ["TNSIM_CACHE_DIR"] = kept.name
 
+import covering
 import hypothesis
 import jax
 import numpy as np
@@ -60,6 +61,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     seeds.use(config.getoption("--seed"))
+    chosen = config.option.markexpr
+    if chosen and "full" not in chosen:  # what is slow and full is full
+        config.option.markexpr = f"({chosen}) and not full"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Crossings are shared out among the suites before any case is left out by its marks."""
+    covering.share_out(items)
 
 
 def pytest_generate_tests(metafunc):
