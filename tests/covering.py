@@ -1,9 +1,12 @@
-"""Crossings of several factors, of which each suite runs a covering array and `pytest -m full` every case.
+"""Crossings and long lists of cases, of which each suite runs a part and `pytest -m full` the rest.
 
-A test that is parametrised by layers, metrics, routes and precisions is a product of these factors. Its mark says how many
-factors are crossed in a suite: `@pytest.mark.crossing(quick=1, slow=2)`, the default, runs every value of every factor in the
-quick suite and every pair of values in the quick and the slow suite together; the other cases are `full`. A fault that
-needs no more than two values to show is met by pairs. Strength 0 leaves a suite without cases of its own.
+A test that is parametrised by layers, metrics, routes and precisions is a product of these factors.
+`@pytest.mark.crossing(quick=1, slow=2)`, with these strengths by default, runs every value of every factor in the quick suite and
+every pair of values in the quick and the slow suite together; the other cases are `full`. A fault that needs no more than
+two values to show is met by pairs. Strength 0 leaves a suite without cases of its own.
+
+`@pytest.mark.sampled(quick=4, slow=12)` is for a list of cases without factors: so many of them, evenly spaced, run in the
+quick suite, so many more in the slow one. Without `slow` all others run there.
 
 The arrays are greedy (D. M. Cohen et al., IEEE Trans. Softw. Eng. 23 (1997) 437): the case that has most combinations
 that no earlier case has, and of equals the first. So they are the same for every run and every worker.
@@ -48,22 +51,32 @@ def _combinations(case: Mapping[str, Hashable], strength: int) -> set[tuple]:
 
 
 def share_out(items: list[pytest.Item]) -> None:
-    """Mark the cases of every crossing as slow or full, but those of the quick suite."""
-    crossings = defaultdict(list)
+    """Mark the cases of every crossing and of every sampled list as slow or full, but those of the quick suite."""
+    tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("crossing"):
+        if item.get_closest_marker("crossing") or item.get_closest_marker("sampled"):
             seed = item.callspec.params.get("data_seed")
-            crossings[item.path, item.nodeid.partition("[")[0], seed].append(item)
-    for crossed in crossings.values():
-        mark = crossed[0].get_closest_marker("crossing")
-        factors = [_factors(item) for item in crossed]
-        quick = [n for n, item in enumerate(crossed) if not item.get_closest_marker("slow")]
-        quick = [
-            quick[n] for n in covering([factors[n] for n in quick], mark.kwargs.get("quick", 1))
-        ]
-        slow = covering(factors, mark.kwargs.get("slow", 2), quick)
-        for number in set(range(len(crossed))).difference(quick):
-            crossed[number].add_marker("slow" if number in slow else "full")
+            tests[item.path, item.nodeid.partition("[")[0], seed].append(item)
+    for cases in tests.values():
+        fast = [n for n, item in enumerate(cases) if not item.get_closest_marker("slow")]
+        if mark := cases[0].get_closest_marker("crossing"):
+            factors = [_factors(item) for item in cases]
+            chosen = covering([factors[n] for n in fast], mark.kwargs.get("quick", 1))
+            quick = [fast[n] for n in chosen]
+            slow = covering(factors, mark.kwargs.get("slow", 2), quick)
+        else:
+            mark = cases[0].get_closest_marker("sampled")
+            quick = _spaced(fast, mark.kwargs["quick"])
+            others = [n for n in range(len(cases)) if n not in quick]
+            slow = _spaced(others, mark.kwargs.get("slow", len(others)))
+        for number in set(range(len(cases))).difference(quick):
+            cases[number].add_marker("slow" if number in slow else "full")
+
+
+def _spaced(numbers: Sequence[int], count: int) -> list[int]:
+    """So many of the numbers, evenly spaced."""
+    count = min(count, len(numbers))
+    return [numbers[n * len(numbers) // count] for n in range(count)]
 
 
 def _factors(item: pytest.Item) -> dict[str, Hashable]:

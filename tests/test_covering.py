@@ -40,7 +40,7 @@ def test_suites_share_a_crossing(pytester):
         "def pytest_collection_modifyitems(items): share_out(items)\n"
     )
     pytester.makeini(
-        "[pytest]\nmarkers =\n slow:\n full:\n crossing:\naddopts = --strict-markers -p no:cacheprovider"
+        "[pytest]\nmarkers =\n slow:\n full:\n crossing:\n sampled:\naddopts = --strict-markers -p no:cacheprovider"
     )
     pytester.makepyfile(
         """
@@ -50,12 +50,15 @@ def test_suites_share_a_crossing(pytester):
         @pytest.mark.parametrize("b", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
         @pytest.mark.parametrize("a", [0, 1, 2])
         def test(a, b, c): pass
+        @pytest.mark.sampled(quick=2, slow=3)
+        @pytest.mark.parametrize("a", range(12))
+        def test_list(a): pass
         """
     )
     counts = {
         suite: pytester.runpytest_inprocess("-m", suite).parseoutcomes()["passed"]
         for suite in ("not slow and not full", "slow and not full", "full")
     }
-    assert counts["not slow and not full"] == 3
-    assert sum(counts.values()) == 18
-    assert counts["slow and not full"] <= 7
+    assert counts["not slow and not full"] == 3 + 2
+    assert sum(counts.values()) == 18 + 12
+    assert counts["slow and not full"] <= 7 + 3

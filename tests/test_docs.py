@@ -80,6 +80,7 @@ def by_length(pages):
         yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("page", by_length(OTHERS))
 def test_snippets_run(page, clone):
     run(page)

@@ -69,6 +69,7 @@ def refusal(attempt):
     return str(caught.value)
 
 
+@pytest.mark.sampled(quick=1)
 def test_the_code_in_the_error_runs_as_it_stands(setting):
     net, other, inputs = setting
     code = CODE.findall(refusal(lambda: tnsim.from_module(net)))

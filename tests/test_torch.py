@@ -642,6 +642,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sampled(quick=7)
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_gradient_is_lost_in_silence(verb):
     live = tnsim.Model([tnsim.Bilinear(random(3, 2), random(3, 2), random(2, 3))])

@@ -62,6 +62,7 @@ def grid(sides=80):
     return points, np.outer(w, w).ravel() / (2 * pi)
 
 
+@pytest.mark.sampled(quick=1, slow=8)
 @pytest.mark.parametrize(
     "pair",
     [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
@@ -306,6 +307,7 @@ KINKED = {
 }
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", ANALYTIC)
 def test_strips_that_hold_are_believed(name):
     function, strip = ANALYTIC[name]
@@ -392,6 +394,7 @@ def traced_in_float32(name, units):
     return np.asarray(found)
 
 
+@pytest.mark.slow
 def test_float32_inside_a_trace():
     """E sin u sin v = (E cos(u - v) - E cos(u + v)) / 2."""
     units = in_float32()

@@ -183,6 +183,7 @@ def assert_gated(f, g, cases):
 EXACT = [(law, sign, 0.0) for law in LAWS for sign in (1, -1)]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("f, g", FAR)
 def test_parallel_units_of_other_activations(f, g):
     """Gated values were off by 1e-2 and slopes by 1e-3: a kink's density has no width there."""
@@ -201,6 +202,7 @@ def test_values_and_slopes_go_on_to_parallel_units(f, g):
 PAIRS = sorted(combinations_with_replacement(sorted(ACTIVATIONS), 2))
 
 
+@pytest.mark.sampled(quick=0, slow=60)
 @pytest.mark.slow
 @pytest.mark.parametrize("f, g", PAIRS)
 def test_parallel_units_of_every_pair_of_activations(f, g):

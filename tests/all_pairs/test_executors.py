@@ -85,6 +85,7 @@ FORM = (
 )
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "fate, message",
     [
@@ -184,6 +185,7 @@ def test_a_worker_that_comes_later_is_asked_too(monkeypatch):
     assert request == [["tcp://1"], ["tcp://2"]]
 
 
+@pytest.mark.slow
 def test_dask_workers_without_tnsim_and_a_lost_scheduler(folder):
     """Processes as started by hand: an error within seconds where the run would wait for ever."""
     from distributed import Client

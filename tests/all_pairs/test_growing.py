@@ -263,6 +263,7 @@ def test_damage_to_a_grown_store(models, tmp_path):
             assert tnsim.open_pairwise(store).identical(whole)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("columns", [None, (2, 3, 3)])
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("lost", ["run.json", "models.json"])
@@ -295,6 +296,7 @@ def copied(known, place):
     return dict([*labelled[:place], ("best", known["c"]), *labelled[place:]])
 
 
+@pytest.mark.crossing
 @pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning", "ignore::tnsim.StoreWarning")
 @pytest.mark.parametrize("tasks", [0, 2, 4])
 @pytest.mark.parametrize("place", [0, 1, 4])
@@ -346,6 +348,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
     assert tnsim.open_pairwise(stores[0]).identical(whole)
 
 
+@pytest.mark.sampled(quick=2, slow=6)
 @pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning")
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]

@@ -88,6 +88,7 @@ LONGER = [
 ]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "case, metric", [*FEATURES, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONGER)]
 )
@@ -433,6 +434,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     assert not traced
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "package, code, extra",
     [

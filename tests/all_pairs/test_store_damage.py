@@ -51,6 +51,7 @@ STANDING = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("what", STANDING)
 @pytest.mark.parametrize("name", ["tile 0 0", "norms a 1", "finished", "models", "run"])
 def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path):

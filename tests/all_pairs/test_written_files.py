@@ -129,6 +129,7 @@ LABELS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("labels, known", LABELS.values(), ids=LABELS)
 @pytest.mark.parametrize("given", ["mapping", "names", "files"])
 def test_a_matrix_of_the_same_models_has_the_labels_of_the_result(

@@ -108,6 +108,7 @@ def test_small_changes_have_colours_of_their_own(run, changes, said):
     assert named.axes[1].get_ylabel() == "similarity"
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("count", [5, 60, 150])
 @pytest.mark.parametrize("kind", ["heatmap", "trajectory", "dendrogram"])
 def test_labels_do_not_overlap(rng, kind, count):
@@ -287,6 +288,7 @@ def shown_range(axes):
     return [axes.get_xlim(), axes.get_ylim()]
 
 
+@pytest.mark.sampled(quick=9)
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_plot_takes_axes_size_colours_and_range(run, name):
     plots = every_plot(run)
@@ -386,6 +388,7 @@ def test_long_names_leave_room_for_the_matrix(run):
 NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%"]
 
 
+@pytest.mark.slow
 def test_names_are_written_letter_by_letter():
     """Two dollar signs are no formula, and half of a surrogate pair is an escape."""
     three = np.eye(3)

@@ -429,5 +429,6 @@ def test_parts_layer_by_head_open_their_matrices(show):
     assert window.run("byId('segments').hidden && byId('embedding').hidden")
 
 
+@pytest.mark.slow
 def test_other_runs_have_no_parts(show):
     assert show(run_of([2, 2])).run("byId('ofParts').hidden")

@@ -93,6 +93,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_adapters_of_a_plain_module(case, tmp_path, rng):
     """A module, its file and its parts by name are the network that PEFT runs."""
@@ -125,6 +126,7 @@ TRANSFORMERS = {
 }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_adapters_of_transformers(case, tmp_path, rng):
     """Parts of the adapter's folder and of the PeftModel are parts of the merged transformer."""
@@ -140,6 +142,7 @@ def test_adapters_of_transformers(case, tmp_path, rng):
             assert_close(found[label](x), expected[label](x), scale=LARGEST)
 
 
+@pytest.mark.slow
 def test_pairs_of_adapters(tmp_path):
     """Folders of a run are a series: each is the base with the adapter of its step."""
     models = [adapted(network(), seed, target_modules=["0", "4"]) for seed in range(3)]

@@ -38,6 +38,7 @@ def assert_same(curve, function, kinks=(), scale=1.0):
     assert np.all(np.abs(curve(u) - values) <= 3e-11 * (size + np.abs(u * scale)))
 
 
+@pytest.mark.sampled(quick=9)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_beside_every_activation(name, rng):
     """Scales, shifts, factors, lines and offsets are found, whatever kinks are given beside."""
@@ -216,6 +217,7 @@ SPELLED = {
 }
 
 
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("name", SPELLED)
 def test_an_activation_spelled_out_in_torch(name):
     torch = pytest.importorskip("torch")

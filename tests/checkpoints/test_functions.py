@@ -101,6 +101,7 @@ def beside(function, params, model, x, given):
     assert_close(found, wanted, scale=LARGEST, rtol=1e-9)
 
 
+@pytest.mark.sampled(quick=9)
 @pytest.mark.parametrize("name", VECTORS)
 def test_functions_of_vectors(name, rng):
     params = weights(rng)
@@ -113,6 +114,7 @@ def test_functions_of_vectors(name, rng):
     beside(VECTORS[name], params, model, kinks, kinks)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_functions_of_sequences(name, rng):
     params, function = weights(rng), SEQUENCES[name]
@@ -125,6 +127,7 @@ def test_functions_of_sequences(name, rng):
         assert f"at n_ctx {POSITIONS}" in model.origin.assumptions[0]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", OF_TOKENS)
 def test_functions_of_tokens(name, rng):
     params, function = weights(rng), OF_TOKENS[name]
@@ -155,6 +158,7 @@ def test_convolutions_have_receptive_fields(rng):
     assert isinstance(model.layers[0], tnsim.Bilinear)
 
 
+@pytest.mark.slow
 def test_weights_of_any_kind_are_read_on_their_own_numbers(rng):
     """Each of several pytrees anew: what is inert in one of them is not left out of another."""
 
@@ -325,6 +329,7 @@ def check_programs(rng, count):
     return refused
 
 
+@pytest.mark.slow
 def test_random_programs(rng):
     assert check_programs(rng, 6) <= 2
 
@@ -334,6 +339,7 @@ def test_many_random_programs(rng):
     assert check_programs(rng, 300) <= 60
 
 
+@pytest.mark.slow
 def test_nothing_of_pytorch_is_imported():
     code = (
         "import sys; sys.modules['torch'] = None\n"

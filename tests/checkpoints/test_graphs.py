@@ -76,6 +76,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("name", VECTORS)
 def test_vectors(name, size):

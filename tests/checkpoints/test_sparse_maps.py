@@ -301,6 +301,7 @@ def sparse_matrices(model):
     return [leaf for leaf in leaves if isinstance(leaf, SparseMatrix)]
 
 
+@pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],
@@ -332,6 +333,7 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
         assert_close(found, expected, scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_that_are_zero_keep_their_places(tmp_path):
     """A run that starts at zero, with a pruned filter, has the places of all its checkpoints."""
     name = "normalised and pooled"
@@ -425,6 +427,7 @@ def test_no_array_of_a_wide_network_is_large(rng):
     assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_rows_of_activations_and_of_gradients_are_dense():
     """Kernels of activations and PyTorch's autograd read dense rows."""
     module, example = built("padding")

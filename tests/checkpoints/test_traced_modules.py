@@ -103,6 +103,7 @@ QUICK = ("cp by einsum", "quadratic activation", "two residuals", "sum times sum
 """An export by PyTorch takes a second."""
 
 
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLYNOMIALS],
@@ -251,6 +252,7 @@ def test_what_is_wide_on_the_way_alone_is_no_matrix(rng):
     assert_close(model(x.reshape(2, -1)), wanted, scale=LARGEST, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_images_keep_their_residual_connection(rng):
     """That a map of 49,152 numbers is half the identity is seen without its matrix."""
     torch.manual_seed(0)
@@ -469,6 +471,7 @@ def test_files_of_such_modules(tmp_path):
         tnsim.load(tmp_path, Module(lambda m, x: x @ m.w, w=(4, 4)))[0]
 
 
+@pytest.mark.slow
 def test_files_of_images(rng, tmp_path):
     """Operations are those of the module, weights and running statistics those of each file."""
     torch.manual_seed(0)
@@ -528,6 +531,7 @@ def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
     assert_close(model(x), evaluated, scale=LARGEST)
 
 
+@pytest.mark.slow
 def test_a_training_loop():
     torch.manual_seed(0)
     module, goal = changeable(), changeable().requires_grad_(False)
@@ -585,6 +589,7 @@ def moment(f, g):
     return quadratics + slope @ other + c * d + c * np.trace(p) + d * np.trace(q)
 
 
+@pytest.mark.slow
 def test_bilinear_convolutions_compare_exactly():
     """Normalised inputs, convolutions, batch norms and pooling, under the Gaussian of the pixels."""
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ def score_of(part, read):
     return scores
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("case", cases.CONFIGS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_parts_rebuild_the_forward_pass(case, dtype, rng):

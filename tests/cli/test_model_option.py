@@ -86,6 +86,7 @@ def files(place, name="Net"):
     return [place / f"{name}_{n}.pt" for n in range(2)]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("model", ["user_net.py:Net", "user_net:Net", "user_net.py:made"])
 def test_the_number_is_that_of_python(place, model):
     a, b = (tnsim.load(file, net()) for file in files(place))
@@ -93,6 +94,7 @@ def test_the_number_is_that_of_python(place, model):
     assert said["similarity"] == tnsim.similarity(a, b) and said["exact"]
 
 
+@pytest.mark.slow
 def test_every_command_reads_by_a_module(place):
     one, two = files(place)
     option = ("--model", "user_net.py:Net")
@@ -183,6 +185,7 @@ def test_what_is_no_module_is_one_line(place, options, said):
     assert said in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_is_no_model_is_estimated_on_normal_inputs(tmp_path, monkeypatch):
     """A norm over vectors has no exact inner product; the command says that its number has none."""
     (tmp_path / "normed.py").write_text(

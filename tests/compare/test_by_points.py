@@ -36,6 +36,7 @@ def language_model(g, vocabulary=5, n_ctx=3, layers=2, width=4, outputs=3, **opt
     return tnsim.Model([*stack, linear(g, width, outputs, True)], n_ctx=n_ctx)
 
 
+@pytest.mark.sampled(quick=8)
 @pytest.mark.parametrize("case", [*cases.SHALLOW, *cases.DEEP, *cases.UNEVEN, *cases.THREE])
 def test_empirical_is_the_mean_over_forward_passes(case, rng):
     make = (cases.SHALLOW | cases.DEEP | cases.UNEVEN | cases.THREE)[case]
@@ -276,6 +277,7 @@ WIDE = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
@@ -347,6 +349,7 @@ def test_an_error_is_infinite_where_one_group_of_inputs_is_all_there_is():
     assert value.standard_error == np.inf
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", ["two with biases", "two residual", "biased two over one"])
 def test_quadrature_agrees_with_diagrams(case, inputs, rng, monkeypatch):

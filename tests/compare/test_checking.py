@@ -27,6 +27,7 @@ def test_check_agrees_where_the_metric_is_exact(rng):
         assert tnsim.check(a, b, metric, samples=100_000, seed=1) == found
 
 
+@pytest.mark.slow
 def test_check_shows_what_a_closure_misses():
     rng = generator(7)
     a, b = (tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 4, 2)]) for _ in range(2))

@@ -62,6 +62,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("verb", VERBS)
 def test_modules_and_files_are_the_models_read_from_them(verb, nets, models, run):
     expected = VERBS[verb](*models[:2])
@@ -124,6 +125,7 @@ def test_inputs_say_the_length_in_whatever_they_come(rng, tmp_path):
         assert_close(tnsim.baselines.cka(tmp_path, given).values, expected.values, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_lengths_of_sequences_are_said_once(rng):
     torch.manual_seed(0)
     one, two = Attention(), Attention()

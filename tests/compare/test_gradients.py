@@ -63,6 +63,7 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "work, verb",
     [
@@ -108,6 +109,7 @@ def cosine(rng):
     return lambda weights: tnsim.similarity(product(weights), goal, tnsim.TreeSymmetric())
 
 
+@pytest.mark.slow
 def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng):
     direction = [rng.normal(size=x.shape) for x in weights]
     gradient = differentiated(jax.grad, cosine, weights)
@@ -203,6 +205,7 @@ def zeros_in_attention(rng, huge):
     return arrays, lambda arrays: tnsim.Model([tnsim.Attention(*arrays, n_heads=2)], n_ctx=2)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("huge", [1.0, 1e250])
 @pytest.mark.parametrize("zeros", [zeros_in_a_product, zeros_in_attention])
 def test_rows_of_zeros_have_gradients(zeros, huge, rng):

@@ -31,6 +31,7 @@ def nodes(count):
     return points, np.array(list(itertools.product(weight, repeat=WIDTH))).prod(axis=1)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("order", [5, 6, 8])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("skip", [None, 0.7])

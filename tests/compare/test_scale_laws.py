@@ -105,6 +105,7 @@ def check(b, make, metric, dtype, tolerance):
         assert_close(found, expected, scale=1.0, rtol=tolerance, limited_by=dtype)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(HOMOGENEOUS, slow=["bilinear, then attention"]))
 @LAWS
@@ -121,6 +122,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
     check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS
@@ -198,6 +200,7 @@ READERS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize(
     "pairs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["two", "pairs"]
@@ -227,6 +230,7 @@ def test_units_of_inputs(name, pairs, dtype, request, powers):
     assert_close(found, expected, scale=1.0, rtol=RANGES[dtype][1], limited_by=dtype)
 
 
+@pytest.mark.slow
 def test_units_of_inputs_traced(rng):
     """The metric and the weights inside a trace, at both ends of float32."""
     a, b = (model(READERS["bilinear"], seed) for seed in (0, 1))
@@ -255,6 +259,7 @@ def output_times(layer, k):
     return type(layer)(**fields)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("slices", [False, True])
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)
 def test_a_scaled_model_is_the_same_function(name, slices, rng):
@@ -379,6 +384,7 @@ def test_traced(rng):
         assert_close(jax.vmap(cosine)(both), [value] * 2, scale=1.0, rtol=1e-13)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "seed, scales", [(242, (3, -5)), (282, (4, 2)), (332, (-1, -5)), (378, (2, 1))]
 )

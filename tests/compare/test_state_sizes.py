@@ -102,6 +102,7 @@ def check(value, a, b, metric, dtype):
 sizes = st.integers(-40, 40)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "kinds", [slow(["bilinear"]), slow(["residual"]), ["linear", "bilinear", "residual"]]
 )
@@ -166,6 +167,7 @@ def test_a_large_state_is_not_zero(depth, dtype):
     assert_close(float(value.log), log, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])
@@ -202,6 +204,7 @@ def route(request, monkeypatch):
     monkeypatch.setattr(preparation, "routes_of_run", forced)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("dtype", EPS)
 @pytest.mark.parametrize("metric", METRICS)
 def test_all_pairs(metric, dtype, route):
@@ -228,6 +231,7 @@ def test_all_pairs_of_models_with_large_states(n_ctx, dtype):
     assert_close(matrix, expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), slow("closure of a far mean")])
 def test_traced(metric):
     """Inside a trace units follow the states as well, as constants to derivatives."""

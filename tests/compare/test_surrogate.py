@@ -24,6 +24,7 @@ def cut(activation, mean, deviation, degree):
     return lambda u: hermite_e.hermeval((u - mean) / deviation, series)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "degree",
     [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(6, marks=pytest.mark.slow)],
@@ -48,6 +49,7 @@ def test_every_unit_is_the_best_polynomial_of_its_degree(rng, activation, degree
         assert [type(layer) for layer in found.layers] == [tnsim.Bilinear]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_gates_keep_their_factors_and_residuals_their_skips(rng, degree, monkeypatch):
     monkeypatch.setattr("tnsim.compare.surrogate.LARGEST_ERROR", np.inf)
@@ -88,6 +90,7 @@ def deep(rng, depth, width=8):
     return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(3, width)))])
 
 
+@pytest.mark.slow
 def test_the_bound_of_angles_holds_on_the_inputs_that_measured_it(rng):
     a, b = deep(rng, 2), deep(rng, 2)
     metric = tnsim.Empirical(rng.normal(size=(2000, 8)))
@@ -103,6 +106,7 @@ def test_the_bound_of_angles_holds_on_the_inputs_that_measured_it(rng):
         tnsim.similarity(one, two, tnsim.GaussianClosure())
 
 
+@pytest.mark.slow
 def test_states_at_many_positions_and_weighted_inputs(rng):
     model = deep(rng, 2)
     sequences = tnsim.Model(model.layers, n_ctx=3)
@@ -119,6 +123,7 @@ def test_states_at_many_positions_and_weighted_inputs(rng):
     assert tnsim.polynomial(sequences, 2, spread, samples=SAMPLES).n_ctx == 3
 
 
+@pytest.mark.slow
 def test_polynomials_and_constants_stay_as_they_are(rng):
     square = tnsim.Model([tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2))])
     assert tnsim.polynomial(square, 2) is square
@@ -129,6 +134,7 @@ def test_polynomials_and_constants_stay_as_they_are(rng):
     assert_close(found(np.array([5.0]))[0], 2.0)
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [

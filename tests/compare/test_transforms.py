@@ -107,6 +107,7 @@ def test_compiled_slices_and_logarithms_are_those_of_the_plain_call(metric, case
     assert_close(log, tnsim.log_inner(a, b, METRICS[metric]), scale=1.0, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_traced_in_float32_by_default(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
     value = jax.jit(tnsim.similarity)(a, b)
@@ -171,6 +172,7 @@ READING = {  # what reads numbers, of a model and of inputs
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad])
 @pytest.mark.parametrize("name", READING)
 def test_what_reads_numbers_says_so_in_a_trace(name, transform, rng):
@@ -210,6 +212,7 @@ before_f16c = "xla_cpu_max_isa=SSE4_2" in os.environ.get("XLA_FLAGS", "")
 float16 = pytest.param("float16", marks=pytest.mark.skipif(before_f16c, reason="XLA needs F16C"))
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", float16, "int32", "uint8"])
 def test_narrow_and_whole_numbers_of_jax_are_widened_as_those_of_numpy(dtype):
     import ml_dtypes

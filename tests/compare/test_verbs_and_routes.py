@@ -109,6 +109,7 @@ def forced(name):
         yield
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("pair, metric", CROSSED)
 def test_every_verb_by_every_route(pair, metric, rng):
     metric = METRICS[metric](rng)
@@ -149,6 +150,7 @@ def kinds_agree(a, b):
     )
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("pair, metric", CROSSED)
 def test_all_pairs_by_every_route(pair, metric, rng):
     pytest.importorskip("xarray")

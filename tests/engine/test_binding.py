@@ -45,6 +45,7 @@ def of_program(program, arrays, dtype="float64"):
     return [*found.values.values()], [*found.exponents.values()]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(programs(), st.sampled_from([("float64", 1e-12), ("float32", 4e-5), ("complex128", 1e-12)]))
 def test_programs_of_any_operations(program, precision):

@@ -92,12 +92,14 @@ PLANNED = [
 ]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("name, metric", PLANNED)
 def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     all_tiers(a, b, METRICS[metric], monkeypatch)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), tnsim.Categorical()], ids=lambda m: m.name
 )
@@ -115,6 +117,7 @@ def test_wrong_arrays_are_refused(rng):
         execution.run(planned, {}, backend="numpy")
 
 
+@pytest.mark.crossing(quick=1, slow=1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
@@ -177,6 +180,7 @@ def test_visible_rounding_is_not_silent():
         tnsim.similarity(a, b, tnsim.TreeSymmetric(), dtype="float32", budget=narrow)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
 )

@@ -284,6 +284,7 @@ def limited(setup: str, verb: str, room: int, tier: str = "auto") -> dict[str, s
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
 @pytest.mark.parametrize(
     "room",
@@ -298,6 +299,7 @@ def test_under_a_limit_a_run_is_refused_or_completes(room):
         assert "value" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space")
 def test_interpreting_takes_no_address_space_for_a_compiler():
     # The plan takes 193 MiB. OpenBLAS itself needs some 32 MiB a thread, and ends the process where
@@ -359,6 +361,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is Linux's")
 @pytest.mark.parametrize(
     "mebibytes",

@@ -31,6 +31,7 @@ def stack(width, rank, depth):
     return tnsim.Model([layer] * depth)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("width, rank", [(256, 512), (128, 256), (64, 48), (8, 16)])

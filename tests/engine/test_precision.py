@@ -68,6 +68,7 @@ def cosines(monkeypatch):
     return seen
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("size", [1e-6, 5e-7, 1e-10])
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_small_difference_keeps_its_digits(metric, size, rng):
@@ -240,6 +241,7 @@ def check_order(said, warning, refusal):
     assert stages == sorted(stages) and {0, 1} <= set(stages) and any(said)
 
 
+@pytest.mark.slow
 def test_lost_digits_are_told_and_lost_numbers_refused(rng):
     refusal = "has no digits left: its terms cancel, .* compare models that differ more"
     check_order(
@@ -253,6 +255,7 @@ def test_lost_digits_are_told_and_lost_numbers_refused(rng):
     assert tnsim.inner(c, a - a) == 0
 
 
+@pytest.mark.slow
 def test_pairs_without_digits_are_named(rng):
     def ask(one, two):
         tnsim.pairwise({"x": one, "y": two}, CLOSURE)
@@ -282,6 +285,7 @@ def skewed(rng, condition):
     return a, tnsim.Model([there, tnsim.Bilinear(second[0] @ back, second[1] @ back, second[2])])
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("condition", [pytest.param(1, marks=pytest.mark.slow), 100, 10_000])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), CLOSURE, tnsim.TreeSymmetric()])
@@ -355,6 +359,7 @@ def with_cancelling_units(rng, model, size):
     return tnsim.Model(layers)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("metric", [CLOSURE, tnsim.TreeSymmetric()])
 def test_the_bound_of_three_layers_is_of_use(metric, cancels, cosines, rng):

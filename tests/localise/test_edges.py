@@ -88,6 +88,7 @@ KINDS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("biases", [False, True], ids=["no bias", "biases"])
 @pytest.mark.parametrize("skip", [None, 0.0, 0.7], ids=["plain", "skip 0", "skip"])

@@ -45,6 +45,7 @@ def by_hand(model, x, by, labels):
     return features, rest / abs(features).max()
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("by", ["layer", "head", "unit"])
 @pytest.mark.parametrize("name", STACKS)
 def test_paths_are_inclusion_and_exclusion_over_all_subsets(name, by, rng):

@@ -74,6 +74,7 @@ def parts_of(model, x, by, labels):
     return np.stack([by_set[frozenset(tnsim.localise.paths.components_in(n))] for n in labels])
 
 
+@pytest.mark.crossing
 def test_cosines_and_inner_products(made, metric, route):
     a, b = made(), made()
     x, w = nodes(metric, a, b)
@@ -100,6 +101,7 @@ def test_cosines_and_inner_products(made, metric, route):
     assert_close(crossed_run.values[0, 0], inner / scale, scale=1.0, rtol=1e-11)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("by", ["layer", "unit"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_paths_and_their_series(made, metric, route, by, dtype):

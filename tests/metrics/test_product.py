@@ -42,6 +42,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("nodes", [1, 2, 5, 33])
 def test_rules_have_the_moments_of_their_distribution(name, nodes):

@@ -36,6 +36,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
     )
 
 
+@pytest.mark.crossing(quick=1, slow=1)
 @pytest.mark.parametrize(
     "form", ["standard", slow("alike"), slow("diagonal"), slow("each"), "full"]
 )
@@ -84,6 +85,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     assert not found.exact
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("symmetrised", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
 def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
@@ -117,6 +119,7 @@ OVER_TOKENS = {
 }
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("n_ctx", [1, 3])
 @pytest.mark.parametrize("second", OVER_TOKENS)
 @pytest.mark.parametrize("first", OVER_TOKENS)

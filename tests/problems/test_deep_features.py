@@ -47,6 +47,7 @@ def cosine(a, b, metric):
     return np.sum(first * second) / np.sqrt(np.sum(first**2) * np.sum(second**2))
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_gaussian(case, inputs, rng):

@@ -35,6 +35,7 @@ def check(a, b, metric, slices):
     assert_close(sign * np.exp(log), inner, rtol=1e-11)
 
 
+@pytest.mark.crossing
 @backends.with_inputs(cases.INPUTS, ["standard", "diagonal", "mean and covariance"])
 @pytest.mark.parametrize("name", cases.SHALLOW)
 def test_gaussian_against_quadrature(name, inputs, rng):
@@ -44,6 +45,7 @@ def test_gaussian_against_quadrature(name, inputs, rng):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@pytest.mark.crossing
 @backends.with_inputs(
     ["standard", "mean and covariance"],
     ["mean and covariance"],
@@ -117,6 +119,7 @@ def test_the_closure_misses_what_the_exact_metric_has(rng):
     assert abs(tnsim.check(a, b, tnsim.Gaussian(), samples=200_000).deviation) < 5
 
 
+@pytest.mark.crossing
 @backends.with_inputs(
     ["standard", "diagonal", "mean and covariance"], ["standard", "mean and covariance"]
 )
@@ -128,6 +131,7 @@ def test_closure_against_joint_gaussians(name, inputs, rng):
     assert not tnsim.similarity(a, b, metric).exact
 
 
+@pytest.mark.crossing
 @backends.both
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP | cases.THREE)

@@ -56,6 +56,7 @@ def meet_inner(a, b, metric):
     assert_close(found, tnsim.inner(a, b, metric), scale=scale, rtol=1e-10)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("name, metric", two_roads())
 def test_networks_of_a_metric_give_inner(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
@@ -65,6 +66,7 @@ def test_networks_of_a_metric_give_inner(name, metric, rng):
     meet_inner(a, b, metric)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("layers", sequence_cases.ONE_LAYER)
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
 def test_networks_of_sequences_give_inner(layers, metric):

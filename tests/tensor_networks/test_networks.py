@@ -31,6 +31,7 @@ def test_network_is_the_model(name, rng):
         assert_close(found, model(x), scale=sizes, rtol=1e-12)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "metric", ["frobenius", "tree", "closure", "gaussian", "centred gaussian", "symmetric"]
 )

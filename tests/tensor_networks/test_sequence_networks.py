@@ -48,6 +48,7 @@ def test_network_is_the_dense_tensor(layers):
         assert_close(found, dense_sequence_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "metric", [tnsim.Frobenius(), tnsim.TreeSymmetric()], ids=["frobenius", "tree"]
 )
@@ -58,6 +59,7 @@ def test_tree_networks_are_inner(layers, metric):
     agree(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "form", [slow("standard"), slow("alike"), slow("diagonal"), slow("each"), "full"]
 )
