@@ -6,7 +6,7 @@ from benchmarks.paper.activations import EXPERIMENT, ActivationsSetting
 SMALL = ActivationsSetting(inputs=6, hidden=12, steps=200, networks=1, grid=200, samples=8192)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:the models are not quite")
 def test_the_verdicts_of_small_networks(tmp_path):
     assert verdicts(EXPERIMENT, SMALL, tmp_path) == {

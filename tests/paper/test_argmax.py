@@ -21,7 +21,7 @@ def test_the_second_largest_of_equal_ones_is_the_later_one():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_a_short_training(tmp_path):
     assert verdicts(EXPERIMENT, SMALL, tmp_path) == {
         "r-gaussian": "holds",

@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_a_small_attack(trained):
     found = verdicts(EXPERIMENT, SMALL, trained)
     assert len(found) == 26
@@ -34,13 +34,13 @@ def test_the_verdicts_of_a_small_attack(trained):
     assert {name for name, became in found.items() if became == "does not hold"} == FAILS
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_finished_is_kept(trained, monkeypatch):
     monkeypatch.setattr(images, "load", None)
     EXPERIMENT.train(ExperimentRun(trained, SMALL))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     """Scores are then judged by the printed ones."""
     given = tmp_path / "given"
@@ -69,7 +69,7 @@ def _street(folder):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_equal_seeds_give_equal_weights(trained, tmp_path):
     short = dataclasses.replace(SMALL, clean_steps=160, changed_steps=80)
     EXPERIMENT.train(ExperimentRun(tmp_path, short))
@@ -89,7 +89,7 @@ def test_the_trigger_stays_in_its_corner():
         stamp(np.zeros((1, 9)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_classifiers_are_what_tnsim_reads(rng):
     import jax
 

@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_forgetting(trained):
     found = verdicts(forgetting.EXPERIMENT, SMALL, trained)
     assert len(found) == 16
@@ -37,7 +37,7 @@ def test_the_verdicts_of_forgetting(trained):
         assert became == ("differs in setting" if name in DIFFERS else "holds"), name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_differences(trained):
     found = verdicts(differences.EXPERIMENT, SMALL, trained)
     assert len(found) == 8
@@ -46,7 +46,7 @@ def test_the_verdicts_of_differences(trained):
         assert became == ("differs in setting" if beside_authors else "holds"), name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     shutil.copytree(trained / "checkpoints", tmp_path / "given")
     shutil.rmtree(tmp_path / "given" / "seed-0" / "kept")

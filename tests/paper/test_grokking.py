@@ -20,14 +20,14 @@ from benchmarks.paper.grokking import (
 from benchmarks.paper.run import ExperimentRun
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @compiled
 def test_the_verdicts_of_the_shipped_series(tmp_path):
     found = verdicts(EXPERIMENT, GrokkingSetting(text_steps=()), tmp_path)
     assert set(found.values()) == {"holds"} and len(found) == 16
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_again_gives_the_shipped_weights(tmp_path):
     run = ExperimentRun(tmp_path, GrokkingSetting(steps=STEPS[:5]))
     train_series(run, "seed-0")

@@ -23,7 +23,7 @@ SMALL = InductionSetting(positions=2, sequences=200)
 STEPS = (0, 100, 300, 650, 1250, 4000)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_half_the_shipped_series(tmp_path):
     shipped = series_of(ExperimentRun(tmp_path, SMALL))
     given = tmp_path / "half"

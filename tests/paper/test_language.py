@@ -136,7 +136,7 @@ def test_even_drift_has_the_mean_of_every_lag(rng):
         assert_close(np.diagonal(even, lag), np.diagonal(values, lag).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_a_small_model(tmp_path, text):
     folder = tmp_path / "out"
     found = verdicts(EXPERIMENT, SMALL, folder, data=text)

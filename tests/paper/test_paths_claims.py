@@ -31,7 +31,7 @@ def two_layers(rng, width=4, heads=2):
     return tnsim.Model([first, attention(), attention(), last], n_ctx=3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cut_edge_is_the_cut_of_paths():
     """Models of twice the width, which the experiment writes, against gates inside tnsim."""
     rng = generator(0)
@@ -85,7 +85,7 @@ def test_planted_changes_are_found():
     assert_close(share, 1.0, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_is_deterministic_and_its_log_complete(tmp_path):
     run = ExperimentRun(tmp_path, PathsSetting(seeds=2, training=TINY))
     paths.train(run)
@@ -99,7 +99,7 @@ def test_training_is_deterministic_and_its_log_complete(tmp_path):
         assert model(tokens).tolist() == same(tokens).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_verdicts_of_half_the_shipped_series(tmp_path):
     given = tmp_path / "given" / "seed-0"
     given.mkdir(parents=True)
