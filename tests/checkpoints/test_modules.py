@@ -174,6 +174,7 @@ class Language(nn.Module):
         return self.unembed(x)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "options",
     [(False, True, 2), (True, True, 1), (True, False, 2, True)],
@@ -240,6 +241,7 @@ class LinearAttention(nn.Module):
         return out((scores @ v).transpose(1, 2).flatten(-2)) + self.residual * x
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "options",
     [

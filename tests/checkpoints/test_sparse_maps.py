@@ -301,7 +301,7 @@ def sparse_matrices(model):
     return [leaf for leaf in leaves if isinstance(leaf, SparseMatrix)]
 
 
-@pytest.mark.sampled(quick=0, slow=4)
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],

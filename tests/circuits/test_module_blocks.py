@@ -130,6 +130,7 @@ EDITS = {
 }
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_module_as_it_was_made_has_its_parts(name, modules):
     state = {key: value.clone() for key, value in modules[name].state_dict().items()}
@@ -154,6 +155,7 @@ def test_windows_of_keys_are_no_part(config, window):
         assert all(parts[label] for label in parts)
 
 
+@pytest.mark.sampled(quick=9)
 @pytest.mark.parametrize(
     ("edit", "name"), [(edit, name) for edit, (names, _, _) in EDITS.items() for name in names]
 )

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, linear
+from oracles import bilinear, expected_products, linear
 from sequence_oracles import attention
 
 import tnsim
@@ -375,6 +375,20 @@ def test_quadrature_drops_what_no_model_reads(rng):
     narrow = [tnsim.Model(model.layers[1:]) for model in (a, b)]
     below = tnsim.Gaussian(cov=reads.weight @ reads.weight.T)
     assert_close(tnsim.similarity(a, b), tnsim.similarity(*narrow, below), scale=1.0, rtol=1e-12)
+
+
+def test_quadrature_covers_what_each_model_reads(rng, monkeypatch):
+    """Models of equal layers, which read other directions of the inputs."""
+    monkeypatch.setattr(by_features, "polynomials", lambda *arguments: None)
+    rest = [bilinear(rng, 2, 3, 2), bilinear(rng, 2, 2, 2)]
+    a, b = models = [tnsim.Model([linear(rng, 5, 2), *rest]) for _ in range(2)]
+    products = [[expected_products(x, y, tnsim.Gaussian()).sum() for x in models] for y in models]
+    norms = np.sqrt(np.diag(products))
+    value = tnsim.similarity(a, b)
+    assert value.route == "quadrature"
+    assert_close(value, products[0][1] / norms.prod(), scale=1.0, rtol=1e-12)
+    matrix = tnsim.pairwise(models).similarity.values
+    assert_close(matrix, products / norms / norms[:, None], scale=1.0, rtol=1e-12)
 
 
 def test_quadrature_reads_rows_of_any_size(rng):

@@ -219,7 +219,7 @@ def test_moments_of_the_inputs(kind):
     check_alike("Bilinear", kind, "with moments", ["inner", "of a difference", "paths by unit"])
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", LAYERS)

@@ -138,6 +138,7 @@ def value_is_unsure(a, b, metric, dtype):
     return any(issubclass(warning.category, tnsim.PrecisionWarning) for warning in told)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", EPS)
 @settings(max_examples=5)

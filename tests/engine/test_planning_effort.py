@@ -79,6 +79,7 @@ def test_work_beyond_the_budget_is_refused_before_the_search(monkeypatch):
         affordable(family, CROSS, False, "float64", budget)
 
 
+@pytest.mark.sampled(quick=1, slow=2)
 @pytest.mark.parametrize(
     "depth, width",
     [
@@ -115,6 +116,7 @@ def test_a_plan_is_the_same_object_whatever_the_limit():
     assert plan_for(family, CROSS, False, "float64", limit=1e9) is plan
 
 
+@pytest.mark.sampled(quick=5)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_product_in_another_order_has_the_same_routes(seed):
     """Operands and labels exchanged: the same costs, and paths that are those of the other."""

@@ -93,6 +93,7 @@ def test_paths_through_activations_at_any_depth(name, by, rng):
     assert max(bra_rest, ket_rest) < 1e-12
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("partner", ["gelu", slow("relu"), slow("bilinear")])
 def test_units_beside_an_activation_are_pairs_of_the_kernel(partner, rng):
@@ -339,6 +340,7 @@ def test_a_zero_matrix_ends_paths(rng):
         tnsim.paths(nothing)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_table_of_shares():
     series = tnsim.Series(DATA, n_ctx=8)[::4]
     metric = tnsim.Categorical(samples=64)

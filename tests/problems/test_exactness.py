@@ -81,6 +81,7 @@ def test_three_layers_against_quadrature(biases, rng):
     assert_close(tnsim.inner(a, b, metric), ab)
 
 
+@pytest.mark.sampled(quick=6)
 @backends.both
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
 def test_symmetric_against_dense_tensors(name, rng):
@@ -110,6 +111,7 @@ def test_symmetric_three_layers_at_tiny_size(rng):
     )
 
 
+@pytest.mark.slow
 @backends.both
 def test_the_closure_misses_what_the_exact_metric_has(rng):
     """Hidden states are not Gaussian, and treating them so moves the cosine."""
