@@ -88,3 +88,13 @@ def test_sums_beyond_floats(rng):
         total = mpmath.fsum(s * mpmath.exp(mpmath.mpf(x)) for s, x in zip(signs, logs, strict=True))
         expected = float(mpmath.log(abs(total)))
     assert_close(float(log_abs(add(parts))), expected, rtol=1e-13)
+
+
+def test_a_zero_has_no_scale():
+    """However large its exponent, it takes no digit of the other terms."""
+    zero, one = (
+        contribution(np.array(0.0), np.array(3000.0)),
+        contribution(np.array(1.0), np.array(0.0)),
+    )
+    for parts in ([zero, one], [one, zero]):
+        assert float(log_abs(add(parts))) == 0.0

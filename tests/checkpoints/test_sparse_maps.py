@@ -333,7 +333,6 @@ def test_layers_of_convolutions_hold_few_numbers(name, rng, monkeypatch):
         assert_close(found, expected, scale=LARGEST, rtol=1e-12)
 
 
-@pytest.mark.slow
 def test_weights_that_are_zero_keep_their_places(tmp_path):
     """A run that starts at zero, with a pruned filter, has the places of all its checkpoints."""
     name = "normalised and pooled"

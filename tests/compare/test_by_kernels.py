@@ -175,6 +175,25 @@ def test_float32(rng):
     assert abs(low - tnsim.similarity(a, b, metric)) < 1e-5
 
 
+def test_one_model_under_two_metrics(rng):
+    a, b = (
+        tnsim.Model(
+            [
+                tnsim.Linear(rng.normal(size=(5, 3)), rng.normal(size=5)),
+                tnsim.Elementwise("relu"),
+                tnsim.Linear(rng.normal(size=(2, 5))),
+            ]
+        )
+        for _ in range(2)
+    )
+    metrics = tnsim.Gaussian(), tnsim.Gaussian(np.array([1.0, -2.0, 0.5]))
+    found = [float(tnsim.similarity(a, b, metric)) for metric in metrics]
+    for metric, value in zip(metrics, found, strict=True):
+        with tnsim.using(tnsim.Session()):
+            assert_close(value, float(tnsim.similarity(a, b, metric)), rtol=1e-13)
+    assert abs(found[0] - found[1]) > 1e-6
+
+
 def test_sums_of_models(rng):
     metric = gaussian(rng)
     a, b = mlp(rng, "relu"), mlp(rng, "relu")

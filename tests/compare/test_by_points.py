@@ -433,6 +433,9 @@ def test_categorical_of_any_depth_is_enumerated(probabilities, rng):
     assert tnsim.similarity(one, one, metric).route == "contractions"
     mixed = tnsim.similarity(a, one, metric)
     assert_close(mixed, cosine(a(x), one(x), weights), scale=1.0, rtol=1e-12)
+    both_ways = language_model(rng, vocabulary=4, mask="none")
+    value = tnsim.similarity(a, both_ways, metric)
+    assert_close(value, cosine(a(x), both_ways(x), weights), scale=1.0, rtol=1e-12)
 
 
 @pytest.mark.slow
