@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
@@ -54,6 +55,7 @@ from tnsim.localise.slopes import (
     slope,
 )
 from tnsim.localise.switched_weights import switched_network
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
@@ -71,6 +73,7 @@ from tnsim.models.components import (
     interpolated_outputs,
 )
 from tnsim.models.differences import by_differences
+from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import is_function
 from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
@@ -218,6 +221,7 @@ class Change:
         exact: Whether the metric's definition is met exactly and the shares are exact.
         standard_error: Standard errors of `share`; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
+        said: How weights were exchanged and on which inputs, in words; empty for polynomials.
     """
 
     components: tuple[str, ...]
@@ -229,6 +233,7 @@ class Change:
     exact: bool
     standard_error: Float[np.ndarray, " components"] | None
     caveats: tuple[str, ...]
+    said: str
     _exchanges: _Exchanges = field(repr=False)
 
     @cached_property
@@ -262,7 +267,7 @@ class Change:
         return self._exchanges.gram(self.total)
 
     def _repr_html_(self) -> str:
-        guarantee = "exact" if self.exact else "approximation or estimate"
+        guarantee = self.said or ("exact" if self.exact else "approximation or estimate")
         what = TOTALS.get(self.of, self.of)
         title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
         order = np.argsort(-abs(self.share), kind="stable")
@@ -417,7 +422,9 @@ def _change_of_functions(
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
     spread = _jackknife(slopes)
-    return Change(labels, share, total, surroundings, of, metric.name, exact, spread, said, pair)
+    return Change(
+        labels, share, total, surroundings, of, metric.name, exact, spread, said, "", pair
+    )
 
 
 def _check_measure(of: Any) -> None:
@@ -432,9 +439,10 @@ def _sides(
 
     Polynomials have exact parts, so their weights are exchanged only where `by` or `of` asks.
     """
-    if by in GRANULARITIES and not callable(of):
+    if by in ("head", "unit") and not callable(of):
         return *comparables(a, b, metric, n_ctx), metric, False
-    if by is None and not callable(of):
+    if by in (None, "layer") and not callable(of):
+        given = a, b
         a, b, metric = with_metric(a, b, metric, n_ctx)
         functions = is_function(a), is_function(b)
         if any(functions) and not all(functions):
@@ -442,8 +450,11 @@ def _sides(
                 "one network is read as a model and the other is not, so that neither layers nor "
                 "weights correspond: give two checkpoints of one network"
             )
-        exact = all(isinstance(m, Model) and m.is_polynomial for m in (a, b))
-        return a, b, metric, any(functions) or not exact
+        if not any(functions) and all(getattr(x, "is_polynomial", True) for x in (a, b)):
+            return a, b, metric, False
+        if by is None and isinstance(metric, Empirical) and all(map(is_function, given)):
+            a, b = given  # a network that runs on inputs has the parts of its own code
+        return a, b, metric, True
     for one in (a, b):
         if not is_function(one):
             raise ModelError(
@@ -454,6 +465,10 @@ def _sides(
     return a, b, metric if callable(of) else estimated(metric, (a, b), n_ctx), True
 
 
+def _run_model(model: Model, inputs: Any) -> Any:
+    return plain_forward(model, as_read(model, inputs))
+
+
 def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Change:
     """The change of networks whose weights are exchanged, see `change`."""
     metric = setting.metric
@@ -462,16 +477,18 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
     if not callable(of):
         _check_measure(of)
         check_comparison(a, b, metric)
+    if isinstance(metric, Empirical) and not is_function(a):
+        said, by = caveats(a, b), "block"
+        a, b = (Partial(_run_model, with_dense_matrices(model)) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
         lineage: Any = (
             ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
         )
-        parts = groups_of(lineage.names, "module" if by is None else by)
     else:
         check_untraced("change", a, b, metric)
-        lineage, said = OfModels(a, b, setting, name), caveats(a, b)
-        parts = groups_of(lineage.names, 1)
+        lineage, said, by = OfModels(a, b, setting, name), caveats(a, b), "block"
+    parts = groups_of(lineage.names, "module" if by is None else by)
     total = lineage.total
     if total == 0:
         what = f"have equal {name}s" if callable(of) else "are the same function on these inputs"
@@ -484,7 +501,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
             "networks is too rough for 64 nodes: split the change at a checkpoint in between",
         )
     found = Change(
-        tuple(parts),
+        tuple(label.replace("layers.", "layer ", 1) for label in parts),
         share,
         total,
         0.0,
@@ -493,6 +510,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
         False,
         _jackknife(slopes),
         said,
+        f"weights exchanged, {lineage.said}",
         _Weights(lineage, tuple(parts.values())),
     )
     if not callable(of) and len(parts) > 1 and (found.removed > total).all():

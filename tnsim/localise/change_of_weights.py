@@ -33,7 +33,15 @@ from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TooLarge
 from tnsim.localise.grams import Setting
 from tnsim.localise.slopes import nodes
-from tnsim.localise.switched_weights import SwitchedNetwork, Switches, check_is_whole
+from tnsim.localise.switched_weights import (
+    SwitchedNetwork,
+    Switches,
+    check_is_whole,
+    check_same_weights,
+    leaves_of,
+)
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.estimate import GaussianEstimate
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.model import Model
 from tnsim.problems.forward import BATCH_BYTES, groups
@@ -45,6 +53,8 @@ CLOSE = 1e-3
 """Error of a sum of shares at which an integral counts as found."""
 _MOST_ROWS = 1024
 """Most inputs of a batch."""
+_MOST_KEPT = 2**31
+"""Most bytes of outputs that are kept instead of computed again."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
 
@@ -126,9 +136,11 @@ class Lineage(Protocol):
 
     Attributes:
         names: Names of the weight tensors.
+        said: What the networks run on, in words.
     """
 
     names: tuple[str, ...]
+    said: str
 
     def measure(self, first: Switches, second: Switches) -> float:
         """How far apart two networks of the lineage are."""
@@ -154,6 +166,7 @@ class OnInputs:
     ) -> None:
         self.network, self.names, self.of = network, network.names, of
         output = getattr(setting.metric, "output", None)
+        self.said = _inputs_said(setting.metric)
         points: Points | None = points_of((), setting.metric)
         assert points is not None  # functions are compared on inputs alone
         few = points.block(0, min(4, points.count)).inputs
@@ -178,7 +191,7 @@ class OnInputs:
             )
         self.rows = int(max(1, min(_MOST_ROWS, BATCH_BYTES / row, room / row)))
         # Outputs of both ends are kept where they fit.
-        self.room = room / 2
+        self.room = min(_MOST_KEPT, room / 2)
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
         self.total = self.measure(self.zeros, self.ones)
@@ -263,6 +276,13 @@ def _cotangent(
     return weights * (target - own * outputs)
 
 
+def _inputs_said(metric: Any) -> str:
+    if not isinstance(metric, Empirical):
+        return "compared by exact inner products"
+    normal = "normal " if isinstance(metric, GaussianEstimate) else ""
+    return f"on {len(metric.inputs):,} {normal}inputs"
+
+
 def _of_rows(batch: WeightedPoints, outputs: np.ndarray) -> np.ndarray:
     """The weights of inputs, in the shape of their outputs."""
     return np.exp(batch.log_weights).reshape(-1, *(1,) * (outputs.ndim - 1))
@@ -278,6 +298,7 @@ class ByScore:
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
         self.network, self.names, self.score = network, network.names, of
+        self.said = "scored by a function"
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
 
     def measure(self, first: Switches, second: Switches) -> float:
@@ -293,9 +314,7 @@ class ByScore:
 
 
 class OfModels:
-    """A lineage of models with activations, which the metric compares by its own routes.
-
-    One hidden layer has exact inner products under `Gaussian`, deeper models have estimates.
+    """A lineage of models with one hidden layer of activations, compared by exact inner products.
 
     Args:
         a, b: Models of equal layers.
@@ -304,23 +323,17 @@ class OfModels:
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
-        self.b, self.of = b, of
+        self.b, self.of, self.said = b, of, _inputs_said(setting.metric)
         self.options = {"metric": setting.metric, "dtype": setting.dtype, "budget": setting.budget}
-        first, self.form = jax.tree.flatten(a)
-        second, other = jax.tree.flatten(b)
-        if self.form != other or [np.shape(x) for x in first] != [np.shape(x) for x in second]:
-            raise ModelError(
-                "models with activations are changed weight by weight, so both need equal layers "
-                "of equal shapes"
-            )
-        self.ends = [[np.asarray(x, np.float64) for x in leaves] for leaves in (first, second)]
-        self.names = tuple(
-            f"layer {n}.{m}"
-            for n, layer in enumerate(b.layers)
-            for m in range(len(jax.tree.leaves(layer)))
-        )
+        first, second = leaves_of(a), leaves_of(b)
+        check_same_weights(first, second)
+        self.form = jax.tree.structure(b)
+        self.names = tuple(second)
+        self.ends = [
+            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
+        ]
         self.difference = b - a
-        self.total = self.measure(np.zeros(len(first)), np.ones(len(first)))
+        self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
 
     def _model(self, switches: Any) -> Model:
         leaves = [(1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)]

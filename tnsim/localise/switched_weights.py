@@ -8,7 +8,7 @@ caller's, and the derivatives of either along `B - A`, one number for every weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -151,10 +151,7 @@ class _SwitchedModule:
         self.function = with_output(self.network, output)
         self.step = _BUFFER_STEP[dtype]
         values = [_floats(module) for module in (first, second, self.network)]
-        _check_same(
-            {name: tuple(x.shape) for name, x in values[0].items()},
-            {name: tuple(x.shape) for name, x in values[1].items()},
-        )
+        check_same_weights(*values[:2])
         self.names = tuple(values[2])
         self.ends = [
             tuple(values[0][n] for n in self.names),
@@ -275,11 +272,8 @@ class _SwitchedPytree:
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         self.output, self.dtype = output, dtype
-        first, second = _leaves(a), _leaves(b)
-        _check_same(
-            {name: np.shape(x) for name, x in first.items()},
-            {name: np.shape(x) for name, x in second.items()},
-        )
+        first, second = leaves_of(a), leaves_of(b)
+        check_same_weights(first, second)
         if not second:
             raise ModelError(
                 f"{b!r} holds no weights: give a function that is a pytree of its weights, as "
@@ -354,8 +348,16 @@ def _floats(module: Any) -> dict[str, Any]:
     return found
 
 
-def _leaves(function: Any) -> dict[str, Any]:
-    """Floating-point leaves of a pytree by dotted names."""
+def leaves_of(function: Any) -> dict[str, Any]:
+    """Floating-point leaves of a pytree by dotted names.
+
+    Args:
+        function: Any pytree; of a `Partial` the leaves of its arguments.
+
+    Example:
+        >>> list(leaves_of(jax.tree_util.Partial(print, {"w": np.ones(2), "n": 1})))
+        ['w']
+    """
     tree, above = function, 0
     if isinstance(function, jax.tree_util.Partial):
         # Names begin inside the arguments, and inside a single argument.
@@ -374,8 +376,18 @@ def _is_weight(leaf: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
-def _check_same(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Raise `ModelError` unless two networks have weights of equal names and shapes."""
+def check_same_weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Refuse two networks whose weights do not correspond.
+
+    Args:
+        first, second: Weight tensors by name.
+
+    Raises:
+        ModelError: A name is in one network alone, or shapes differ.
+
+    Example:
+        >>> check_same_weights({"bias": np.ones(2)}, {"bias": np.zeros(2)})
+    """
     for one, other, which in ((first, second, "first"), (second, first, "second")):
         for name in one:
             if name not in other:
@@ -383,11 +395,13 @@ def _check_same(first: dict[str, Any], second: dict[str, Any]) -> None:
                     f"only the {which} network has a weight {name!r}: a change of weights is "
                     "between checkpoints of one network, with equal names of weights"
                 )
-    for name, shape in first.items():
-        if shape != second[name]:
+    for name, weight in first.items():
+        shapes = np.shape(weight), np.shape(second[name])
+        if shapes[0] != shapes[1]:
             raise ModelError(
-                f"the weight {name!r} has shape {shape} in the first network and {second[name]} in "
-                "the second: a change of weights is between checkpoints of one network"
+                f"the weight {name!r} has shape {tuple(shapes[0])} in the first network and "
+                f"{tuple(shapes[1])} in the second: a change of weights is between checkpoints of "
+                "one network"
             )
 
 
