@@ -338,7 +338,7 @@ def _first_entries(items: Iterable[Any]) -> list[np.ndarray]:
                 CaveatWarning,
                 stacklevel=2,
             )
-        one = item[0] if several else item
+        one: Any = next(iter(item)) if several else item
         found.append(host_array(detached(_of_mapping(one) if hasattr(one, "keys") else one)))
     return found
 
