@@ -335,12 +335,10 @@ def test_data_loaders_and_named_inputs(nets):
 def test_inputs_with_labels_are_refused(nets):
     """Pairs (x, y) are never read as two positions."""
     x, y = torch.randn(20, 3), torch.zeros(20)
-    data = torch.utils.data.TensorDataset(x, y)
     normed = nn.Sequential(nn.RMSNorm(3), nn.Linear(3, 2))
-    loader = torch.utils.data.DataLoader(data, batch_size=5)
     pairs = torch.utils.data.TensorDataset(x, 2 * x)  # a loader gives a list of two equal shapes
     batch = next(iter(torch.utils.data.DataLoader(pairs, batch_size=5)))
-    for given in ((x, y), (x, x), data, loader, [(x[0], y[0])], batch):
+    for given in ((x, y), (x, x), [(x[0], y[0])], batch):
         for read in (
             lambda given: tnsim.similarity(*nets[:2], tnsim.Empirical(given)),
             lambda given: tnsim.baselines.cka(nets, given),

@@ -64,6 +64,7 @@ CONFINED = {  # foreign package: the files that import it
         "checkpoints/formats",
         "checkpoints/graphs",
         "checkpoints/module_calls",
+        "localise/switched_weights",
         "models/functions",
         "torch/__init__",
         "torch/autograd",

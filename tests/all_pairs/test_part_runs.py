@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import transformer_cases as cases
-from closeness import assert_close
+import xarray as xr
+from closeness import LARGEST, assert_close
 from commands import command
 from oracles import bilinear
 from pyarrow import parquet
@@ -253,3 +254,25 @@ def test_results_of_another_kind_are_kept(first, options, run, rng, tmp_path):
 def test_commands_that_are_refused(options, message, run, tmp_path):
     done = command("pairwise", run, "--out", tmp_path / "out", *options, check=False)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_parts_are_ranked_by_their_distances(rng):
+    """The distance is the norm of the difference of the functions, in units of outputs."""
+    scales = {"small": 0.1, "large": 10.0}
+    parts = {
+        name: [tnsim.Model([tnsim.Linear(size * rng.normal(size=(2, 3)))]) for _ in range(3)]
+        for name, size in scales.items()
+    }
+    results = [tnsim.pairwise(models) for models in parts.values()]
+    found = xr.concat(results, xr.Variable("part", list(parts)))
+    for name, models in parts.items():
+        wanted = [[float(tnsim.inner(b - a, b - a)) ** 0.5 for b in models] for a in models]
+        distance = found.tnsim.distance.sel(part=name)
+        assert_close(distance, wanted, scale=LARGEST, rtol=1e-7, limited_by="digits of 1 - s")
+    ranked = found.tnsim.most_changed()
+    assert ranked.part.values.tolist() == ["large", "small"]
+    pair = found.tnsim.distance.isel(a=0, b=2)
+    assert (ranked.distance.values == sorted(pair.values)[::-1]).all()
+    assert (found.tnsim.most_changed(1, 1).distance.values < 1e-7).all()
+    with pytest.raises(tnsim.ResultError, match="no model is called 5 along a: 0, 1, 2"):
+        found.tnsim.most_changed(5)

@@ -93,3 +93,30 @@ def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
     )
     found = json.loads(command("change", *files, *options).stdout)
     assert found["share"] == tnsim.change(*models, metric).share.tolist()
+
+
+def test_a_change_of_any_module(tmp_path):
+    """The weights of a network of the user's own code are exchanged by module, on inputs."""
+    torch = pytest.importorskip("torch")
+    layers = "Linear(3, 4), GELU(), LayerNorm(4), Linear(4, 2)"
+    code = tmp_path / "net.py"
+    code.write_text(f"from torch.nn import *\nNet = lambda: Sequential({layers})\n")
+    space: dict = {}
+    exec(code.read_text(), space)
+    net, files = space["Net"](), [tmp_path / f"{n}.pt" for n in range(2)]
+    torch.save(net.state_dict(), files[0])
+    with torch.no_grad():
+        net[3].weight.mul_(1.5)
+    torch.save(net.state_dict(), files[1])
+    inputs, picture = tmp_path / "x.npy", tmp_path / "change.png"
+    np.save(inputs, np.random.default_rng(0).normal(size=(30, 3)))
+    given = ("change", *files, "--model", f"{code}:Net")
+    data = ("--metric", "empirical", "--inputs", inputs)
+    found = json.loads(command(*given, *data, "--json").stdout)
+    assert found["components"] == ["0", "2", "3"]
+    assert_close(found["share"], [0, 0, 1], scale=1.0, rtol=1e-3, limited_by="an integral")
+    text = command(*given, "--swaps", "--plot", picture).stdout
+    assert "gaussian (weights exchanged, on 16,384 normal inputs)" in text
+    assert picture.stat().st_size > 5_000
+    refused = command("change", *files, "--by", "module", check=False)
+    assert "give the network by --model" in refused.stderr

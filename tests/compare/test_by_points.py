@@ -620,21 +620,28 @@ def test_inputs_with_labels_are_refused(rng):
     x, y = (torch.as_tensor(rng.normal(size=(5, 3))) for _ in range(2))
     data = torch.utils.data.TensorDataset(x, y)
     loader = torch.utils.data.DataLoader(data, batch_size=2)
-    subset = torch.utils.data.Subset(data, [0, 1])
-    plain = torch.utils.data.TensorDataset(x)
     net = tnsim.Model([tnsim.Linear(np.ones((2, 3)))])
-    for wrong in (data, loader, subset, plain, iter(loader), data.tensors, list(data), zip(x, y, strict=True)):  # fmt: skip
+    for wrong in (iter(loader), data.tensors, list(data), zip(x, y, strict=True)):
         with pytest.raises(
             tnsim.ModelError, match=r"give the inputs alone, such as dataset\.tensor"
         ):
             tnsim.Empirical(wrong)
-    for wrong in (data, loader, [x, y[0]]):
+    for wrong in (list(data), [x, y[0]]):
         for attempt in (tnsim.Gaussian.fit, lambda wrong: tnsim.baselines.cka([net, net], wrong)):
             with pytest.raises(tnsim.ModelError, match=r"array was expected|inputs are one array"):
                 attempt(wrong)
     expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))
-    for right in (x, x.tolist(), list(x), list(map(tuple, x.tolist())), data.tensors[0], {"x": x}):
+    plain = torch.utils.data.TensorDataset(x)
+    for right in (x, x.tolist(), list(x), list(map(tuple, x.tolist())), plain, {"x": x}):
         assert tnsim.inner(net, net, tnsim.Empirical(right)) == expected
+    # Data sets and loaders say which entry is the input: the first.
+    for right in (data, loader, torch.utils.data.Subset(data, range(5))):
+        with pytest.warns(tnsim.CaveatWarning, match="tuples of 2, as of inputs with labels"):
+            metric = tnsim.Empirical(right)
+        assert tnsim.inner(net, net, metric) == expected
+    named = [{"pixel_values": row, "label": 1} for row in x]
+    subset = torch.utils.data.Subset(named, range(5))
+    assert tnsim.inner(net, net, tnsim.Empirical(subset)) == expected
 
 
 @pytest.mark.parametrize("width, route", [(2, "quadrature"), (8, "features")])

@@ -304,7 +304,7 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
     cubic, _ = pair("cubic", rng)
     cases = {
         "GaussianClosure is no bilinear form": lambda: tnsim.change(a, b, tnsim.GaussianClosure()),
-        "of must be one of distance, similarity, found 'size'": lambda: tnsim.change(
+        "of must be one of distance, similarity, or a function, found 'size'": lambda: tnsim.change(
             a, b, of="size"
         ),
         "the same function: there is no change to split": lambda: tnsim.change(a, a),

@@ -118,16 +118,16 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])
-@pytest.mark.parametrize("by", ["layer", "unit"])
-def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(kind, by, rng):
+def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(kind, rng):
     """Outputs are no polynomial in switches, so no number of nodes is exact."""
     make = {"elementwise": mlp, "gated": gated}[kind]
     a, b = make(rng, "gelu"), make(rng, "gelu")
     message = r"activation gelu, .* tnsim.paths, or .* tnsim.pairwise\(tnsim.parts\(checkpoints"
     for ask in (
-        lambda: tnsim.change(a, b, by=by),
-        lambda: tnsim.change(a, b, tnsim.Empirical(np.ones((3, 2))), by=by, ends=True),
-        lambda: tnsim.paths(a, by=by, legs=True),
+        lambda: tnsim.change(a, b, by="unit"),
+        lambda: tnsim.change(a, b, tnsim.Empirical(np.ones((3, 2))), by="unit", ends=True),
+        lambda: tnsim.paths(a, by="layer", legs=True),
+        lambda: tnsim.paths(a, by="unit", legs=True),
     ):
         with pytest.raises(tnsim.UnsupportedLayer, match=message) as raised:
             ask()

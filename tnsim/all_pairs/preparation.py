@@ -159,6 +159,7 @@ def prepared(
     dtype: str,
     budget: Budget,
     names: Sequence[Any] | None,
+    centred: bool = False,
     stored: bool = False,
 ) -> PairwiseRun:
     """The run before its first product.
@@ -171,10 +172,11 @@ def prepared(
     """
     metrics.check_metric(metric)
     known = Known()
-    rows = _side("a", models, names, known, (metric, dtype, stored))
+    settings = metric, dtype, stored, centred
+    rows = _side("a", models, names, known, settings)
     columns = rows._replace(name="b")
     if other is not None:
-        columns = _side("b", other, None, known, (metric, dtype, stored))
+        columns = _side("b", other, None, known, settings)
     # All models agree in widths and length with the first model, and a model of every form is
     # checked under the metric.
     _check_shapes((*rows.all, *columns.all))
@@ -309,17 +311,18 @@ def _check_shapes(entries: Sequence[Entry]) -> None:
 
 
 def _side(
-    name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool]
+    name: str, models: Any, names: Any, known: Known, settings: tuple[Metric, str, bool, bool]
 ) -> Side:
     """A list of models, each read once and added to `known`.
 
-    The settings are the metric, the precision, and whether results are stored.
+    The settings are the metric, the precision, whether results are stored, and whether means are
+    taken away.
     """
-    metric, dtype, stored = settings
+    metric, dtype, stored, centred = settings
     entries: list[Entry] = []
     distinct: dict[str, Entry] = {}
     equal: list[str] = []
-    for source in sources(models, names):
+    for source in sources(models, names, metric if centred else None):
         model: Any = source.read()
         if is_function(model):
             prepared = function_entry(source, metric, stored)
@@ -357,6 +360,7 @@ def attributes_of(run: PairwiseRun, parts: Mapping[str, Any] | None = None) -> d
         "metric_parameters": metric_parameters(setting.metric),
         "dtype": setting.dtype,
         "slices": setting.slices,
+        "centred": int(run.rows.all[0].source.centred is not None),
         "parts": parts,
         "outputs": run.rows.all[0].d_out if setting.slices else None,
         "exact": int(run.exact),

@@ -34,15 +34,15 @@ from tnsim.tables import cell, in_words
 if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
-    from xarray import Dataset
+    from xarray import DataArray, Dataset
 
     from tnsim.analysis.canvas import Drawing
 else:
     try:
         import xarray
-        from xarray import Dataset
+        from xarray import DataArray, Dataset
     except ImportError:
-        xarray, Dataset = None, object
+        xarray, DataArray, Dataset = None, object, object
 
 CSV = beginning("a table of similarities", b",")
 
@@ -103,6 +103,70 @@ class ResultAccessor:
     def exact(self) -> bool:
         """Whether the metric's definition is met exactly."""
         return bool(self._result.attrs["exact"])
+
+    @property
+    def distance(self) -> DataArray:
+        """Distances |b - a| of all pairs as functions, in units of outputs.
+
+        A similarity is blind to size: a part may turn far and be small. Distances of nearly equal
+        functions have as few digits as `1 - similarity`: below 1e-7 of their size they are
+        rounding.
+
+        Raises:
+            ResultError: A distance is beyond float64.
+
+        Example:
+            >>> import tnsim
+            >>> models = [tnsim.Model([tnsim.Linear([[w]])]) for w in (1.0, 3.0)]
+            >>> tnsim.pairwise(models).tnsim.distance.values.round(6).tolist()
+            [[0.0, 2.0], [2.0, 0.0]]
+        """
+        found = self._result
+        # |b - a|^2 = (|b| - |a|)^2 + 2 |a| |b| (1 - cos), without a difference of squares.
+        with np.errstate(over="ignore"):
+            lengths = np.exp(found.log_norm_a / 2), np.exp(found.log_norm_b / 2)
+            apart = (lengths[1] - lengths[0]) ** 2
+            apart = apart + 2 * lengths[0] * lengths[1] * (1 - found.similarity)
+        if np.isinf(apart).any():
+            raise ResultError(
+                "distances of functions are beyond float64 here: scale down the last layer of all "
+                "models, which changes no similarity"
+            )
+        return np.sqrt(apart).transpose(*found.similarity.dims).rename("distance")
+
+    def most_changed(self, a: Any = None, b: Any = None) -> Dataset:
+        """The parts of a result over parts, those first whose functions moved furthest.
+
+        Args:
+            a, b: Labels of two models; None for the first row and the last column.
+
+        Returns:
+            A Dataset over `part`, with `distance` |b - a| in units of the outputs of the part, and
+            `similarity`. Parts with outputs of one meaning, such as all `ov`, are ranked by what
+            they add to the stream.
+
+        Raises:
+            ResultError: The result has no parts, or a label is unknown.
+
+        Example:
+            >>> import numpy as np, tnsim
+            >>> models = [tnsim.Model([tnsim.Linear(w)]) for w in (np.eye(2), np.ones((2, 2)))]
+            >>> tnsim.pairwise(models).tnsim.most_changed()
+            Traceback (most recent call last):
+            tnsim.errors.ResultError: the result has no parts: compare tnsim.parts(series)
+        """
+        found = self._result
+        if "part" not in found.dims:
+            raise ResultError("the result has no parts: compare tnsim.parts(series)")
+        places = {}
+        for dim, label, place in (("a", a, 0), ("b", b, -1)):
+            labels = found[dim].values.tolist()
+            if label is not None and label not in labels:
+                shown = ", ".join(map(str, labels[:8]))
+                raise ResultError(f"no model is called {label!r} along {dim}: {shown}")
+            places[dim] = place if label is None else labels.index(label)
+        pair = found.assign(distance=self.distance).isel(places)[["distance", "similarity"]]
+        return pair.isel(part=np.argsort(-pair.distance.values, kind="stable"))
 
     def plot(
         self,

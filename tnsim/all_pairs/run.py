@@ -48,6 +48,7 @@ def pairwise(
     dialect: Any = None,
     n_ctx: int | None = None,
     slices: bool = False,
+    centred: bool = False,
     dtype: DTypeLike = "float64",
     store: str | os.PathLike[str] | None = None,
     executor: Any = None,
@@ -70,6 +71,7 @@ def pairwise(
             that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
+        centred: Whether functions are compared without their means over the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         store: A folder in which finished tiles are kept, so that the same call goes on where an
             earlier call ended, and a call with further models computes the new pairs alone. Models
@@ -123,9 +125,8 @@ def pairwise(
             for part in part_runs.part_runs(models, other, path):
                 bar.set_description(str(part.name))
                 is_stored = path is not None
-                run = prepared(
-                    part.models, metric, part.other, False, dtype, budget, names, is_stored
-                )
+                asked = (False, dtype, budget, names, centred, is_stored)
+                run = prepared(part.models, metric, part.other, *asked)
                 results.append(_computed(run, part.place, executor, progress=False))
                 bar.update()
         rests = part_runs.rests_of(models, other)
@@ -136,7 +137,7 @@ def pairwise(
         return part_runs.with_rests(result, rests)
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
     # Every model is read once here; nothing is computed yet.
-    run = prepared(models, metric, other, slices, dtype, budget, names, path is not None)
+    run = prepared(models, metric, other, slices, dtype, budget, names, centred, path is not None)
     return _computed(run, None if path is None else Place(path), executor, progress)
 
 
@@ -182,6 +183,7 @@ def plan_pairwise(
     dialect: Any = None,
     n_ctx: int | None = None,
     slices: bool = False,
+    centred: bool = False,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Estimate:
@@ -199,6 +201,7 @@ def plan_pairwise(
             that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
         slices: Whether the cosine of every output is computed as well.
+        centred: Whether functions are compared without their means over the inputs.
         dtype: Precision of the computation, float64 or float32; the result is float64.
         budget: Limits on a single inner product and on the memory of a tile.
 
@@ -223,11 +226,11 @@ def plan_pairwise(
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.
         runs: Counter[tuple[str, Estimate]] = Counter()
         for part in part_runs.part_runs(models, other, None):
-            run = prepared(part.models, metric, part.other, False, dtype, budget, None)
+            run = prepared(part.models, metric, part.other, False, dtype, budget, None, centred)
             runs[part.name.kind, run.estimate] += 1
         return in_turn([several(planned, count) for (_, planned), count in runs.items()])
     models, other, metric = _given(models, other, metric, dialect, n_ctx)
-    return prepared(models, metric, other, slices, dtype, budget, None).estimate
+    return prepared(models, metric, other, slices, dtype, budget, None, centred).estimate
 
 
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:

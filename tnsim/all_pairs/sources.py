@@ -23,6 +23,7 @@ import numpy as np
 from tnsim.analysis.matrices import numbered
 from tnsim.checkpoints.load import Reading, Series, read
 from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
+from tnsim.compare.centred import without_mean
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric, joins_layers
@@ -128,20 +129,23 @@ class Source:
         name: Name of the model in messages.
         weights: The model itself, the path of its file, or a part of a file.
         reading: How the file is read.
+        centred: Metric under which the mean is taken away; None where means are kept.
     """
 
     label: int | str
     name: str
     weights: Model | Combination | Function | Path | PartOfFile
     reading: Reading = Reading()
+    centred: Metric | None = None
 
     def read(self) -> Model | Combination | Function:
         """The model, read from its file where it is in one."""
+        model: Any = self.weights
         if isinstance(self.weights, PartOfFile):
-            return self.weights.read()
-        if isinstance(self.weights, Path):
-            return read(self.weights, *self.reading).model
-        return self.weights
+            model = self.weights.read()
+        elif isinstance(self.weights, Path):
+            model = read(self.weights, *self.reading).model
+        return model if self.centred is None else without_mean(model, self.centred)
 
     @property
     def file(self) -> Path | None:
@@ -196,8 +200,12 @@ def digests(entries: Sequence[Entry]) -> np.ndarray:
     return np.array([entry.digest for entry in entries])
 
 
-def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ...]:
+def sources(
+    models: Any, names: Sequence[Any] | None = None, centred: Metric | None = None
+) -> tuple[Source, ...]:
     """The sources of a sequence of models, of a mapping from labels to models or of a `Series`.
+
+    Under the metric `centred` they are read without their means.
 
     Labels are `names` where given, and numbers where all of them are. Raises `ModelError` where
     there is no model, or two labels are equal.
@@ -220,7 +228,7 @@ def sources(models: Any, names: Sequence[Any] | None = None) -> tuple[Source, ..
         called = models.names
     listed = []
     for label, name, (_, weights) in zip(labels, called, given, strict=True):
-        listed.append(Source(label, name, weights, reading))
+        listed.append(Source(label, name, weights, reading, centred))
     return tuple(listed)
 
 

@@ -55,7 +55,7 @@ from tnsim.files import appending, regular
 
 FORMAT = 6  # version of the layout; a store of another version is refused
 # Attributes that must be equal for a store to be continued; error messages name them.
-IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "parts")
+IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "centred", "parts")
 RUN, MODELS, FINISHED = "run", "models", "finished"
 """Kinds of lists, by which their files are named."""
 RECORDS = "records"

@@ -303,12 +303,10 @@ def recognised(
             "tnsim.from_state_dict(state, dialect), a file by tnsim.load(path, dialect)"
         )
     check_length(n_ctx)
-    module = _unwrapped_module(module)
+    module = unwrapped_module(module)
     declared = dict(layers or {})
     _check_repeatable(module)
-    with refusing("the module cannot be copied in float64"):
-        double = copy.deepcopy(module).double().eval().requires_grad_(False)
-    _settle_epsilons(module, double)
+    double = double_of(module).eval().requires_grad_(False)
     with torch.no_grad(), in_float64(torch):
         try:
             with _with_output(double, output):
@@ -696,8 +694,20 @@ def _of_whole_sequences(example: Any) -> str:
     )
 
 
-def _unwrapped_module(module: Any) -> Any:
-    """The module inside wrappers that compile or distribute it, which change no number."""
+def unwrapped_module(module: Any) -> Any:
+    """The module inside wrappers that compile or distribute it, which change no number.
+
+    Args:
+        module: A module of PyTorch.
+
+    Returns:
+        The module itself, or the one that it wraps.
+
+    Example:
+        >>> import torch
+        >>> unwrapped_module(torch.nn.DataParallel(torch.nn.Identity()))
+        Identity()
+    """
     while True:
         inner = getattr(module, "_orig_mod", None)  # attribute of torch.compile
         if type(module).__name__ in WRAPPERS:
@@ -705,6 +715,26 @@ def _unwrapped_module(module: Any) -> Any:
         if inner is None:
             return module
         module = inner
+
+
+def double_of(module: Any) -> Any:
+    """A copy of a module in float64 that computes what the module does.
+
+    Args:
+        module: A module of PyTorch.
+
+    Raises:
+        UnsupportedLayer: The module cannot be copied in float64.
+
+    Example:
+        >>> import torch
+        >>> double_of(torch.nn.Linear(1, 1)).weight.dtype
+        torch.float64
+    """
+    with refusing("the module cannot be copied in float64"):
+        double = copy.deepcopy(module).double()
+    _settle_epsilons(module, double)
+    return double
 
 
 def _settle_epsilons(module: Any, double: Any) -> None:

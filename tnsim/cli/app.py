@@ -20,6 +20,7 @@ import typer
 from tnsim.cli import commands, localise
 from tnsim.cli import pairwise as pairwise_command
 from tnsim.cli.options import (
+    CentredOption,
     DtypeName,
     File,
     JsonOption,
@@ -79,6 +80,7 @@ def similarity(
     b: File,
     asked: MetricOptions = MetricOptions(),
     slices: SlicesOption = False,
+    centred: CentredOption = False,
     check: Annotated[
         int | None,
         typer.Option(
@@ -105,7 +107,8 @@ def similarity(
     import tnsim
 
     if layers is not None:
-        if given := flags_given(reading) + (["--check"] if check else []):
+        others = {"--check": check is not None, "--centred": centred}
+        if given := flags_given(reading) + [flag for flag, used in others.items() if used]:
             raise ModelError(
                 f"--layers reads blocks of transformers in known layouts, to which "
                 f"{', '.join(given)} does not apply: leave it out"
@@ -117,12 +120,14 @@ def similarity(
     chosen, dtype = metric_of(asked), asked.dtype
     by_output: list[float] | None = None
     with compiling_shown():
-        value = tnsim.similarity(one, two, chosen, dtype=dtype.value)
+        options: dict[str, Any] = {"centred": centred, "dtype": dtype.value}
+        value = tnsim.similarity(one, two, chosen, **options)
         if slices:
-            by_output = tnsim.slices(one, two, chosen, dtype=dtype.value).tolist()
+            by_output = tnsim.slices(one, two, chosen, **options).tolist()
     sampled = None
     if check is not None:
-        sampled = tnsim.check(one, two, chosen, samples=check, seed=seed, progress=not as_json)
+        drawn: dict[str, Any] = {"samples": check, "seed": seed, "progress": not as_json}
+        sampled = tnsim.check(one, two, chosen, centred=centred, **drawn)
     if as_json:
         files = {"a": str(a), "b": str(b)}
         tier = None

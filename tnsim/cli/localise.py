@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from tnsim.cli.options import (
     File,
     JsonOption,
+    MetricName,
     MetricOptions,
     ReadingOptions,
     check_outputs,
@@ -41,6 +43,17 @@ class By(enum.StrEnum):
     layer = "layer"
     head = "head"
     unit = "unit"
+
+
+class ChangeBy(enum.StrEnum):
+    """Granularities of a change on the command line."""
+
+    layer = "layer"
+    head = "head"
+    unit = "unit"
+    module = "module"
+    block = "block"
+    parameter = "parameter"
 
 
 class Of(enum.StrEnum):
@@ -205,7 +218,14 @@ def _say_run(run: PathSeries, as_json: bool) -> None:
 def change(
     a: File,
     b: File,
-    by: ByOption = By.layer,
+    by: Annotated[
+        ChangeBy | None,
+        typer.Option(
+            "--by",
+            help="Parts that are told apart: layer, head or unit of polynomials; module, block or "
+            "parameter of any network of --model. Default: layers, or modules.",
+        ),
+    ] = None,
     of: Annotated[Of, typer.Option("--of", help="Measure that is split.")] = Of.distance,
     ends: Annotated[
         bool, typer.Option("--ends", help="Linear layers such as embeddings are parts as well.")
@@ -222,20 +242,29 @@ def change(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A change of checkpoints, split by layer, head or hidden unit."""
+    """A change of checkpoints, split by layer, head, hidden unit or module."""
     import tnsim
     from tnsim.analysis import figures
 
     if plot is not None:
         check_outputs({plot: PNG})
-    networks = networks_of(reading)
+    # A module that computes a polynomial has layers under every metric, unless its own modules are
+    # asked for.
+    networks = networks_of(reading, MetricName.gaussian if by is None else None)
+    if by in (ChangeBy.module, ChangeBy.block, ChangeBy.parameter):
+        if reading.model is None:
+            raise ModelError(
+                f"--by {by} tells weights of a network apart: give the network by --model "
+                "FILE.py:NAME"
+            )
+        networks = dataclasses.replace(networks, run_as_they_are=True)
     one, two = networks.single(a), networks.single(b)
     with compiling_shown():
         result = tnsim.change(
             one,
             two,
             metric_of(asked),
-            by=by.value,
+            by=None if by is None else by.value,
             of=of.value,
             ends=ends,
             align="embedding" if align else None,
@@ -248,7 +277,10 @@ def change(
         _say_change(result, swapped)
     if plot is not None:
         title = f"share of the change of {result.total:.3g}"
-        save_picture(figures.layers_and_heads(result.components, result.share, title=title), plot)
+        draw = figures.layers_and_heads
+        if not all(label.startswith("layer ") for label in result.components):
+            draw = figures.shares  # names of modules have no place in a grid
+        save_picture(draw(result.components, result.share, title=title), plot)
 
 
 def _as_data(result: Change) -> dict[str, Any]:
@@ -266,11 +298,12 @@ def _as_data(result: Change) -> dict[str, Any]:
 
 
 def _say_change(result: Change, swapped: dict[str, Any]) -> None:
-    what = "|b - a|^2" if result.of == "distance" else "1 - similarity"
-    say(f"{what:<15} {result.total:.6g}")
+    from tnsim.localise.change import TOTALS
+
+    say(f"{TOTALS[result.of]:<15} {result.total:.6g}")
     if result.surroundings:
         say(f"{'surroundings':<15} {result.surroundings:.6g} (linear layers, of B on both sides)")
-    say(f"{'metric':<15} {result.metric} ({_guarantee(result)})")
+    say(f"{'metric':<15} {result.metric} ({result.said or _guarantee(result)})")
     say(f"{'share':>10}" + "".join(f"{name:>11}" for name in swapped) + "   component")
     for n in sorted(range(len(result.share)), key=lambda n: -abs(result.share[n])):
         others = "".join(f"{each[n]:>11.4g}" for each in swapped.values())

@@ -37,6 +37,10 @@ File = Annotated[
         "or REPOSITORY@REVISION in the local hub cache."
     ),
 ]
+CentredOption = Annotated[
+    bool,
+    typer.Option("--centred", help="Compare functions without their means over the inputs."),
+]
 SlicesOption = Annotated[
     bool, typer.Option("--slices", help="Also the cosine of every output coordinate.")
 ]

@@ -15,6 +15,7 @@ import typer
 
 from tnsim.cli.follow import Grown, followed
 from tnsim.cli.options import (
+    CentredOption,
     JsonOption,
     MetricOptions,
     ReadingOptions,
@@ -91,6 +92,7 @@ def pairwise(
     ] = None,
     asked: MetricOptions = MetricOptions(),
     slices: SlicesOption = False,
+    centred: CentredOption = False,
     reading: ReadingOptions = ReadingOptions(),
     scheduler: Annotated[
         str | None,
@@ -134,7 +136,8 @@ def pairwise(
     models: Any = models_of(names) if follow is None else None
     others: Any = models_of(_names_in(other)) if other else None
     chosen = metric_of(asked)
-    options: dict[str, Any] = {"other": others, "slices": slices, "dtype": asked.dtype.value}
+    options: dict[str, Any] = {"other": others, "slices": slices, "centred": centred}
+    options["dtype"] = asked.dtype.value
     if dry_run and parts is not None:
         _say_costs(models, chosen, options, as_json)
         return

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import reading_of
+from tnsim.compare.centred import without_mean
 from tnsim.compare.numbers import Number, cosine_error
 from tnsim.compare.request import Comparable
 from tnsim.compare.similarity import similarity
@@ -66,6 +67,7 @@ def check(
     b: Comparable,
     metric: Expectation = Gaussian(),
     *,
+    centred: bool = False,
     samples: int = 65536,
     seed: Seed = 0,
     progress: bool = False,
@@ -78,6 +80,7 @@ def check(
     Args:
         a, b: Models, combinations such as `b - c`, modules of PyTorch, or paths of files.
         metric: Metric that is an expectation over inputs: Gaussian, its closure or `Categorical`.
+        centred: Whether the models are compared without their means over the inputs.
         samples: Number of inputs that are drawn, at least 64.
         seed: Seed of the random numbers: a number, a NumPy generator or a JAX key.
         progress: Whether a progress bar is shown.
@@ -110,6 +113,8 @@ def check(
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
     a, b = given_model(a), given_model(b)
     check_untraced("check", a, b, metric)
+    if centred:
+        a, b = without_mean(a, metric), without_mean(b, metric)
     seed = seed_number(seed, "the seed of a check")
     closed = similarity(a, b, metric)
     models = [part for _, part in (*terms(a), *terms(b))]

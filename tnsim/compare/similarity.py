@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from tnsim.compare import numbers
+from tnsim.compare.centred import without_mean
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.numbers import Number, Numbers, SignedLog
@@ -44,6 +45,7 @@ def similarity(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    centred: bool = False,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -54,6 +56,7 @@ def similarity(
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -77,7 +80,7 @@ def similarity(
     Source:
         Paper, equation 2.
     """
-    a, b, metric = with_metric(a, b, metric, n_ctx)
+    a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     if at_numbers(a, b, metric):
         return _differentiated(numbers.cosine, a, b, request)[0]
@@ -89,6 +92,7 @@ def slices(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    centred: bool = False,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -99,6 +103,7 @@ def slices(
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -122,7 +127,7 @@ def slices(
     Source:
         Paper, section 2.4.
     """
-    a, b, metric = with_metric(a, b, metric, n_ctx)
+    a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True, slices=True)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
@@ -132,6 +137,7 @@ def inner(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    centred: bool = False,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -142,6 +148,7 @@ def inner(
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -166,7 +173,7 @@ def inner(
     Source:
         Paper, section 2.
     """
-    a, b, metric = with_metric(a, b, metric, n_ctx)
+    a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
     request = Request(metric, dtype_name(dtype), budget)
     if at_numbers(a, b, metric):
         return _differentiated(numbers.value, a, b, request)[0]
@@ -178,6 +185,7 @@ def log_inner(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
+    centred: bool = False,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
@@ -188,6 +196,7 @@ def log_inner(
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
         metric: Metric that weighs the inputs.
+        centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         dtype: Precision of the computation, float64 or float32; the result is float64.
@@ -213,12 +222,23 @@ def log_inner(
     Source:
         Paper, section 2.2: norms grow like c^(2^L) with depth L.
     """
-    a, b, metric = with_metric(a, b, metric, n_ctx)
+    a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
     request = Request(metric, dtype_name(dtype), budget)
     if at_numbers(a, b, metric):
         log, sign = _differentiated(_log_and_sign, a, b, request)
         return SignedLog(sign, log)
     return numbers.logarithm(inner_products(a, b, request), (a, b), request)
+
+
+def _sides(
+    a: Any, b: Any, metric: Any, n_ctx: int | None, centred: bool, budget: Budget
+) -> tuple[Any, Any, Any]:
+    """Both sides of a comparison and its metric, see `with_metric`, without means if asked."""
+    a, b, metric = with_metric(a, b, metric, n_ctx)
+    if centred:
+        first = without_mean(a, metric, budget)
+        a, b = first, first if b is a else without_mean(b, metric, budget)
+    return a, b, metric
 
 
 def _log_and_sign(products: InnerProducts, models: Two, request: Request) -> tuple[Any, Any]:

@@ -1,7 +1,8 @@
-"""The change from one model to another, split by component.
+"""The change from one network to another, split by component.
 
-Between models a and b every component is interpolated as a function (`models.components`),
-f(0) = a and f(1) = b. Three numbers answer three questions about a component c:
+Between polynomials a and b every component is interpolated as a function (`models.components`),
+f(0) = a and f(1) = b; between other networks the weights of components are (`change_of_weights`).
+Three numbers answer three questions about a component c:
 
     share     <delta_c, b - a> / |b - a|^2   how much of the change it made, together with others
     removed   |b - b with c of a|^2          what breaks without it
@@ -13,24 +14,36 @@ functions; the other two add up only where components do not interact.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.compare.request import Comparable, comparables
+from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import CaveatWarning, ModelError, ResultError
+from tnsim.localise.change_of_weights import (
+    CLOSE,
+    ByScore,
+    Lineage,
+    OfModels,
+    OnInputs,
+    groups_of,
+    integral_of_weights,
+)
 from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.slopes import (
     Family,
@@ -41,11 +54,14 @@ from tnsim.localise.slopes import (
     nodes,
     slope,
 )
+from tnsim.localise.switched_weights import switched_network
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
+    GRANULARITIES,
     Component,
     basis_of_embedding,
     check_exchangeable,
@@ -57,14 +73,33 @@ from tnsim.models.components import (
     interpolated_outputs,
 )
 from tnsim.models.differences import by_differences
+from tnsim.models.forward import as_read, plain_forward
+from tnsim.models.functions import is_function
 from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.tables import html_table
 
-MEASURES = ("distance", "similarity")
-"""Values of `of`."""
+TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
+"""Values of `of`, and what they are measures of."""
 _CLOSE = 1e-9
 """Error of a sum of shares at which an integral that is not polynomial counts as found."""
+_NO_LINEAGE = (
+    "putting back any single component moves the function further than the whole change did: the "
+    "two are no checkpoints of one network, or hidden units moved, so that exchanged weights mean "
+    "little; compare parts by tnsim.parts, or heads by tnsim.heads"
+)
+
+
+class _Exchanges(Protocol):
+    """Two networks whose components are exchanged, as far as a `Change` asks them."""
+
+    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
+        """The measure between b and b with one component of a, or between a and a with one of b."""
+        ...
+
+    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+        """Inner products of the parts of the change."""
+        ...
 
 
 class _Pair(NamedTuple):
@@ -112,6 +147,46 @@ class _Pair(NamedTuple):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
         return Family(_Interpolation(self.parts), (self.a, self.b), len(self.parts), degree)
 
+    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
+        """See `_Exchanges`."""
+        here, there = (self.b, self.a) if put_back else (self.a, self.b)
+        pairs = ((here, exchanged(here, there, part)) for part in self.parts)
+        return np.array([_measure(x, y, of, self.setting) for x, y in pairs])
+
+    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+        """See `_Exchanges`."""
+        # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
+        pair, error = self.certified(total, 2)
+        degree = max(pair.a.degree, pair.b.degree)
+        precision.report(
+            error, "an inner product of parts", Arithmetic(degree, pair.setting.dtype), 2
+        )
+        return gram_of_parts(pair.family, pair.setting, pair.points)
+
+
+class _Weights(NamedTuple):
+    """Two networks of which groups of weights are exchanged.
+
+    Args:
+        lineage: The two networks, and those between them.
+        groups: For each component, which weights are its own.
+    """
+
+    lineage: Lineage
+    groups: tuple[Float[np.ndarray, " weights"], ...]
+
+    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
+        """See `_Exchanges`."""
+        here = np.full(len(self.lineage.names), float(put_back))
+        return np.array([self.lineage.measure(here, abs(here - group)) for group in self.groups])
+
+    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+        """See `_Exchanges`."""
+        raise ModelError(
+            "inner products of parts are computed for polynomials, whose parts are functions: of "
+            "other networks read `share`, `removed` and `alone`"
+        )
+
 
 @dataclass(frozen=True)
 class _Interpolation:
@@ -128,22 +203,25 @@ class _Interpolation:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of a model, split by component.
+    """A change of a network, split by component.
 
     The measures beside `share` are computed when they are first read: `removed` and `alone` by one
-    inner product for every component, `matrix` by derivatives for every pair.
+    inner product or forward pass for every component, `matrix` by derivatives for every pair.
 
     Attributes:
         components: Labels of the components.
-        share: Signed shares (components,), which sum to 1.
-        total: Squared distance `|b - a|^2` in units of squared outputs, or `1 - similarity`.
+        share: Signed shares (components,), which sum to 1; along weights, to 1 within a thousandth,
+            or a caveat says what is missing.
+        total: Squared distance `|b - a|^2` in units of squared outputs, or `1 - similarity`, or the
+            score of b less that of a.
         surroundings: The same measure of the change of linear layers alone, which are no components
             and taken from b on both sides; 0 with `ends=True`.
-        of: Measure of the change, `distance` or `similarity`.
-        metric: Name of the metric.
+        of: Measure of the change, `distance` or `similarity`, or the name of the score.
+        metric: Name of the metric; of a score its name.
         exact: Whether the metric's definition is met exactly and the shares are exact.
         standard_error: Standard errors of `share`; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
+        said: How weights were exchanged and on which inputs, in words; empty for polynomials.
     """
 
     components: tuple[str, ...]
@@ -155,45 +233,42 @@ class Change:
     exact: bool
     standard_error: Float[np.ndarray, " components"] | None
     caveats: tuple[str, ...]
-    _pair: _Pair = field(repr=False)
+    said: str
+    _exchanges: _Exchanges = field(repr=False)
 
     @cached_property
     def removed(self) -> Float[np.ndarray, " components"]:
-        """The measure between b and b with one component put back: what breaks without it."""
-        b, a = self._pair.b, self._pair.a
-        return self._measures((b, exchanged(b, a, part)) for part in self._pair.parts)
+        """The measure between b and b with one component put back: what breaks without it.
+
+        Of a score it is the score of b with one component put back, less that of b.
+        """
+        return self._exchanges.swapped(self.of, True)
 
     @cached_property
     def alone(self) -> Float[np.ndarray, " components"]:
-        """The measure between a and a with one component of b: what it does by itself."""
-        b, a = self._pair.b, self._pair.a
-        return self._measures((a, exchanged(a, b, part)) for part in self._pair.parts)
+        """The measure between a and a with one component of b: what it does by itself.
+
+        Of a score it is the score of a with one component of b, less that of a.
+        """
+        return self._exchanges.swapped(self.of, False)
 
     @cached_property
     def matrix(self) -> Float[np.ndarray, "components components"]:
         """The inner products `<delta_c, delta_d>`, which sum to `total` for a distance.
 
         Raises:
-            ModelError: The change is one of similarity, whose parts are no functions.
+            ModelError: The change is one of similarity or of a score, whose parts are no functions,
+                or the networks are no polynomials.
         """
         if self.of != "distance":
             raise ModelError(
-                "a change of similarity has no parts with inner products; use of='distance'"
+                f"a change of {self.of} has no parts with inner products; use of='distance'"
             )
-        # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
-        pair, error = self._pair.certified(self.total, 2)
-        degree = max(pair.a.degree, pair.b.degree)
-        precision.report(
-            error, "an inner product of parts", Arithmetic(degree, pair.setting.dtype), 2
-        )
-        return gram_of_parts(pair.family, pair.setting, pair.points)
-
-    def _measures(self, pairs: Any) -> Float[np.ndarray, " components"]:
-        return np.array([_measure(x, y, self.of, self._pair.setting) for x, y in pairs])
+        return self._exchanges.gram(self.total)
 
     def _repr_html_(self) -> str:
-        what = "|b - a|^2" if self.of == "distance" else "1 - similarity"
-        guarantee = "exact" if self.exact else "approximation or estimate"
+        guarantee = self.said or ("exact" if self.exact else "approximation or estimate")
+        what = TOTALS.get(self.of, self.of)
         title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
         order = np.argsort(-abs(self.share), kind="stable")
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
@@ -205,30 +280,43 @@ def change(
     b: Comparable,
     metric: Metric = Gaussian(),
     *,
-    by: str = "layer",
-    of: str = "distance",
+    by: str | int | Sequence[str] | None = None,
+    of: str | Callable[[Any], Any] = "distance",
     ends: bool = False,
     align: Any = None,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
 ) -> Change:
-    """Split the change from one model to another by component.
+    """Split the change from one network to another by component.
 
-    Component functions are interpolated, never weights, so shares depend on what components
-    compute: an order of hidden units, a scale moved from one factor to another, or a basis inside
-    a head changes nothing. Components are matched by number, and both streams have one basis, as
-    along a run.
+    Of polynomials, component functions are interpolated, never weights, so shares are exact and
+    depend on what components compute: an order of hidden units, a scale moved from one factor to
+    another, or a basis inside a head changes nothing. Components are matched by number, and both
+    streams have one basis, as along a run.
+
+    Of any other network (a module of PyTorch, a function of JAX that is a pytree of its weights, a
+    model with activations) the weights of components are exchanged, which means something between
+    checkpoints of one training run, fine-tunings and edits, not between two seeds. It runs on the
+    inputs of `Empirical`, or on normal inputs under `Gaussian`. Shares are integrals along the
+    straight path of weights, by one way back through the network for all components; look at
+    `removed` first, which of all measures ranks components most like their effect on a loss.
 
     Args:
         a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
-            models; ranks may differ by layer.
+            models; ranks may differ by layer. Or two networks with equal names of weights.
         metric: Metric that weighs the inputs, any but `GaussianClosure`.
-        by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
-        of: Measure that is split: `"distance"` for `|b - a|^2`, exact, or `"similarity"` for
-            `1 - similarity(a, b)`, by as many nodes as 9 digits take.
-        ends: Whether linear layers without a skip, such as embeddings, are components as well.
-            Otherwise the linear layers of b stand on both sides, see `Change.surroundings`.
+        by: Granularity of components. Of polynomials `"layer"`, `"head"` or `"unit"`, as for
+            `components`. Of weights `"module"` for what stands inside of a numbered block (its
+            attention, its norms) and other modules, `"block"`, `"parameter"`, a number for as many
+            parts of a weight's dotted name, or beginnings of names. None for layers of models and
+            for modules of other networks.
+        of: Measure that is split: `"distance"` for `|b - a|^2`, `"similarity"` for
+            `1 - similarity(a, b)`; or, of weights, a function of the network that returns a score,
+            such as a loss on data of your own as a tensor.
+        ends: Whether linear layers without a skip, such as embeddings, are components of
+            polynomials as well. Otherwise the linear layers of b stand on both sides, see
+            `Change.surroundings`.
         align: Change of basis of the stream of b: `"embedding"` for the rotation that takes its
             embedding nearest to that of a, or a square matrix; None where the bases are equal.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
@@ -240,15 +328,16 @@ def change(
         A `Change`: float64 shares, which sum to 1, and the total.
 
     Raises:
-        ModelError: The layers of the models do not correspond, the models are equal, the metric is
-            no bilinear form of the model, or `inner` would raise it.
-        UnsupportedLayer: A layer has an activation.
+        ModelError: The layers or weights of the networks do not correspond, the networks are equal,
+            the metric is no bilinear form of the model, or `inner` would raise it.
+        UnsupportedLayer: A layer has an activation, where `by` names parts of polynomials.
         TooLarge: The integral takes more than 512 gradients, or the computation is beyond the
             budget.
         ResultError: The models differ by less than rounding.
 
     Warns:
         PrecisionWarning: Few digits of the shares are left.
+        CaveatWarning: Shares along weights miss 1, or any exchange of weights breaks the function.
 
     Example:
         >>> import numpy as np, tnsim
@@ -261,15 +350,42 @@ def change(
         >>> round(found.total, 9) == round(float(found.removed[1]), 9)
         True
 
+        Any module, on inputs:
+
+        >>> import copy, torch
+        >>> a = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+        >>> b = copy.deepcopy(a)
+        >>> with torch.no_grad():
+        ...     _ = b[2].weight.mul_(1.5)
+        >>> found = tnsim.change(a, b, tnsim.Empirical(np.eye(3)))
+        >>> found.components, found.share.round(3).tolist()
+        (('0', '2'), [0.0, 1.0])
+
     Source:
         Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
-        Sundararajan et al. 2017, on functions of components in the place of inputs.
+        Sundararajan et al. 2017, on functions of components, or on weights, in the place of inputs.
     """
+    a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, n_ctx)
     setting = Setting(metric, dtype_name(dtype), budget)
-    if of not in MEASURES:
-        raise ModelError(f"of must be one of {', '.join(MEASURES)}, found {of!r}")
+    if exchanges_weights:
+        if ends or align is not None:
+            raise ModelError(
+                "ends= and align= are for polynomials: here every weight belongs to a component, "
+                "and weights are exchanged as they are"
+            )
+        return _change_of_weights(a, b, setting, by, of)
+    _check_measure(of)
+    by = "layer" if by is None else by
+    return _change_of_functions(a, b, setting, by, of, ends, align)
+
+
+def _change_of_functions(
+    a: Any, b: Any, setting: Setting, by: Any, of: Any, ends: bool, align: Any
+) -> Change:
+    """The change of polynomials whose component functions are interpolated, see `change`."""
+    metric = setting.metric
     check_bilinear(metric)
-    one, two = map(with_dense_matrices, comparables(a, b, metric, n_ctx))
+    one, two = with_dense_matrices(a), with_dense_matrices(b)
     check_untraced("change", one, two, metric)
     parts = components_of([one, two], by, linear=ends)
     check_polynomial(one, two)
@@ -302,11 +418,106 @@ def change(
     # left.
     missed = abs(together.sum() / total - 1)
     precision.report(max(missed, error), "a share of the change", arithmetic, 2)
-    warn_of_caveats(said, stacklevel=2)
+    warn_of_caveats(said, stacklevel=3)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
     spread = _jackknife(slopes)
-    return Change(labels, share, total, surroundings, of, metric.name, exact, spread, said, pair)
+    return Change(
+        labels, share, total, surroundings, of, metric.name, exact, spread, said, "", pair
+    )
+
+
+def _check_measure(of: Any) -> None:
+    if of not in TOTALS:
+        raise ModelError(f"of must be one of {', '.join(TOTALS)}, or a function, found {of!r}")
+
+
+def _sides(
+    a: Any, b: Any, metric: Any, by: Any, of: Any, n_ctx: int | None
+) -> tuple[Any, Any, Any, bool]:
+    """Both networks, the metric, and whether weights are exchanged instead of functions.
+
+    Polynomials have exact parts, so their weights are exchanged only where `by` or `of` asks.
+    """
+    if by in ("head", "unit") and not callable(of):
+        return *comparables(a, b, metric, n_ctx), metric, False
+    if by in (None, "layer") and not callable(of):
+        given = a, b
+        a, b, metric = with_metric(a, b, metric, n_ctx)
+        functions = is_function(a), is_function(b)
+        if any(functions) and not all(functions):
+            raise ModelError(
+                "one network is read as a model and the other is not, so that neither layers nor "
+                "weights correspond: give two checkpoints of one network"
+            )
+        if not any(functions) and all(getattr(x, "is_polynomial", True) for x in (a, b)):
+            return a, b, metric, False
+        if by is None and isinstance(metric, Empirical) and all(map(is_function, given)):
+            a, b = given  # a network that runs on inputs has the parts of its own code
+        return a, b, metric, True
+    for one in (a, b):
+        if not is_function(one):
+            raise ModelError(
+                "scores, and groups of weights, are those of a network itself: give modules of "
+                f"PyTorch or functions of JAX, found {type(one).__name__}; of models and files "
+                f"by= is one of {', '.join(GRANULARITIES)}"
+            )
+    return a, b, metric if callable(of) else estimated(metric, (a, b), n_ctx), True
+
+
+def _run_model(model: Model, inputs: Any) -> Any:
+    return plain_forward(model, as_read(model, inputs))
+
+
+def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Change:
+    """The change of networks whose weights are exchanged, see `change`."""
+    metric = setting.metric
+    said: tuple[str, ...] = ()
+    name: Any = getattr(of, "__name__", "score") if callable(of) else of
+    if not callable(of):
+        _check_measure(of)
+        check_comparison(a, b, metric)
+    if isinstance(metric, Empirical) and not is_function(a):
+        said, by = caveats(a, b), "block"
+        a, b = (Partial(_run_model, with_dense_matrices(model)) for model in (a, b))
+    if is_function(a):
+        network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
+        lineage: Any = (
+            ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
+        )
+    else:
+        check_untraced("change", a, b, metric)
+        lineage, said, by = OfModels(a, b, setting, name), caveats(a, b), "block"
+    parts = groups_of(lineage.names, "module" if by is None else by)
+    total = lineage.total
+    if total == 0:
+        what = f"have equal {name}s" if callable(of) else "are the same function on these inputs"
+        raise ModelError(f"the networks {what}: there is no change to split")
+    slopes = integral_of_weights(lineage, total) @ np.stack(list(parts.values())).T
+    share = slopes.sum(axis=0) / total
+    if abs(share.sum() - 1) > CLOSE:
+        said += (
+            f"shares sum to {share.sum():.4g} and not to 1, as the path of weights between the "
+            "networks is too rough for 64 nodes: split the change at a checkpoint in between",
+        )
+    found = Change(
+        tuple(label.replace("layers.", "layer ", 1) for label in parts),
+        share,
+        total,
+        0.0,
+        name,
+        name if callable(of) else metric.name,
+        False,
+        _jackknife(slopes),
+        said,
+        f"weights exchanged, {lineage.said}",
+        _Weights(lineage, tuple(parts.values())),
+    )
+    if not callable(of) and len(parts) > 1 and (found.removed > total).all():
+        found = dataclasses.replace(found, caveats=(*said, _NO_LINEAGE))
+    for caveat in found.caveats:
+        warnings.warn(caveat, CaveatWarning, stacklevel=3)
+    return found
 
 
 def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:

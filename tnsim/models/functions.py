@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnsim.errors import ModelError, TnsimError
+from tnsim.errors import CaveatWarning, ModelError, TnsimError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
 
@@ -278,7 +279,8 @@ def input_rows(inputs: Any) -> Any:
     """The inputs in what data comes as, in front of every reader of arrays.
 
     Args:
-        inputs: An array, which is returned as it is; a loader of batches, which are put together; a
+        inputs: An array, which is returned as it is; a loader of batches or a data set, which is
+            put together, and of tuples such as inputs with labels the first entry is the input; a
             mapping with an entry of a name in `INPUTS`, or with a single entry, as tokenizers give;
             a list of such mappings, one for each input.
 
@@ -286,8 +288,12 @@ def input_rows(inputs: Any) -> Any:
         An array, a tensor or a list of rows.
 
     Raises:
-        ModelError: Inputs stand beside labels, as in tuples (x, y), or beside a mask with zeros,
-            which no comparison reads; or a mapping does not say which entry is the input.
+        ModelError: Inputs stand beside labels in a tuple or a list, which might be two positions,
+            or beside a mask with zeros, which no comparison reads; or a mapping does not say which
+            entry is the input.
+
+    Warns:
+        CaveatWarning: Of the tuples of a loader or a data set the first entry is taken.
 
     Example:
         >>> input_rows({"input_ids": np.ones((2, 3), int), "attention_mask": np.ones((2, 3))}).shape
@@ -296,10 +302,12 @@ def input_rows(inputs: Any) -> Any:
     if hasattr(inputs, "dataset") and hasattr(inputs, "collate_fn"):
         # Batches of a loader are concatenated here, since a sum over inputs needs no batches of the
         # loader.
-        return np.concatenate([host_array(detached(_of_batch(batch))) for batch in inputs])
+        return np.concatenate(_first_entries(inputs))
     if hasattr(inputs, "keys") and not hasattr(inputs, "shape"):
         return _of_mapping(inputs)
-    # A list of tuples is a data set with labels.
+    if _is_dataset(inputs):
+        return np.stack(_first_entries(inputs[n] for n in range(len(inputs))))
+    # A list of tuples is a data set with labels, or sequences of vectors.
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, tuple) and any(len(getattr(entry, "shape", ())) > 0 for entry in first):
         raise _labelled_refusal(first)
@@ -312,13 +320,27 @@ def input_rows(inputs: Any) -> Any:
     return inputs
 
 
-def _of_batch(batch: Any) -> Any:
-    """The inputs in a batch of a loader."""
-    if isinstance(batch, (tuple, list)):
-        if len(batch) != 1:
-            raise _labelled_refusal(batch)
-        return batch[0]
-    return _of_mapping(batch) if hasattr(batch, "keys") else batch
+def _is_dataset(inputs: Any) -> bool:
+    """Whether a value gives its items by number and is neither an array nor a list."""
+    ours = isinstance(inputs, (list, tuple, str, bytes)) or hasattr(inputs, "shape")
+    return not ours and hasattr(inputs, "__getitem__") and hasattr(inputs, "__len__")
+
+
+def _first_entries(items: Iterable[Any]) -> list[np.ndarray]:
+    """The inputs in batches of a loader, or in items of a data set."""
+    found = []
+    for item in items:
+        several = isinstance(item, (tuple, list))
+        if several and len(item) > 1 and not found:
+            warnings.warn(
+                f"the data gives tuples of {len(item)}, as of inputs with labels: the first entry "
+                "of each is taken as the input",
+                CaveatWarning,
+                stacklevel=2,
+            )
+        one: Any = next(iter(item)) if several else item
+        found.append(host_array(detached(_of_mapping(one) if hasattr(one, "keys") else one)))
+    return found
 
 
 def _of_mapping(batch: Any) -> Any:

@@ -1,0 +1,164 @@
+"""Similarity of functions without their means: NumPy at points, quadrature, the laws of a mean."""
+
+import json
+
+import numpy as np
+import pytest
+from closeness import assert_close
+from commands import command
+from oracles import bilinear, linear, quadrature
+from seeds import generator
+
+import tnsim
+
+X = generator(5).normal(size=(60, 3)) + 0.5
+
+
+def cosine(u, v, weights=None):
+    """The cosine of outputs (n, ..., out) without their means over inputs and positions."""
+    weights = np.full(len(u), 1 / len(u)) if weights is None else weights / weights.sum()
+    shape = (-1,) + (1,) * (u.ndim - 1)
+    apart = []
+    for y in (u, v):
+        by_input = y.reshape(len(y), -1, y.shape[-1]).mean(axis=1)
+        apart.append((y - weights @ by_input) * np.sqrt(weights).reshape(shape))
+    return (apart[0] * apart[1]).sum() / np.linalg.norm(apart[0]) / np.linalg.norm(apart[1])
+
+
+def network(rng, kind):
+    layers = {
+        "linear": lambda: [linear(rng, 3, 2, bias=True)],
+        "bilinear": lambda: [bilinear(rng, 3, 4, 2, biases=True)],
+        "two layers": lambda: [bilinear(rng, 3, 4, 3), bilinear(rng, 3, 4, 2)],
+        "relu": lambda: [
+            linear(rng, 3, 4, bias=True),
+            tnsim.Elementwise("relu"),
+            linear(rng, 4, 2),
+        ],
+        "activation last": lambda: [linear(rng, 3, 2), tnsim.Elementwise("gelu")],
+    }
+    return tnsim.Model(layers[kind]())
+
+
+KINDS = ("linear", "bilinear", "two layers", "relu", "activation last")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_inputs(kind):
+    rng = generator(1)
+    a, b = (network(rng, kind) for _ in range(2))
+    weights = rng.uniform(size=len(X))
+    metric = tnsim.Empirical(X, weights)
+    wanted = cosine(np.asarray(a(X)), np.asarray(b(X)), weights)
+    assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-11)
+    grid = tnsim.pairwise([a, b], metric, centred=True)
+    assert_close(grid.similarity[0, 1], wanted, scale=1.0, rtol=1e-11)
+    plain = (lambda model: lambda x: np.asarray(model(x)))(a)
+    assert_close(tnsim.similarity(plain, b, metric, centred=True), wanted, scale=1.0, rtol=1e-11)
+    by_output = tnsim.slices(a, b, metric, centred=True)
+    for n in range(2):
+        alone = cosine(np.asarray(a(X))[:, n:][:, :1], np.asarray(b(X))[:, n:][:, :1], weights)
+        assert_close(by_output[n], alone, scale=1.0, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["linear", "bilinear", "two layers"])
+def test_of_polynomials(kind):
+    rng = generator(2)
+    a, b = (network(rng, kind) for _ in range(2))
+    mean, root = rng.normal(size=3), rng.normal(size=(3, 3))
+    metric = tnsim.Gaussian(mean, root @ root.T)
+    x, weights = quadrature(8, mean, root @ root.T)
+    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)), weights)
+    found = tnsim.similarity(a, b, metric, centred=True)
+    assert found.exact
+    assert_close(found, wanted, scale=1.0, rtol=1e-10)
+    assert_close(
+        tnsim.pairwise([a, b], metric, centred=True).similarity[0, 1], wanted, scale=1.0, rtol=1e-10
+    )
+    assert abs(tnsim.check(a, b, metric, centred=True, samples=4096).deviation) < 5
+
+
+def test_an_activation_is_exact():
+    # E relu(x) = 1 / sqrt(2 pi), so relu(x) - E and x have covariance 1 / 2 and variances
+    # 1 / 2 - 1 / (2 pi) and 1.
+    relu = tnsim.Model([tnsim.Linear([[1.0]]), tnsim.Elementwise("relu")])
+    line = tnsim.Model([tnsim.Linear([[1.0]])])
+    found = tnsim.similarity(relu, line, centred=True)
+    assert_close(found, 0.5 / np.sqrt(0.5 - 1 / (2 * np.pi)), rtol=1e-12)
+    assert_close(tnsim.inner(relu, line, centred=True), 0.5, rtol=1e-12)
+    assert_close(tnsim.log_inner(relu, line, centred=True).log, np.log(0.5), rtol=1e-11)
+
+
+def test_a_constant_added_to_outputs_changes_nothing():
+    rng = generator(3)
+    layers = [bilinear(rng, 3, 4, 2, biases=True) for _ in range(2)]
+    a, b = (tnsim.Model([layer]) for layer in layers)
+    shifted = tnsim.Model([layers[1], tnsim.Linear(np.eye(2), bias=[30.0, -50.0])])
+    wanted = tnsim.similarity(a, b, centred=True)
+    assert abs(tnsim.similarity(a, shifted) - wanted) > 0.01
+    assert_close(tnsim.similarity(a, shifted, centred=True), wanted, scale=1.0, rtol=1e-11)
+    assert_close(
+        tnsim.similarity(a, b - 0.5 * a, centred=True),
+        tnsim.similarity(a, shifted - 0.5 * a, centred=True),
+        scale=1.0,
+        rtol=1e-10,
+    )
+
+
+def test_sequences_have_a_mean_over_inputs_and_positions():
+    rng = generator(4)
+
+    def model():
+        q1, k1, q2, k2, v, o = (rng.normal(size=(3, 3)) for _ in range(6))
+        attention = tnsim.Attention(q1, k1, q2, k2, v, o, n_heads=1, rope_base=None)
+        return tnsim.Model([attention, bilinear(rng, 3, 4, 2)], n_ctx=4)
+
+    a, b = model(), model()
+    x = rng.normal(size=(50, 4, 3))
+    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
+    metric = tnsim.Empirical(x)
+    assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
+
+
+def test_files_are_centred_and_their_store_knows(tmp_path):
+    rng = generator(6)
+    models = [network(rng, "bilinear") for _ in range(3)]
+    for n, model in enumerate(models):
+        tnsim.save(model, tmp_path / f"step_{n}.safetensors")
+    files = [str(tmp_path / f"step_{n}.safetensors") for n in range(3)]
+    wanted = [[float(tnsim.similarity(a, b, centred=True)) for b in models] for a in models]
+    store = tmp_path / "store"
+    for _ in range(2):  # computed, then read
+        found = tnsim.pairwise(files, centred=True, store=store)
+        assert_close(found.similarity, wanted, scale=1.0, rtol=1e-11)
+    with pytest.raises(tnsim.StoreMismatch, match="centred"):
+        tnsim.pairwise(files, store=store)
+    text = command("similarity", *files[:2], "--centred", "--json").stdout
+    assert_close(json.loads(text)["similarity"], wanted[0][1], scale=1.0, rtol=1e-11)
+
+
+def test_modules_are_centred():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(-1)) for _ in range(2)]
+    with torch.no_grad():
+        u, v = (net(torch.from_numpy(X).float()).numpy().astype(np.float64) for net in nets)
+    metric = tnsim.Empirical(X)
+    found = tnsim.similarity(*nets, metric, centred=True)
+    assert_close(found, cosine(u, v), scale=1.0, rtol=1e-6, limited_by="float32")
+    assert found.inputs == len(X)
+    estimate = tnsim.similarity(*nets, centred=True)
+    assert not estimate.exact and estimate < tnsim.similarity(*nets)
+
+
+@pytest.mark.parametrize("metric", [tnsim.Symmetric(), tnsim.TreeSymmetric(), tnsim.Frobenius()])
+def test_metrics_without_inputs_are_refused(metric):
+    model = network(generator(7), "bilinear")
+    with pytest.raises(tnsim.ModelError, match="no expectation over inputs"):
+        tnsim.similarity(model, model, metric, centred=True)
+
+
+def test_a_constant_function_has_no_similarity():
+    model = tnsim.Model([tnsim.Linear(np.zeros((1, 3)), bias=[2.0])])
+    with pytest.raises(tnsim.ModelError, match="zero"):
+        tnsim.similarity(model, model, centred=True)

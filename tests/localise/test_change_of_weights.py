@@ -1,0 +1,398 @@
+"""The change of any network by its weights: complex steps, the networks themselves, refusals."""
+
+import copy
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closeness import LARGEST, assert_close
+from seeds import generator
+
+import tnsim
+from tnsim.localise.change_of_weights import groups_of
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+class Products(nn.Module):
+    """A network of two blocks, a polynomial in its weights, whose parts are named as usual."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"left": nn.Linear(4, 4), "right": nn.Linear(4, 4)}) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block["left"](x) * block["right"](x)
+        return x
+
+
+def products(weights, x):
+    """The same network in NumPy, on weights by name."""
+
+    def linear(name, x):
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    x = linear("embed", x)
+    for n in range(2):
+        x = x + linear(f"blocks.{n}.left", x) * linear(f"blocks.{n}.right", x)
+    return x
+
+
+def moved(network, rng, size=0.3, within=""):
+    """A copy of a network whose floating-point weights below a name have moved."""
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        for name, weight in (*other.named_parameters(), *other.named_buffers()):
+            if name.startswith(within) and weight.is_floating_point():
+                step = torch.as_tensor(rng.normal(size=tuple(weight.shape)) * size)
+                weight.add_(step.abs() if name.endswith("running_var") else step)
+    return other
+
+
+def state(network):
+    return {name: value.numpy() for name, value in network.state_dict().items()}
+
+
+def with_part(network, other, part):
+    """The network with a part of the other."""
+    made = copy.deepcopy(network)
+    taken = {k: v for k, v in other.state_dict().items() if k == part or k.startswith(f"{part}.")}
+    assert taken
+    made.load_state_dict({**made.state_dict(), **taken})
+    return made
+
+
+def squared_distance(a, b, x):
+    with torch.no_grad():
+        return float(((a(torch.as_tensor(x)) - b(torch.as_tensor(x))) ** 2).sum()) / len(x)
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    a = Products().double()
+    return a, moved(a, generator(1))
+
+
+X = generator(2).normal(size=(40, 3))
+
+
+def test_shares_are_the_integrals_of_complex_steps(pair):
+    a, b = pair
+    found = tnsim.change(a, b, tnsim.Empirical(X), by="block")
+    assert found.components == ("embed", "blocks.0", "blocks.1")
+    first, second = state(a), state(b)
+    d = products(second, X) - products(first, X)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    wanted = np.zeros(3)
+    for t, w in zip((nodes + 1) / 2, weights / 2, strict=True):
+        for n, part in enumerate(found.components):
+            between = {
+                name: first[name]
+                + (t + (1e-30j if name.startswith(part) else 0)) * (second[name] - first[name])
+                for name in first
+            }
+            slope = products(between, X).imag / 1e-30
+            wanted[n] += w * (slope * d).sum() / (d**2).sum()
+    assert_close(found.share, wanted, scale=LARGEST, rtol=1e-11)
+    assert_close(found.share.sum(), 1.0, rtol=1e-11)
+    assert_close(found.total, (d**2).sum() / len(X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("by", ["module", "block"])
+def test_exchanged_parts_are_those_of_the_networks_themselves(pair, by):
+    a, b = pair
+    found = tnsim.change(a, b, tnsim.Empirical(X), by=by)
+    back = [squared_distance(b, with_part(b, a, part), X) for part in found.components]
+    alone = [squared_distance(a, with_part(a, b, part), X) for part in found.components]
+    assert_close(found.removed, back, rtol=1e-12)
+    assert_close(found.alone, alone, rtol=1e-12)
+
+
+def test_a_similarity_is_split_as_well(pair):
+    a, b = pair
+    metric = tnsim.Empirical(X)
+    found = tnsim.change(a, b, metric, of="similarity")
+    assert_close(found.total, 1 - float(tnsim.similarity(a, b, metric)), scale=1.0, rtol=1e-13)
+    assert_close(found.share.sum(), 1.0, rtol=1e-3, limited_by="64 nodes of an integral")
+    back = [with_part(b, a, part) for part in found.components]
+    wanted = [1 - float(tnsim.similarity(b, other, metric)) for other in back]
+    assert_close(found.removed, wanted, scale=1.0, rtol=1e-13)
+
+
+def test_small_changes_keep_their_digits(pair):
+    a, _ = pair
+    b = moved(a, generator(3), size=1e-6)
+    found = tnsim.change(a, b, tnsim.Empirical(X), of="similarity")
+    weights = [state(net) for net in (a, b)]
+    x, y = (products(w, X) for w in weights)
+    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
+    assert_close(found.total, ((x - y) ** 2).sum() / 2, rtol=1e-8, limited_by="digits of 1e-6")
+
+
+def test_a_score_is_split(pair):
+    a, b = pair
+    x = torch.as_tensor(X)
+
+    def loss(network):
+        return torch.tanh(network(x) / 4).square().mean()
+
+    def number(network):
+        return float(loss(network).detach())
+
+    found = tnsim.change(a, b, of=loss, by="block")
+    assert found.of == "loss"
+    assert_close(found.total, number(b) - number(a), rtol=1e-12)
+    back = [number(with_part(b, a, part)) - number(b) for part in found.components]
+    assert_close(found.removed, back, scale=LARGEST, rtol=1e-12)
+    assert_close(found.share.sum(), 1.0, rtol=1e-3, limited_by="64 nodes of an integral")
+    with pytest.raises(tnsim.ModelError, match="a change of loss has no parts"):
+        _ = found.matrix
+
+
+def test_weights_of_inputs_count(pair):
+    a, b = pair
+    twice = np.concatenate([X, X[:5]])
+    weights = np.where(np.arange(len(X)) < 5, 2.0, 1.0)
+    one = tnsim.change(a, b, tnsim.Empirical(twice))
+    other = tnsim.change(a, b, tnsim.Empirical(X, weights))
+    assert_close(one.share, other.share, scale=LARGEST, rtol=1e-12)
+    assert_close(one.total, other.total, rtol=1e-12)
+
+
+def test_batches_change_nothing(pair, monkeypatch):
+    a, b = pair
+    whole = tnsim.change(a, b, tnsim.Empirical(X))
+    monkeypatch.setattr("tnsim.localise.change_of_weights._MOST_ROWS", 3)
+    small = tnsim.change(a, b, tnsim.Empirical(X))
+    assert_close(small.share, whole.share, scale=LARGEST, rtol=1e-12)
+    assert_close(small.removed, whole.removed, rtol=1e-12)
+
+
+def test_outputs_that_do_not_fit_are_computed_again(pair, monkeypatch):
+    a, b = pair
+    whole = tnsim.change(a, b, tnsim.Empirical(X), of="similarity")
+    monkeypatch.setattr("tnsim.localise.change_of_weights._MOST_KEPT", 0)
+    again = tnsim.change(a, b, tnsim.Empirical(X), of="similarity")
+    assert_close(again.share, whole.share, scale=LARGEST, rtol=1e-12)
+
+
+def test_float32_is_near(pair):
+    a, b = pair
+    wide = tnsim.change(a, b, tnsim.Empirical(X))
+    narrow = tnsim.change(a, b, tnsim.Empirical(X), dtype="float32")
+    assert_close(narrow.share, wide.share, scale=LARGEST, rtol=1e-4, limited_by="float32")
+
+
+def test_neither_network_is_changed(pair):
+    a, b = pair
+    before = [copy.deepcopy(net.state_dict()) for net in pair]
+    found = tnsim.change(a, b, tnsim.Empirical(X))
+    _ = found.alone
+    for net, kept in zip(pair, before, strict=True):
+        assert all(torch.equal(net.state_dict()[name], kept[name]) for name in kept)
+        assert all(p.grad is None for p in net.parameters())
+
+
+def test_statistics_of_batch_norms_are_weights():
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 2)).eval()
+    b = moved(a, generator(4), within="1.running")
+    found = tnsim.change(a, b, tnsim.Empirical(X.astype(np.float32)))
+    assert found.components == ("0", "1", "3")
+    assert_close(found.share, [0, 1, 0], scale=1.0, rtol=1e-6, limited_by="differences of buffers")
+    assert_close(found.removed[1], found.total, rtol=1e-12)
+
+
+def test_functions_of_jax_are_those_of_torch(pair):
+
+    def run(weights, x):
+        return products(weights, jnp.asarray(x))
+
+    one, two = (jax.tree_util.Partial(run, state(net)) for net in pair)
+    metric = tnsim.Empirical(X)
+    wanted, found = (tnsim.change(*nets, metric, by="block") for nets in (pair, (one, two)))
+    by_name = dict(zip(found.components, found.share, strict=True))
+    order = [by_name[name] for name in wanted.components]
+    assert_close(order, wanted.share, scale=LARGEST, rtol=1e-11)
+    by_name = dict(zip(found.components, found.removed, strict=True))
+    assert_close([by_name[n] for n in wanted.components], wanted.removed, rtol=1e-11)
+
+    def score(network):
+        return jnp.tanh(network(X)).sum()
+
+    split = tnsim.change(one, two, of=score)
+    assert_close(split.total, float(score(two) - score(one)), rtol=1e-5, limited_by="float32")
+    assert_close(split.share.sum(), 1.0, rtol=1e-3, limited_by="64 nodes of an integral")
+
+
+def deep(activation):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 2)
+    ).double()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_deep_networks_run_on_normal_inputs(activation):
+    a = deep(activation)
+    b = moved(a, generator(5), within="2")
+    found = tnsim.change(a, b)
+    assert found.components == ("0", "2", "4")
+    assert found.said == "weights exchanged, on 16,384 normal inputs"
+    assert not found.exact
+    assert_close(found.share, [0, 1, 0], scale=1.0, rtol=1e-3, limited_by="64 nodes of an integral")
+    assert found.standard_error is not None
+    # The models that files of such networks are read as.
+    models = [tnsim.from_module(net) for net in (a, b)]
+    other = tnsim.change(*models)
+    assert other.components == ("layer 0", "layer 2", "layer 4")
+    assert_close(other.share, found.share, scale=1.0, rtol=1e-9)
+    assert_close(other.removed, found.removed, scale=LARGEST, rtol=1e-9)
+
+
+def test_one_hidden_layer_is_exact_by_kernels():
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    b = moved(a, generator(6), size=0.2)
+    found = tnsim.change(a, b)
+    assert found.components == ("layer 0", "layer 2")
+    metric = tnsim.Gaussian()
+    one, two = tnsim.from_module(a), tnsim.from_module(b)
+    for n, part in enumerate(("0", "2")):
+        other = tnsim.from_module(with_part(b, a, part))
+        assert_close(found.removed[n], float(tnsim.inner(two - other, two - other, metric)))
+    assert_close(found.total, float(tnsim.inner(two - one, two - one, metric)))
+    # The same by forward passes.
+    drawn = tnsim.change(a, b, tnsim.Empirical.normal(np.zeros(3), samples=4096))
+    error = np.hypot(0, drawn.standard_error) * 6
+    assert (abs(found.share - drawn.share) <= error + 1e-3).all()
+
+
+def test_networks_without_common_weights_are_warned_of():
+    torch.manual_seed(0)
+    a = deep(nn.ReLU)
+    order = torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
+    b = moved(a, generator(7), size=0.01)
+    with (
+        torch.no_grad()
+    ):  # the same function but for small moves, with hidden units in other orders
+        for before, after in ((0, 2), (2, 4)):
+            b[before].weight.copy_(b[before].weight[order])
+            b[before].bias.copy_(b[before].bias[order])
+            b[after].weight.copy_(b[after].weight[:, order])
+    with pytest.warns(tnsim.CaveatWarning, match="no checkpoints of one network") as said:
+        tnsim.change(a, b, tnsim.Empirical(X))
+    assert said[0].filename == __file__
+
+
+def test_a_transformer_of_hugging_face():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 11, "n_positions": 16}
+    a = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    b = moved(a, generator(8), within="transformer.h.1.mlp")
+    tokens = generator(9).integers(0, 11, (20, 12))
+    found = tnsim.change(a, b, tnsim.Empirical(tokens))
+    blocks = [
+        f"transformer.h.{n}.{part}" for n in range(2) for part in ("ln_1", "attn", "ln_2", "mlp")
+    ]
+    # The readout is tied to the embedding.
+    assert found.components == ("transformer.wte", "transformer.wpe", *blocks, "transformer.ln_f")
+    place = found.components.index("transformer.h.1.mlp")
+    assert_close(found.share[place], 1.0, rtol=1e-3, limited_by="64 nodes of an integral")
+    assert_close(found.removed[place], found.total, rtol=1e-12)
+    assert_close(np.delete(found.removed, place), 0.0, scale=found.total, rtol=1e-12)
+
+
+def test_groups_of_weights():
+    names = ["pos", "h.0.attn.q.weight", "h.0.attn.k.weight", "h.0.norm.weight", "head.out.weight"]
+    assert list(groups_of(names, "module")) == ["pos", "h.0.attn", "h.0.norm", "head.out"]
+    assert list(groups_of(names, "block")) == ["pos", "h.0", "head.out"]
+    assert list(groups_of(names, "parameter")) == names
+    assert list(groups_of(names, 1)) == ["pos", "h", "head"]
+    assert list(groups_of(names, ["h.0", "h.0.attn"])) == ["others", "h.0.attn", "h.0"]
+    for by in ("module", "block", "parameter", 1, 2, ["h"]):
+        assert (np.sum(list(groups_of(names, by).values()), axis=0) == 1).all()
+
+
+def renamed(pair):
+    return pair[0], nn.Sequential(nn.Linear(3, 4)).double()
+
+
+def reshaped(pair):
+    other = copy.deepcopy(pair[1])
+    other.embed = nn.Linear(5, 4).double()
+    return pair[0], other
+
+
+def other_code(pair):
+    other = copy.deepcopy(pair[1])
+    other.register_forward_hook(lambda *_: None)
+    other.blocks = nn.ModuleList(reversed(list(other.blocks)))
+    other.forward = lambda x: Products.forward(other, x) ** 2
+    return pair[0], other
+
+
+def random_in_training(pair):
+    nets = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)).double()
+    return nets, moved(nets, generator(0))
+
+
+REFUSALS = [
+    (renamed, {}, "only the first network has a weight 'embed.weight'"),
+    (reshaped, {}, r"'embed.weight' has shape \(4, 3\) in the first network and \(4, 5\)"),
+    (other_code, {}, "the two differ in more than weights"),
+    (random_in_training, {}, "call module.eval"),
+    (lambda pair: (pair[0], pair[0]), {}, "the networks are the same function on these inputs"),
+    (lambda pair: pair, {"by": "heads"}, "by must be one of module, block, parameter"),
+    (lambda pair: pair, {"by": 0}, "by must be one of module, block, parameter"),
+    (lambda pair: pair, {"by": ["embedding"]}, "'embedding', which begins no weight"),
+    (lambda pair: pair, {"ends": True}, "ends= and align= are for polynomials"),
+    (lambda pair: pair, {"of": "loss"}, "of must be one of distance, similarity, or a function"),
+    (lambda pair: pair, {"of": lambda net: net.embed.weight}, "a score is a single number"),
+    (lambda pair: pair, {"of": lambda net: 1.0}, "equal <lambda>s"),
+    (lambda pair: (pair[0], tnsim.from_module(pair[1])), {}, "the other is not"),
+    (lambda pair: (pair[0], lambda x: x[:, :1] * np.ones(4)), {}, "one is no PyTorch module"),
+    (lambda pair: (np.sin, np.cos), {}, "holds no weights"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "said"), REFUSALS)
+def test_refusals(pair, make, options, said):
+    with pytest.raises(tnsim.ModelError, match=said):
+        tnsim.change(*make(pair), tnsim.Empirical(X), **options)
+
+
+def test_a_score_without_derivatives_is_refused(pair):
+    x = torch.as_tensor(X)
+
+    def loss(network):
+        return network(x).sum().item()
+
+    with pytest.raises(tnsim.ModelError, match=r"without \.item\(\)"):
+        tnsim.change(*pair, of=loss)
+
+
+def test_a_path_that_is_too_rough_is_said(pair):
+    a, b = pair
+    x = torch.as_tensor(X[:1])
+
+    def steps(network):
+        return (200 * network(x).sum()).sin()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = tnsim.change(a, b, of=steps)
+    assert found.caveats
+    assert "split the change at a checkpoint in between" in str(said[-1].message)

@@ -1,0 +1,100 @@
+"""Functions without their means: `f - E f` over the inputs of a metric.
+
+Outputs that hardly depend on the input make any two networks alike: a classifier whose logits have
+a common offset, a convolutional network that ends in a positive mean. Of sequences the mean is over
+inputs and positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.compare.by_points import points_of
+from tnsim.compare.inner_products import inner_products
+from tnsim.compare.request import Request, check_comparison, estimated
+from tnsim.engine.budget import Budget
+from tnsim.errors import ModelError
+from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.protocol import Metric, adds_up
+from tnsim.models.checks import check_untraced
+from tnsim.models.functions import Function, is_function, outputs_of
+from tnsim.models.offsets import constant, less
+from tnsim.problems.forward import batch_size, in_batches
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutMean:
+    """A function less a constant.
+
+    Args:
+        function: Plain function or module.
+        mean: Constant, one number for every output.
+    """
+
+    function: Function
+    mean: Float[np.ndarray, " out"]
+
+    def __call__(self, inputs: Any) -> np.ndarray:
+        """The outputs on a batch, in NumPy."""
+        return outputs_of(self.function, inputs) - self.mean
+
+
+def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
+    """A model or a function without its mean.
+
+    Args:
+        given: A model, a sum of models, a module or a plain function.
+        metric: Metric that is an expectation over inputs.
+        budget: Limits of the computation of the mean.
+
+    Returns:
+        A model with one more bias, a sum with one more term, or a function.
+
+    Raises:
+        ModelError: The metric is no expectation over inputs, or numbers are traced.
+        TooLarge: The mean is beyond the budget.
+
+    Example:
+        >>> import tnsim
+        >>> offset = tnsim.Model([tnsim.Linear([[2.0]], bias=[5.0])])
+        >>> without_mean(offset, tnsim.Gaussian()).layers[-1].bias.tolist()
+        [0.0]
+    """
+    if not (isinstance(metric, Gaussian | GaussianClosure) or adds_up(metric)):
+        raise ModelError(
+            f"centred=True takes the mean over inputs, and {metric.name} is no expectation over "
+            "inputs: use Gaussian(), Empirical(inputs), Categorical() or Product(...)"
+        )
+    check_untraced("centred=True", given, metric)
+    if is_function(given):
+        return WithoutMean(given, _mean_of_function(given, metric, budget))
+    mean = _mean_of_model(given, metric, budget)
+    return less(given, mean)
+
+
+def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:
+    """The mean of every output: its inner product with the constant 1."""
+    ones = constant(given.d_in, np.ones(given.d_out), given.n_ctx)
+    chosen = estimated(metric, [given], None)
+    check_comparison(given, ones, chosen)
+    products = inner_products(given, ones, Request(chosen, "float64", budget, slices=True))
+    found = products.values["AB"]
+    mean = np.asarray(found.mantissa) * np.exp2(found.exponent + products.exponent)
+    return mean / (given.n_ctx or 1)
+
+
+def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:
+    points = points_of((), metric)
+    if points is None:
+        raise ModelError("a function has a mean over inputs alone: use tnsim.Empirical(inputs)")
+    size = batch_size([given], points, points.count, "float64", budget)
+    total: Any = 0.0
+    for batch in in_batches(points, 0, points.count, size):
+        outputs = outputs_of(given, batch.inputs).astype(np.float64)
+        outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1]).mean(axis=1)
+        total = total + np.exp(batch.log_weights) @ outputs
+    return total

@@ -1,0 +1,379 @@
+"""The change of any network, split by whose weights a component has.
+
+Components are groups of weight tensors. Of a network that is no polynomial they have no function of
+their own to interpolate, so the weights themselves are switched from those of A to those of B
+(`switched_weights`), f(0) = A and f(1) = B. With `theta(s) = theta_A + s Delta`,
+
+    f_B - f_A = integral over s from 0 to 1 of sum_k J_k Delta_k,    J_k = d f / d theta_k,
+
+so that with d = f_B - f_A on the inputs
+
+    share_k = integral of <Delta_k, J_k^T d> ds / |d|^2
+
+sums to 1: one way back at a node of s serves all components at once. A score L in the place of
+`<f, d>` gives shares of `L_B - L_A`. Weights may only be exchanged between networks of one lineage,
+whose hidden units stand in one order.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.compare.by_points import points_of
+from tnsim.compare.similarity import inner, similarity
+from tnsim.engine.runtime import execution
+from tnsim.errors import CaveatWarning, ModelError, ResultError, TooLarge
+from tnsim.localise.grams import Setting
+from tnsim.localise.slopes import nodes
+from tnsim.localise.switched_weights import (
+    SwitchedNetwork,
+    Switches,
+    check_is_whole,
+    check_same_weights,
+    leaves_of,
+)
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.estimate import GaussianEstimate
+from tnsim.metrics.points import Points, WeightedPoints
+from tnsim.models.model import Model
+from tnsim.problems.forward import BATCH_BYTES, groups
+
+GROUPINGS = ("module", "block", "parameter")
+"""Values of `by` that group weights."""
+_FEWEST_NODES, _MOST_NODES = 8, 64
+CLOSE = 1e-3
+"""Error of a sum of shares at which an integral counts as found."""
+_MOST_ROWS = 1024
+"""Most inputs of a batch."""
+_MOST_KEPT = 2**31
+"""Most bytes of outputs that are kept instead of computed again."""
+_MOST_GROUPS = 8
+"""Most groups of draws."""
+
+
+def groups_of(
+    names: Sequence[str], by: str | int | Sequence[str]
+) -> dict[str, Float[np.ndarray, " parameters"]]:
+    """Weight tensors in groups, the components.
+
+    Args:
+        names: Dotted names of weight tensors, such as `h.0.attn.c_attn.weight`.
+        by: Granularity: `"module"` for what stands directly inside of a numbered block, such as
+            `h.0.attn`, and for whole modules elsewhere; `"block"` for numbered blocks;
+            `"parameter"` for tensors; a number for as many parts of the name; or beginnings of
+            names.
+
+    Returns:
+        For each component, in the order of the network, which weights are its own. Weights below
+        none of the given names are one component, `others`.
+
+    Raises:
+        ModelError: `by` has another value, or a name begins no weight.
+
+    Example:
+        >>> names = ["wte.weight", "h.0.attn.q.weight", "h.0.attn.q.bias", "h.0.mlp.fc.weight"]
+        >>> list(groups_of(names, "module")), list(groups_of(names, "block"))
+        (['wte', 'h.0.attn', 'h.0.mlp'], ['wte', 'h.0'])
+        >>> list(groups_of(names, ["h.0.attn"]))
+        ['others', 'h.0.attn']
+    """
+    listed = not isinstance(by, str | int)
+    if listed:
+        chosen = list(by)
+        for beginning in chosen:
+            if not any(_is_below(name, beginning) for name in names):
+                raise ModelError(
+                    f"by names {beginning!r}, which begins no weight of the network: its weights "
+                    f"are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+                )
+    elif (
+        isinstance(by, bool)
+        or (isinstance(by, int) and by < 1)
+        or (isinstance(by, str) and by not in GROUPINGS)
+    ):
+        raise ModelError(
+            f"by must be one of {', '.join(GROUPINGS)}, a number of parts of names, or a list of "
+            f"beginnings of names, found {by!r}"
+        )
+    found: dict[str, np.ndarray] = {}
+    for n, name in enumerate(names):
+        if listed:
+            fitting = [beginning for beginning in chosen if _is_below(name, beginning)]
+            label = max(fitting, key=len, default="others")
+        else:
+            label = _group_of(name, by)
+        found.setdefault(label, np.zeros(len(names)))[n] = 1.0
+    return found
+
+
+def _is_below(name: str, beginning: str) -> bool:
+    return name == beginning or name.startswith(f"{beginning}.")
+
+
+def _group_of(name: str, by: Any) -> str:
+    if by == "parameter":
+        return name
+    *path, _ = name.split(".")
+    if isinstance(by, int):
+        path = path[:by]
+    else:
+        numbers = [n for n, part in enumerate(path) if part.isdigit()]
+        if numbers:
+            path = path[: numbers[0] + (2 if by == "module" else 1)]
+    return ".".join(path) or name
+
+
+class Lineage(Protocol):
+    """Two networks of one lineage, and all between them.
+
+    Attributes:
+        names: Names of the weight tensors.
+        said: What the networks run on, in words.
+    """
+
+    names: tuple[str, ...]
+    said: str
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        """How far apart two networks of the lineage are."""
+        ...
+
+    def slopes(self, s: float) -> Float[np.ndarray, "groups weights"]:
+        """Derivatives of what is split along B - A at a point of the path, by groups of draws."""
+        ...
+
+
+class OnInputs:
+    """A lineage of networks that run on inputs.
+
+    Args:
+        network: Network with switches.
+        ends: The two networks.
+        setting: Metric, precision and budget.
+        of: Measure that is split, `"distance"` or `"similarity"`.
+    """
+
+    def __init__(
+        self, network: SwitchedNetwork, ends: tuple[Any, Any], setting: Setting, of: str
+    ) -> None:
+        self.network, self.names, self.of = network, network.names, of
+        output = getattr(setting.metric, "output", None)
+        self.said = _inputs_said(setting.metric)
+        points: Points | None = points_of((), setting.metric)
+        assert points is not None  # functions are compared on inputs alone
+        few = points.block(0, min(4, points.count)).inputs
+        for switch, given in enumerate(ends):
+            check_is_whole(network, given, output, switch, few)
+        # Every group has ways back of its own, so groups of draws are few: standard errors are
+        # known to a quarter of themselves.
+        bounds = groups(points)
+        several = math.ceil(len(bounds) / _MOST_GROUPS)
+        self.points = points
+        self.bounds = [
+            (bounds[n][0], bounds[min(n + several, len(bounds)) - 1][1])
+            for n in range(0, len(bounds), several)
+        ]
+        row = max(1.0, network.bytes_of_row(few))
+        room = setting.budget.room(0, row)
+        if row > room:
+            raise TooLarge(
+                f"a way back through the network takes {row / 2**30:.3g} GiB for a single input, "
+                f"and the budget is {room / 2**30:.3g} GiB; use shorter inputs or a larger "
+                "tnsim.Budget"
+            )
+        self.rows = int(max(1, min(_MOST_ROWS, BATCH_BYTES / row, room / row)))
+        # Outputs of both ends are kept where they fit.
+        self.room = min(_MOST_KEPT, room / 2)
+        self.kept: dict[tuple[int, float], np.ndarray] = {}
+        self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
+        self.total = self.measure(self.zeros, self.ones)
+        if of == "similarity":
+            self.length = np.sqrt(self._products(self.ones)[1])
+
+    def _batches(self) -> Any:
+        """Number of the group, weights in the shape of outputs, inputs, and their number."""
+        number = 0
+        for group, (start, stop) in enumerate(self.bounds):
+            for first in range(start, stop, self.rows):
+                batch: WeightedPoints = self.points.block(first, min(first + self.rows, stop))
+                yield group, number, batch
+                number += 1
+
+    def _outputs(self, switches: Switches, number: int, inputs: Any) -> np.ndarray:
+        end = float(switches[0]) if (switches == switches[0]).all() else 0.5
+        key = number, end
+        if key in self.kept:
+            return self.kept[key]
+        self.network.switch(switches)
+        outputs = self.network.outputs(inputs)
+        if end in (0.0, 1.0) and outputs.nbytes <= self.room:
+            self.room -= outputs.nbytes
+            self.kept[key] = outputs
+        return outputs
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        differing = longer = shorter = ones = 0.0
+        for _, number, batch in self._batches():
+            x = self._outputs(first, number, batch.inputs)
+            y = self._outputs(second, number, batch.inputs)
+            weights = _of_rows(batch, x)
+            differing += float((weights * (y - x) ** 2).sum())
+            longer += float((weights * (y - x) * (y + x)).sum())
+            shorter += float((weights * x * x).sum())
+            ones += float((weights * y * y).sum())
+        if self.of == "distance":
+            return differing
+        if not (shorter and ones):
+            raise ModelError("a network is zero on all inputs, so its similarity is undefined")
+        # 1 - cos = (|y - x|^2 - (|y| - |x|)^2) / (2 |x| |y|), which keeps the digits of small
+        # changes.
+        lengths = np.sqrt(shorter), np.sqrt(ones)
+        return float((differing - (longer / sum(lengths)) ** 2) / (2 * lengths[0] * lengths[1]))
+
+    def slopes(self, s: float) -> np.ndarray:
+        at = np.full(len(self.names), s)
+        if self.of == "similarity":
+            products, squares = self._products(at)
+            # The gradient of <f, b> / (|f| |b|) by f is b / (|f| |b|) - f <f, b> / (|f|^3 |b|).
+            by_end = 1 / (np.sqrt(squares) * self.length)
+            by_itself = products * by_end / squares
+        found = np.zeros((len(self.bounds), len(self.names)))
+        for group, number, batch in self._batches():
+            end = self._outputs(self.ones, number, batch.inputs)
+            if self.of == "distance":
+                target, own = end - self._outputs(self.zeros, number, batch.inputs), 0.0
+            else:
+                target, own = end * by_end, by_itself
+            cotangent = partial(_cotangent, _of_rows(batch, end), target, own)
+            self.network.switch(at)
+            found[group] += self.network.slopes(batch.inputs, cotangent)
+        return found
+
+    def _products(self, switches: Switches) -> tuple[float, float]:
+        """The inner product `<f, b>` and the squared norm `|f|^2` of a network f."""
+        products = squares = 0.0
+        for _, number, batch in self._batches():
+            x = self._outputs(switches, number, batch.inputs)
+            weighted = _of_rows(batch, x) * x
+            products += float((weighted * self._outputs(self.ones, number, batch.inputs)).sum())
+            squares += float((weighted * x).sum())
+        if not squares:
+            raise ResultError("a network between the two is zero; use of='distance'")
+        return products, squares
+
+
+def _cotangent(
+    weights: np.ndarray, target: np.ndarray, own: float, outputs: np.ndarray
+) -> np.ndarray:
+    return weights * (target - own * outputs)
+
+
+def _inputs_said(metric: Any) -> str:
+    if not isinstance(metric, Empirical):
+        return "compared by exact inner products"
+    normal = "normal " if isinstance(metric, GaussianEstimate) else ""
+    return f"on {len(metric.inputs):,} {normal}inputs"
+
+
+def _of_rows(batch: WeightedPoints, outputs: np.ndarray) -> np.ndarray:
+    """The weights of inputs, in the shape of their outputs."""
+    return np.exp(batch.log_weights).reshape(-1, *(1,) * (outputs.ndim - 1))
+
+
+class ByScore:
+    """A lineage whose networks have a score, such as a loss on data of the caller's.
+
+    Args:
+        network: Network with switches.
+        of: Function of the network that returns the score.
+    """
+
+    def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
+        self.network, self.names, self.score = network, network.names, of
+        self.said = "scored by a function"
+        self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        values = []
+        for switches in (first, second):
+            self.network.switch(switches)
+            values.append(self.network.score(self.score))
+        return values[1] - values[0]
+
+    def slopes(self, s: float) -> np.ndarray:
+        self.network.switch(np.full(len(self.names), s))
+        return self.network.slopes_of_score(self.score)[None]
+
+
+class OfModels:
+    """A lineage of models with one hidden layer of activations, compared by exact inner products.
+
+    Args:
+        a, b: Models of equal layers.
+        setting: Metric, precision and budget.
+        of: Measure that is split, `"distance"` or `"similarity"`.
+    """
+
+    def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
+        self.b, self.of, self.said = b, of, _inputs_said(setting.metric)
+        self.options = {"metric": setting.metric, "dtype": setting.dtype, "budget": setting.budget}
+        first, second = leaves_of(a), leaves_of(b)
+        check_same_weights(first, second)
+        self.form = jax.tree.structure(b)
+        self.names = tuple(second)
+        self.ends = [
+            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
+        ]
+        self.difference = b - a
+        self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
+
+    def _model(self, switches: Any) -> Model:
+        leaves = [(1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)]
+        return jax.tree.unflatten(self.form, leaves)
+
+    def measure(self, first: Switches, second: Switches) -> float:
+        x, y = self._model(first), self._model(second)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
+            if self.of == "distance":
+                return float(inner(y - x, y - x, **self.options))
+            return 1.0 - float(similarity(x, y, **self.options))
+
+    def slopes(self, s: float) -> np.ndarray:
+        def value(switches: Any) -> Any:
+            model = self._model(switches)
+            if self.of == "distance":
+                return inner(model, self.difference, **self.options)
+            return similarity(model, self.b, **self.options)
+
+        with warnings.catch_warnings(), execution.precision():
+            warnings.simplefilter("ignore", CaveatWarning)
+            return np.asarray(jax.grad(value)(np.full(len(self.names), s)), np.float64)[None]
+
+
+def integral_of_weights(lineage: Lineage, total: float) -> Float[np.ndarray, "groups weights"]:
+    """Derivatives along B - A, integrated along the straight path of weights.
+
+    Args:
+        lineage: The two networks, and those between them.
+        total: What the integral should sum to.
+
+    Returns:
+        The integral by groups of draws and weight tensors, with as many nodes as it takes to sum to
+        the total within a thousandth, 64 at most.
+    """
+    count = _FEWEST_NODES
+    while True:
+        at = nodes(count)
+        found: Any = sum(w * lineage.slopes(t) for t, w in zip(*at, strict=True))
+        if abs(found.sum() - total) <= CLOSE * abs(total) or 2 * count > _MOST_NODES:
+            return found
+        count *= 2

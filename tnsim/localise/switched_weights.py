@@ -1,0 +1,428 @@
+"""Networks with weights between those of two: modules of PyTorch, and functions that are pytrees.
+
+With a switch s for every weight tensor, a network has the weights `(1 - s) A + s B`: at 0 and 1 it
+is the first and the second network, with single switches apart it is one of them with some weights
+of the other. Both kinds of networks answer four questions: outputs on inputs, a score of the
+caller's, and the derivatives of either along `B - A`, one number for every weight tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from tnsim.checkpoints.given import is_module
+from tnsim.checkpoints.modules import double_of, unwrapped_module
+from tnsim.engine.runtime import execution
+from tnsim.errors import ModelError, TnsimError
+from tnsim.models.functions import (
+    WithOutput,
+    array_at,
+    in_rows,
+    outputs_of,
+    run_module,
+    run_with_gradients,
+    with_output,
+)
+
+Switches = Float[np.ndarray, " weights"]
+"""A number for every weight tensor: 0 for that of the first network, 1 for that of the second."""
+_ALIKE = 1e-3
+"""Relative difference of outputs in float64 from those in the precision of the network itself."""
+_BUFFER_STEP = {"float64": 1e-4, "float32": 1e-2}
+"""Step of central differences along buffers, which have no derivatives."""
+_ROW_COPIES = 8
+"""Times that the outputs for an input are taken to be alive in a function of unknown memory."""
+
+
+class SwitchedNetwork(Protocol):
+    """A network whose weights are switched between those of two networks.
+
+    Attributes:
+        names: Dotted names of the weight tensors.
+    """
+
+    names: tuple[str, ...]
+
+    def switch(self, switches: Switches) -> None:
+        """Take the weights `(1 - s) A + s B`."""
+        ...
+
+    def outputs(self, inputs: Any) -> Float[np.ndarray, "rows *positions out"]:
+        """The outputs on inputs, float64."""
+        ...
+
+    def slopes(
+        self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]
+    ) -> Float[np.ndarray, " weights"]:
+        """The derivatives of `<v, outputs>` along B - A, by weight tensor.
+
+        Args:
+            inputs: Batch of inputs.
+            cotangent: The array v, a function of the outputs whose derivative is not taken.
+        """
+        ...
+
+    def score(self, of: Callable[[Any], Any]) -> float:
+        """A score of the network with the present weights."""
+        ...
+
+    def slopes_of_score(self, of: Callable[[Any], Any]) -> Float[np.ndarray, " weights"]:
+        """The derivatives of a score along B - A, by weight tensor."""
+        ...
+
+    def bytes_of_row(self, inputs: Any) -> float:
+        """Bytes that are kept for a way back, for each of some inputs."""
+        ...
+
+
+def switched_network(a: Any, b: Any, output: str | int | None, dtype: str) -> SwitchedNetwork:
+    """The network that has the weights of two networks, or weights between them.
+
+    Args:
+        a, b: Modules of PyTorch with equal names and shapes of weights, or functions of JAX that
+            are pytrees of equal structure.
+        output: Name or place of the output that counts, where there are several.
+        dtype: Precision of the computation.
+
+    Returns:
+        The network, which is a copy: neither of the two is changed.
+
+    Raises:
+        ModelError: The two do not correspond.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> switched_network(a, b, None, "float64").names
+        ('weight', 'bias')
+    """
+    if is_module(a) and is_module(b):
+        return _SwitchedModule(a, b, output, dtype)
+    if is_module(a) or is_module(b):
+        raise ModelError("a change is between two networks of one kind: one is no PyTorch module")
+    return _SwitchedPytree(a, b, output, dtype)
+
+
+def check_is_whole(
+    network: SwitchedNetwork, given: Any, output: str | int | None, switch: float, inputs: Any
+) -> None:
+    """Refuse networks that differ in more than weights, such as settings or code.
+
+    Args:
+        network: The network with switches.
+        given: The network that it should be.
+        output: Name or place of the output that counts.
+        switch: Value of all switches, 0 or 1.
+        inputs: Some inputs.
+
+    Raises:
+        ModelError: With these weights the outputs are others than those of the network itself.
+    """
+    network.switch(np.full(len(network.names), switch))
+    found = network.outputs(inputs)
+    wanted = outputs_of(with_output(given, output), inputs)
+    alike = _ALIKE if wanted.dtype.itemsize > 2 else 0.1  # numbers of 16 bits keep two digits
+    wanted = wanted.astype(np.float64)
+    same = found.shape == wanted.shape
+    if not same or abs(found - wanted).max() > alike * max(abs(wanted).max(), np.finfo(float).tiny):
+        which = "second" if switch else "first"
+        raise ModelError(
+            f"the {which} network computes something else than the other one does with its "
+            "weights: the two differ in more than weights, such as settings, integer buffers or "
+            "code. A change of weights is between checkpoints of one network"
+        )
+
+
+class _SwitchedModule:
+    """A copy of a PyTorch module with switches."""
+
+    def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
+        first, second = unwrapped_module(a), unwrapped_module(b)
+        self.network = double_of(second)
+        if dtype == "float32":
+            self.network = self.network.float()
+        self.network.train(second.training)  # what is random in training is refused later
+        self.function = with_output(self.network, output)
+        self.step = _BUFFER_STEP[dtype]
+        values = [_floats(module) for module in (first, second, self.network)]
+        check_same_weights(*values[:2])
+        self.names = tuple(values[2])
+        self.ends = [
+            tuple(values[0][n] for n in self.names),
+            tuple(values[1][n] for n in self.names),
+        ]
+        self.places = tuple(values[2].values())
+        parameters = {id(parameter) for parameter in self.network.parameters()}
+        self.is_buffer = np.array([id(place) not in parameters for place in self.places])
+        self.moved = np.array(
+            [bool((x != y.to(x.device)).any()) for x, y in zip(*self.ends, strict=True)]
+        )
+        for place, is_buffer in zip(self.places, self.is_buffer, strict=True):
+            place.requires_grad_(not is_buffer)
+        self.switches: Switches = np.full(len(self.names), np.nan)
+
+    def switch(self, switches: Switches) -> None:
+        import torch
+
+        with torch.no_grad():
+            for n in np.flatnonzero(switches != self.switches):
+                place = self.places[n]
+                one, two = (end[n].detach().to(place) for end in self.ends)
+                # Exact at both ends, as `one + s (two - one)` is not.
+                place.copy_(torch.lerp(one, two, float(switches[n])))
+        self.switches = np.array(switches)
+
+    def outputs(self, inputs: Any) -> np.ndarray:
+        made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+        return _finite(made.double().cpu().numpy())
+
+    def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        import torch
+
+        with torch.enable_grad():
+            made = in_rows(array_at(self.function, inputs, run_with_gradients), len(inputs))
+            v = cotangent(made.detach().double().cpu().numpy())
+            outer = torch.from_numpy(np.ascontiguousarray(v)).to(made)
+            found = self._along(made, outer)
+        for n in np.flatnonzero(self.is_buffer & self.moved):
+            plus, minus = (self._nudged(n, sign, inputs) for sign in (1, -1))
+            found[n] = float((v * (plus - minus)).sum()) / (2 * self.step)
+        return found
+
+    def _nudged(self, n: Any, sign: int, inputs: Any) -> np.ndarray:
+        """The outputs with the switch of a buffer moved by a step."""
+        here = self.switches
+        moved = np.array(here)
+        moved[n] += sign * self.step
+        self.switch(moved)
+        outputs = self.outputs(inputs)
+        self.switch(here)
+        return outputs
+
+    def _along(self, value: Any, outer: Any) -> np.ndarray:
+        """The derivatives of `<outer, value>` along B - A, 0 for buffers."""
+        import torch
+
+        at = [n for n in range(len(self.names)) if not self.is_buffer[n]]
+        found = np.zeros(len(self.names))
+        if not value.requires_grad:
+            return found  # no weight that moves is read
+        slopes = torch.autograd.grad(
+            value, [self.places[n] for n in at], grad_outputs=outer, allow_unused=True
+        )
+        for n, slope in zip(at, slopes, strict=True):
+            if slope is not None:
+                one, two = (end[n].detach().to(slope.device).double() for end in self.ends)
+                found[n] = float((slope.double() * (two - one)).sum())
+        return found
+
+    def score(self, of: Callable[[Any], Any]) -> float:
+        import torch
+
+        with torch.no_grad():
+            return _scalar(of(self.network))
+
+    def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
+        import torch
+
+        with torch.enable_grad():
+            value = of(self.network)
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                raise ModelError(
+                    "a score is split by its derivatives: give a function of the network that "
+                    "returns a tensor of one number, without .item(), .detach() or torch.no_grad()"
+                )
+            _scalar(value)
+            found = self._along(value, torch.ones_like(value))
+        for n in np.flatnonzero(self.is_buffer & self.moved):
+            here, sides = self.switches, []
+            for sign in (1, -1):
+                moved = np.array(here)
+                moved[n] += sign * self.step
+                self.switch(moved)
+                sides.append(self.score(of))
+            self.switch(here)
+            found[n] = (sides[0] - sides[1]) / (2 * self.step)
+        return found
+
+    def bytes_of_row(self, inputs: Any) -> float:
+        import torch
+
+        weights = {place.data_ptr() for place in self.places}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Any) -> Any:
+            if tensor.data_ptr() not in weights:
+                kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            made = array_at(self.function, inputs, run_with_gradients)
+        return (sum(kept.values()) + 3 * made.numel() * 8) / len(inputs)
+
+
+class _SwitchedPytree:
+    """A function of JAX whose leaves are weights, with switches."""
+
+    def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
+        self.output, self.dtype = output, dtype
+        first, second = leaves_of(a), leaves_of(b)
+        check_same_weights(first, second)
+        if not second:
+            raise ModelError(
+                f"{b!r} holds no weights: give a function that is a pytree of its weights, as "
+                "jax.tree_util.Partial(function, weights) or a module of Equinox, called with a "
+                "batch of inputs"
+            )
+        every, self.form = jax.tree.flatten(b)
+        self.places = [n for n, leaf in enumerate(every) if _is_weight(leaf)]
+        self.fixed = every
+        self.names = tuple(second)
+        self.ends = [
+            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
+        ]
+        self.weights: Sequence[Any] = self.ends[1]
+
+    def switch(self, switches: Switches) -> None:
+        self.weights = [
+            (1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)
+        ]
+
+    def _function(self, weights: Sequence[Any]) -> Any:
+        leaves = list(self.fixed)
+        for n, weight in zip(self.places, weights, strict=True):
+            leaves[n] = jnp.asarray(weight, self.dtype)
+        return jax.tree.unflatten(self.form, leaves)
+
+    def _run(self, weights: Sequence[Any], inputs: Any) -> Any:
+        function = self._function(weights)
+        if np.issubdtype(np.asarray(inputs).dtype, np.floating):
+            inputs = jnp.asarray(inputs, self.dtype)
+        given = WithOutput(function, self.output) if self.output is not None else function
+        return in_rows(jnp.asarray(array_at(given, inputs, run_module)), len(inputs))
+
+    def outputs(self, inputs: Any) -> np.ndarray:
+        with execution.precision():
+            return _finite(np.asarray(self._run(self.weights, inputs), np.float64))
+
+    def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        with execution.precision():
+            made, pullback = jax.vjp(lambda weights: self._run(weights, inputs), self.weights)
+            v = jnp.asarray(cotangent(np.asarray(made, np.float64)), made.dtype)
+            return self._along(pullback(v)[0])
+
+    def _along(self, slopes: Sequence[Any]) -> np.ndarray:
+        return np.array(
+            [
+                float((np.asarray(slope, np.float64) * (two - one)).sum())
+                for slope, one, two in zip(slopes, *self.ends, strict=True)
+            ]
+        )
+
+    def score(self, of: Callable[[Any], Any]) -> float:
+        with execution.precision():
+            return _scalar(of(self._function(self.weights)))
+
+    def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
+        with execution.precision():
+            slopes = jax.grad(lambda weights: of(self._function(weights)))(list(self.weights))
+            return self._along(slopes)
+
+    def bytes_of_row(self, inputs: Any) -> float:
+        return _ROW_COPIES * self.outputs(inputs).nbytes / len(inputs)
+
+
+def _floats(module: Any) -> dict[str, Any]:
+    """Floating-point parameters and buffers of a module by name, tied ones once."""
+    found, seen = {}, set()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def leaves_of(function: Any) -> dict[str, Any]:
+    """Floating-point leaves of a pytree by dotted names.
+
+    Args:
+        function: Any pytree; of a `Partial` the leaves of its arguments.
+
+    Example:
+        >>> list(leaves_of(jax.tree_util.Partial(print, {"w": np.ones(2), "n": 1})))
+        ['w']
+    """
+    tree, above = function, 0
+    if isinstance(function, jax.tree_util.Partial):
+        # Names begin inside the arguments, and inside a single argument.
+        tree, above = (function.args, function.keywords), 1
+        above += len(function.args) + len(function.keywords) == 1
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path[above:], simple=True, separator=".") or "weights": leaf
+        for path, leaf in paths
+        if _is_weight(leaf)
+    }
+
+
+def _is_weight(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def check_same_weights(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Refuse two networks whose weights do not correspond.
+
+    Args:
+        first, second: Weight tensors by name.
+
+    Raises:
+        ModelError: A name is in one network alone, or shapes differ.
+
+    Example:
+        >>> check_same_weights({"bias": np.ones(2)}, {"bias": np.zeros(2)})
+    """
+    for one, other, which in ((first, second, "first"), (second, first, "second")):
+        for name in one:
+            if name not in other:
+                raise ModelError(
+                    f"only the {which} network has a weight {name!r}: a change of weights is "
+                    "between checkpoints of one network, with equal names of weights"
+                )
+    for name, weight in first.items():
+        shapes = np.shape(weight), np.shape(second[name])
+        if shapes[0] != shapes[1]:
+            raise ModelError(
+                f"the weight {name!r} has shape {tuple(shapes[0])} in the first network and "
+                f"{tuple(shapes[1])} in the second: a change of weights is between checkpoints of "
+                "one network"
+            )
+
+
+def _finite(outputs: np.ndarray) -> np.ndarray:
+    if not np.isfinite(outputs).all():
+        raise TnsimError(
+            "a network gives outputs that are NaN or infinite, with its own weights or with some "
+            "exchanged"
+        )
+    return outputs
+
+
+def _scalar(value: Any) -> float:
+    """A score as a number; raise `ModelError` where it is none."""
+    try:
+        number = float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ModelError(
+            f"a score is a single number for a network, found {type(value).__name__} of shape "
+            f"{tuple(np.shape(value))}"
+        ) from None
+    if not np.isfinite(number):
+        raise ModelError(f"a score is a finite number, found {number}")
+    return number
