@@ -24,6 +24,7 @@ within the model enlarges errors as it does under all metrics (`problems.conditi
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.kernels import between, jumps
+from tnsim.activations.kernels import jumps
 from tnsim.engine.precision import Arithmetic, cancellation
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
@@ -40,8 +41,8 @@ from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.kernels import (
     Affine,
+    Blocks,
     HiddenUnits,
-    KernelMaker,
     Prepared,
     count_of_units,
     inner,
@@ -314,7 +315,7 @@ def product_of(
     b: PreparedModel,
     slices: bool,
     dtype: str,
-    kernel: KernelMaker = between,
+    known: Sequence[Blocks | None] = (),
 ) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
@@ -322,7 +323,8 @@ def product_of(
         a, b: Models under the same metric.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
-        kernel: Function that makes the kernel of hidden units.
+        known: Kernels at every distinct position as numbers, inside a trace; none where they are
+            to be made.
 
     Returns:
         The product. Its size counts the certified bound of the rest of each series, so that the
@@ -331,8 +333,9 @@ def product_of(
     value: Any = 0.0
     size: Any = 0.0
     bound: Any = 0.0
-    for count, one, two, error in last_segments(a, b):
-        products = inner(one, two, slices, kernel)
+    last = last_segments(a, b)
+    for (count, one, two, error), blocks in itertools.zip_longest(last, known):
+        products = inner(one, two, slices, blocks)
         value, size = value + count * products.value, size + count * products.size
         bound = bound + count * (products.bound + error * products.size)
     # The bound of truncation is expressed as size, on which the error of rounding is relative.
