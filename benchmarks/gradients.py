@@ -66,7 +66,8 @@ def network(rng: Any, d: int, hidden: int, out: int, activation: str, depth: int
 
 def gated(rng: Any, d: int, hidden: int, activation: str) -> Any:
     shapes = (hidden, d), (hidden, d), (d, hidden)
-    return tnsim.Model([tnsim.Gated(*(rng.normal(size=s) / s[1] ** 0.5 for s in shapes), activation)])
+    arrays = (rng.normal(size=s) / s[1] ** 0.5 for s in shapes)
+    return tnsim.Model([tnsim.Gated(*arrays, activation)])
 
 
 def attending(rng: Any, d: int, n_ctx: int, tokens: int | None = None) -> Any:
@@ -244,7 +245,7 @@ def timed(step: Callable[[Any], Any], model: Any) -> dict[str, float]:
     while len(walls) <= LATER and (len(walls) < 2 or sum(walls[1:]) < ENOUGH):
         moved = jax.tree.map(lambda x, n=len(walls): x * (1 + 1e-3 * n), model)
         wall, cpu = time.perf_counter(), time.process_time()
-        jax.block_until_ready(step(moved))
+        jax.block_until_ready(step(moved))  # tensors of PyTorch are there already
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     return {
@@ -274,7 +275,7 @@ def _in_torch(a: Any, b: Any, metric: Any) -> tuple[Callable, Any]:
         tensors = [torch.tensor(np.asarray(x), requires_grad=True) for x in leaves]
         value = tnsim.torch.similarity(jax.tree.unflatten(form, tensors), b, metric)
         value.backward()
-        return [x.grad.numpy() for x in tensors]
+        return [x.grad for x in tensors]
 
     return step, [jnp.asarray(x) for x in leaves]
 
@@ -304,7 +305,7 @@ def steps(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Abilities and costs of gradients.")
     parser.add_argument("what", choices=("abilities", "steps", "torch", "one"))
     parser.add_argument("--rows", default="", help="part of the names of rows")
     parser.add_argument("--keep", type=Path, help="file for the numbers of all cells")

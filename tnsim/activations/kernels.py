@@ -51,6 +51,8 @@ DerivativeWeights = dict[tuple[int, int], Any]
 Cross: TypeAlias = tuple[Real, ...]
 """Matrices over pairs of units, or their entries at single pairs: correlations, and what a pairing
 has besides."""
+_Bounds: TypeAlias = tuple[Real, Real, Real, Real, Real]
+"""What `Kernel` has between values and slopes."""
 _Rows: TypeAlias = tuple[Float[Any, "m rank"], Float[Any, "n rank"]]
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
@@ -430,7 +432,7 @@ def with_slopes(
         (values, *slopes), bounds = _in_blocks(
             pairing, True, *sides, cross, (first.unit, second.unit)
         )
-        return Kernel(values, *bounds, tuple(slopes))
+        return Kernel(values, *bounds)._replace(slopes=tuple(slopes))
     first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
     (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
     return Kernel(values, *bounds, tuple(slopes))
@@ -804,7 +806,7 @@ def _in_tiles(
     cross: tuple[np.ndarray, ...],
     together: Together,
     slopes: bool,
-) -> tuple[Float[np.ndarray, "count m n"], tuple[np.ndarray, ...]]:
+) -> tuple[Float[np.ndarray, "count m n"], _Bounds]:
     """The kernel in NumPy, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
@@ -909,7 +911,7 @@ def _in_blocks(
     right: tuple[Real, ...],
     cross: Cross,
     units: _Rows,
-) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
+) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:

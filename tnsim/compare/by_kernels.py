@@ -8,7 +8,6 @@ series leave out counts in the size of a product, relative to which the error of
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -332,26 +331,22 @@ def traced_products(
         given: What is known as numbers; everything else is a part of the trace.
     """
     prepared = dict(given.models)
-    sums = []
-    for one, own in zip((first, second), places, strict=True):
+
+    def sum_of(one: AnyModel, own: tuple[int, ...]) -> _Terms:
         for n, (_, model) in zip(own, terms(one), strict=True):
             if n not in prepared:
                 prepared[n] = under(model, request.metric, request.dtype)
         weighted = zip(own, terms(one), strict=True)
-        sums.append(scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted))
+        return scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted)
 
-    @functools.cache
-    def product(m: int, n: int) -> ScaledSum:
+    bra, ket = (sum_of(one, own) for one, own in zip((first, second), places, strict=True))
+    products: dict[tuple[int, int], ScaledSum] = {}
+    for m, n in pairs_of_models(places, request.squared_norms):
         known = given.kernels.get((m, n), ())
-        return product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
-
-    pairs = pairs_of_models(places, request.squared_norms)
+        made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
+        products[m, n] = products[n, m] = made
     found = _products_of_sums(
-        *sums,
-        lambda m, n: product(*((m, n) if (m, n) in pairs else (n, m))),
-        request.squared_norms,
-        request.dtype,
-        True,
+        bra, ket, lambda m, n: products[m, n], request.squared_norms, request.dtype, traced=True
     )
     # Constants in float64 beside the trace give it no further digits.
     values, exponent = jax.tree.map(

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.request import Answer, Places, Request, Two, numbered_models
+from tnsim.compare.request import Answer, Places, Request, numbered_models
 from tnsim.compare.resident import is_constant
 from tnsim.engine.budget import Budget
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model, terms
+from tnsim.models.model import AnyModel, Model, terms
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
@@ -61,8 +61,8 @@ class Form:
         """Both models and the metric inside a trace, in the precision of the computation."""
         return self.arguments({n: jnp.asarray(x, self.dtype) for n, x in leaves.items()})
 
-    def request(self, metric: Metric) -> Request:
-        """The question, under a metric with these or other numbers."""
+    def request(self, metric: Any) -> Request:
+        """The question, under a metric with these or other numbers; None where points are given."""
         return Request(metric, self.dtype, self.budget, self.squared_norms)
 
     @property
@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
     """
 
     form: Form
-    models: Two
+    models: tuple[AnyModel, AnyModel]
     metric: Metric
     leaves: dict[int, Any]
     points: WeightedPoints | None

@@ -224,14 +224,14 @@ def _along_plans(
     fixed, found = comparison.fixed(moving), _Found(unit, gauges)
     moved, pullback, others = _arrays(form, moves, layouts, tuple(pairs), moving, fixed, found)
     runs = list(_runs(pairs, layouts, moves, written, request, moved, moved | others))
-    results, back = _with_pullbacks([run.plan for run in runs], runs, request)
+    results, back = _with_pullbacks(runs, request)
     factors = [precision.cancellation(conditioning(model, units.metric)) for model in written]
     value, (own, slopes) = _answer_of_plans(
         form,
         moves.places,
         tuple(pairs),
         {n: moving[n] for n in form.coefficients if n in moving},
-        comparison.fixed(moving) | {n: x for n, x in moving.items() if n not in form.coefficients},
+        fixed | moving,
         Written([made.exponent for made in known], factors),
         [result.values for result in results],
         [result.exponents for result in results],
@@ -383,7 +383,7 @@ def _runs(
 
 
 def _with_pullbacks(
-    plans: Sequence[Plan], runs: Sequence[_Run], request: Request
+    runs: Sequence[_Run], request: Request
 ) -> tuple[list[Result], Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]]]:
     """The results of all runs, and the pullback of the block.
 
@@ -392,7 +392,7 @@ def _with_pullbacks(
         gives the derivatives in the arrays of each run, without arrays on which nothing depends.
     """
     pullbacks = [pulled_back(run.plan, frozenset(run.keys)) for run in runs]
-    check_pullbacks(pullbacks, request.budget, plans[0].metric, ADVICE)
+    check_pullbacks(pullbacks, request.budget, runs[0].plan.metric, ADVICE)
     results, kept = [], []
     with announced_plans([pulled.forward for pulled in pullbacks]):
         for pulled, run in zip(pullbacks, runs, strict=True):
