@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import (
@@ -46,6 +47,7 @@ from tnsim.problems.kernel_models import (
     meetings,
     on_host,
     product_of,
+    roots_of,
     segment_sizes,
     under,
     units_under,
@@ -269,10 +271,13 @@ class GivenKernels(NamedTuple):
     Args:
         models: Models that are not differentiated, prepared, by their numbers in the comparison.
         kernels: Kernels of pairs of models by their numbers, at every distinct position.
+        roots: Roots of the covariances in whose coordinates these models are; None where the trace
+            makes them.
     """
 
     models: Mapping[int, PreparedModel] = {}
     kernels: Mapping[tuple[int, int], Sequence[Blocks]] = {}
+    roots: tuple[Any, ...] | None = None
 
 
 def kernels_at_numbers(
@@ -294,7 +299,12 @@ def kernels_at_numbers(
     """
     check_differentiable(models)
     metric = request.metric
-    prepared = [prepared_under(model, metric, KERNEL_DTYPE) for model in models]
+    prepared = [
+        under(model, metric, KERNEL_DTYPE)
+        if n in moving
+        else prepared_under(model, metric, KERNEL_DTYPE)
+        for n, model in enumerate(models)
+    ]
     kernels, taken = {}, 0
     for m, n in pairs_of_models(places, request.squared_norms):
         slopes = m in moving or n in moving
@@ -304,7 +314,10 @@ def kernels_at_numbers(
             _check_slopes(taken, prepared[m], prepared[n], request.budget)
         kernels[m, n] = tuple(blocks_at_numbers(one.first, two.first, slopes) for one, two in both)
     fixed = {n: one for n, one in enumerate(prepared) if n not in moving}
-    return GivenKernels(fixed, kernels)
+    # Constants in float64 beside the trace give it no further digits.
+    fixed = jax.tree.map(lambda array: np.asarray(array, request.dtype), fixed)
+    roots = roots_of(metric, (models[0].d_in, models[0].n_ctx)) if fixed else None
+    return GivenKernels(fixed, kernels, roots)
 
 
 def _check_slopes(taken: int, one: PreparedModel, two: PreparedModel, budget: Budget) -> None:
@@ -335,7 +348,7 @@ def traced_products(
     def sum_of(one: AnyModel, own: tuple[int, ...]) -> _Terms:
         for n, (_, model) in zip(own, terms(one), strict=True):
             if n not in prepared:
-                prepared[n] = under(model, request.metric, request.dtype)
+                prepared[n] = under(model, request.metric, request.dtype, given.roots)
         weighted = zip(own, terms(one), strict=True)
         return scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted)
 
