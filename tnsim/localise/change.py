@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, comparables
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine import precision
@@ -413,6 +414,4 @@ def _jackknife(estimates: Float[np.ndarray, "groups components"]) -> np.ndarray 
     totals = left_out.sum(axis=1, keepdims=True)
     if not totals.all():
         return np.full(left_out.shape[1], np.inf)
-    shares = left_out / totals
-    spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
-    return np.sqrt((groups - 1) / groups * spread)
+    return jackknife_error(left_out / totals)
