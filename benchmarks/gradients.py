@@ -66,8 +66,8 @@ def network(rng: Any, d: int, hidden: int, out: int, activation: str, depth: int
 
 def gated(rng: Any, d: int, hidden: int, activation: str) -> Any:
     shapes = (hidden, d), (hidden, d), (d, hidden)
-    arrays = (rng.normal(size=s) / s[1] ** 0.5 for s in shapes)
-    return tnsim.Model([tnsim.Gated(*arrays, activation)])
+    gate, up, down = (rng.normal(size=s) / s[1] ** 0.5 for s in shapes)
+    return tnsim.Model([tnsim.Gated(gate, up, down, activation)])
 
 
 def attending(rng: Any, d: int, n_ctx: int, tokens: int | None = None) -> Any:
