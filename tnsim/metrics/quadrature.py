@@ -43,9 +43,8 @@ def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray
     Source:
         Golub and Welsch, Calculation of Gauss quadrature rules, 1969.
     """
-    from scipy.linalg import eigvalsh_tridiagonal  # here, as its import takes a while
-
-    nodes = eigvalsh_tridiagonal(diagonal, off_diagonal)
+    jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    nodes = np.linalg.eigvalsh(jacobi)
     # The recurrence runs at all nodes at once. Polynomials grow beyond floats at the outer nodes:
     # every step divides both values by the root of the sum of squares so far. This sum is
     # total * exp(log).
