@@ -28,7 +28,6 @@ from tnsim.activations.activation import (
 from tnsim.activations.coefficients import coefficients, energies
 from tnsim.activations.gated import GatedUnits, gated_moments
 from tnsim.activations.kernels import (
-    KernelNumbers,
     Plain,
     Units,
     expanded,
@@ -36,6 +35,7 @@ from tnsim.activations.kernels import (
     in_turn,
     kernel,
     left_over,
+    with_slopes,
 )
 from tnsim.activations.normal import owens_t
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
@@ -689,7 +689,8 @@ def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     f = elu()
     units = [expanded(f, Units(*one)) for one in ((m, rows[0]), (n, rows[1]))]
     with jax.enable_x64(True):
-        found = KernelNumbers.of(Plain(f, f), *units, in_turn, True, compiled).values
+        made = with_slopes(Plain(f, f), *units, in_turn, compiled)
+    found = made.values, *made.slopes
     law = zip(m, s, n, t, rho, gap, strict=True)
     expected = np.array([elu_slopes(1.0, *one) for one in law]).T
     diagonals = np.array([np.diag(x) for x in found])

@@ -11,8 +11,8 @@ import sequence_cases
 from closeness import LARGEST, assert_close
 
 import tnsim
-from tnsim.compare.comparison import Comparison
-from tnsim.compare.request import Tracing
+from tnsim.compare import by_plans
+from tnsim.compare.comparison import Form
 
 STENCIL = (4 / 5, -1 / 5, 4 / 105, -1 / 280)  # of f(x + n h) - f(x - n h), n = 1 to 4
 WORKS = {
@@ -47,10 +47,10 @@ VERBS = {
 def never_traced(monkeypatch):
     """Plans are never a part of a trace."""
 
-    def refused(self, plan, runs):
+    def refused(*given):
         raise AssertionError("a plan was traced")
 
-    monkeypatch.setattr(Tracing, "results", refused)
+    monkeypatch.setattr(by_plans, "_traced_runs", refused)
 
 
 def numbers_of(tree):
@@ -255,8 +255,8 @@ def test_steps_of_training_trace_nothing_anew(weights, cosine, monkeypatch):
     optax = pytest.importorskip("optax")
     adam = optax.adam(0.05)
     traces = []
-    number = Comparison.number
-    monkeypatch.setattr(Comparison, "number", lambda *given: traces.append(0) or number(*given))
+    traced = Form.traced
+    monkeypatch.setattr(Form, "traced", lambda *given: traces.append(0) or traced(*given))
     with jax.enable_x64(True):
         state, values = adam.init(weights), []
         for _ in range(20):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from math import inf, sqrt
@@ -51,6 +51,8 @@ DerivativeWeights = dict[tuple[int, int], Any]
 Cross: TypeAlias = tuple[Real, ...]
 """Matrices over pairs of units, or their entries at single pairs: correlations, and what a pairing
 has besides."""
+_Bounds: TypeAlias = tuple[Real, Real, Real, Real, Real]
+"""What `Kernel` has between values and slopes."""
 _Rows: TypeAlias = tuple[Float[Any, "m rank"], Float[Any, "n rank"]]
 Together = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """The results of independent tasks, in order."""
@@ -78,8 +80,7 @@ class Units(NamedTuple):
     rows: Float[Any, "units rank"]
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A matrix of E f(u_i) g(v_j) with the certified bound of what its series leave out.
 
     Args:
@@ -91,6 +92,8 @@ class Kernel:
         gross: Sizes relative to which values are rounded, shape (units of f,), see `gross_size`.
             Series end where they are that exact, as pairs computed alone are no better.
         other_gross: The same of g, shape (units of g,).
+        slopes: Slopes of the matrix by the parameters of both sides and by the cross matrices, all
+            in its shape, see `with_slopes`; none otherwise.
     """
 
     values: Float[Any, "m n"]
@@ -99,6 +102,7 @@ class Kernel:
     share: Float[Any, ""]
     gross: Float[Any, "m"]
     other_gross: Float[Any, "n"]
+    slopes: tuple[Float[Any, "m n"], ...] = ()
 
     @property
     def bound(self) -> Float[Any, "m n"]:
@@ -288,7 +292,13 @@ class Pairing(ABC):
         """
 
 
-class Expanded(NamedTuple):
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["parameters", "unit", "across", "side"],
+    meta_fields=["f"],
+)
+@dataclass(frozen=True, eq=False)
+class Expanded:
     """Units with all that kernels take of one layer, so that a layer is prepared once.
 
     Args:
@@ -381,7 +391,7 @@ def with_side(pairing: Pairing, units: Expanded) -> Expanded:
     if library(*units.parameters) is jnp:
         return units
     with np.errstate(all="ignore"):
-        return units._replace(side=pairing.side(units.f, units.parameters, False))
+        return replace(units, side=pairing.side(units.f, units.parameters, False))
 
 
 def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
@@ -401,67 +411,58 @@ def between(pairing: Pairing, first: Expanded, second: Expanded, together: Toget
     return Kernel(values, *map(jax.lax.stop_gradient, bounds))
 
 
-class KernelNumbers(NamedTuple):
-    """A kernel and its slopes as numbers, from which a trace goes on without computing them.
+def with_slopes(
+    pairing: Pairing, first: Expanded, second: Expanded, together: Together, compiled: bool
+) -> Kernel:
+    """The kernel of units that are numbers, and its slopes, for `as_function`.
 
     Args:
-        values: The matrix, and behind it its slopes by the parameters of both sides and by the
-            cross matrices, all of shape (units of f, units of g); the matrix alone where nothing
-            is differentiated.
-        bounds: Sizes, share and gross sizes, as in `Kernel`.
+        pairing: The activations, and what stands beside them.
+        first, second: Units of the rows and of the columns.
+        together: Function that runs independent tasks.
+        compiled: Whether a compiled program is taken, which compiles for up to a minute and is up
+            to twice as fast.
     """
-
-    values: tuple[Real, ...]
-    bounds: tuple[Real, ...]
-
-    @classmethod
-    def of(
-        cls,
-        pairing: Pairing,
-        first: Expanded,
-        second: Expanded,
-        together: Together,
-        slopes: bool,
-        compiled: bool,
-    ) -> KernelNumbers:
-        """The kernel of units that are numbers.
-
-        Args:
-            pairing: The activations, and what stands beside them.
-            first, second: Units of the rows and of the columns.
-            together: Function that runs independent tasks.
-            slopes: Whether the kernel is differentiated.
-            compiled: Whether slopes take a compiled program, which compiles for up to a minute and
-                is up to twice as fast.
-        """
-        if not slopes:
-            values, *bounds = vars(between(pairing, first, second, together)).values()
-            return cls((values,), tuple(bounds))
-        cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
-        on_host = first.side is not None and second.side is not None
-        smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
-        if compiled or not on_host or not smooth:
-            # The program is kept by the activations and the numbers of units: the kernels of a
-            # comparison and its norms share it.
-            return cls(*_in_blocks(pairing, True, *sides, cross, (first.unit, second.unit)))
-        first, second = (
-            units._replace(side=jax.tree.map(np.asarray, _side_with_slopes(pairing, f, side)))
-            for units, f, side in zip((first, second), (pairing.f, pairing.g), sides, strict=True)
+    cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
+    on_host = first.side is not None and second.side is not None
+    smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
+    if compiled or not on_host or not smooth:
+        # The program is kept by the activations and the numbers of units: the kernels of a
+        # comparison and its norms share it.
+        (values, *slopes), bounds = _in_blocks(
+            pairing, True, *sides, cross, (first.unit, second.unit)
         )
-        values, bounds = _in_tiles(pairing, first, second, cross, together, True)
-        return cls(tuple(values), bounds)
+        return Kernel(values, *bounds)._replace(slopes=tuple(slopes))
+    first, second = (_with_tables_of_slopes(pairing, units) for units in (first, second))
+    (values, *slopes), bounds = _in_tiles(pairing, first, second, cross, together, True)
+    return Kernel(values, *bounds, tuple(slopes))
 
-    def kernel(self, pairing: Pairing, first: Expanded, second: Expanded) -> Kernel:
-        """The kernel inside a trace, differentiable in the parameters of units."""
-        sides = first.parameters, second.parameters
-        values, bounds = jax.tree.map(lambda x: x.astype(sides[0][0].dtype), tuple(self))
-        return Kernel(_given_values(values, *sides, pairing.cross(first, second)), *bounds)
+
+def as_function(kernel: Kernel, pairing: Pairing, first: Expanded, second: Expanded) -> Kernel:
+    """A kernel of numbers inside a trace, as a function of the parameters of its units.
+
+    Args:
+        kernel: Kernel of these units, with slopes where it is differentiated.
+        pairing: The activations, and what stands beside them.
+        first, second: Units of the rows and of the columns, traced.
+    """
+    sides = first.parameters, second.parameters
+    known: Kernel = jax.tree.map(lambda x: x.astype(sides[0][0].dtype), kernel)
+    numbers = known.values, *known.slopes
+    return known._replace(values=_given_values(numbers, *sides, pairing.cross(first, second)))
+
+
+def _with_tables_of_slopes(pairing: Pairing, units: Expanded) -> Expanded:
+    """Units with their coefficients and the slopes of these; norms and sizes remain."""
+    assert units.side is not None
+    tables = np.asarray(_tables_of_slopes(pairing, units.f, units.parameters))
+    return replace(units, side=units.side._replace(tables=tables))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _side_with_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Side:
-    """Units with coefficients and their slopes, as one compiled program."""
-    return pairing.side(f, parameters, True)
+def _tables_of_slopes(pairing: Pairing, f: Activation, parameters: tuple[Real, ...]) -> Real:
+    """Coefficients and their slopes; norms, of which nobody asks here, are not compiled."""
+    return pairing.side(f, parameters, True).tables
 
 
 @jax.custom_jvp
@@ -805,7 +806,7 @@ def _in_tiles(
     cross: tuple[np.ndarray, ...],
     together: Together,
     slopes: bool,
-) -> tuple[Float[np.ndarray, "count m n"], tuple[np.ndarray, ...]]:
+) -> tuple[Float[np.ndarray, "count m n"], _Bounds]:
     """The kernel in NumPy, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:
@@ -910,7 +911,7 @@ def _in_blocks(
     right: tuple[Real, ...],
     cross: Cross,
     units: _Rows,
-) -> tuple[tuple[Real, ...], tuple[Real, ...]]:
+) -> tuple[tuple[Real, ...], _Bounds]:
     """The kernel in JAX, or the kernel and its slopes, and what `Kernel` has besides.
 
     Args:

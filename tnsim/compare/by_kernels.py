@@ -8,23 +8,32 @@ series leave out counts in the size of a product, relative to which the error of
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact
+from tnsim.compare.request import (
+    CROSS,
+    InnerProducts,
+    Places,
+    Question,
+    Request,
+    is_exact,
+    numbered_models,
+    pairs_of_models,
+)
 from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
-from tnsim.errors import UnsupportedLayer
+from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.long_work import announced
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.protocol import Metric
@@ -38,6 +47,7 @@ from tnsim.problems.kernel_models import (
     meetings,
     on_host,
     product_of,
+    roots_of,
     segment_sizes,
     under,
     units_under,
@@ -46,16 +56,20 @@ from tnsim.problems.kernels import (
     KERNEL_DTYPE,
     MOST_PAIRED,
     ROADS,
+    Blocks,
+    blocks_at_numbers,
     hidden_units,
     own_numbers,
+    slope_bytes,
     small_differences,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
 from tnsim.sessions import session
 
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, PreparedModel], ...]]
-"""A sum of prepared models: triples (coefficient, exponent, model), and the exponent of the sum."""
+_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
+"""A sum of prepared models: triples (coefficient, exponent, model or its number), and the exponent
+of the sum."""
 
 STARTING, _RATE = 0.06, 1e9
 """Seconds before the first kernel, and multiplications of kernels in a second."""
@@ -175,90 +189,183 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
     """
     one, two = terms(first), terms(second)
     if traced:
-        if nonlinear(*(kinds(model) for _, model in (*one, *two))) > 1:
-            raise UnsupportedLayer(
-                "GaussianClosure of several nonlinear layers with an activation has no gradients, "
-                "as roots of singular covariances have none: use Gaussian for one nonlinear layer, "
-                "or Empirical(inputs)"
-            )
-        request = request._replace(dtype=weights_dtype(*(model for _, model in (*one, *two))))
+        models, places = numbered_models(first, second)
+        check_differentiable(models)
+        request = request._replace(dtype=weights_dtype(*models))
+        return traced_products(first, second, places, request, GivenKernels())
     seconds = 0.0
-    if not traced:
-        for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
-            estimate = kernel_estimate(a, b, request.metric, CROSS, request.dtype)
-            check_kernels(estimate, request.budget)
-            seconds += estimate.seconds
-    long = announced(f"kernels of {request.metric.name}", seconds)
-    with long, contextlib.nullcontext() if traced else execution.precision():
-        compare = _Comparison(request, traced)
-        bra = compare.scaled(one)
-        ket = bra if first is second else compare.scaled(two)
-        sides = {"AB": (bra, ket)}
-        several = max(len(one), len(two)) > 1
-        if request.squared_norms or (
-            several and not traced
-        ):  # norms show how much of a product cancels
-            sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-        values = {name: compare.sums(*both) for name, both in sides.items()}
-        exponent = bra.exponent + ket.exponent
-        if traced:  # constants in float64 beside the trace give it no further digits
-            values, exponent = jax.tree.map(
-                lambda array: jnp.asarray(array, request.dtype), (values, exponent)
-            )
-    return InnerProducts(values, exponent, traced, request.dtype, Kernels.name)
+    for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
+        estimate = kernel_estimate(a, b, request.metric, CROSS, request.dtype)
+        check_kernels(estimate, request.budget)
+        seconds += estimate.seconds
+    with announced(f"kernels of {request.metric.name}", seconds), execution.precision():
+        bra = _prepared_sum(one, request.metric)
+        ket = bra if first is second else _prepared_sum(two, request.metric)
+        known: dict[tuple[int, int], ScaledSum] = {}
+
+        def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
+            key = id(m), id(n)  # the sums hold both
+            if key not in known:
+                made = on_host(product_of(m, n, request.slices, request.dtype))
+                known[key] = known[id(n), id(m)] = made
+            return known[key]
+
+        # Norms show how much of a product of sums cancels.
+        norms = request.squared_norms or max(len(one), len(two)) > 1
+        return _products_of_sums(bra, ket, product, norms, request.dtype, traced)
 
 
-class _Comparison:
-    """The inner products of pairs of prepared models, each computed once."""
-
-    def __init__(self, request: Request, traced: bool) -> None:
-        self.request, self.traced = request, traced
-        self._known: dict[tuple[int, int], ScaledSum] = {}
-        self._traced_models: dict[int, Model] = {}  # by prepared model
-
-    def scaled(self, summands: Sequence[tuple[Any, Model]]) -> _Terms:
-        """A sum of prepared models with the powers of two of coefficients and models taken out."""
-        metric, dtype = self.request.metric, KERNEL_DTYPE
-        if self.traced:
-            made = [(c, under(model, metric, self.request.dtype)) for c, model in summands]
-            for (_, prepared), (_, model) in zip(made, summands, strict=True):
-                self._traced_models[id(prepared)] = model
-            return scaled_terms((c, model.exponent, model) for c, model in made)
-        if nonlinear(*(kinds(model) for _, model in summands)) > 1:
-            made = [(c, prepared_under(model, metric, dtype)) for c, model in summands]
-            return scaled_terms((c, model.exponent, model) for c, model in made)
-        known = [(c, hidden_units(with_powers(model, MOST_PAIRED))) for c, model in summands]
-        models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
-        reading = summands[0][1].d_in, summands[0][1].n_ctx
-        # Small differences become functions of their own; all others are prepared once for as long
-        # as their model lives.
-        made = []
-        for c, units in small_differences(known, dtype) if len(known) > 1 else known:
-            if id(units) in models:
-                made.append((c, prepared_under(models[id(units)], metric, dtype)))
-            else:
-                made.append((c, units_under(units, metric, reading, dtype)))
-        return scaled_terms((c, model.exponent, model) for c, model in made)
-
-    def sums(self, bra: _Terms, ket: _Terms) -> ScaledSum:
-        """The inner product of two sums, without their exponents."""
+def _products_of_sums(
+    bra: _Terms,
+    ket: _Terms,
+    product: Callable[[Any, Any], ScaledSum],
+    norms: bool,
+    dtype: str,
+    traced: bool,
+) -> InnerProducts:
+    """The inner products of two sums of prepared models, expanded over their terms."""
+    sides = {"AB": (bra, ket)}
+    if norms:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    values = {}
+    for name, (one, two) in sides.items():
         parts = []
-        for (c, x, m), (d, y, n) in itertools.product(bra.value, ket.value):
-            parts.append(times(self._kernel_product(m, n), c * d, x + y))
-        return add(parts)
+        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
+            parts.append(times(product(m, n), c * d, x + y))
+        values[name] = add(parts)
+    return InnerProducts(values, bra.exponent + ket.exponent, traced, dtype, Kernels.name)
 
-    def _kernel_product(self, a: PreparedModel, b: PreparedModel) -> ScaledSum:
-        key = id(a), id(b)  # the sums hold both
-        if key not in self._known:
-            slices, dtype = self.request.slices, self.request.dtype
-            if self.traced:
-                models = [self._traced_models[id(x)] for x in (a, b)]
-                kernel = self.request.tracing.kernel((models, self.request.metric))
-                product = product_of(a, b, slices, dtype, kernel)
-            else:
-                product = on_host(product_of(a, b, slices, dtype))
-            self._known[key] = self._known[id(b), id(a)] = product
-        return self._known[key]
+
+def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> _Terms:
+    """A sum of prepared models with the powers of two of coefficients and models taken out."""
+    if nonlinear(*(kinds(model) for _, model in summands)) > 1:
+        made = [(c, prepared_under(model, metric, KERNEL_DTYPE)) for c, model in summands]
+        return scaled_terms((c, model.exponent, model) for c, model in made)
+    known = [(c, hidden_units(with_powers(model, MOST_PAIRED))) for c, model in summands]
+    models = {id(units): model for (_, units), (_, model) in zip(known, summands, strict=True)}
+    reading = summands[0][1].d_in, summands[0][1].n_ctx
+    # Small differences become functions of their own; all others are prepared once for as long as
+    # their model lives.
+    made = []
+    for c, units in small_differences(known, KERNEL_DTYPE) if len(known) > 1 else known:
+        if id(units) in models:
+            made.append((c, prepared_under(models[id(units)], metric, KERNEL_DTYPE)))
+        else:
+            made.append((c, units_under(units, metric, reading, KERNEL_DTYPE)))
+    return scaled_terms((c, model.exponent, model) for c, model in made)
+
+
+def check_differentiable(models: Sequence[Model]) -> None:
+    """Raise `UnsupportedLayer` for models that are compared by laws of hidden states."""
+    if nonlinear(*map(kinds, models)) > 1:
+        raise UnsupportedLayer(
+            "GaussianClosure of several nonlinear layers with an activation has no gradients, "
+            "as roots of singular covariances have none: use Gaussian for one nonlinear layer, "
+            "or Empirical(inputs)"
+        )
+
+
+class GivenKernels(NamedTuple):
+    """What a trace of a comparison is given, so that it compiles no formulas of it.
+
+    Args:
+        models: Models that are not differentiated, prepared, by their numbers in the comparison.
+        kernels: Kernels of pairs of models by their numbers, at every distinct position.
+        roots: Roots of the covariances in whose coordinates these models are; None where the trace
+            makes them.
+    """
+
+    models: Mapping[int, PreparedModel] = {}
+    kernels: Mapping[tuple[int, int], Sequence[Blocks]] = {}
+    roots: tuple[Any, ...] | None = None
+
+
+def kernels_at_numbers(
+    models: Sequence[Model], moving: Collection[int], places: Places, request: Request
+) -> GivenKernels:
+    """The kernels of a comparison as numbers, with their slopes.
+
+    A trace of the formulas of kernels would compile for ten seconds, of gated units for a minute.
+
+    Args:
+        models: Distinct models of both sums, as numbers.
+        moving: Numbers of the models that are differentiated.
+        places: Numbers of the models of each sum.
+        request: Question asked of the sums.
+
+    Raises:
+        TooLarge: The slopes exceed the budget.
+        UnsupportedLayer: A model has several nonlinear layers.
+    """
+    check_differentiable(models)
+    metric = request.metric
+    prepared = [
+        under(model, metric, KERNEL_DTYPE)
+        if n in moving
+        else prepared_under(model, metric, KERNEL_DTYPE)
+        for n, model in enumerate(models)
+    ]
+    kernels, taken = {}, 0
+    for m, n in pairs_of_models(places, request.squared_norms):
+        slopes = m in moving or n in moving
+        both = list(zip(prepared[m].positions, prepared[n].positions, strict=True))
+        if slopes:
+            taken += sum(slope_bytes(one.first, two.first) for one, two in both)
+            _check_slopes(taken, prepared[m], prepared[n], request.budget)
+        kernels[m, n] = tuple(blocks_at_numbers(one.first, two.first, slopes) for one, two in both)
+    fixed = {n: one for n, one in enumerate(prepared) if n not in moving}
+    # Constants in float64 beside the trace give it no further digits.
+    fixed = jax.tree.map(lambda array: np.asarray(array, request.dtype), fixed)
+    roots = roots_of(metric, (models[0].d_in, models[0].n_ctx)) if fixed else None
+    return GivenKernels(fixed, kernels, roots)
+
+
+def _check_slopes(taken: int, one: PreparedModel, two: PreparedModel, budget: Budget) -> None:
+    """Raise `TooLarge` where the slopes of all kernels so far exceed the budget."""
+    room = budget.room(0, taken)
+    if taken > room:
+        rows, columns = (model.positions[0].first.units for model in (one, two))
+        raise TooLarge(
+            f"gradients through kernels of {rows:,} x {columns:,} hidden units need "
+            f"{taken / 2**30:.3g} GiB here, and the budget is {room / 2**30:.3g} GiB; "
+            "use Empirical(inputs) or a larger tnsim.Budget"
+        )
+
+
+def traced_products(
+    first: AnyModel, second: AnyModel, places: Places, request: Request, given: GivenKernels
+) -> InnerProducts:
+    """The inner products of two sums inside a trace.
+
+    Args:
+        first, second: Models or sums of models.
+        places: Numbers of the models of each sum.
+        request: Question asked of the sums, in the precision of the trace.
+        given: What is known as numbers; everything else is a part of the trace.
+    """
+    prepared = dict(given.models)
+
+    def sum_of(one: AnyModel, own: tuple[int, ...]) -> _Terms:
+        for n, (_, model) in zip(own, terms(one), strict=True):
+            if n not in prepared:
+                prepared[n] = under(model, request.metric, request.dtype, given.roots)
+        weighted = zip(own, terms(one), strict=True)
+        return scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted)
+
+    bra, ket = (sum_of(one, own) for one, own in zip((first, second), places, strict=True))
+    products: dict[tuple[int, int], ScaledSum] = {}
+    for m, n in pairs_of_models(places, request.squared_norms):
+        known = given.kernels.get((m, n), ())
+        made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
+        products[m, n] = products[n, m] = made
+    found = _products_of_sums(
+        bra, ket, lambda m, n: products[m, n], request.squared_norms, request.dtype, traced=True
+    )
+    # Constants in float64 beside the trace give it no further digits.
+    values, exponent = jax.tree.map(
+        lambda array: jnp.asarray(array, request.dtype), (found.values, found.exponent)
+    )
+    return found._replace(values=values, exponent=exponent)
 
 
 def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:

@@ -7,12 +7,10 @@ which runs once or, with a constant in an exact deep metric, at every moment nod
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -27,8 +25,17 @@ from tnsim.compare.planned import (
     plan_for,
     runs_together,
 )
-from tnsim.compare.request import SELF, Arrays, InnerProducts, Question, Request
-from tnsim.compare.resident import conditioning, placed_weights
+from tnsim.compare.request import (
+    CROSS,
+    SELF,
+    InnerProducts,
+    Places,
+    Question,
+    Request,
+    numbered_models,
+    pairs_of_models,
+)
+from tnsim.compare.resident import conditioning, in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
@@ -41,16 +48,17 @@ from tnsim.engine.runtime.rates import USUAL_CORES, backend_of, usual_seconds
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.orbits import expected_count
+from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.names import COVARIANCE, SIDES, Side
+from tnsim.names import COVARIANCE, SIDES, Pair
 from tnsim.problems import features
 from tnsim.problems.base import Family, model_weights
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.leaves import by_side
 from tnsim.problems.polynomial_space import need_all_orders
-from tnsim.problems.state_sizes import common_units, in_units_of_inputs, units_of_inputs
+from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
@@ -65,8 +73,9 @@ from tnsim.scaled import (
 )
 from tnsim.sessions import per_object_cache
 
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Model], ...]]
-"""A sum of scaled models: triples (coefficient, exponent, model), and the exponent of the sum."""
+_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, int], ...]]
+"""A sum of scaled models: triples (coefficient, exponent, number of the model), and the exponent of
+the sum."""
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
@@ -156,6 +165,54 @@ class Contractions:
             raise TooLarge(f"{beyond}{_SPARSE}") from None
 
 
+class PlannedPair(NamedTuple):
+    """The inner products of two models, as a plan computes them.
+
+    Args:
+        one, two: Numbers of the models among the distinct models of a comparison.
+        family: Way in which the models and the metric become a problem.
+        wanted: Inner products that are wanted; `SELF` where one plan of a model with itself serves
+            for all products.
+    """
+
+    one: int
+    two: int
+    family: Family
+    wanted: tuple[Pair, ...]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the plan is of one model with itself."""
+        return self.wanted == SELF
+
+    def plan(self, request: Request) -> Plan:
+        """The plan within the budget of a request, the same object at every call."""
+        return affordable(self.family, self.wanted, request.slices, request.dtype, request.budget)
+
+    @property
+    def count_of_runs(self) -> int:
+        """Number of runs of the plan, one at every moment node."""
+        return 1 if self.family.nodes is None else len(self.family.nodes.points)
+
+    def inputs(self, plan: Plan, metric: Metric, d_in: int) -> list[dict[str, Any]]:
+        """The arrays of the inputs by name, at every moment node; once where there are no nodes."""
+        nodes = self.family.nodes
+        points = (None,) if nodes is None else nodes.points
+        return [self.family.inputs(plan.shapes, metric, d_in, t) for t in points]
+
+
+class Written(NamedTuple):
+    """The models of a comparison in scientific notation, as far as sums of products depend on it.
+
+    Args:
+        exponents: Exponents that the models lack.
+        factors: Factors by which rounding is amplified within the models, see `conditioning`.
+    """
+
+    exponents: Sequence[Any]
+    factors: Sequence[Any]
+
+
 def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
     """The inner products of two sums of models, along plans.
 
@@ -167,174 +224,192 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     Returns:
         The products of the request; of sums that are not traced, also the norms.
     """
-    one, two = terms(first), terms(second)
-    models = [model for _, model in (*one, *two)]
+    models, places = numbered_models(first, second)
     if traced:
         # The dtype of the weights as given: units of untraced models are applied in float64.
         request = request._replace(dtype=weights_dtype(*models))
-    slices, dtype = request.slices, request.dtype
     # All models of a comparison are written in the same units, as are the inputs; the metric then
     # follows the inputs.
-    tracing, metric = request.tracing, request.metric
-    unit = tracing.noted(partial(units_of_inputs, models, metric))
-    units = in_units_of_inputs(models, metric, unit)
-    known = {id(model): tracing.in_units(model, units, slices) for model in models}
-    bra, ket = _scaled_sum(first, known), _scaled_sum(second, known)
+    metric, units = request.metric, common_units(models, request.metric)
+    known = [in_units(model, units, request.slices) for model in models]
     request = request._replace(metric=units.metric)
-    exponent = bra.exponent + ket.exponent
-    if len(one) == len(two) == 1:
-        values = _of_one_pair(bra, ket, request, traced)
-        return InnerProducts(values, exponent, traced, dtype, Contractions.name)
-    products = _of_sums(bra, ket, request, traced)
-    if not traced and any(lost_half(products[name], dtype) for name in ("AA", "BB")):
+    pairs = planned_pairs([one.value for one in known], places, request, traced)
+    run = _traced_runs if traced else _host_runs
+    results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
+    factors = [precision.cancellation(conditioning(one.value, units.metric)) for one in known]
+    written = Written([one.exponent for one in known], factors)
+    found = products_of(first, second, places, pairs, results, written, request, traced)
+    if traced or _are_single(first, second):
+        return found
+    if any(lost_half(found.values[name], request.dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
         space = features.common_space(models, metric)
         if space is not None:
-            products = by_vectors(space, one, two, metric, slices)
-            return InnerProducts(products, 0.0, traced, "float64", space.route)
-    return InnerProducts(products, exponent, traced, dtype, Contractions.name)
+            sums = by_vectors(space, terms(first), terms(second), metric, request.slices)
+            return InnerProducts(sums, 0.0, traced, "float64", space.route)
+    return found
 
 
-def _scaled_sum(model: AnyModel, known: dict[int, Scaled[Model]]) -> _Terms:
-    """A model or a combination as a sum of scaled models, which are given by `id`."""
-    if isinstance(model, Model):
-        part = known[id(model)]
-        return Scaled(((1.0, np.float64(0.0), part.value),), part.exponent)
-    return scaled_terms((c, known[id(m)].exponent, known[id(m)].value) for c, m in terms(model))
+def _are_single(first: AnyModel, second: AnyModel) -> bool:
+    """Whether both sums consist of a single model."""
+    return len(terms(first)) == len(terms(second)) == 1
 
 
-def _of_one_pair(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
-    """The products of two sums of a single model each, with their coefficients."""
-    ((c, _, m),), ((d, _, n),) = bra.value, ket.value
-    plain = _of_models(m, n, request, traced)
-    if traced and not request.squared_norms:  # nothing can be refused later
-        arithmetic = Arithmetic(max(m.growth, n.growth), request.dtype)
-        plain["AB"] = precision.known_product(plain["AB"], arithmetic)
-    # <c A|d B> = c d <A|B>.
-    factors = {"AB": c * d, "AA": c * c, "BB": d * d}
-    return {name: times(value, factors[name]) for name, value in plain.items()}
+def planned_pairs(
+    models: Sequence[Model], places: Places, request: Request, traced: bool
+) -> list[PlannedPair]:
+    """The pairs of models whose products make up those of two sums, each pair once.
+
+    Args:
+        models: Distinct models in scientific notation.
+        places: Numbers of the models of each sum.
+        request: Question asked of the sums, its metric in the units of the inputs.
+        traced: Whether weights, coefficients or metric are traced, or are to be differentiated.
+
+    Raises:
+        TooLarge: A plan would exceed the budget.
+    """
+    single = all(len(own) == 1 for own in places)
+    wanted = request.pairs if single else CROSS
+    # The norms of a sum show how much of a product cancels.
+    norms = not single and (request.squared_norms or not traced)
+    pairs = []
+    for one, two in pairs_of_models(places, norms):
+        a, b = models[one], models[two]
+        # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to
+        # the last bit.
+        alone = a is b or (not traced and same_weights(a, b))
+        family = choose(a, None if alone else b, request.metric)
+        pairs.append(PlannedPair(one, two, family, SELF if alone else wanted))
+        pairs[-1].plan(request)  # refused before anything runs
+    return pairs
 
 
-def _of_sums(bra: _Terms, ket: _Terms, request: Request, traced: bool) -> dict[str, ScaledSum]:
-    """The products of sums of models: every pair of terms once, weighted and added up."""
+def products_of(
+    first: AnyModel,
+    second: AnyModel,
+    places: Places,
+    pairs: Sequence[PlannedPair],
+    results: Sequence[Sequence[execution.Result]],
+    written: Written,
+    request: Request,
+    traced: bool,
+) -> InnerProducts:
+    """The inner products of two sums, from the results of the plans of their models.
+
+    Args:
+        first, second: Models or sums of models, of which coefficients and degrees are read.
+        places: Numbers of the models of each sum.
+        pairs: Pairs of models, see `planned_pairs`.
+        results: Results of the plan of each pair, at every moment node.
+        written: Exponents and factors of the models.
+        request: Question asked of the sums.
+        traced: Whether numbers are traced.
+    """
+    of_pairs: dict[tuple[int, int], dict[str, ScaledSum]] = {}
+    for pair, found in zip(pairs, results, strict=True):
+        products = _of_models(pair, found, written.factors, request)
+        of_pairs[pair.one, pair.two] = of_pairs[pair.two, pair.one] = products
+    bra, ket = (
+        _scaled_sum(one, own, written.exponents)
+        for one, own in zip((first, second), places, strict=True)
+    )
+    dtype, exponent = request.dtype, bra.exponent + ket.exponent
+    if _are_single(first, second):
+        ((c, _, m),), ((d, _, n),) = bra.value, ket.value
+        plain = dict(of_pairs[m, n])
+        if traced and not request.squared_norms:  # nothing can be refused later
+            growth = max(model.growth for one in (first, second) for _, model in terms(one))
+            plain["AB"] = precision.known_product(plain["AB"], Arithmetic(growth, dtype))
+        # <c A|d B> = c d <A|B>.
+        factors = {"AB": c * d, "AA": c * c, "BB": d * d}
+        values = {name: times(value, factors[name]) for name, value in plain.items()}
+        return InnerProducts(values, exponent, traced, dtype, Contractions.name)
     sides = {"AB": (bra, ket)}
-    if request.squared_norms or not traced:  # the norms show how much of a product cancels
+    if request.squared_norms or not traced:
         sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    request = request._replace(squared_norms=False)
-    known: dict[tuple[int, int], ScaledSum] = {}
-
-    # Terms of both sums may be one model, and AA has each pair twice.
-    def product(m: Model, n: Model) -> ScaledSum:
-        key = (id(m), id(n))
-        if key not in known:
-            # The inner product is symmetric.
-            known[key] = known[id(n), id(m)] = _of_models(m, n, request, traced)["AB"]
-        return known[key]
-
-    products = {}
+    values = {}
     for name, (one, two) in sides.items():
         contributions = []
         for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
-            contributions.append(times(product(m, n), c * d, x + y))
-        products[name] = add(contributions)
-    return products
+            contributions.append(times(of_pairs[m, n]["AB"], c * d, x + y))
+        values[name] = add(contributions)
+    return InnerProducts(values, exponent, traced, dtype, Contractions.name)
 
 
-def _of_models(a: Model, b: Model, request: Request, traced: bool) -> dict[str, ScaledSum]:
-    """The products of two plain models, planned and run.
+def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> _Terms:
+    """A model or a combination as a sum of scaled models, which are given by their numbers."""
+    if isinstance(model, Model):
+        (n,) = places
+        return Scaled(((1.0, np.float64(0.0), n),), exponents[n])
+    weighted = zip(terms(model), places, strict=True)
+    return scaled_terms((c, exponents[n], n) for (c, _), n in weighted)
+
+
+def _of_models(
+    pair: PlannedPair,
+    results: Sequence[execution.Result],
+    factors: Sequence[Any],
+    request: Request,
+) -> dict[str, ScaledSum]:
+    """The products of two plain models from results at every moment node.
 
     Exponents are relative to the norms where these are computed too.
     """
-    # A model with itself has one plan for AA, which serves AB and BB: its cosine is then 1 to the
-    # last bit.
-    alone = a is b or (not traced and same_weights(a, b))
-    other = None if alone else b
-    family = choose(a, other, request.metric)
-    pairs = SELF if alone else request.pairs
-    plan = affordable(family, pairs, request.slices, request.dtype, request.budget)
-    runs = _traced_runs if traced else _host_runs
-    products = []
-    for result in runs(family, plan, a, other, request):
-        if request.slices and family.lifted:
+    plan, products = pair.plan(request), []
+    for result in results:
+        if request.slices and pair.family.lifted:
             result = _without_constant(result)
-        products.append(_relative_products(plan, result, alone, request.squared_norms))
+        products.append(_relative_products(plan, result, pair.alone))
     total = products[0]
-    if family.nodes is not None:
+    nodes = pair.family.nodes
+    if nodes is not None:
         # The sum over moment nodes, E = sum_j w_j F(t_j), see `problems.base`.
         weighted: dict[str, list[ScaledSum]] = {name: [] for name in products[0]}
-        for weight, product in zip(family.nodes.weights, products, strict=True):
+        for weight, product in zip(nodes.weights, products, strict=True):
             for name, value in product.items():
                 weighted[name].append(times(value, weight))
         total = {name: add(summands) for name, summands in weighted.items()}
-    return _with_cancellation(total, a, b, request)
-
-
-def _with_cancellation(
-    products: dict[str, ScaledSum], a: Model, b: Model, request: Request
-) -> dict[str, ScaledSum]:
-    """Products whose sizes count the cancellation within each model, see `conditioning`."""
     # An error of A's function enters <A|A> twice and <A|B> once, so the factor of AB is the
     # geometric mean of the factors of the norms.
-
-    def factor(model: Model) -> Any:
-        made = partial(conditioning, model, request.metric)
-        return precision.cancellation(request.tracing.noted(made))
-
-    first = factor(a)
-    second = first if a is b else factor(b)
-    factors = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
-    return {name: magnified(value, factors[name]) for name, value in products.items()}
+    first, second = factors[pair.one], factors[pair.two]
+    amplified = {"AB": (first * second) ** 0.5, "AA": first, "BB": second}
+    return {name: magnified(value, amplified[name]) for name, value in total.items()}
 
 
-def _host_runs(
-    family: Family, plan: Plan, a: Model, b: Model | None, request: Request
-) -> list[execution.Result]:
+def _host_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
-    metric, dtype = request.metric, request.dtype
+    plan = pair.plan(request)
     backend = backend_of(plan)
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
-        for side, model in by_side(a, b).items():
-            arrays |= placed_weights(family, side, model, dtype, backend)
+        for side, model in by_side(a, None if pair.alone else b).items():
+            arrays |= placed_weights(pair.family, side, model, request.dtype, backend)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
-
-        def at(inputs: dict[str, Any]) -> execution.Result:
-            return fetched(plan, arrays | execution.placed(inputs, dtype, backend), backend)
-
-        if family.nodes is None:
-            return [at(family.inputs(plan.shapes, metric, a.d_in))]
-        nodes = [family.inputs(plan.shapes, metric, a.d_in, t) for t in family.nodes.points]
-        if runs_together(plan, request.budget):
+        nodes = pair.inputs(plan, request.metric, a.d_in)
+        if len(nodes) > 1 and runs_together(plan, request.budget):
             # Runs at different nodes read the same weights; the second moment alone differs.
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
-            arrays |= execution.placed(inputs, dtype, backend)
+            arrays |= execution.placed(inputs, request.dtype, backend)
             return fetched_at_all(plan, arrays, [COVARIANCE], backend)
-        return [at(inputs) for inputs in nodes]
+        placed = [execution.placed(inputs, request.dtype, backend) for inputs in nodes]
+        return [fetched(plan, arrays | inputs, backend) for inputs in placed]
 
 
-def _traced_runs(
-    family: Family, plan: Plan, a: Model, b: Model | None, request: Request
-) -> list[execution.Result]:
+def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results inside a trace of the caller's, node by node."""
+    plan, family = pair.plan(request), pair.family
 
-    def cast(arrays: Arrays) -> Arrays:
+    def cast(arrays: dict[str, Any]) -> dict[str, Any]:
         named = {name: array for name, array in arrays.items() if name in plan.shapes}
         # Where models and metric are numbers, so are all arrays.
         return {name: library(x).asarray(x, request.dtype) for name, x in named.items()}
 
-    @functools.cache
-    def weights() -> Arrays:
-        models: dict[Side, Model] = {}
-        for side, model in by_side(a, b).items():
-            models[side] = family.prepare(model)
-        return cast(model_weights(family, models))
-
-    def arrays(t: float | None) -> Arrays:
-        return weights() | cast(family.inputs(plan.shapes, request.metric, a.d_in, t))
-
-    points = family.nodes.points if family.nodes else (None,)
-    return request.tracing.results(plan, [partial(arrays, t) for t in points])
+    sides = by_side(a, None if pair.alone else b).items()
+    weights = cast(model_weights(family, {side: family.prepare(model) for side, model in sides}))
+    nodes = pair.inputs(plan, request.metric, a.d_in)
+    return [execution.run(plan, weights | cast(inputs), "traced") for inputs in nodes]
 
 
 def _without_constant(result: execution.Result) -> execution.Result:
@@ -342,9 +417,7 @@ def _without_constant(result: execution.Result) -> execution.Result:
     return result._replace(values={name: value[1:] for name, value in result.values.items()})
 
 
-def _relative_products(
-    plan: Plan, result: execution.Result, alone: bool, squared_norms: bool
-) -> dict[str, ScaledSum]:
+def _relative_products(plan: Plan, result: execution.Result, alone: bool) -> dict[str, ScaledSum]:
     """The products of a single run; for cosines, without the scales of the separate models.
 
     These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
@@ -356,7 +429,7 @@ def _relative_products(
     if alone:
         product = contribution(values["AA"], execution.exponent_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
-    if not squared_norms:
+    if len(scales) == 1:
         return {"AB": contribution(values["AB"], execution.exponent_of(result, scales["AB"]))}
     _check_shared(scales)
     products = {}

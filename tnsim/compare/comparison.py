@@ -1,61 +1,39 @@
-"""A comparison of two models as a structure without numbers, and its numbers.
+"""A comparison of two models, apart into its structure and its numbers.
 
-Everything that does not change from one step of training to the next stands in a `Comparison`,
-under which JAX keeps compiled programs. The numbers are leaves of (a, b, metric): moving weights,
-with respect to which derivatives are taken, and fixed numbers.
+Everything that does not change from one step of training to the next stands in a `Form`, under
+which JAX keeps compiled programs. The numbers are leaves of (a, b, metric): moving weights, with
+respect to which derivatives are taken, and fixed numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.by_points import at_traced_points
-from tnsim.compare.request import (
-    Answer,
-    InnerProducts,
-    Question,
-    Request,
-    Tracing,
-    Two,
-    check_comparison,
-)
-from tnsim.compare.routes import routes_of
+from tnsim.compare.request import Answer, Places, Request, numbered_models
+from tnsim.compare.resident import is_constant
 from tnsim.engine.budget import Budget
-from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.metrics.points import WeightedPoints
-from tnsim.models.differences import by_differences
-from tnsim.models.model import terms
+from tnsim.metrics.protocol import Metric
+from tnsim.models.model import AnyModel, Model, terms
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
 
 
-class Fixed(NamedTuple):
-    """Numbers without derivatives.
-
-    Attributes:
-        weights: Fixed weights of the models, and the moments of the metric.
-        sample: Points of a finite metric; None where legs are joined.
-    """
-
-    weights: Weights
-    sample: WeightedPoints | None
-
-
 @dataclass(frozen=True)
-class Comparison:
+class Form:
     """The structure of a comparison, without its numbers.
 
     Attributes:
         answer: Function that makes the number of the inner products.
-        form: Tree structure of (a, b, metric), with None for the metric where a sample is given,
+        tree: Tree structure of (a, b, metric), with None for the metric where points are given,
             and None for the second model where it is the first.
         others: Leaves that are no numbers, each with its number among the leaves, such as a user's
             metric that is no pytree.
@@ -65,110 +43,143 @@ class Comparison:
     """
 
     answer: Answer
-    form: Any
+    tree: Any
     others: tuple[tuple[int, Any], ...]
     dtype: str
     budget: Budget
     squared_norms: bool
 
-    def number(self, moving: Weights, fixed: Fixed, tracing: Tracing) -> tuple[Any, Any]:
-        """The answer, as JAX traces it.
-
-        Args:
-            moving: Weights with respect to which derivatives are taken.
-            fixed: Numbers without derivatives.
-            tracing: Way in which the comparison is traced.
-
-        Returns:
-            A scalar, and numbers without derivatives.
-        """
-        arrays = {
-            n: jnp.asarray(array, self.dtype) for n, array in (moving | fixed.weights).items()
-        }
-        products, models, request = self.products(arrays, fixed.sample, tracing)
-        return beside_number(self.answer(products, models, request))
-
-    def arguments(self, arrays: Mapping[int, Any]) -> tuple[Any, Any, Any]:
-        """Both models and the metric, of their weights and moments by number among the leaves."""
+    def arguments(self, leaves: Mapping[int, Any]) -> tuple[Any, Any, Any]:
+        """Both models and the metric, of all their numbers."""
         # The leaves come back from two places, structure and numbers, and are put in order by their
         # numbers, as `tree.unflatten` expects them.
-        leaves: dict[int, Any] = dict(self.others) | dict(arrays)
-        a, b, metric = jax.tree.unflatten(self.form, [leaves[n] for n in range(len(leaves))])
+        every: dict[int, Any] = dict(self.others) | dict(leaves)
+        a, b, metric = jax.tree.unflatten(self.tree, [every[n] for n in range(len(every))])
         return a, a if b is None else b, metric
 
-    def products(
-        self, arrays: Mapping[int, Any], sample: WeightedPoints | None, tracing: Tracing
-    ) -> tuple[InnerProducts, Two, Request]:
-        """The inner products, as in a trace also where arrays are those of NumPy.
+    def traced(self, leaves: Mapping[int, Any]) -> tuple[Any, Any, Any]:
+        """Both models and the metric inside a trace, in the precision of the computation."""
+        return self.arguments({n: jnp.asarray(x, self.dtype) for n, x in leaves.items()})
+
+    def request(self, metric: Any) -> Request:
+        """The question, under a metric with these or other numbers; None where points are given."""
+        return Request(metric, self.dtype, self.budget, self.squared_norms)
+
+    @property
+    def coefficients(self) -> frozenset[int]:
+        """Numbers of the leaves that are coefficients of models in a sum."""
+        a, b, _ = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        found = jax.tree.leaves((a, b), is_leaf=lambda x: isinstance(x, Model))
+        return frozenset(x for x in found if isinstance(x, int))
+
+
+class Moves(NamedTuple):
+    """What of a comparison depends on moving weights.
+
+    Attributes:
+        places: Numbers of the models of each sum.
+        models: Numbers of the models that do.
+        metric: Whether the metric does.
+    """
+
+    places: Places
+    models: frozenset[int]
+    metric: bool
+
+
+class Comparison(NamedTuple):
+    """A comparison of two models and its numbers.
+
+    Attributes:
+        form: Structure of the comparison.
+        models: Both sides as they were given.
+        metric: Metric as it was given.
+        leaves: Weights and moments by their number among the leaves of (a, b, metric).
+        points: Points of a finite metric, in place of its moments; None where legs are joined.
+    """
+
+    form: Form
+    models: tuple[AnyModel, AnyModel]
+    metric: Metric
+    leaves: dict[int, Any]
+    points: WeightedPoints | None
+
+    def fixed(self, moving: Collection[int]) -> dict[int, Any]:
+        """The numbers without derivatives."""
+        return {n: leaf for n, leaf in self.leaves.items() if n not in moving}
+
+    def at(self, moving: Weights) -> tuple[Any, Any, Metric]:
+        """Both models and the metric as numbers on the host.
+
+        What was made of a model that never changes is kept with the model, so such a model remains
+        the object that it is. Others are of arrays that nobody writes to, so that measurements of
+        them may be kept too.
 
         Args:
-            arrays: All weights and moments by their number among the leaves.
-            sample: Points of a finite metric; None where legs are joined.
-            tracing: Way in which the comparison is traced.
-
-        Returns:
-            The products, and the models and the request that they answer.
+            moving: Weights that take the place of others, by number.
         """
-        a, b, metric = self.arguments(arrays)
-        request = Request(metric, self.dtype, self.budget, self.squared_norms, tracing=tracing)
-        if sample is not None:
-            a, b = (by_differences(model, self.dtype) for model in (a, b))
-            return at_traced_points(a, b, sample), (a, b), request
-        check_comparison(a, b, metric)
-        models = tuple(model for one in (a, b) for _, model in terms(one))
-        (route,) = routes_of(Question(models, metric, request.pairs, False, self.dtype, True))
-        return route.products(a, b, request, True), (a, b), request
 
+        def number(leaf: Any) -> Any:
+            array = np.array(leaf, self.form.dtype)
+            array.flags.writeable = False
+            return array
 
-def beside_number(answer: Any) -> tuple[Any, Any]:
-    """The number of an answer, and the numbers that accompany it, None where there are none.
+        made: dict[int, Model] = {}  # of given models by identity: a model may occur in both sums
 
-    Example:
-        >>> beside_number(0.5), beside_number((0.5, 1e-15))
-        ((0.5, None), (0.5, 1e-15))
-    """
-    if not isinstance(answer, tuple):
-        return answer, None
-    number, beside = answer
-    return number, beside
+        def known(new: Any, given: Any) -> Any:
+            if not isinstance(given, Model):
+                return number(new)
+            if id(given) not in made:
+                made[id(given)] = given if is_constant(given) else jax.tree.map(number, new)
+            return made[id(given)]
+
+        a, b, metric = self.form.arguments(self.fixed(moving) | moving)
+        a, b = (
+            jax.tree.map(known, new, given, is_leaf=lambda x: isinstance(x, Model))
+            for new, given in zip((a, b), self.models, strict=True)
+        )
+        if self.points is None and self.moves(moving).metric:
+            return a, b, jax.tree.map(number, metric)
+        return a, b, self.metric
+
+    def moves(self, moving: Collection[int]) -> Moves:
+        """What depends on moving weights.
+
+        Args:
+            moving: Numbers of the weights.
+        """
+        _, places = numbered_models(*self.models)
+        a, b, metric = self.form.arguments({n: n in moving for n in self.leaves})
+        found: dict[int, bool] = {}
+        for one, own in zip((a, b), places, strict=True):
+            for n, (_, model) in zip(own, terms(one), strict=True):
+                found.setdefault(n, any(x is True for x in jax.tree.leaves(model)))
+        models = frozenset(n for n, does in found.items() if does)
+        return Moves(places, models, any(x is True for x in jax.tree.leaves(metric)))
 
 
 def comparison_of(
-    answer: Answer, a: Any, b: Any, request: Request, sample: WeightedPoints | None
-) -> tuple[Comparison, dict[int, Any]]:
-    """A comparison, and its numbers.
+    answer: Answer, a: Any, b: Any, request: Request, points: WeightedPoints | None
+) -> Comparison:
+    """A comparison and its numbers.
 
     Args:
         answer: Function that makes the number of the inner products.
         a: A model or a combination of models.
         b: The other model or combination.
         request: Metric, precision and budget of the comparison.
-        sample: Points of a finite metric, which take the place of its moments.
-
-    Returns:
-        The comparison, and the weights and moments of (a, b, metric) by their number among the
-        leaves.
+        points: Points of a finite metric, which take the place of its moments.
     """
-    # Where a sample stands for the metric, the metric's own numbers must not be traced as well.
-    metric = request.metric if sample is None else None
-    leaves, form = jax.tree.flatten((a, None if b is a else b, metric))
+    # Where points stand for the metric, the metric's own numbers must not be traced as well.
+    metric = request.metric if points is None else None
+    leaves, tree = jax.tree.flatten((a, None if b is a else b, metric))
     numbers = {n: leaf for n, leaf in enumerate(leaves) if _is_number(leaf)}
     # Leaves that are no numbers are part of the key under which JAX keeps compiled programs, so
     # they are a tuple that can be hashed.
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
-    comparison = Comparison(
-        answer, form, others, request.dtype, request.budget, request.squared_norms
-    )
-    return comparison, numbers
+    form = Form(answer, tree, others, request.dtype, request.budget, request.squared_norms)
+    return Comparison(form, (a, b), request.metric, numbers, points)
 
 
 def _is_number(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") or isinstance(leaf, float)
-
-
-def compiled(**options: Any) -> Any:
-    """`jax.jit` with the compiler options of plans.
-
-    The options are asked for when this file is imported, which is when gradients are first needed.
-    """
-    return partial(jax.jit, compiler_options=compiler_options(), **options)

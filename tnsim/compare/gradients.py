@@ -1,35 +1,30 @@
-"""Numbers of a comparison and their gradients, along plans and their pullbacks.
+"""Numbers of a comparison and their gradients, one road for JAX and for PyTorch.
 
-A comparison is a function of weights that runs plans on its way. *Before* the plans, weights are
-written in scientific notation and laid out as arrays; *after* them, inner products become a number.
-Nothing of this is traced as a whole:
+A comparison is a function of weights in three steps:
 
-1. `_Noting` goes the way of the comparison on arrays of NumPy and notes everything that is found by
-   numbers and has no derivative: units, bases of bonds, how far sums within a model cancel.
-2. `_arrays_for_plans` is traced with these notes given, and is little more than the layout. It
-   records the arrays of all plans, as no plan reads the result of another plan.
-3. The plans run as any plan, interpreted or compiled (see `engine/runtime/rates`), and derivatives
-   pass through them along their pullbacks (`engine/passes/pullback`).
-4. `_number_after_plans` is given their results.
+    arrays     weights in scientific notation, laid out as arrays of plans
+    Gram block inner products of models: plans that contract the arrays, or kernels of hidden units
+    answer     a number of the inner products
 
-The second and the fourth are small compiled programs, kept under the structure of the comparison.
-Comparisons that run no plan, over points, are `_number_after_plans` alone. Kernels of hidden units
-and their slopes are computed among the notes (`KernelNumbers`), in NumPy, and traces are given
-them: a trace of their formulas would compile for ten seconds, of gated units for a minute.
+Where the numbers are at hand, the block runs as it does without derivatives, and has a rule of its
+own: plans run in their tiers, and derivatives pass along their pullbacks; kernels and their slopes
+are tables of NumPy. The two other steps are small compiled programs, kept under the structure of
+the comparison (`Form`), and the chain rule joins the three. Units, bases of bonds and how far sums
+cancel are found by numbers first; the function does not depend on them, so derivatives take them as
+constants (`Gauge`, `Written`). Models without moving weights are prepared as ever, once.
 
 *In JAX* (`differentiated`). A function that is differentiated and not compiled is called with
-numbers at hand. Its value and its gradient at these numbers are those above, and its derivative
-along a change of the weights is the inner product of gradient and change. Where a rule of JAX asks
-for this derivative inside another trace, as for second derivatives, the whole comparison is traced
-instead, as it is inside `jax.jit` and `jax.vmap`.
+numbers at hand. Its derivative along a change of the weights is the inner product of gradient and
+change; as a rule for tangents it serves both modes. Where a rule of JAX asks for this derivative
+inside another trace, as for second derivatives, the whole comparison is traced instead, as it is
+inside `jax.jit` and `jax.vmap`: the three steps are then a part of the caller's trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -37,251 +32,299 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from tnsim.activations.kernels import Expanded, Kernel, KernelNumbers, Together
-from tnsim.compare.comparison import (
-    Comparison,
-    Fixed,
-    Weights,
-    beside_number,
-    comparison_of,
-    compiled,
-)
+from tnsim.compare.by_kernels import GivenKernels, Kernels, kernels_at_numbers, traced_products
+from tnsim.compare.by_plans import PlannedPair, Written, planned_pairs, products_of
+from tnsim.compare.by_points import at_traced_points
+from tnsim.compare.comparison import Comparison, Form, Moves, Weights, comparison_of
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.planned import ADVICE, announced_plans
-from tnsim.compare.request import Answer, Arrays, Request, Tracing
-from tnsim.compare.resident import in_new_notation
-from tnsim.engine.budget import Budget, check_pullbacks
+from tnsim.compare.request import (
+    Answer,
+    Places,
+    Question,
+    Request,
+    check_comparison,
+    numbered_models,
+)
+from tnsim.compare.resident import conditioning, in_new_gauge, in_units, placed_weights
+from tnsim.compare.routes import routes_of
+from tnsim.engine import precision
+from tnsim.engine.budget import check_pullbacks
 from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.gradients import Kept, gradients, run_kept
+from tnsim.engine.runtime.gradients import gradients, run_kept
 from tnsim.engine.runtime.rates import backend_of
-from tnsim.errors import TooLarge
+from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
-from tnsim.models.model import Model, terms
-from tnsim.problems.kernels import KernelMaker
-from tnsim.problems.state_sizes import Units, written
-from tnsim.scaled import Scaled
-from tnsim.sessions import session
+from tnsim.models.model import AnyModel, Model, terms
+from tnsim.names import on_side
+from tnsim.problems.base import Family
+from tnsim.problems.leaves import by_side
+from tnsim.problems.state_sizes import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
 
-V = TypeVar("V")
+_Key: TypeAlias = tuple[int, str]
+"""Number of a layout, or behind all layouts of a run, and the name of an array there."""
+_Arrays: TypeAlias = dict[_Key, Any]
 
 
-class _PlanRun(NamedTuple):
+def _compiled(**options: Any) -> Any:
+    """`jax.jit` with the compiler options of plans.
+
+    The options are asked for when this file is imported, which is when gradients are first needed.
+    """
+    return partial(jax.jit, compiler_options=compiler_options(), **options)
+
+
+def number_and_pullback(
+    comparison: Comparison, moving: Weights
+) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
+    """The number of a comparison, and a function that returns its gradient.
+
+    Args:
+        comparison: Models, metric and numbers.
+        moving: Weights with respect to which derivatives are taken, in place of those of the
+            comparison.
+
+    Returns:
+        The number with the numbers that accompany it, and a function without arguments. The
+        function returns a derivative for each of the moving weights, in the type of the weight.
+
+    Raises:
+        TooLarge: The computation with its derivatives would exceed the budget.
+    """
+    if comparison.points is not None:
+        value, own = _at_points(
+            comparison.form, moving, comparison.fixed(moving), comparison.points
+        )
+        return jax.block_until_ready(value), lambda: own
+    a, b, metric = comparison.at(moving)
+    check_comparison(a, b, metric)
+    models, _ = numbered_models(a, b)
+    request = comparison.form.request(metric)
+    (route,) = routes_of(
+        Question(tuple(models), metric, request.pairs, False, request.dtype, traced=True)
+    )
+    with np.errstate(all="ignore"):
+        if isinstance(route, Kernels):
+            return _along_kernels(comparison, models, request, moving)
+        return _along_plans(comparison, models, request, moving)
+
+
+# Points and kernels: the block is a part of the answer's program, or is given to it.
+
+
+@_compiled(static_argnums=0)
+def _at_points(
+    form: Form, moving: Weights, fixed: Weights, points: WeightedPoints
+) -> tuple[tuple[Any, Any], Weights]:
+    """The number at some points, and its gradient."""
+
+    def number(weights: Weights) -> tuple[Any, Any]:
+        a, b, _ = form.traced(fixed | weights)
+        a, b = (by_differences(model, form.dtype) for model in (a, b))
+        products = at_traced_points(a, b, points)
+        return beside_number(form.answer(products, (a, b), form.request(None)))
+
+    return jax.value_and_grad(number, has_aux=True)(moving)
+
+
+def _along_kernels(
+    comparison: Comparison, models: Sequence[Model], request: Request, moving: Weights
+) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
+    """The number of kernels of hidden units, and its gradient."""
+    moves = comparison.moves(moving)
+    which = frozenset(range(len(models))) if moves.metric else moves.models
+    given = kernels_at_numbers(models, which, moves.places, request)
+    value, own = _answer_of_kernels(
+        comparison.form, moves.places, moving, comparison.fixed(moving), given
+    )
+    return jax.block_until_ready(value), lambda: own
+
+
+@_compiled(static_argnums=(0, 1))
+def _answer_of_kernels(
+    form: Form, places: Places, moving: Weights, fixed: Weights, given: GivenKernels
+) -> tuple[tuple[Any, Any], Weights]:
+    """The number of given kernels, and its gradient."""
+
+    def number(weights: Weights) -> tuple[Any, Any]:
+        a, b, metric = form.traced(fixed | weights)
+        request = form.request(metric)
+        products = traced_products(a, b, places, request, given)
+        return beside_number(form.answer(products, (a, b), request))
+
+    return jax.value_and_grad(number, has_aux=True)(moving)
+
+
+# Plans: arrays, block, answer.
+
+
+class _Layout(NamedTuple):
+    """The arrays of a model that plans read.
+
+    Attributes:
+        model: Number of the model.
+        family: Family that lays out the arrays.
+        names: Names of the arrays, as of side A.
+    """
+
+    model: int
+    family: Family
+    names: frozenset[str]
+
+
+class _Found(NamedTuple):
+    """What numbers decide before plans run.
+
+    Attributes:
+        unit: Exponents of the units of the inputs, None where all are 0.
+        gauges: Gauges of the models with moving weights, by number.
+    """
+
+    unit: Any
+    gauges: dict[int, Gauge]
+
+
+class _Run(NamedTuple):
     """A run of a plan.
 
     Attributes:
         plan: Plan that runs.
-        arrays: Number of each array among the arrays of all runs, by name.
+        keys: Key of each array that is differentiated, by its name in the plan.
+        arrays: All arrays by name.
     """
 
     plan: Plan
-    arrays: dict[str, int]
+    keys: dict[str, _Key]
+    arrays: dict[str, Any]
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True, eq=False)
-class _PlanRuns:
-    """The runs of a comparison, a pytree without leaves: shapes and names, no numbers.
+def _along_plans(
+    comparison: Comparison, models: Sequence[Model], request: Request, moving: Weights
+) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
+    """The number of plans, and its gradient."""
+    form, moves = comparison.form, comparison.moves(moving)
+    unit = units_of_inputs(models, request.metric)
+    units = in_units_of_inputs(models, request.metric, unit)
+    request = request._replace(metric=units.metric)
+    known, gauges = [], {}
+    for n, model in enumerate(models):
+        if n in moves.models:
+            made, gauges[n] = in_new_gauge(model, units, False)
+        else:
+            made = in_units(model, units, False)
+        known.append(made)
+    written = [made.value for made in known]
+    pairs = planned_pairs(written, moves.places, request, traced=True)
+    layouts = _layouts(pairs, moves, request)
+    fixed, found = comparison.fixed(moving), _Found(unit, gauges)
+    moved, pullback, others = _arrays(form, moves, layouts, tuple(pairs), moving, fixed, found)
+    runs = list(_runs(pairs, layouts, moves, written, request, moved, moved | others))
+    results, back = _with_pullbacks(runs, request)
+    factors = [precision.cancellation(conditioning(model, units.metric)) for model in written]
+    value, (own, slopes) = _answer_of_plans(
+        form,
+        moves.places,
+        tuple(pairs),
+        {n: moving[n] for n in form.coefficients if n in moving},
+        fixed | moving,
+        Written([made.exponent for made in known], factors),
+        [result.values for result in results],
+        [result.exponents for result in results],
+    )
+    # The caller may write to the tensors as soon as this returns, so JAX must be done.
+    jax.block_until_ready((value, pullback))
 
-    Attributes:
-        runs: Runs in the order in which they were asked for.
-        varying: Numbers of the arrays that depend on moving weights.
-    """
+    def gradient() -> Weights:
+        total: _Arrays = {}
+        for run, of_arrays in zip(runs, back(slopes), strict=True):
+            for name, slope in of_arrays.items():
+                key = run.keys[name]
+                total[key] = total[key] + slope if key in total else slope
+        for key, array in moved.items():  # no output depends on what is left
+            if key not in total:
+                total[key] = np.zeros(array.shape, array.dtype)
+        return _gradient_of_weights(pullback, total, own)
 
-    runs: tuple[_PlanRun, ...]
-    varying: tuple[int, ...]
-
-
-class _GivenResults(NamedTuple):
-    """What a trace is given after its plans.
-
-    Attributes:
-        mantissas: Outputs of each run by name.
-        exponents: Exponents of the scales of each run.
-        notes: Values noted before and between the plans.
-    """
-
-    mantissas: list[dict[str, Any]]
-    exponents: list[dict[tuple[int, str], Any]]
-    notes: list[Any]
-
-
-class _Noting(Tracing):
-    """The way of a comparison on numbers, without its plans; notes what is found by numbers.
-
-    Attributes:
-        notes: Values noted, notations of models, and kernels, in the order of the way.
-    """
-
-    def __init__(self, budget: Budget, moving: Collection[Any]) -> None:
-        """Args:
-        budget: Limits of the comparison.
-        moving: Arrays with respect to which derivatives are taken.
-        """
-        self.notes: list[Any] = []
-        self._budget = budget
-        self._moving = set(map(id, moving))
-        self._slopes_bytes = 0
-
-    def kernel(self, arguments: Any) -> KernelMaker:
-        slopes = any(id(leaf) in self._moving for leaf in jax.tree.leaves(arguments))
-
-        def noted_kernel(
-            pairing: Any, first: Expanded, second: Expanded, together: Together
-        ) -> Kernel:
-            if slopes:
-                self._check_slopes(pairing, len(first.unit), len(second.unit))
-            compiled = session().tier == "compile"
-            made = KernelNumbers.of(pairing, first, second, together, slopes, compiled)
-            self.notes.append(made)
-            return made.kernel(pairing, first, second)
-
-        return noted_kernel
-
-    def _check_slopes(self, pairing: Any, rows: int, columns: int) -> None:
-        """Raise `TooLarge` where the slopes of all kernels so far exceed the budget."""
-        # The numbers, and the products of slopes with the changes that they stand beside.
-        self._slopes_bytes += 2 * 8 * (1 + pairing.slopes) * rows * columns
-        room = self._budget.room(0, self._slopes_bytes)
-        if self._slopes_bytes > room:
-            raise TooLarge(
-                f"gradients through kernels of {rows:,} x {columns:,} hidden units need "
-                f"{self._slopes_bytes / 2**30:.3g} GiB here, and the budget is "
-                f"{room / 2**30:.3g} GiB; use Empirical(inputs) or a larger tnsim.Budget"
-            )
-
-    def noted(self, make: Callable[[], V]) -> V:
-        self.notes.append(make())
-        return self.notes[-1]
-
-    def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
-        made, notation = in_new_notation(model, units, slices)
-        self.notes.append(notation)
-        return made
-
-    def results(self, plan: Plan, runs: Sequence[Callable[[], Arrays]]) -> list[Result]:
-        # Nothing is noted that depends on a result, so any numbers would do.
-        values = {name: np.ones(shape, plan.dtype) for name, shape in plan.output_shapes.items()}
-        exponents = dict.fromkeys(plan.scale_weights, np.zeros(()))
-        return [Result(values, exponents, plan.scale_weights)] * len(runs)
+    return value, gradient
 
 
-class _RecordedTrace(Tracing):
-    """A trace that is given its notes, and records the arrays of plans; their results are zeros.
-
-    Attributes:
-        runs: Runs asked for so far.
-        arrays: Distinct arrays of all runs; runs at several moment nodes read the same weights.
-    """
-
-    def __init__(self, notes: list[Any]) -> None:
-        self.runs: list[_PlanRun] = []
-        self.arrays: list[jax.Array] = []
-        self._notes = iter(notes)
-        self._numbers: dict[int, int] = {}  # by identity; `arrays` keeps the objects alive
-
-    def kernel(self, arguments: Any) -> KernelMaker:
-        return partial(_given_kernel, self._notes)
-
-    def noted(self, make: Callable[[], V]) -> V:
-        return next(self._notes)
-
-    def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
-        return written(model, next(self._notes))
-
-    def results(self, plan: Plan, runs: Sequence[Callable[[], Arrays]]) -> list[Result]:
-        for arrays in runs:
-            places = {}
-            for name, array in arrays().items():
-                places[name] = self._numbers.setdefault(id(array), len(self.arrays))
-                if places[name] == len(self.arrays):
-                    self.arrays.append(array)
-            self.runs.append(_PlanRun(plan, places))
-        values = {name: jnp.zeros(shape, plan.dtype) for name, shape in plan.output_shapes.items()}
-        exponents = dict.fromkeys(plan.scale_weights, jnp.zeros(()))
-        return [Result(values, exponents, plan.scale_weights)] * len(runs)
+def _layouts(pairs: Sequence[PlannedPair], moves: Moves, request: Request) -> tuple[_Layout, ...]:
+    """The layouts in which plans read models with moving weights, each once."""
+    families: dict[tuple[int, Any], Family] = {}
+    names: dict[tuple[int, Any], set[str]] = {}
+    for pair in pairs:
+        for side, n in by_side(pair.one, None if pair.alone else pair.two).items():
+            if n in moves.models:
+                key = n, pair.family.layout
+                families.setdefault(key, pair.family)
+                read = (name for name in pair.plan(request).shapes if name.startswith(side))
+                names.setdefault(key, set()).update(on_side(name, "A") for name in read)
+    return tuple(
+        _Layout(n, family, frozenset(names[n, layout])) for (n, layout), family in families.items()
+    )
 
 
-class _ResumedTrace(Tracing):
-    """A trace that is given its notes and the results of its plans, and reads no model."""
+@_compiled(static_argnums=(0, 1, 2, 3))
+def _arrays(
+    form: Form,
+    moves: Moves,
+    layouts: tuple[_Layout, ...],
+    pairs: tuple[PlannedPair, ...],
+    moving: Weights,
+    fixed: Weights,
+    found: _Found,
+) -> tuple[_Arrays, Any, _Arrays]:
+    """The arrays that depend on moving weights, their pullback, and arrays beside them."""
 
-    def __init__(self, given: _GivenResults) -> None:
-        self._notes = iter(given.notes)
-        self._results = iter(zip(given.mantissas, given.exponents, strict=True))
+    def arrays(weights: Weights) -> tuple[_Arrays, _Arrays]:
+        a, b, metric = form.traced(fixed | weights)
+        models = _by_number(a, b, moves.places)
+        made: _Arrays = {}
+        for n, (model, family, names) in enumerate(layouts):
+            written = in_gauge(models[model], found.gauges[model]).value
+            of_model = family.weights("A", family.prepare(written))
+            made |= {(n, name): array for name, array in of_model.items() if name in names}
+        if moves.metric:
+            known = in_units_of_inputs(list(models.values()), metric, found.unit).metric
+            request = form.request(known)
+            n = len(layouts)
+            for pair in pairs:
+                for inputs in pair.inputs(pair.plan(request), known, models[0].d_in):
+                    made |= {(n, name): array for name, array in inputs.items()}
+                    n += 1
+        made = {key: jnp.asarray(array, form.dtype) for key, array in made.items()}
+        varying = _varying(made)
+        moved = {key: array for key, array in made.items() if key in varying}
+        return moved, {key: array for key, array in made.items() if key not in varying}
 
-    def kernel(self, arguments: Any) -> KernelMaker:
-        return partial(_given_kernel, self._notes)
-
-    def noted(self, make: Callable[[], V]) -> V:
-        return next(self._notes)
-
-    def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
-        return Scaled(model, next(self._notes).exponent)
-
-    def results(self, plan: Plan, runs: Sequence[Callable[[], Arrays]]) -> list[Result]:
-        return [Result(*next(self._results), plan.scale_weights) for _ in runs]
-
-
-def _given_kernel(
-    notes: Iterator[KernelNumbers], pairing: Any, first: Expanded, second: Expanded, _: Any
-) -> Kernel:
-    """The next kernel that was noted, as a function of the units of a trace."""
-    return next(notes).kernel(pairing, first, second)
-
-
-def _notes(
-    comparison: Comparison, moving: Weights, fixed: Fixed, differentiated: bool
-) -> list[Any]:
-    """Everything that a comparison finds by numbers before its plans.
-
-    Args:
-        comparison: Structure of the comparison.
-        moving: Weights with respect to which derivatives could be taken.
-        fixed: Numbers without derivatives.
-        differentiated: Whether derivatives are taken, for which kernels note their slopes.
-    """
-    arrays = {}
-    for n, array in (moving | fixed.weights).items():
-        # A copy that nobody writes to: measurements of it may be kept.
-        arrays[n] = np.array(array, comparison.dtype)
-        arrays[n].flags.writeable = False
-    noting = _Noting(comparison.budget, [arrays[n] for n in moving] if differentiated else ())
-    with np.errstate(all="ignore"):
-        comparison.products(arrays, None, noting)
-    return noting.notes
+    moved, pullback, others = jax.vjp(arrays, moving, has_aux=True)
+    return moved, pullback, others
 
 
-@compiled(static_argnums=0)
-def _arrays_for_plans(
-    comparison: Comparison, moving: Weights, fixed: Fixed, notes: list[Any]
-) -> tuple[Any, Any, _PlanRuns]:
-    """The arrays of all plans by number, the pullback of those that vary, and the runs."""
-
-    def arrays(weights: Weights) -> Any:
-        recorded = _RecordedTrace(notes)
-        comparison.number(weights, fixed, recorded)
-        varying = _varying_arrays(recorded.arrays)
-        every = dict(enumerate(recorded.arrays))
-        moved = {n: every.pop(n) for n in varying}
-        return moved, (every, _PlanRuns(tuple(recorded.runs), varying))
-
-    moved, pullback, (others, runs) = jax.vjp(arrays, moving, has_aux=True)
-    return moved | others, pullback, runs
+def _by_number(a: AnyModel, b: AnyModel, places: Places) -> dict[int, Model]:
+    """The models of two sums by their numbers."""
+    models: dict[int, Model] = {}
+    for one, own in zip((a, b), places, strict=True):
+        for n, (_, model) in zip(own, terms(one), strict=True):
+            models.setdefault(n, model)
+    return models
 
 
-def _varying_arrays(arrays: list[jax.Array]) -> tuple[int, ...]:
-    """Numbers of the arrays that depend on what JAX differentiates with respect to."""
-    varying: list[int] = []
+def _varying(arrays: _Arrays) -> frozenset[_Key]:
+    """Keys of the arrays that depend on what JAX differentiates with respect to."""
+    varying: list[_Key] = []
 
     @jax.custom_vjp
-    def asked(arrays: list[jax.Array]) -> jax.Array:
+    def asked(arrays: _Arrays) -> jax.Array:
         return jnp.zeros(())
 
-    def forward(arrays: list[Any]) -> tuple[jax.Array, None]:
-        varying.extend(n for n, array in enumerate(arrays) if array.perturbed)
+    def forward(arrays: dict[_Key, Any]) -> tuple[jax.Array, None]:
+        varying.extend(key for key, array in arrays.items() if array.perturbed)
         return jnp.zeros(()), None
 
     def backward(_: None, slope: Any) -> Any:
@@ -289,134 +332,123 @@ def _varying_arrays(arrays: list[jax.Array]) -> tuple[int, ...]:
 
     asked.defvjp(forward, backward, symbolic_zeros=True)
     asked(arrays)
-    return tuple(varying)
+    return frozenset(varying)
 
 
-@compiled(static_argnums=0)
-def _number_after_plans(
-    comparison: Comparison, moving: Weights, fixed: Fixed, given: _GivenResults
-) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """The number with its companions, and its derivatives in moving weights and mantissas."""
-
-    def number(weights: Weights, mantissas: Any) -> tuple[Any, Any]:
-        return comparison.number(weights, fixed, _ResumedTrace(given._replace(mantissas=mantissas)))
-
-    return jax.value_and_grad(number, (0, 1), has_aux=True)(moving, given.mantissas)
-
-
-@compiled(static_argnums=0)
-def _value_after_plans(
-    comparison: Comparison, moving: Weights, fixed: Fixed, given: _GivenResults
-) -> tuple[Any, Any]:
-    """The number from the results of all plans, without derivatives."""
-    return comparison.number(moving, fixed, _ResumedTrace(given))
-
-
-@compiled()
-def _gradient_of_weights(pullback: Any, slopes: dict[int, Any], own: Weights) -> Weights:
-    """The gradient: through the arrays of plans, and beside them."""
-    return jax.tree.map(jnp.add, own, pullback(slopes)[0])
-
-
-def number(comparison: Comparison, moving: Weights, fixed: Fixed) -> tuple[Any, Any]:
-    """The number of a comparison without derivatives.
+def _runs(
+    pairs: Sequence[PlannedPair],
+    layouts: Sequence[_Layout],
+    moves: Moves,
+    written: Sequence[Model],
+    request: Request,
+    moved: _Arrays,
+    made: _Arrays,
+) -> Iterator[_Run]:
+    """The runs of all plans, at every moment node.
 
     Args:
-        comparison: Structure of the models and the metric.
-        moving: Weights with respect to which derivatives could be taken.
-        fixed: Numbers without derivatives.
+        pairs: Pairs of models.
+        layouts: Layouts of the models with moving weights.
+        moves: What depends on moving weights.
+        written: Models in scientific notation.
+        request: Question, its metric in the units of the inputs.
+        moved: Arrays that depend on moving weights.
+        made: All arrays of models or of a metric with moving weights.
+    """
+    numbers = {(one.model, one.family.layout): n for n, one in enumerate(layouts)}
+    behind = len(layouts)
+    for pair in pairs:
+        plan = pair.plan(request)
+        weights: dict[str, Any] = {}
+        places: dict[str, _Key] = {}
+        for side, n in by_side(pair.one, None if pair.alone else pair.two).items():
+            layout = numbers.get((n, pair.family.layout))
+            if layout is None:
+                weights |= placed_weights(
+                    pair.family, side, written[n], request.dtype, backend_of(plan)
+                )
+                continue
+            for key in made:
+                if key[0] == layout:
+                    places[on_side(key[1], side)] = key
+        for inputs in pair.inputs(plan, request.metric, written[0].d_in):
+            own = dict(places)
+            if moves.metric:
+                own |= {name: (behind, name) for name in inputs}
+                behind += 1
+            arrays = weights | inputs | {name: made[key] for name, key in own.items()}
+            arrays = {name: arrays[name] for name in plan.shapes}
+            keys = {name: key for name, key in own.items() if name in arrays and key in moved}
+            yield _Run(plan, keys, arrays)
+
+
+def _with_pullbacks(
+    runs: Sequence[_Run], request: Request
+) -> tuple[list[Result], Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]]]:
+    """The results of all runs, and the pullback of the block.
 
     Returns:
-        The number, and the numbers that accompany it.
+        The results, and a function of the derivatives in the mantissas of each run by name. It
+        gives the derivatives in the arrays of each run, without arrays on which nothing depends.
     """
-    if fixed.sample is not None:
-        return _value_after_plans(comparison, moving, fixed, _given_after_plans([], []))
-    notes = _notes(comparison, moving, fixed, differentiated=False)
-    arrays, _, runs = _arrays_for_plans(comparison, moving, fixed, notes)
-    results = []
-    with announced_plans([plan for plan, _ in runs.runs]):
-        for plan, places in runs.runs:
-            backend = backend_of(plan)
-            placed = execution.placed(_arrays_by_name(arrays, places), plan.dtype, backend)
-            results.append(execution.run(plan, placed, backend))
-    return _value_after_plans(comparison, moving, fixed, _given_after_plans(results, notes))
-
-
-def number_and_pullback(
-    comparison: Comparison, moving: Weights, fixed: Fixed
-) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
-    """The number of a comparison, and a function that returns its gradient.
-
-    Args:
-        comparison: Structure of the models and the metric.
-        moving: Weights with respect to which derivatives are taken.
-        fixed: Numbers without derivatives.
-
-    Returns:
-        The number with the numbers that accompany it, and a function without arguments. The
-        function returns a derivative for each of the moving weights, in the type of the weight.
-
-    Raises:
-        TooLarge: The plans, their pullbacks and what these keep exceed the budget.
-    """
-    if fixed.sample is not None:
-        value, (own, _) = _number_after_plans(comparison, moving, fixed, _given_after_plans([], []))
-        return jax.block_until_ready(value), lambda: own
-    notes = _notes(comparison, moving, fixed, differentiated=True)
-    arrays, pullback, runs = _arrays_for_plans(comparison, moving, fixed, notes)
-    pullbacks = []
-    for plan, places in runs.runs:
-        wanted = frozenset(name for name, n in places.items() if n in runs.varying)
-        pullbacks.append(pulled_back(plan, wanted))
-    metric = runs.runs[0].plan.metric if runs.runs else ""
-    check_pullbacks(pullbacks, comparison.budget, metric, ADVICE)
+    pullbacks = [pulled_back(run.plan, frozenset(run.keys)) for run in runs]
+    check_pullbacks(pullbacks, request.budget, runs[0].plan.metric, ADVICE)
     results, kept = [], []
     with announced_plans([pulled.forward for pulled in pullbacks]):
-        for pulled, (_, places) in zip(pullbacks, runs.runs, strict=True):
-            result, read = run_kept(pulled, _arrays_by_name(arrays, places))
+        for pulled, run in zip(pullbacks, runs, strict=True):
+            result, read = run_kept(pulled, run.arrays)
             results.append(result)
             kept.append(read)
-    value, (own, slopes) = _number_after_plans(
-        comparison, moving, fixed, _given_after_plans(results, notes)
-    )
-    # The caller may write to the tensors as soon as this returns, so JAX must be done.
-    jax.block_until_ready((value, pullback))
-    return value, partial(_pulled_through_plans, runs, kept, pullback, slopes, own)
+    return results, lambda slopes: [
+        gradients(read, slope) for read, slope in zip(kept, slopes, strict=True)
+    ]
 
 
-def _arrays_by_name(arrays: dict[int, Any], places: dict[str, int]) -> dict[str, Any]:
-    """The arrays of a run by name."""
-    return {name: arrays[n] for name, n in places.items()}
+@_compiled(static_argnums=(0, 1, 2))
+def _answer_of_plans(
+    form: Form,
+    places: Places,
+    pairs: tuple[PlannedPair, ...],
+    coefficients: Weights,
+    fixed: Weights,
+    written: Written,
+    mantissas: list[dict[str, Any]],
+    exponents: list[dict[tuple[int, str], Any]],
+) -> tuple[tuple[Any, Any], tuple[Weights, list[dict[str, Any]]]]:
+    """The number of the results of all runs, and its derivatives in coefficients and mantissas."""
+
+    def number(coefficients: Weights, mantissas: list[dict[str, Any]]) -> tuple[Any, Any]:
+        a, b, metric = form.traced(fixed | coefficients)
+        request = form.request(metric)
+        runs = iter(zip(mantissas, exponents, strict=True))
+        results = []
+        for pair in pairs:
+            weights = pair.plan(request).scale_weights
+            results.append([Result(*next(runs), weights) for _ in range(pair.count_of_runs)])
+        products = products_of(a, b, places, pairs, results, written, request, traced=True)
+        return beside_number(form.answer(products, (a, b), request))
+
+    return jax.value_and_grad(number, (0, 1), has_aux=True)(coefficients, mantissas)
 
 
-def _given_after_plans(results: list[Result], notes: list[Any]) -> _GivenResults:
-    """The results of plans, and notes, as arguments of a compiled program."""
-    mantissas = [result.values for result in results]
-    return _GivenResults(mantissas, [result.exponents for result in results], notes)
+@_compiled()
+def _gradient_of_weights(pullback: Any, slopes: _Arrays, own: Weights) -> Weights:
+    """The gradient: through the arrays of plans, and of the coefficients."""
+    (found,) = pullback(slopes)
+    return found | own
 
 
-def _pulled_through_plans(
-    runs: _PlanRuns, kept: list[Kept], pullback: Any, slopes: list[dict[str, Any]], own: Weights
-) -> Weights:
-    """The gradient, through the pullbacks of all runs.
+def beside_number(answer: Any) -> tuple[Any, Any]:
+    """The number of an answer, and the numbers that accompany it, None where there are none.
 
-    Args:
-        runs: Runs of plans.
-        kept: What their pullbacks read.
-        pullback: Pullback of the arrays of plans.
-        slopes: Derivatives of the number in the mantissas of each run.
-        own: Derivatives of the number in moving weights at fixed mantissas.
+    Example:
+        >>> beside_number(0.5), beside_number((0.5, 1e-15))
+        ((0.5, None), (0.5, 1e-15))
     """
-    total: dict[int, Any] = {}
-    for (_, places), read, slope in zip(runs.runs, kept, slopes, strict=True):
-        for name, derivative in gradients(read, slope).items():
-            n = places[name]
-            total[n] = total[n] + derivative if n in total else derivative
-    for plan, places in runs.runs:  # no output depends on what is left
-        for name, n in places.items():
-            if n in runs.varying and n not in total:
-                total[n] = np.zeros(plan.shapes[name], plan.dtype)
-    return _gradient_of_weights(pullback, total, own)
+    if not isinstance(answer, tuple):
+        return answer, None
+    number, beside = answer
+    return number, beside
 
 
 def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[Any, Any]:
@@ -434,14 +466,13 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
     second = first if b is a else by_differences(b, request.dtype)
     models = [model for one in (first, second) for _, model in terms(one)]
     request = request._replace(dtype=weights_dtype(*models))
-    comparison, leaves = comparison_of(answer, first, second, request, None)
-    traced = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, Tracer)}
-    fixed = {n: leaf for n, leaf in leaves.items() if n not in traced}
+    comparison = comparison_of(answer, first, second, request, None)
+    traced = {n: leaf for n, leaf in comparison.leaves.items() if isinstance(leaf, Tracer)}
 
     @jax.custom_jvp
     def found(moving: Weights) -> tuple[Any, Any]:
         """The answer as a part of the caller's trace."""
-        one, two, metric = comparison.arguments(moving | fixed)
+        one, two, metric = comparison.form.arguments(comparison.fixed(moving) | moving)
         whole = request._replace(metric=metric)
         return beside_number(answer(inner_products(one, two, whole), (one, two), whole))
 
@@ -454,9 +485,8 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
         if any(isinstance(array, Tracer) for array in moving.values()):
             return jax.jvp(lambda some: found.fun(others | some), (own,), (changes,))
         with execution.precision():
-            (number, beside), gradient = number_and_pullback(
-                comparison, own, Fixed(fixed | others, None)
-            )
+            here = comparison._replace(leaves=comparison.leaves | others)
+            (number, beside), gradient = number_and_pullback(here, own)
             slopes = gradient()
         number, beside = jax.tree.map(_in_widest_floats, (number, beside))
         change = _along(slopes, changes).astype(number.dtype)

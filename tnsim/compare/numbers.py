@@ -55,7 +55,7 @@ def cosine_error(sums: Sums) -> Float[np.ndarray, "rows columns *out"] | None:
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = over_outputs(np.exp2(exponent), products[0])
         norms = np.sqrt(rows[:, :, None] * columns[:, None, :])
-        return _jackknife_error(ratio * products / norms)
+        return jackknife_error(ratio * products / norms)
 
 
 def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
@@ -69,7 +69,7 @@ def inner_error(sums: Sums) -> Float[np.ndarray, "rows columns"] | None:
     # Without a group the weights add up to less than 1; a division makes the rest a mean.
     left = sums.shares.sum() - sums.shares[counted]
     products, _ = without_each(sums.products, counted)
-    return _jackknife_error(products / left[:, None, None])
+    return jackknife_error(products / left[:, None, None])
 
 
 def without_each(
@@ -83,10 +83,18 @@ def without_each(
     return Scaled(groups.sum(axis=0) - groups[counted], exponent)
 
 
-def _jackknife_error(left_out: np.ndarray) -> np.ndarray:
-    """The jackknife error of a value, from its values without each of several groups.
+def jackknife_error(left_out: Float[np.ndarray, "groups *out"]) -> Float[np.ndarray, "*out"]:
+    """The standard error of a value, by the jackknife.
 
-    The error is infinite where the value without some group is undefined.
+    Args:
+        left_out: Values without each of several groups of draws; NaN where one is undefined.
+
+    Returns:
+        The errors, infinite where the value without some group is undefined.
+
+    Example:
+        >>> jackknife_error(np.array([[1.0, 2.0], [3.0, np.nan]])).tolist()
+        [1.0, inf]
     """
     groups = len(left_out)
     with np.errstate(invalid="ignore"):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.activations.kernels import between
 from tnsim.checkpoints.given import given_model, is_module
-from tnsim.compare.resident import in_units, is_known_constant
+from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
-from tnsim.engine.plan import Plan
-from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.execution import Result
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import estimate_of
@@ -29,16 +26,12 @@ from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
-from tnsim.problems.kernels import KernelMaker, answers
-from tnsim.problems.state_sizes import Units
+from tnsim.problems.kernels import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import Scaled, ScaledSum
+from tnsim.scaled import ScaledSum
 
 log: logging.Logger = logging.getLogger(__name__)
 
-V = TypeVar("V")
-Arrays: TypeAlias = dict[str, Any]
-"""The arrays of a plan by name."""
 CROSS = (Pair("A", "B"),)  # the inner product alone
 ALL = (Pair("A", "A"), Pair("A", "B"), Pair("B", "B"))  # the inner product and both norms
 SELF = (Pair("A", "A"),)  # a model with itself, where all three are equal
@@ -48,39 +41,6 @@ plain function."""
 MOST_DEGREE = 10**100
 """Highest degree of a polynomial that is compared. The logarithms of its values grow with the
 degree, and squares of these logarithms must be floats."""
-
-
-class Tracing:
-    """The way in which a comparison is traced: as a whole, its plans being a part of the trace."""
-
-    def results(self, plan: Plan, runs: Sequence[Callable[[], Arrays]]) -> list[Result]:
-        """The results of some runs of a plan.
-
-        Args:
-            plan: Plan to run.
-            runs: Functions that make the arrays of the runs.
-        """
-        return [execution.run(plan, arrays(), "traced") for arrays in runs]
-
-    def in_units(self, model: Model, units: Units, slices: bool) -> Scaled[Model]:
-        """A model in scientific notation, see `resident.in_units`."""
-        return in_units(model, units, slices)
-
-    def kernel(self, arguments: Any) -> KernelMaker:
-        """The function that makes kernels of hidden units.
-
-        Args:
-            arguments: Models and metric that the kernels depend on.
-        """
-        return between
-
-    def noted(self, make: Callable[[], V]) -> V:
-        """A value that has no derivative and that depends on no plan.
-
-        Args:
-            make: Function that computes the value, a pytree.
-        """
-        return make()
 
 
 class Question(NamedTuple):
@@ -123,7 +83,6 @@ class Request(NamedTuple):
         budget: Limits of the computation.
         squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         slices: Whether outputs are told apart.
-        tracing: Way in which the comparison is traced.
     """
 
     metric: Metric
@@ -131,7 +90,6 @@ class Request(NamedTuple):
     budget: Budget
     squared_norms: bool = False
     slices: bool = False
-    tracing: Tracing = Tracing()
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -165,6 +123,8 @@ class InnerProducts(NamedTuple):
 
 Two: TypeAlias = tuple[Comparable, Comparable]
 """The two sides of a comparison."""
+Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Numbers of the models that each of two sums consists of."""
 Answer: TypeAlias = Callable[[InnerProducts, Two, Request], Any]
 """A function of inner products that gives a number, or a pair of a number and of numbers that
 accompany it without derivatives."""
@@ -321,6 +281,46 @@ def parts(model: Any) -> Terms:
         ModelError: The argument is neither a model, nor a combination of models, nor a function.
     """
     return ((1.0, model),) if is_function(model) else terms(model)
+
+
+def numbered_models(first: AnyModel, second: AnyModel) -> tuple[list[Model], Places]:
+    """The distinct models of two sums, and the numbers of those that each sum consists of.
+
+    Example:
+        >>> import tnsim
+        >>> one, two = (tnsim.Model([tnsim.Linear([[x]])]) for x in (1.0, 2.0))
+        >>> numbered_models(two - one, one)[1]
+        ((0, 1), (1,))
+    """
+    numbers: dict[int, int] = {}
+    models: list[Model] = []
+    for _, model in (*terms(first), *terms(second)):
+        if numbers.setdefault(id(model), len(models)) == len(models):
+            models.append(model)
+    first_places, second_places = (
+        tuple(numbers[id(model)] for _, model in terms(one)) for one in (first, second)
+    )
+    return models, (first_places, second_places)
+
+
+def pairs_of_models(places: Places, norms: bool) -> list[tuple[int, int]]:
+    """The pairs of models whose inner products make up those of two sums, each pair once.
+
+    Args:
+        places: Numbers of the models of each sum.
+        norms: Whether the norms of both sums are wanted as well.
+
+    Example:
+        >>> pairs_of_models(((0, 1), (1,)), norms=False), pairs_of_models(((0,), (1,)), norms=True)
+        ([(0, 1), (1, 1)], [(0, 1), (0, 0), (1, 1)])
+    """
+    first, second = places
+    sides = [(first, second), *([(first, first), (second, second)] if norms else [])]
+    found: dict[tuple[int, int], None] = {}
+    for one, two in itertools.chain.from_iterable(itertools.product(*both) for both in sides):
+        if (two, one) not in found:  # the inner product is symmetric
+            found[one, two] = None
+    return list(found)
 
 
 def highest_degree(models: Iterable[Comparable]) -> int:

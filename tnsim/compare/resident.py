@@ -24,11 +24,14 @@ from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.conditioning import amplification
-from tnsim.problems.state_sizes import Notation, Units, scaled_under, with_notation
+from tnsim.problems.state_sizes import Gauge, Units, scaled_under, with_gauge
 from tnsim.scaled import Scaled
 from tnsim.sessions import per_object_cache, session
 
 V = TypeVar("V")
+
+_FAR = 2**14
+"""An exponent of two beyond all floats."""
 
 
 @per_object_cache
@@ -125,13 +128,28 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     return session().belongings.get(model, key, make, own_bytes)
 
 
-def in_new_notation(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model], Notation]:
-    """A model in scientific notation, and its notation for derivatives; made at every call.
+def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model], Gauge]:
+    """A model in scientific notation, and its gauge for derivatives; made at every call.
 
     Args:
         model, units, slices: Arguments of `in_units`, none of them traced.
+
+    Returns:
+        The model, and a gauge of arrays whose shapes do not depend on numbers: whatever the units,
+        one compiled program writes models of one form.
     """
-    return with_notation(model, units, slices, _measured_once)
+    made, gauge = with_gauge(model, units, slices, _measured_once)
+    _measured_once(made.value, units.metric)
+
+    def of_each(array: Any, by: Any) -> Any:
+        # Beside rows of zeros exponents are infinite. `shifted` clips them no later than here.
+        return np.broadcast_to(np.clip(by, -_FAR, _FAR), np.shape(array)).astype(np.int32)
+
+    shifts = [
+        None if by is None else jax.tree.map(of_each, model, by)
+        for by in (gauge.shifts, gauge.further_shifts)
+    ]
+    return made, gauge._replace(shifts=shifts[0], further_shifts=shifts[1])
 
 
 def _measured_once(made: Model, metric: Metric) -> Any:

@@ -28,6 +28,7 @@ from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine import precision
@@ -624,6 +625,4 @@ def _jackknife(estimates: Float[np.ndarray, "groups components"]) -> np.ndarray 
     totals = left_out.sum(axis=1, keepdims=True)
     if not totals.all():
         return np.full(left_out.shape[1], np.inf)
-    shares = left_out / totals
-    spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
-    return np.sqrt((groups - 1) / groups * spread)
+    return jackknife_error(left_out / totals)

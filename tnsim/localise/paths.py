@@ -30,6 +30,7 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.load import Series
+from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import comparables
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
@@ -459,11 +460,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         )
     error = None
     if left_out is not None and mantissas.sum():
-        # The jackknife: shares without each group of draws scatter by the standard error, up to the
-        # factor (n - 1) / n.
-        shares = _shares(rows @ left_out @ columns.T)
-        spread = ((shares - shares.mean(axis=0)) ** 2).sum(axis=0)
-        error = np.sqrt((len(shares) - 1) / len(shares) * spread)
+        error = jackknife_error(_shares(rows @ left_out @ columns.T))
     exact, said = setting.exact(*both), caveats(*both)
     return Paths(values, bra_labels, ket_labels, setting.metric.name, exact, error, said)
 

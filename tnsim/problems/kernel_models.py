@@ -24,6 +24,7 @@ within the model enlarges errors as it does under all metrics (`problems.conditi
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.kernels import between, jumps
+from tnsim.activations.kernels import jumps
 from tnsim.engine.precision import Arithmetic, cancellation
 from tnsim.metrics.input_moments import marginals, root_of
 from tnsim.metrics.protocol import Metric
@@ -40,8 +41,8 @@ from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.kernels import (
     Affine,
+    Blocks,
     HiddenUnits,
-    KernelMaker,
     Prepared,
     count_of_units,
     inner,
@@ -106,13 +107,17 @@ class PreparedModel:
     cancels: float = field(default=1.0, metadata={"static": True})
 
 
-def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
+def under(
+    model: Model, metric: Metric, dtype: str, roots: Sequence[Any] | None = None
+) -> PreparedModel:
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
         model: Model that `kernels.answers` accepts under the metric.
         metric: A Gaussian metric.
         dtype: Type of the arrays; of several segments float64.
+        roots: Roots of the covariances of a single segment's input, see `roots_of`; None where
+            they are to be made of the metric.
 
     Example:
         The mean of relu(z) is 0.3989; the state is stored in the unit 2.
@@ -126,7 +131,7 @@ def under(model: Model, metric: Metric, dtype: str) -> PreparedModel:
     reading = model.d_in, model.n_ctx
     first, *later = segments(model)
     if not later:
-        return units_under(first, metric, reading, dtype)
+        return units_under(first, metric, reading, dtype, roots=roots)
     chain, exponents = [], []
     for units in (first, *later):
         if chain:
@@ -146,6 +151,7 @@ def units_under(
     reading: tuple[int, int | None],
     dtype: str,
     on_host: bool = False,
+    roots: Sequence[Any] | None = None,
 ) -> PreparedModel:
     """A function of hidden units under a Gaussian metric, at every distinct position.
 
@@ -155,16 +161,29 @@ def units_under(
         reading: Coordinates and positions of the input, None for vectors.
         dtype: Type of the arrays.
         on_host: Whether arrays are those of NumPy, also where there is an accelerator.
+        roots: Roots of the covariances, see `under`.
     """
     d_in, n_ctx = reading
     units, exponent = _in_range(units)
     chains, counts = [], []
-    roots = (_roots if is_traced(metric) else _kept_roots)(metric, d_in, n_ctx)
+    roots = roots_of(metric, reading) if roots is None else roots
     # Positions with the same marginal are computed once and counted.
     for (count, mean, _), root in zip(marginals(metric, d_in, n_ctx), roots, strict=True):
         chains.append(Chain(prepared(units, mean, root, d_in, dtype, on_host)))
         counts.append(count)
     return PreparedModel(tuple(chains), tuple(counts), exponent)
+
+
+def roots_of(metric: Metric, reading: tuple[int, int | None]) -> tuple[Any, ...]:
+    """Roots of the covariances of a metric, at every distinct position.
+
+    Functions that meet are in the coordinates of one root, and a root is unique but for a rotation.
+
+    Args:
+        metric: A Gaussian metric.
+        reading: Coordinates and positions of the input, None for vectors.
+    """
+    return (_roots if is_traced(metric) else _kept_roots)(metric, *reading)
 
 
 def _roots(metric: Metric, d_in: int, n_ctx: int | None) -> tuple[Any, ...]:
@@ -314,7 +333,7 @@ def product_of(
     b: PreparedModel,
     slices: bool,
     dtype: str,
-    kernel: KernelMaker = between,
+    known: Sequence[Blocks | None] = (),
 ) -> ScaledSum:
     """The inner product of two prepared models without their exponents, summed over positions.
 
@@ -322,7 +341,8 @@ def product_of(
         a, b: Models under the same metric.
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
-        kernel: Function that makes the kernel of hidden units.
+        known: Kernels at every distinct position as numbers, inside a trace; none where they are
+            to be made.
 
     Returns:
         The product. Its size counts the certified bound of the rest of each series, so that the
@@ -331,8 +351,9 @@ def product_of(
     value: Any = 0.0
     size: Any = 0.0
     bound: Any = 0.0
-    for count, one, two, error in last_segments(a, b):
-        products = inner(one, two, slices, kernel)
+    last = last_segments(a, b)
+    for (count, one, two, error), blocks in itertools.zip_longest(last, known):
+        products = inner(one, two, slices, blocks)
         value, size = value + count * products.value, size + count * products.size
         bound = bound + count * (products.bound + error * products.size)
     # The bound of truncation is expressed as size, on which the error of rounding is relative.

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -45,12 +45,14 @@ from tnsim.activations.gated import GatedPairing, GatedUnits, gated_expanded, ga
 from tnsim.activations.kernels import (
     Expanded,
     Kernel,
+    Pairing,
     Plain,
-    Together,
     Units,
+    as_function,
     between,
     expanded,
     first_moments,
+    with_slopes,
 )
 from tnsim.engine.runtime.devices import backend, processors
 from tnsim.engine.runtime.threads import shared
@@ -64,6 +66,7 @@ from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import library
+from tnsim.sessions import session
 
 _BLOCK = 2**21
 """Most entries of a block of the kernel, 16 MiB, beside a few arrays of its size in flight."""
@@ -77,8 +80,8 @@ KERNEL_DTYPE = "float64"
 """Precision of kernels outside of a trace, also where float32 is asked for: their thresholds near
 correlation 1 are below the range of float32."""
 
-KernelMaker: TypeAlias = Callable[[Any, Expanded, Expanded, Together], Kernel]
-"""A function like `activations.kernels.between`."""
+Blocks: TypeAlias = tuple[Kernel, ...]
+"""The kernel of all hidden units of two models, in blocks of rows."""
 
 ROADS = (
     "use Empirical(inputs), or Empirical.normal(mean, cov, samples) for an estimate with its "
@@ -526,7 +529,7 @@ class Prepared:
     hidden: Moments
     beside: Moments
     copies: int = field(default=1, metadata={"static": True})
-    expanded: Any = None
+    expanded: Expanded | None = None
     sizes: Sizes | None = None
 
     @property
@@ -621,13 +624,13 @@ def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
     return Moments(*gated_moments(function, GatedUnits(gate, up)))
 
 
-def inner(a: Prepared, b: Prepared, slices: bool, kernel: KernelMaker = between) -> Inner:
+def inner(a: Prepared, b: Prepared, slices: bool, known: Blocks | None = None) -> Inner:
     """The inner product of two models at a position, in total or for each output.
 
     Args:
         a, b: Models under the same input.
         slices: Whether outputs are told apart.
-        kernel: Function that makes the kernel of hidden units.
+        known: Kernel of the hidden units as numbers, inside a trace; None where it is to be made.
     """
     value: Any = 0.0
     # Against a linear function only mean and slopes count; units against units are added below.
@@ -639,7 +642,7 @@ def inner(a: Prepared, b: Prepared, slices: bool, kernel: KernelMaker = between)
     lengths = [xp.sqrt(_linear_product(units.beside, units.beside)) for units in (a, b)]
     bound = xp.zeros_like(value)
     if a.units and b.units:
-        pairs = _over_pairs(a, b, kernel)
+        pairs = _over_pairs(a, b, known)
         value, bound = value + pairs.value, pairs.bound
         lengths = [x + y for x, y in zip(lengths, pairs.lengths, strict=True)]
     if slices:
@@ -671,14 +674,19 @@ class _Pairs(NamedTuple):
     lengths: tuple[Any, Any]
 
 
-def _over_pairs(a: Prepared, b: Prepared, kernel: KernelMaker) -> _Pairs:
+def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
     rows, columns = down_of(a), down_of(b)
     value: Any = 0.0
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    alone = a is b and kernel is between and not isinstance(a.beside.mean, jax.Array)
-    for block in kernel_blocks(a, b, triangle=alone, kernel=kernel):
+    alone = a is b and not isinstance(a.beside.mean, jax.Array)
+    if known is None:
+        blocks = kernel_blocks(a, b, triangle=alone)
+    else:
+        units = _units_of_blocks(a, b)
+        blocks = (as_function(one, *both) for one, both in zip(known, units, strict=True))
+    for block in blocks:
         # Blocks come in the order of their rows; the rows so far are counted by the lengths of
         # their sizes.
         start = sum(map(len, gross))
@@ -756,11 +764,7 @@ def blocks_of(units: int, others: int) -> list[tuple[int, int]]:
 
 
 def kernel_blocks(
-    a: Prepared,
-    b: Prepared,
-    centred: bool = False,
-    triangle: bool = False,
-    kernel: KernelMaker = between,
+    a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
 ) -> Iterator[Kernel]:
     """The kernel of all hidden units of two models in blocks of rows, with certified bounds.
 
@@ -769,16 +773,49 @@ def kernel_blocks(
         centred: Whether products of means are left out, which makes covariances; on the host.
         triangle: Whether columns before a block's rows are left out, as a kernel of one model with
             itself is symmetric.
-        kernel: Function that makes the kernel of a block.
     """
+    for units in _units_of_blocks(a, b, centred, triangle):
+        yield between(*units, _at_once)
+
+
+def blocks_at_numbers(a: Prepared, b: Prepared, slopes: bool) -> Blocks:
+    """The kernel of all hidden units of two models that are numbers, for traces that are given it.
+
+    Args:
+        a, b: Models under the same input.
+        slopes: Whether the kernel is differentiated.
+    """
+    if not (a.units and b.units):
+        return ()
+    if not slopes:
+        return tuple(kernel_blocks(a, b))
+    compiled = session().tier == "compile"
+    units = _units_of_blocks(a, b)
+    return tuple(with_slopes(*both, _at_once, compiled) for both in units)
+
+
+def slope_bytes(a: Prepared, b: Prepared) -> int:
+    """Bytes of the kernel of two models with its slopes, and of what a derivative makes of them."""
+    if not (a.units and b.units):
+        return 0
+    pairing = Plain if a.up is None and b.up is None else GatedPairing
+    # The numbers, and the products of slopes with the changes that they stand beside.
+    return 2 * 8 * (1 + pairing.slopes) * a.units * b.units
+
+
+def _units_of_blocks(
+    a: Prepared, b: Prepared, centred: bool = False, triangle: bool = False
+) -> Iterator[tuple[Pairing, Expanded, Expanded]]:
+    """What stands at the pairs of each block, and the units of its rows and columns."""
     first, second, pairing = a.expanded, b.expanded, Plain
+    assert first is not None and second is not None  # there are units
     # A plain unit is a gated unit with the factor 1, so one formula serves all pairs as soon as one
     # side is gated.
     if a.up is not None or b.up is not None:
         first, second, pairing = _as_gated(a), _as_gated(b), GatedPairing
     for start, stop in blocks_of(a.units, b.units):
         others = second.part(start, b.units) if triangle else second
-        yield kernel(pairing(first.f, second.f, centred), first.part(start, stop), others, _at_once)
+        yield pairing(first.f, second.f, centred), first.part(start, stop), others
 
 
 def _at_once(tasks: Sequence[Any]) -> list[Any]:
@@ -788,7 +825,7 @@ def _at_once(tasks: Sequence[Any]) -> list[Any]:
 
 def _as_gated(model: Prepared) -> Expanded:
     """The hidden units as gated ones, of factors 1 where there are none."""
-    if model.up is not None:
+    if model.up is not None and model.expanded is not None:
         return model.expanded
     assert model.activation is not None and model.gate is not None
     mean, rows = model.gate

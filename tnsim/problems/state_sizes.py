@@ -122,27 +122,40 @@ def scaled_under(
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
-    return _in_notation(model, units, slices, measured)[0]
+    return with_gauge(model, units, slices, measured)[0]
 
 
-class _Found(NamedTuple):
-    """The changes that wrote a model in scientific notation.
+class Gauge(NamedTuple):
+    """The changes of basis that write a model in scientific notation.
 
     Attributes:
-        shifts: Exponents of two for each array, that broadcast against the array.
-        bases: Bases that bonds were given then; None where they have their own, and in a trace.
+        shifts: A model with exponents of two in the place of every number of its arrays.
+        bases: Bases that bonds are given then; None where they have their own, and in a trace.
         further_shifts: Exponents for the arrays in these bases; None where they are in range.
+        exponent: Exponent of the model that is written so.
     """
 
     shifts: Model
     bases: Bases | None
     further_shifts: Model | None
+    exponent: Unit
 
 
-def _in_notation(
-    model: Model, units: Units, slices: bool, measured: Callable[[Model, Metric], float]
-) -> tuple[Scaled[Model], _Found]:
-    """A model in scientific notation, see `scaled_under`, and how it was written so."""
+def with_gauge(
+    model: Model,
+    units: Units,
+    slices: bool,
+    measured: Callable[[Model, Metric], float] = amplification,
+) -> tuple[Scaled[Model], Gauge]:
+    """A model in scientific notation, see `scaled_under`, and the changes that write it so.
+
+    Args:
+        model, units, slices, measured: Arguments of `scaled_under`.
+
+    Returns:
+        The model that `scaled_under` gives, and its gauge. The function that the model computes
+        does not depend on it, so derivatives take the gauge as a constant, see `in_gauge`.
+    """
     metric = units.metric
     sparse = is_sparse(model)
     states: States | None = None
@@ -150,97 +163,38 @@ def _in_notation(
         states = _sampled_states(model, metric) if sparse else _input_states(model, metric)
     made, shifts = scaled_with_shifts(model, slices, states, units.inputs)
     if sparse:  # another basis would fill its matrices
-        return made, _Found(shifts, None, None)
+        return made, Gauge(shifts, None, None, made.exponent)
     gauged, bases = without_skew(made.value, metric, measured)
     if gauged is made.value or units.by_states:  # in any basis the states are near one
-        return Scaled(gauged, made.exponent), _Found(shifts, bases, None)
+        return Scaled(gauged, made.exponent), Gauge(shifts, bases, None, made.exponent)
     # In a rotated basis rows of all sizes meet, so units follow the states.
     again, further = scaled_with_shifts(gauged, slices, _input_states(gauged, metric))
-    return Scaled(again.value, made.exponent + again.exponent), _Found(shifts, bases, further)
+    exponent = made.exponent + again.exponent
+    return Scaled(again.value, exponent), Gauge(shifts, bases, further, exponent)
 
 
-class Notation(NamedTuple):
-    """The scientific notation that was found for the numbers of a model, as constants.
-
-    Attributes:
-        powers: Two models with a power of two in the place of every number: the arrays of the model
-            are multiplied with both, as a single power may be no float.
-        bases: Bases of bonds that are given to the model then; None where it has its own.
-        further_powers: Powers of two for the arrays in these bases; None where they are in range.
-        exponent: Exponent of the model that is written so.
-    """
-
-    powers: tuple[Model, Model]
-    bases: Bases | None
-    further_powers: tuple[Model, Model] | None
-    exponent: Unit
-
-
-def with_notation(
-    model: Model, units: Units, slices: bool, measured: Callable[[Model, Metric], float]
-) -> tuple[Scaled[Model], Notation]:
-    """A model in scientific notation, and the constants that write it so.
-
-    Args:
-        model: A model that is not traced.
-        units, slices, measured: Arguments of `scaled_under`.
-
-    Returns:
-        The model that `scaled_under` gives, and its notation.
-    """
-    made, notation = _in_notation(model, units, slices, measured)
-    further = None
-    if notation.further_shifts is not None:
-        further = _powers(model, notation.further_shifts)
-    powers = _powers(model, notation.shifts)
-    return made, Notation(powers, notation.bases, further, made.exponent)
-
-
-def _powers(model: Model, shifts: Model) -> tuple[Model, Model]:
-    """Powers of two for every number of a model whose product shifts the number."""
-
-    def halves(array: Any, by: Any) -> tuple[Any, Any]:
-        """Two powers, in the shape of the array: whatever the units, one program multiplies."""
-        ones = np.ones(np.shape(array), np.asarray(array).dtype)
-        about = np.finfo(ones.dtype)
-        by = np.clip(
-            by, 2 * about.minexp, 2 * (about.maxexp - 1)
-        )  # of rows of zeros it is infinite
-        first = np.floor(by / 2)
-        return shifted(ones, first), shifted(ones, by - first)
-
-    pairs = jax.tree.map(halves, model, shifts)
-    first, second = jax.tree.transpose(jax.tree.structure(model), None, pairs)
-    return first, second
-
-
-def written(model: Model, notation: Notation) -> Scaled[Model]:
-    """A model in a notation that was found for its numbers, as a function with derivatives.
+def in_gauge(model: Model, gauge: Gauge) -> Scaled[Model]:
+    """A model in a gauge that was found for its numbers, as a function with derivatives.
 
     Args:
         model: A model, traced or not.
-        notation: Constants for the model, found outside of a trace.
+        gauge: Changes of basis for the model, found outside of a trace.
 
     Example:
         >>> import tnsim
         >>> line = tnsim.Model([tnsim.Linear(np.array([[3e-200, 1e-200]]))])
-        >>> units = common_units([line], tnsim.Gaussian())
-        >>> found, notation = with_notation(line, units, False, amplification)
-        >>> again = written(line, notation)
+        >>> found, gauge = with_gauge(line, common_units([line], tnsim.Gaussian()), False)
+        >>> again = in_gauge(line, gauge)
         >>> bool((again.value.layers[0].weight == found.value.layers[0].weight).all())
         True
     """
-
-    def times(model: Model, powers: tuple[Model, Model]) -> Model:
-        return jax.tree.map(lambda array, one, two: array * one * two, model, *powers)
-
-    made = times(model, notation.powers)
-    if notation.bases is not None:
-        gauged = in_given_bases(made, notation.bases)
+    made = jax.tree.map(shifted, model, gauge.shifts)
+    if gauge.bases is not None:
+        gauged = in_given_bases(made, gauge.bases)
         made = jax.tree.map(lambda new, old: new.astype(old.dtype), gauged, made)
-    if notation.further_powers is not None:
-        made = times(made, notation.further_powers)
-    return Scaled(made, notation.exponent)
+    if gauge.further_shifts is not None:
+        made = jax.tree.map(shifted, made, gauge.further_shifts)
+    return Scaled(made, gauge.exponent)
 
 
 def follow_states(models: Iterable[Model]) -> bool:

@@ -4,8 +4,8 @@
 all points are in memory at once. They are arguments of the compiled programs: another sample of the
 same size needs no new program.
 
-*The function of autograd.* `compared` splits the leaves of (a, b, metric) into moving weights,
-which are tensors of PyTorch, and fixed numbers (`comparison`). `_Cosine` hands the tensors to JAX
+*The function of autograd.* `compared` takes for moving weights those leaves of (a, b, metric) that
+are tensors of PyTorch (`comparison`). `_Cosine` hands the tensors to JAX
 (`pullbacks`) and the gradients back.
 """
 
@@ -21,8 +21,9 @@ from numpy.typing import DTypeLike
 from tnsim.checkpoints.given import given_model
 from tnsim.compare import similarity as without_gradients
 from tnsim.compare.by_points import AtPoints, points_of
-from tnsim.compare.comparison import Comparison, Fixed, comparison_of
-from tnsim.compare.gradients import number, number_and_pullback
+from tnsim.compare.comparison import Comparison, comparison_of
+from tnsim.compare.gradients import number_and_pullback
+from tnsim.compare.inner_products import inner_products
 from tnsim.compare.request import InnerProducts, Question, Request, Two
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
@@ -115,19 +116,18 @@ def compared(
     check_untraced("tnsim.torch.similarity", a, b, metric)
     request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
     sample = sample_of(a, b, request)
-    comparison, leaves = comparison_of(_unclipped, a, b, request, sample)
+    comparison = comparison_of(_unclipped, a, b, request, sample)
     # Tensors among the leaves are the weights that require grad; models hold all other weights as
     # arrays.
-    moving = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    fixed = Fixed({n: leaf for n, leaf in leaves.items() if n not in moving}, sample)
+    moving = {n: leaf for n, leaf in comparison.leaves.items() if isinstance(leaf, torch.Tensor)}
     if not moving:
         value = without_gradients.similarity(a, b, metric, dtype=dtype, budget=budget)
         return torch.tensor(float(value), dtype=torch.float64)
     # Autograd sees only tensors that are arguments of their own, so the weights are unpacked behind
-    # the five other arguments.
+    # the four other arguments.
     wanted = torch.is_grad_enabled()
     arithmetic = _arithmetic((a, b), request.dtype)
-    value = _Cosine.apply(comparison, arithmetic, fixed, tuple(moving), wanted, *moving.values())
+    value = _Cosine.apply(comparison, arithmetic, tuple(moving), wanted, *moving.values())
     if torch.isnan(value):
         why = numbers((a, b))
         # Without gradients, the same similarity raises the error that explains the NaN.
@@ -169,7 +169,6 @@ class _Cosine(torch.autograd.Function):
         ctx: Any,
         comparison: Comparison,
         arithmetic: precision.Arithmetic,
-        fixed: Fixed,
         places: tuple[int, ...],
         wanted: bool,
         *tensors: torch.Tensor,
@@ -177,9 +176,11 @@ class _Cosine(torch.autograd.Function):
         with execution.precision():
             moving = dict(zip(places, map(to_jax, tensors), strict=True))
             if wanted:
-                cosines, ctx.gradient = number_and_pullback(comparison, moving, fixed)
+                cosines, ctx.gradient = number_and_pullback(comparison, moving)
             else:
-                cosines = number(comparison, moving, fixed)
+                a, b, metric = comparison.at(moving)
+                request = comparison.form.request(metric)
+                cosines = _unclipped(inner_products(a, b, request), (a, b), request)
             cosines = precision.Cosine(*(np.asarray(x, np.float64) for x in cosines))
         ctx.save_for_backward(*tensors)
         ctx.places = places
@@ -201,8 +202,8 @@ class _Cosine(torch.autograd.Function):
         gradients = []
         for place, tensor in zip(ctx.places, tensors, strict=True):
             gradients.append(of_jax(slopes[place], tensor) * outer[0].to(tensor.device))
-        # No derivatives with respect to comparison, arithmetic, fixed numbers, places and flag.
-        return None, None, None, None, None, *gradients
+        # No derivatives with respect to comparison, arithmetic, places and flag.
+        return None, None, None, None, *gradients
 
 
 def check_first_derivative() -> None:
