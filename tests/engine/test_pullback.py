@@ -1,9 +1,10 @@
-"""Derivatives of programs and plans along pullbacks, against complex steps of the eager reference.
+"""Derivatives of programs and plans along pullbacks, against complex steps.
 
 Programs are polynomials, and NumPy runs them on complex numbers: f(x + i h v) = f(x) + i h f'(x) v + O(h^2), without
 a difference that would cancel, so a step of 1e-30 gives the derivative along v to rounding.
 """
 
+import eager
 import numpy as np
 import pytest
 import sequence_cases
@@ -22,7 +23,6 @@ from tnsim.engine.passes import pullback as pullback_module
 from tnsim.engine.passes.pullback import adjoint, pulled_back
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.gradients import gradients, run_kept
-from tnsim.engine.runtime.lowering import run_program
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -47,7 +47,7 @@ def test_adjoints_of_any_programs(program, data):
     counts = tuple(data.draw(st.integers(0, 2)) for _ in program.outputs)
     arrays = drawn(program.shapes)
     directions = [w * v for w, v in zip(wanted, drawn(program.shapes, seed=1), strict=True)]
-    changed, _ = run_program(program, moved(arrays, directions))
+    changed, _ = eager.run_program(program, moved(arrays, directions))
     shapes = [out.shape for out, count in zip(changed, counts, strict=True) for _ in range(count)]
     cotangents = drawn(shapes, seed=2)
     repeated = [out for out, count in zip(changed, counts, strict=True) for _ in range(count)]
@@ -57,7 +57,7 @@ def test_adjoints_of_any_programs(program, data):
     if found is not None:
         constants = [constant.array("float64") for constant in found.constants]
         read = [arrays[n] for n in found.reads]
-        slopes, _ = run_program(found.program, [*read, *cotangents, *constants])
+        slopes, _ = eager.run_program(found.program, [*read, *cotangents, *constants])
         assert [x.shape for x in slopes] == [program.shapes[n] for n in found.gives]
         value, _ = along(slopes, [directions[n] for n in found.gives])
     assert_close(value, expected, scale=max(size, 1.0), rtol=1e-11)
@@ -74,7 +74,7 @@ def test_a_loop_over_blocks():
     a, b, slope = drawn([(6, 4), (4, 5), (5,)])
     found = adjoint(program, (1,), (True, True))
     constants = [constant.array("float64") for constant in found.constants]
-    first, second = run_program(found.program, [a, b, slope, *constants])[0]
+    first, second = eager.run_program(found.program, [a, b, slope, *constants])[0]
     # sum_rc s_c (AB)_rc^2 has the derivatives 2 (AB s) B^T and 2 A^T (AB s).
     weighted = 2 * (a @ b) * slope
     assert_close(first, weighted @ b.T, scale="largest", rtol=1e-13)
@@ -117,7 +117,7 @@ def slopes_and_steps(plan, wanted, seed=0):
     found = gradients(kept, slopes)
     assert set(found) <= wanted and set(result.values) == set(plan.outputs)
     changed = {n: x + 1j * STEP * directions[n] if n in wanted else x for n, x in arrays.items()}
-    reference = execution.run(plan, changed, "numpy")
+    reference = eager.run(plan, changed)
     for key, exponent in reference.exponents.items():
         assert exponent == result.exponents[key]
     expected, _ = along(slopes.values(), [reference.values[n].imag / STEP for n in plan.outputs])

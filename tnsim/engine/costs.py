@@ -161,7 +161,7 @@ def _lowered_program(program: Program) -> tuple[list[Buffer], list[int]]:
 
 
 class _Lowering:
-    """The buffers of a program as `runtime/lowering` lowers it; equal copies are made once."""
+    """The buffers of a program as XLA computes it; equal copies are made once."""
 
     def __init__(self, program: Program):
         self.buffers = [Buffer(math.prod(shape)) for shape in program.shapes]
@@ -212,7 +212,7 @@ class _Lowering:
         return self.add(Buffer(elements, (read,), reads_entries=True))
 
     def contraction(self, reads: tuple[int, ...], op: Operation, elements: int) -> int:
-        """Number of the buffer of a contraction, in the forms of `lowering._contract`."""
+        """Number of the buffer of a contraction, a matrix product or a loop over entries."""
         first, second = op.labels
         sizes = op.sizes(self.shapes)
         chosen = matrix_product(first, second, op.output, sizes)
