@@ -126,7 +126,7 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     """Products are cut into blocks, and loops into lanes, whatever the number of threads."""
     monkeypatch.setattr(binding, "_LARGE", 2**8)
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
-    monkeypatch.setattr(binding, "_REPAYS", 0.0)
+    monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction

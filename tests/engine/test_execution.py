@@ -70,7 +70,7 @@ def all_tiers(a, b, metric, monkeypatch):
     for stage, log in reference.exponents.items():
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
     bound = execution.run(planned, leaves, "interpreted")
-    monkeypatch.setattr(binding, "_REPAYS", 0.0)
+    monkeypatch.setattr(binding, "REPAYS", 0.0)
     stacks, _ = stacked_stages(planned, (), {})
     for threads in (1, 3):
         monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)

@@ -9,7 +9,7 @@ Nothing of this is traced as a whole:
 2. `_arrays_for_plans` is traced with these notes given, and is little more than the layout. It
    records the arrays of all plans, as no plan reads the result of another plan.
 3. The plans run as any plan, interpreted or compiled (see `engine/runtime/rates`), and derivatives
-   pass through them along their pullbacks (`engine/passes/pullback`).
+   pass through them along their pullbacks (`engine/runtime/gradients`).
 4. `_number_after_plans` is given their results.
 
 The second and the fourth are small compiled programs, kept under the structure of the comparison.
@@ -51,11 +51,10 @@ from tnsim.compare.planned import ADVICE, announced_plans
 from tnsim.compare.request import Answer, Arrays, Request, Tracing
 from tnsim.compare.resident import in_new_notation
 from tnsim.engine.budget import Budget, check_pullbacks
-from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.gradients import Kept, gradients, run_kept
+from tnsim.engine.runtime.gradients import Kept, gradients, pulled_back, run_kept
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.errors import TooLarge
 from tnsim.models.arrays import weights_dtype

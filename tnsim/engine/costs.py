@@ -392,7 +392,7 @@ def host_elements(program: Program) -> int:
             alive -= size
         if number not in kept:
             alive += size
-        peak = max(peak, alive + _beside(op, op.sizes(shapes), size))
+        peak = max(peak, alive + beside(op, op.sizes(shapes), size))
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
             if last[a] == n and a >= first and a not in kept and not is_gone:
@@ -445,7 +445,7 @@ def _is_entrywise(op: Operation) -> bool:
     return op.kind == "sum" or all(label in op.output for labels in op.labels for label in labels)
 
 
-def _beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
+def beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
     """Elements that NumPy takes for an operation beside its arguments and its result."""
     if op.body is not None:
         count = lanes(op, n_iterations(op, sizes))

@@ -4,5 +4,5 @@ Read `stacking` first (a program on stacks of arrays), then `binding` (a program
 arrays, and a plan in NumPy), `compiling` (compiled programs, from memory, disk or XLA), `devices`
 (devices and their memory), `threads` (a pool, and the threads of BLAS), `execution` (a plan on
 arrays), `rates` (the seconds that a plan takes, and the tier in
-which it runs), and at last `gradients` (a plan and its pullback).
+which it runs), and at last `gradients` (a plan and the way back through it).
 """

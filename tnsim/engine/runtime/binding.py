@@ -49,7 +49,7 @@ Labels = tuple[int, ...]
 Sizes = Mapping[int, int]
 Function = Callable[..., Any]
 
-_REPAYS = 1e-3
+REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
 
 
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     exponents: dict[tuple[int, str], Any]
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """An operation of a program, bound.
 
     Attributes:
@@ -95,7 +95,7 @@ class Bound(NamedTuple):
         outputs: Numbers of the outputs.
     """
 
-    calls: tuple[_Call, ...]
+    calls: tuple[Call, ...]
     outputs: tuple[int, ...]
 
     def __call__(self, inputs: Sequence[Numeric]) -> list[Any]:
@@ -136,18 +136,26 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
-        sizes = op.sizes(program.value_shapes)
-        if op.kind == "sum":
-            function = _sum(op, sizes, over[n], xp)
-        elif op.kind == "loop":
-            function = _loop(op, sizes) if xp is np else _traced_loop(op, sizes)
-        elif len(op.args) == 1:
-            function = _reduction(op, xp)
-        else:
-            function = _contraction(op, sizes, over[n], xp)
+        function = operation_function(op, op.sizes(program.value_shapes), over[n], xp)
         dead = {a for a in op.args if last[a] == n and a not in program.outputs}
-        calls.append(_Call(function, op.args, tuple(dead)))
+        calls.append(Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)
+
+
+def operation_function(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
+    """The function of the arguments of an operation.
+
+    Args:
+        op: Operation of a program.
+        sizes: Size of every label.
+        over: Place of the argument that NumPy writes the result over; None for new memory.
+        xp: Library of the arrays, NumPy or `jax.numpy`.
+    """
+    if op.kind == "sum":
+        return _sum(op, sizes, over, xp)
+    if op.kind == "loop":
+        return _loop(op, sizes) if xp is np else _traced_loop(op, sizes)
+    return _reduction(op, xp) if len(op.args) == 1 else _contraction(op, sizes, over, xp)
 
 
 def _axes(labels: Labels, order: Labels) -> Labels | None:
@@ -363,29 +371,34 @@ def turn(loop: Operation, sizes: Sizes, xp: ModuleType) -> Callable[[Sequence[An
     """
     assert loop.body is not None  # every loop has a body
     body, block = bind(loop.body, xp), loop.block_size
-    first, *others = loop.chunks
-    part = _part if xp is np else _traced_part
+    part_of = part if xp is np else _traced_part
     moves = [any(label in loop.chunks for label in labels) for labels in loop.labels]
 
     def run(args: Sequence[Any], number: Any) -> Any:
-        at = {}
-        # The number in mixed radix, the last label running fastest.
-        for label in reversed(others):
-            number, at[label] = number // sizes[label], number % sizes[label]
-        at[first] = number  # the last digit needs no remainder
+        at = turn_indices(loop, sizes, number)
         fixed = []
         for x, labels, is_moving in zip(args, loop.labels, moves, strict=True):
-            fixed.append(part(x, labels, at, block) if is_moving else x)
+            fixed.append(part_of(x, labels, at, block) if is_moving else x)
         return body(fixed)[0]
 
     return run
 
 
+def turn_indices(loop: Operation, sizes: Sizes, number: Any) -> dict[int, Any]:
+    """The value of each label of a loop in a turn: the number of the turn in mixed radix."""
+    first, *others = loop.chunks
+    at = {}
+    for label in reversed(others):  # the last label runs fastest
+        number, at[label] = number // sizes[label], number % sizes[label]
+    at[first] = number  # the last digit needs no remainder
+    return at
+
+
 _WHOLE = slice(None)
 
 
-def _part(x: np.ndarray, labels: Labels, at: Mapping[int, int], block: int) -> np.ndarray:
-    """What a turn reads of an argument: an entry or a block along each label of the loop."""
+def place(labels: Labels, at: Mapping[int, int], block: int) -> tuple[Any, ...]:
+    """The index of what a turn reads of an argument: an entry or a block along each label."""
     index: list[Any] = []
     for label in labels:
         n = at.get(label)
@@ -393,7 +406,12 @@ def _part(x: np.ndarray, labels: Labels, at: Mapping[int, int], block: int) -> n
             index.append(_WHOLE)
         else:
             index.append(slice(n * block, (n + 1) * block) if block else n)
-    x = x[(*index, ...)]
+    return (*index, ...)
+
+
+def part(x: np.ndarray, labels: Labels, at: Mapping[int, int], block: int) -> np.ndarray:
+    """What a turn reads of an argument."""
+    x = x[place(labels, at, block)]
     return x if x.flags.c_contiguous else x.copy()
 
 
@@ -425,7 +443,12 @@ def _traced_loop(op: Operation, sizes: Sizes) -> Function:
 
     def run(*args: jax.Array) -> jax.Array:
         zero = jnp.zeros(shape, jnp.result_type(*args))
-        return jax.lax.fori_loop(0, count, lambda n, total: total + one(args, n), zero)
+
+        @jax.checkpoint  # derivatives compute a turn again and keep nothing of it
+        def added(n: Any) -> jax.Array:
+            return one(args, n)
+
+        return jax.lax.fori_loop(0, count, lambda n, total: total + added(n), zero)
 
     return run
 
@@ -434,7 +457,7 @@ def _loop(op: Operation, sizes: Sizes) -> Function:
     """The sum of a program over all values of the labels of a loop, in NumPy."""
     one, count = turn(op, sizes, np), n_iterations(op, sizes)
     lanes = costs.lanes(op, count)
-    repays = costs.host_seconds_of(op, sizes, 8) > _REPAYS
+    repays = costs.host_seconds_of(op, sizes, 8) > REPAYS
 
     def lane(args: tuple[np.ndarray, ...], number: int) -> np.ndarray:
         found = one(args, number)
@@ -585,7 +608,7 @@ def run_on_host(plan: Plan, arrays: Mapping[str, Any], stacks: tuple[Stacked, ..
             for n in each.stages:
                 inputs = [values[name] for name in plan.stages[n].inputs]
                 tasks.append(partial(ready.stages[n], inputs))
-            threads = each.at_once if each.seconds > _REPAYS else 1
+            threads = each.at_once if each.seconds > REPAYS else 1
             results = shared(tasks, min(processors(), threads))
             for n, (outputs, scales) in zip(each.stages, results, strict=True):
                 stage = plan.stages[n]
