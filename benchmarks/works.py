@@ -12,9 +12,9 @@ import sums
 
 import tnsim
 from tnsim.cli.bench import hand_written, random_stack
-from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.execution import precision
+from tnsim.engine.runtime.gradients import pulled_back
 
 CLOSURE = tnsim.GaussianClosure()
 
@@ -169,9 +169,9 @@ def one_gradient(dtype: str) -> Work:
     def plan() -> Planned:
         plan = tnsim.plan(*numbers, tnsim.Gaussian(), cosine=True, dtype=dtype).contraction
         assert plan is not None
-        backward = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == ".")).backward
-        work = plan.multiplications + backward.multiplications
-        return Planned(work, backward.interpreted_bytes, tier=rates.tier_of(backward))
+        back = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == "."))
+        work = plan.multiplications + back.multiplications
+        return Planned(work, back.kept_bytes + back.own_bytes, tier=rates.tier_of(plan))
 
     def call() -> None:
         tnsim.torch.similarity(*models, dtype=dtype).backward()

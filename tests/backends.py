@@ -1,7 +1,7 @@
 """The tier in which a test's plans run: interpreted by NumPy, or compiled by XLA.
 
 The fixture `backend` leaves the choice to the plan, as for users, unless a test (or `pytestmark` of its file)
-is decorated with one of these. The eager reference runs where a test asks for it: `execution.run(..., "numpy")`.
+is decorated with one of these. The oracle of both is `eager`.
 """
 
 import pytest

@@ -419,7 +419,7 @@ def test_the_cheaper_route_is_planned():
 @backends.compiled
 def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     """Thirty pairs more of known shapes trace nothing."""
-    from tnsim.engine.runtime import execution
+    from tnsim.engine.runtime.binding import Stage
 
     def make(count):
         return [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 3, 2)]) for _ in range(count)]
@@ -427,9 +427,8 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     route("contractions")
     tnsim.pairwise(make(8))
     traced = []
-    monkeypatch.setattr(
-        execution, "run_program", lambda *a, run=execution.run_program: traced.append(1) or run(*a)
-    )
+    run = Stage.__call__
+    monkeypatch.setattr(Stage, "__call__", lambda *a: traced.append(1) or run(*a))
     tnsim.pairwise(make(8))
     assert not traced
 

@@ -1,9 +1,11 @@
-"""Interpreted plans: the numbers of the eager reference, in the memory that was planned, on any number of threads."""
+"""Interpreted plans: the numbers of `einsum`, in the memory that was planned, on any number of threads."""
 
 import dataclasses
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import eager
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -18,7 +20,6 @@ from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.runtime import binding, execution, rates
-from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -52,7 +53,7 @@ def test_programs_of_any_operations(program, precision):
     """In float32 the worst error of 20 seeds is 1.1e-6, nine roundings."""
     dtype, rtol = precision
     arrays = drawn(program.shapes, dtype)
-    wanted, _ = run_program(program, list(arrays))
+    wanted, _ = eager.run_program(program, list(arrays))
     found, _ = of_program(program, arrays, dtype)
     for one, other in zip(found, dict.fromkeys(range(len(found))), strict=True):
         names = plan_of(program).outputs
@@ -60,6 +61,19 @@ def test_programs_of_any_operations(program, precision):
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=rtol,
                      limited_by="float32")  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(programs())
+def test_programs_of_any_operations_in_jax(program):
+    arrays = drawn(program.shapes)
+    wanted, _ = eager.run_program(program, arrays)
+    with execution.precision():
+        found, _ = binding.Stage.of(program, None, jnp)([jnp.asarray(x) for x in arrays])
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(
+            np.asarray(one), other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=1e-12
+        )
 
 
 def test_a_loop_in_blocks_and_a_loop_inside(rng):
@@ -77,7 +91,7 @@ def test_a_loop_in_blocks_and_a_loop_inside(rng):
         program, operations=(swapped, loop._replace(args=(0, 2), body=body))
     )
     x, y = drawn(program.shapes)
-    ((found,), _), ((wanted,), _) = of_program(program, [x, y]), run_program(program, [x, y])
+    ((found,), _), ((wanted,), _) = of_program(program, [x, y]), eager.run_program(program, [x, y])
     assert_close(found, np.sum(x * y), scale=np.abs(x * y).sum(), rtol=1e-13)
     assert_close(found, wanted, scale=np.abs(x * y).sum(), rtol=1e-13)
 
@@ -113,7 +127,7 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
     """Products are cut into blocks, and loops into lanes, whatever the number of threads."""
     monkeypatch.setattr(binding, "_LARGE", 2**8)
     monkeypatch.setattr(binding, "_LEAST_SIDE", 4)
-    monkeypatch.setattr(binding, "_REPAYS", 0.0)
+    monkeypatch.setattr(binding, "REPAYS", 0.0)
     tnsim.session().clear()  # equal programs, bound with the usual sizes
     a, b = (bench.random_stack(12, 9, 2, "float64", seed) for seed in (1, 2))
     plan = tnsim.plan(a, b, metric, cosine=True).contraction
@@ -187,11 +201,22 @@ def test_stacks_are_runs_one_by_one(rng):
         own = [size for size, has in zip(stacks, over.get(name, ()), strict=False) if has]
         arrays[name] = rng.normal(size=(*own, *shape))
     found = execution.run(plan, arrays, "interpreted", over)
-    wanted = execution.run(plan, arrays, "numpy", over)
-    for name, value in wanted.values.items():
-        assert_close(found.values[name], value, scale=LARGEST, rtol=1e-12)
-    for key, log in wanted.exponents.items():
-        assert_close(found.exponents[key], log, scale=1.0, rtol=1e-12)
+    with execution.precision():
+        compiled = execution.run(plan, arrays, over=over)
+    for pair in np.ndindex(stacks):
+        # Of an array that lacks a stacked axis every pair reads the same.
+        own = {
+            name: x[tuple(n for n, has in zip(pair, over.get(name, ()), strict=False) if has)]
+            for name, x in arrays.items()
+        }
+        wanted = eager.run(plan, own)
+        for run in (found, compiled):
+            for name, value in wanted.values.items():
+                one = np.broadcast_to(run.values[name], (*stacks, *value.shape))[pair]
+                assert_close(one, value, scale=LARGEST, rtol=1e-12)
+            for key, log in wanted.exponents.items():
+                one = np.broadcast_to(run.exponents[key], stacks)[pair]
+                assert_close(one, log, scale=1.0, rtol=1e-12)
 
 
 # --- tiers -----------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""Execution: one lowering for NumPy and JAX beside NumPy's closures, few programs, finite at depth 64, no global setting touched."""
+"""Execution: one program in NumPy and JAX, few programs, finite at depth 64, no global setting touched."""
 
 import itertools
 import math
-from functools import partial
 
 import backends
 import cases
+import eager
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sequence_cases
@@ -21,7 +22,6 @@ from tnsim.compare.request import CROSS
 from tnsim.engine import budget
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.runtime import binding, devices, execution
-from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
@@ -56,10 +56,10 @@ METRICS = {
 
 
 def all_tiers(a, b, metric, monkeypatch):
-    """One plan eagerly on NumPy, compiled, and interpreted by one thread and by several."""
+    """One plan operation by operation, compiled, and interpreted by one thread and by several."""
     planned = tnsim.plan(a, b, metric, slices=True).contraction
     leaves = leaves_of(planned, a, b, metric)
-    reference = execution.run(planned, leaves, backend="numpy")
+    reference = eager.run(planned, leaves)
     assert all(type(v) is np.ndarray for v in reference.values.values())
     with execution.precision():
         compiled = execution.run(planned, leaves)
@@ -70,7 +70,7 @@ def all_tiers(a, b, metric, monkeypatch):
     for stage, log in reference.exponents.items():
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
     bound = execution.run(planned, leaves, "interpreted")
-    monkeypatch.setattr(binding, "_REPAYS", 0.0)
+    monkeypatch.setattr(binding, "REPAYS", 0.0)
     stacks, _ = stacked_stages(planned, (), {})
     for threads in (1, 3):
         monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)
@@ -114,7 +114,7 @@ def test_wrong_arrays_are_refused(rng):
         tnsim.ModelError,
         match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew",
     ):
-        execution.run(planned, {}, backend="numpy")
+        execution.run(planned, {}, "interpreted")
 
 
 @pytest.mark.crossing(quick=1, slow=1)
@@ -160,7 +160,8 @@ def test_freed_memory_is_kept_while_no_more_is_held_than_planned(monkeypatch, mo
     monkeypatch.setattr(execution, "_TRIMMED", 0)
     monkeypatch.setattr(execution, "resident_bytes", lambda: next(held, 2**30 + more))
     monkeypatch.setattr(execution, "give_back_freed", lambda: given_back.append(True))
-    execution.run(planned, leaves_of(planned, a, b, tnsim.GaussianClosure()), "numpy")
+    with execution.precision():
+        execution.run(planned, leaves_of(planned, a, b, tnsim.GaussianClosure()))
     assert (len(given_back) > 1) == bool(more) and given_back
 
 
@@ -214,9 +215,9 @@ def test_a_loop_is_compiled_once():
     arrays = [
         np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in whole.shapes
     ]
-    lowered = jax.jit(partial(run_program, whole)).lower(arrays)
+    lowered = jax.jit(lambda x: binding.Stage.of(whole, None, jnp)(x)).lower(arrays)
     assert lowered.as_text().count("dot_general") == 1
-    ((expected,), _), ((found,), _) = run_program(whole, arrays), lowered.compile()(arrays)
+    ((expected,), _), ((found,), _) = eager.run_program(whole, arrays), lowered.compile()(arrays)
     np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24
 
 
@@ -271,7 +272,7 @@ def test_accelerator_agrees_with_numpy(rng):
     a, b = tnsim.Model([bilinear(rng, 64, 128, 10)]), tnsim.Model([bilinear(rng, 64, 96, 10)])
     planned = tnsim.plan(a, b).contraction
     leaves = leaves_of(planned, a, b, tnsim.Gaussian())
-    reference = execution.run(planned, leaves, backend="numpy")
+    reference = eager.run(planned, leaves)
     with execution.precision():
         found = execution.run(planned, leaves)
     assert_close(np.asarray(found.values["AB"]), reference.values["AB"], rtol=1e-12)

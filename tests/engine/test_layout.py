@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from eager import run_program
 from oracles import bilinear, closure_products, expected_products
 from seeds import generator
 
@@ -13,7 +14,6 @@ from tnsim import using
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import layout
 from tnsim.engine.passes.layout import laid_out, moved
-from tnsim.engine.runtime.lowering import run_program
 from tnsim.engine.search.canonical import exchanges
 from tnsim.engine.search.sharing import Builder, Use, program_of
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from eager import run_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import generator
 
 from tnsim.engine.ir.matmul_form import MatrixProduct, copied_entries, matrix_product
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.runtime.lowering import run_program
 
 SIZES = {0: 2, 1: 3, 2: 2, 3: 4, 4: 3, 5: 2}
 

@@ -1,9 +1,13 @@
-"""Derivatives of programs and plans along pullbacks, against complex steps of the eager reference.
+"""Derivatives of programs and plans along pullbacks, against complex steps.
 
 Programs are polynomials, and NumPy runs them on complex numbers: f(x + i h v) = f(x) + i h f'(x) v + O(h^2), without
 a difference that would cancel, so a step of 1e-30 gives the derivative along v to rounding.
 """
 
+import tracemalloc
+
+import eager
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sequence_cases
@@ -16,13 +20,13 @@ from random_programs import drawn, programs
 import tnsim
 from tnsim import Session, using
 from tnsim.cli import bench
+from tnsim.engine import costs
 from tnsim.engine.budget import Budget, check_pullbacks
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.passes import pullback as pullback_module
-from tnsim.engine.passes.pullback import adjoint, pulled_back
-from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.gradients import gradients, run_kept
-from tnsim.engine.runtime.lowering import run_program
+from tnsim.engine.runtime import binding, execution
+from tnsim.engine.runtime import gradients as gradients_module
+from tnsim.engine.runtime.compiling import Wanted
+from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept, vjp
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -41,23 +45,22 @@ def along(slopes, values):
 
 @settings(max_examples=200)
 @given(programs(), st.data())
-def test_adjoints_of_any_programs(program, data):
+def test_ways_back_of_any_programs(program, data):
     """Contractions, diagonals, sums and loops; some inputs wanted, some outputs given."""
     wanted = tuple(data.draw(st.booleans()) for _ in program.shapes)
-    counts = tuple(data.draw(st.integers(0, 2)) for _ in program.outputs)
+    given = tuple(data.draw(st.booleans()) for _ in program.outputs)
     arrays = drawn(program.shapes)
     directions = [w * v for w, v in zip(wanted, drawn(program.shapes, seed=1), strict=True)]
-    changed, _ = run_program(program, moved(arrays, directions))
-    shapes = [out.shape for out, count in zip(changed, counts, strict=True) for _ in range(count)]
-    cotangents = drawn(shapes, seed=2)
-    repeated = [out for out, count in zip(changed, counts, strict=True) for _ in range(count)]
-    expected, size = along(cotangents, [out.imag / STEP for out in repeated])
-    found = adjoint(program, counts, wanted)
+    changed, _ = eager.run_program(program, moved(arrays, directions))
+    chosen = [out for out, is_given in zip(changed, given, strict=True) if is_given]
+    cotangents = drawn([out.shape for out in chosen], seed=2)
+    expected, size = along(cotangents, [out.imag / STEP for out in chosen])
+    found = vjp(program, given, wanted)
     value = 0.0
     if found is not None:
-        constants = [constant.array("float64") for constant in found.constants]
-        read = [arrays[n] for n in found.reads]
-        slopes, _ = run_program(found.program, [*read, *cotangents, *constants])
+        before = [x.copy() for x in (*arrays, *cotangents)]
+        slopes = found.bound([*(arrays[n] for n in found.reads), *cotangents])
+        assert all(map(np.array_equal, before, (*arrays, *cotangents)))
         assert [x.shape for x in slopes] == [program.shapes[n] for n in found.gives]
         value, _ = along(slopes, [directions[n] for n in found.gives])
     assert_close(value, expected, scale=max(size, 1.0), rtol=1e-11)
@@ -72,13 +75,32 @@ def test_a_loop_over_blocks():
     loop = Operation("loop", (0, 1), labels, (2,), chunks=(0,), body=body, block_size=3)
     program = Program(((6, 4), (4, 5)), (loop,), (2,))
     a, b, slope = drawn([(6, 4), (4, 5), (5,)])
-    found = adjoint(program, (1,), (True, True))
-    constants = [constant.array("float64") for constant in found.constants]
-    first, second = run_program(found.program, [a, b, slope, *constants])[0]
+    first, second = vjp(program, (True,), (True, True)).bound([a, b, slope])
     # sum_rc s_c (AB)_rc^2 has the derivatives 2 (AB s) B^T and 2 A^T (AB s).
     weighted = 2 * (a @ b) * slope
     assert_close(first, weighted @ b.T, scale="largest", rtol=1e-13)
     assert_close(second, a.T @ weighted, scale="largest", rtol=1e-13)
+
+
+@settings(max_examples=20)
+@given(programs(), st.data())
+def test_ways_back_of_any_programs_in_jax(program, data):
+    """The same derivatives, loops included; inputs that derivatives do not read are left out."""
+    wanted = tuple(data.draw(st.booleans()) for _ in program.shapes)
+    way = vjp(program, (True,) * len(program.outputs), wanted)
+    if way is None:
+        return
+    given = tuple(range(len(program.outputs)))
+    work = gradients_module._TracedWay(program, given, way.reads, way.gives, ())
+    read = [drawn(program.shapes)[n] for n in way.reads]
+    slopes = drawn([program.value_shapes[n] for n in program.outputs], seed=2)
+    with execution.precision():
+        inputs = [jnp.asarray(x) for x in (*read, *slopes)]
+        found, _ = gradients_module._traced(Wanted(work, None, "float64"))(inputs)
+    for one, other in zip(found, way.bound([*read, *slopes]), strict=True):
+        assert_close(
+            np.asarray(one), other, scale=max(np.abs(other).max(initial=0.0), 1.0), rtol=1e-11
+        )
 
 
 def stacks(width, depth):
@@ -117,7 +139,7 @@ def slopes_and_steps(plan, wanted, seed=0):
     found = gradients(kept, slopes)
     assert set(found) <= wanted and set(result.values) == set(plan.outputs)
     changed = {n: x + 1j * STEP * directions[n] if n in wanted else x for n, x in arrays.items()}
-    reference = execution.run(plan, changed, "numpy")
+    reference = eager.run(plan, changed)
     for key, exponent in reference.exponents.items():
         assert exponent == result.exponents[key]
     expected, _ = along(slopes.values(), [reference.values[n].imag / STEP for n in plan.outputs])
@@ -137,15 +159,12 @@ def test_derivatives_of_plans(work, rng):
         assert_close(value, expected, scale=size, rtol=1e-12)
 
 
-def test_both_tiers_and_long_programs(monkeypatch):
-    """Programs cut into parts, many derivatives of one value, and XLA in place of NumPy."""
-    monkeypatch.setattr(pullback_module, "MAX_OPERATIONS", 30)
-    monkeypatch.setattr(pullback_module, "_MOST_PARTS", 2)
+def test_both_tiers():
+    """NumPy and XLA."""
     plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True).contraction
     wanted = frozenset(plan.shapes)
     for tier in ("interpret", "compile"):
         with using(Session(tier=tier)), execution.precision():
-            assert len(pulled_back(plan, wanted).backward.stages) > 2 * len(plan.stages)
             value, expected, size = slopes_and_steps(plan, wanted)
         assert_close(value, expected, scale=size, rtol=1e-12)
 
@@ -155,9 +174,27 @@ def test_nothing_is_computed_for_arrays_that_are_not_wanted():
     plan = tnsim.plan(*stacks(5, 2), tnsim.GaussianClosure(), cosine=True).contraction
     one, both = ({n for n in plan.shapes if n[0] in sides} for sides in ("A", "AB"))
     of_one, of_both = (pulled_back(plan, frozenset(names)) for names in (one, both))
-    assert set(of_one.gradients) == one and set(of_both.gradients) == both
-    assert of_one.backward.multiplications < 0.8 * of_both.backward.multiplications
-    assert set(of_one.cotangents) == {"AA", "AB"}
+    assert set(of_one.gives) == one and set(of_both.gives) == both
+    assert of_one.multiplications < 0.8 * of_both.multiplications
+
+
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
+def test_memory_of_the_way_back(metric, monkeypatch):
+    """Never more than was planned, which is within half of it where stages run one by one."""
+    monkeypatch.setattr(costs, "_HOST_AT_ONCE", 1)
+    monkeypatch.setattr(binding, "processors", lambda: 1)
+    plan = tnsim.plan(*stacks(40, 2), metric, cosine=True).contraction
+    found = pulled_back(plan, frozenset(plan.shapes))
+    arrays = dict(zip(plan.shapes, drawn(plan.shapes.values()), strict=True))
+    slopes = dict(zip(plan.outputs, drawn(plan.output_shapes.values()), strict=True))
+    _, kept = run_kept(found, arrays)
+    gradients(kept, slopes)
+    tracemalloc.start()
+    gradients(kept, slopes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 2**18 < found.own_bytes < 1.5 * peak
+    assert peak < found.own_bytes + 2**16
 
 
 def test_budgets_count_the_way_back():

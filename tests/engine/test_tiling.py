@@ -4,8 +4,10 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import pytest
 from closeness import assert_close
+from eager import run_program
 from seeds import generator
 
 from tnsim.engine import costs
@@ -13,8 +15,8 @@ from tnsim.engine.ir.plan_json import program_from_data
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import tiling
 from tnsim.engine.passes.tiling import tiled
+from tnsim.engine.runtime.binding import Stage
 from tnsim.engine.runtime.execution import precision
-from tnsim.engine.runtime.lowering import run_program
 
 
 def contract(args, labels, output):
@@ -61,7 +63,7 @@ def test_a_chain_of_large_values_is_a_loop_over_blocks():
 
 def test_blocks_compiled():
     def compiled(program, arrays):
-        return jax.jit(lambda arrays: run_program(program, arrays))(arrays)
+        return jax.jit(lambda x: Stage.of(program, None, jnp)(x))(arrays)
 
     with precision():
         assert_close(outputs(tiled(PROGRAM), compiled), outputs(PROGRAM), rtol=1e-12)

@@ -50,12 +50,11 @@ from tnsim.compare.resident import conditioning, in_new_gauge, in_units, placed_
 from tnsim.compare.routes import routes_of
 from tnsim.engine import precision
 from tnsim.engine.budget import check_pullbacks
-from tnsim.engine.passes.pullback import pulled_back
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.gradients import gradients, run_kept
+from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
 from tnsim.engine.runtime.rates import backend_of
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype

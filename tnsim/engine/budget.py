@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from tnsim.engine.passes.pullback import Pullback
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
+from tnsim.engine.runtime.gradients import Pullback
 from tnsim.engine.runtime.rates import seconds, tier_of
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
@@ -115,17 +115,17 @@ def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, ad
     Raises:
         TooLarge: The derivatives take more memory or more multiplications than the budget has.
     """
-    plans = [plan for pullback in pullbacks for plan in (pullback.forward, pullback.backward)]
     # A plan counts all its runs, and here each run has a pullback of its own.
-    work = sum(plan.multiplications / plan.runs for plan in plans)
+    work = sum(p.forward.multiplications / p.forward.runs + p.multiplications for p in pullbacks)
     if work > budget.multiplications:
         raise TooLarge(
             f"{name} with its gradients needs {work:.3g} multiplications here, more than the "
             f"budget of {budget.multiplications:.3g}; {advice}"
         )
-    kept = sum(pullback.backward.input_bytes for pullback in pullbacks)
-    each = [_needed_bytes(plan) for plan in plans]
-    arrays = kept + max((memory.arrays for memory in each), default=0)
+    kept = sum(pullback.kept_bytes for pullback in pullbacks)
+    each = [_needed_bytes(pullback.forward) for pullback in pullbacks]
+    back = [pullback.own_bytes for pullback in pullbacks]
+    arrays = kept + max([memory.arrays for memory in each] + back, default=0)
     allowed = budget.room(max((memory.programs for memory in each), default=0), arrays)
     if arrays > allowed:
         raise TooLarge(

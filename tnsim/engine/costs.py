@@ -161,7 +161,7 @@ def _lowered_program(program: Program) -> tuple[list[Buffer], list[int]]:
 
 
 class _Lowering:
-    """The buffers of a program as `runtime/lowering` lowers it; equal copies are made once."""
+    """The buffers of a program as XLA computes it; equal copies are made once."""
 
     def __init__(self, program: Program):
         self.buffers = [Buffer(math.prod(shape)) for shape in program.shapes]
@@ -212,7 +212,7 @@ class _Lowering:
         return self.add(Buffer(elements, (read,), reads_entries=True))
 
     def contraction(self, reads: tuple[int, ...], op: Operation, elements: int) -> int:
-        """Number of the buffer of a contraction, in the forms of `lowering._contract`."""
+        """Number of the buffer of a contraction, a matrix product or a loop over entries."""
         first, second = op.labels
         sizes = op.sizes(self.shapes)
         chosen = matrix_product(first, second, op.output, sizes)
@@ -392,7 +392,7 @@ def host_elements(program: Program) -> int:
             alive -= size
         if number not in kept:
             alive += size
-        peak = max(peak, alive + _beside(op, op.sizes(shapes), size))
+        peak = max(peak, alive + beside(op, op.sizes(shapes), size))
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
             if last[a] == n and a >= first and a not in kept and not is_gone:
@@ -445,7 +445,7 @@ def _is_entrywise(op: Operation) -> bool:
     return op.kind == "sum" or all(label in op.output for labels in op.labels for label in labels)
 
 
-def _beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
+def beside(op: Operation, sizes: Mapping[int, int], size: int) -> int:
     """Elements that NumPy takes for an operation beside its arguments and its result."""
     if op.body is not None:
         count = lanes(op, n_iterations(op, sizes))

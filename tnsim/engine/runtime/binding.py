@@ -1,14 +1,18 @@
-"""Plans run by NumPy: programs bound once to closures, called in order.
+"""Programs bound once to closures over NumPy or `jax.numpy`, called in order.
 
 *Binding* (`bind`). What an operation does with its axes depends on shapes alone, so it is decided
 once for a program: the order in which `matmul` reads an argument, the shape of the result, the
-value that is free after the operation. What is left is a row of functions of arrays. Every value
-is written in the order of its labels, so a later operation knows which of its arguments BLAS reads
-where they stand (see `ir/matmul_form: host_product`), and memory is known beforehand
-(`costs.host_elements`).
+value that is free after the operation. What is left is a row of functions of arrays, which NumPy
+runs at once, and which XLA compiles under `jax.jit`. In NumPy every value is written in the order
+of its labels, so a later operation knows which of its arguments BLAS reads where they stand (see
+`ir/matmul_form: host_product`), and memory is known beforehand (`costs.host_elements`). XLA orders
+axes itself, and fuses loops over entries.
 
-*Loops.* A turn is the bound body on slices of the arguments. Turns are dealt to lanes, each of
-which adds up its own; the lanes are added in order.
+*Loops.* A turn is the bound body on slices of the arguments. NumPy deals turns to lanes, each of
+which adds up its own; the lanes are added in order. In JAX the body is traced once.
+
+*Stages* (`Stage`). The outputs of a program are divided by the scales of their groups, powers of
+two. Stacked axes of models are labels of their own, at the front of every array that has them.
 
 *Threads.* Stages of a round, lanes of a loop and blocks of a large product share the threads of a
 pool where their work repays it, with BLAS on one thread. Threads of BLAS wait for each other in a
@@ -18,11 +22,16 @@ on which thread runs what.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tnsim.engine import costs
@@ -33,14 +42,14 @@ from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
 from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
-from tnsim.scaled import scale_exponent, shifted
+from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
 Labels = tuple[int, ...]
 Sizes = Mapping[int, int]
-Function = Callable[..., np.ndarray]
+Function = Callable[..., Any]
 
-_REPAYS = 1e-3
+REPAYS = 1e-3
 """Seconds of work of one core that repay waking threads."""
 
 
@@ -64,7 +73,7 @@ class Outcome(NamedTuple):
     exponents: dict[tuple[int, str], Any]
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """An operation of a program, bound.
 
     Attributes:
@@ -79,21 +88,21 @@ class _Call(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A program bound to functions of NumPy.
+    """A program bound to functions of arrays.
 
     Attributes:
         calls: Operations, in order.
         outputs: Numbers of the outputs.
     """
 
-    calls: tuple[_Call, ...]
+    calls: tuple[Call, ...]
     outputs: tuple[int, ...]
 
-    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, inputs: Sequence[Numeric]) -> list[Any]:
         """The outputs, not yet divided by scales.
 
         Args:
-            inputs: Arrays of the shapes of the program, contiguous.
+            inputs: Arrays of the shapes of the program; those of NumPy are contiguous.
 
         Returns:
             Arrays, some of which may be inputs themselves.
@@ -107,11 +116,12 @@ class Bound(NamedTuple):
 
 
 @per_object_cache
-def bind(program: Program) -> Bound:
-    """Bind a program to functions of NumPy.
+def bind(program: Program, xp: ModuleType = np) -> Bound:
+    """Bind a program to functions of arrays.
 
     Args:
         program: Program on arrays that stand in the order of their labels.
+        xp: Library of the arrays, NumPy or `jax.numpy`.
 
     Returns:
         The bound program, without the division by its scales.
@@ -126,18 +136,26 @@ def bind(program: Program) -> Bound:
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
-        sizes = op.sizes(program.value_shapes)
-        if op.kind == "sum":
-            function = _sum(op, sizes, over[n])
-        elif op.kind == "loop":
-            function = _loop(op, sizes)
-        elif len(op.args) == 1:
-            function = _reduction(op)
-        else:
-            function = _contraction(op, sizes, over[n])
+        function = operation_function(op, op.sizes(program.value_shapes), over[n], xp)
         dead = {a for a in op.args if last[a] == n and a not in program.outputs}
-        calls.append(_Call(function, op.args, tuple(dead)))
+        calls.append(Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)
+
+
+def operation_function(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
+    """The function of the arguments of an operation.
+
+    Args:
+        op: Operation of a program.
+        sizes: Size of every label.
+        over: Place of the argument that NumPy writes the result over; None for new memory.
+        xp: Library of the arrays, NumPy or `jax.numpy`.
+    """
+    if op.kind == "sum":
+        return _sum(op, sizes, over, xp)
+    if op.kind == "loop":
+        return _loop(op, sizes) if xp is np else _traced_loop(op, sizes)
+    return _reduction(op, xp) if len(op.args) == 1 else _contraction(op, sizes, over, xp)
 
 
 def _axes(labels: Labels, order: Labels) -> Labels | None:
@@ -157,32 +175,39 @@ def _spread(labels: Labels, order: Labels, sizes: Sizes) -> Function:
     return lambda x: x.transpose(axes).reshape(shape)
 
 
-def _same(x: np.ndarray) -> np.ndarray:
+def _same(x: Any) -> Any:
     return x
 
 
-def _contraction(op: Operation, sizes: Sizes, over: int | None) -> Function:
+def _written(xp: ModuleType) -> Function:
+    """A function that writes a view out; in JAX it does nothing, as XLA orders axes itself."""
+    return np.ndarray.copy if xp is np else _same
+
+
+def _contraction(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
     """The contraction of two arrays: matrix products, or entry by entry."""
     (first, second), output = op.labels, op.output
     form = host_product(first, second, output, sizes)
-    if form is None:
-        return _by_entries(first, second, output, sizes, over)
+    # XLA fuses products without rows or columns into the loops over entries around them.
+    if form is None or (xp is not np and not (form.product.left and form.product.right)):
+        return _by_entries(first, second, output, sizes, over, xp)
     batch, left, summed, right = form.product
     x_labels, y_labels = (second, first) if form.swapped else (first, second)
-    of_x = _matrices(x_labels, (batch, left, summed), sizes, form.is_read[0])
-    of_y = _matrices(y_labels, (batch, summed, right), sizes, form.is_read[1])
+    reads_x, reads_y = form.is_read if xp is np else (True, True)
+    of_x = _matrices(x_labels, (batch, left, summed), sizes, reads_x)
+    of_y = _matrices(y_labels, (batch, summed, right), sizes, reads_y)
     shape = tuple(sizes[label] for label in form.product.result)
-    axes = _axes(form.product.result, output)
-    size = math.prod(sizes.values())
-    matmul = _in_blocks if not batch and size >= _LARGE else np.matmul
+    axes, written = _axes(form.product.result, output), _written(xp)
+    is_shared = xp is np and not batch and math.prod(sizes.values()) >= _LARGE
+    matmul = _in_blocks if is_shared else xp.matmul
     # A result that has rows and columns of one label each already has its shape.
     is_shaped = len(left) == len(right) == 1
 
-    def contract(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def contract(x: Any, y: Any) -> Any:
         z = matmul(of_x(x), of_y(y))
         if not is_shaped:
             z = z.reshape(shape)
-        return z if axes is None else z.transpose(axes).copy()
+        return z if axes is None else written(z.transpose(axes))
 
     if form.swapped:
         return lambda x, y: contract(y, x)
@@ -233,12 +258,19 @@ def _matrices(
 
 
 def _by_entries(
-    first: Labels, second: Labels, output: Labels, sizes: Sizes, over: int | None
+    first: Labels, second: Labels, output: Labels, sizes: Sizes, over: int | None, xp: ModuleType
 ) -> Function:
     """A product entry by entry, summed over the labels that the output lacks."""
     summed = tuple(label for label in first if label in second and label not in output)
+    order = (*output, *summed)
+    of_x, of_y = _spread(first, order, sizes), _spread(second, order, sizes)
+    if xp is not np:
+        gone = tuple(range(len(output), len(order)))
+        if summed:
+            return lambda x, y: (of_x(x) * of_y(y)).sum(gone)
+        return lambda x, y: of_x(x) * of_y(y)
     if summed:  # sums of a batch: `einsum` needs no array of all products
-        places = {label: n for n, label in enumerate((*output, *summed))}
+        places = {label: n for n, label in enumerate(order)}
         x_axes, y_axes = ([places[label] for label in own] for own in (first, second))
         z_axes = list(range(len(output)))
         shape = tuple(sizes[label] for label in output)
@@ -247,7 +279,6 @@ def _by_entries(
             return np.einsum(x, x_axes, y, y_axes, z_axes, out=np.empty(shape, x.dtype))
 
         return contract
-    of_x, of_y = _spread(first, output, sizes), _spread(second, output, sizes)
     if not output:  # NumPy would give a scalar, which cannot be written to
         return lambda x, y: np.asarray(x * y)
     if over == 0:
@@ -257,10 +288,18 @@ def _by_entries(
     return lambda x, y: np.multiply(of_x(x), of_y(y), order="C")
 
 
-def _sum(op: Operation, sizes: Sizes, over: int | None) -> Function:
-    """A weighted sum, added up in place; in the argument `over` where there is one."""
+def _sum(op: Operation, sizes: Sizes, over: int | None, xp: ModuleType) -> Function:
+    """A weighted sum; in NumPy added up in place, in the argument `over` where there is one."""
     shape = tuple(sizes[label] for label in op.output)
     views = [_spread(labels, op.output, sizes) for labels in op.labels]
+    if xp is not np:
+
+        def added(*args: Any) -> Any:
+            terms = (view(x) for view, x in zip(views, args, strict=True))
+            weighted = zip(op.weights, terms, strict=True)
+            return functools.reduce(operator.add, (x if w == 1.0 else w * x for w, x in weighted))
+
+        return added
     begin = over or 0
     order = [begin, *(n for n in range(len(views)) if n != begin)]
     weight, *weights = [op.weights[n] for n in order]
@@ -289,68 +328,145 @@ def _sum(op: Operation, sizes: Sizes, over: int | None) -> Function:
     return total
 
 
-def _reduction(op: Operation) -> Function:
+def _reduction(op: Operation, xp: ModuleType) -> Function:
     """A single array: diagonals over repeated labels, sums over labels not in the output."""
     (labels,), output = op.labels, op.output
     if labels == output:
         return _same
-    if len(set(labels)) < len(labels):
-        places = {label: n for n, label in enumerate(dict.fromkeys(labels))}
-        ours, theirs = [places[x] for x in labels], [places[x] for x in output]
-        return lambda x: np.array(np.einsum(x, ours, theirs))
-    summed = tuple(label for label in labels if label not in output)
-    axes = tuple(labels.index(label) for label in (*output, *summed))
-    if not summed:
-        return lambda x: x.transpose(axes).copy()
-    gone = tuple(range(len(output), len(labels)))
+    # `diagonal` moves the axis of a diagonal to the end.
+    own, diagonals = list(labels), []
+    while len(set(own)) < len(own):
+        label = next(x for x in own if own.count(x) > 1)
+        one = own.index(label)
+        other = own.index(label, one + 1)
+        diagonals.append((one, other))
+        own = [x for n, x in enumerate(own) if n not in (one, other)] + [label]
+    summed = tuple(label for label in own if label not in output)
+    axes = tuple(own.index(label) for label in (*output, *summed))
+    gone = tuple(range(len(output), len(own)))
+    written = _written(xp)
+    # A sum of NumPy may stand in another order, or be a scalar, which cannot be written to.
+    in_order = partial(np.asarray, order="C") if xp is np else _same
 
-    def reduce(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(np.add.reduce(x.transpose(axes), gone))
+    def reduce(x: Any) -> Any:
+        for one, other in diagonals:
+            x = xp.diagonal(x, 0, one, other)
+        x = x.transpose(axes)
+        return in_order(x.sum(gone)) if gone else written(x)
 
-    # A number has no axes, which `ascontiguousarray` would give it.
-    return reduce if output else lambda x: np.asarray(np.add.reduce(x, None))
+    return reduce
+
+
+def turn(loop: Operation, sizes: Sizes, xp: ModuleType) -> Callable[[Sequence[Any], Any], Any]:
+    """A function of the arguments of a loop and the number of a turn: what the turn adds.
+
+    Args:
+        loop: Operation of the kind "loop".
+        sizes: Size of every label.
+        xp: Library of the arrays, NumPy or `jax.numpy`.
+
+    Returns:
+        A function of arrays and of a number from 0 on, whose mixed-radix digits are the values of
+        the labels of the loop.
+    """
+    assert loop.body is not None  # every loop has a body
+    body, block = bind(loop.body, xp), loop.block_size
+    part_of = part if xp is np else _traced_part
+    moves = [any(label in loop.chunks for label in labels) for labels in loop.labels]
+
+    def run(args: Sequence[Any], number: Any) -> Any:
+        at = turn_indices(loop, sizes, number)
+        fixed = []
+        for x, labels, is_moving in zip(args, loop.labels, moves, strict=True):
+            fixed.append(part_of(x, labels, at, block) if is_moving else x)
+        return body(fixed)[0]
+
+    return run
+
+
+def turn_indices(loop: Operation, sizes: Sizes, number: Any) -> dict[int, Any]:
+    """The value of each label of a loop in a turn: the number of the turn in mixed radix."""
+    first, *others = loop.chunks
+    at = {}
+    for label in reversed(others):  # the last label runs fastest
+        number, at[label] = number // sizes[label], number % sizes[label]
+    at[first] = number  # the last digit needs no remainder
+    return at
+
+
+_WHOLE = slice(None)
+
+
+def place(labels: Labels, at: Mapping[int, int], block: int) -> tuple[Any, ...]:
+    """The index of what a turn reads of an argument: an entry or a block along each label."""
+    index: list[Any] = []
+    for label in labels:
+        n = at.get(label)
+        if n is None:
+            index.append(_WHOLE)
+        else:
+            index.append(slice(n * block, (n + 1) * block) if block else n)
+    return (*index, ...)
+
+
+def part(x: np.ndarray, labels: Labels, at: Mapping[int, int], block: int) -> np.ndarray:
+    """What a turn reads of an argument."""
+    x = x[place(labels, at, block)]
+    return x if x.flags.c_contiguous else x.copy()
+
+
+def _traced_part(x: jax.Array, labels: Labels, at: Mapping[int, Any], block: int) -> jax.Array:
+    """What a turn reads of an argument, where the number of the turn may be traced."""
+    # From the last axis to the first, so that the numbers of axes still to come stay right while
+    # axes disappear. Numbers are within bounds, so JAX is told not to wrap negative ones: code that
+    # clips or wraps was a third of the time of compiling a loop.
+    for axis, label in reversed(list(enumerate(labels))):
+        if label in at:
+            size = max(block, 1)
+            x = jax.lax.dynamic_slice_in_dim(
+                x, at[label] * size, size, axis, allow_negative_indices=False
+            )
+            if not block:
+                x = x.squeeze(axis)
+    return x
+
+
+def _traced_loop(op: Operation, sizes: Sizes) -> Function:
+    """The sum of a program over all values of the labels of a loop, in JAX.
+
+    The total starts at zero and the body is traced once, inside the loop. A first turn in front of
+    the loop would be compiled as a second copy of the whole body, and every level of nested loops
+    would double the copies.
+    """
+    one, count = turn(op, sizes, jnp), n_iterations(op, sizes)
+    shape = [sizes[label] for label in op.output]
+
+    def run(*args: jax.Array) -> jax.Array:
+        zero = jnp.zeros(shape, jnp.result_type(*args))
+
+        @jax.checkpoint  # derivatives compute a turn again and keep nothing of it
+        def added(n: Any) -> jax.Array:
+            return one(args, n)
+
+        return jax.lax.fori_loop(0, count, lambda n, total: total + added(n), zero)
+
+    return run
 
 
 def _loop(op: Operation, sizes: Sizes) -> Function:
-    """The sum of a program over all values of the labels of a loop."""
-    assert op.body is not None  # every loop has a body
-    body, count, block = bind(op.body), n_iterations(op, sizes), op.block_size
+    """The sum of a program over all values of the labels of a loop, in NumPy."""
+    one, count = turn(op, sizes, np), n_iterations(op, sizes)
     lanes = costs.lanes(op, count)
-    first, *others = op.chunks
-    repays = costs.host_seconds_of(op, sizes, 8) > _REPAYS
-    whole = slice(None)
-    moves = [any(label in op.chunks for label in labels) for labels in op.labels]
-
-    def turn(args: tuple[np.ndarray, ...], number: int) -> np.ndarray:
-        at = {}
-        # The number in mixed radix, the last label running fastest.
-        for label in reversed(others):
-            number, at[label] = divmod(number, sizes[label])
-        at[first] = number
-        fixed = []
-        for x, labels, is_moving in zip(args, op.labels, moves, strict=True):
-            if is_moving:
-                index = []
-                for label in labels:
-                    n = at.get(label)
-                    if n is None:
-                        index.append(whole)
-                    else:
-                        index.append(slice(n * block, (n + 1) * block) if block else n)
-                x = x[(*index, ...)]
-                if not x.flags.c_contiguous:
-                    x = x.copy()
-            fixed.append(x)
-        return body(fixed)[0]
+    repays = costs.host_seconds_of(op, sizes, 8) > REPAYS
 
     def lane(args: tuple[np.ndarray, ...], number: int) -> np.ndarray:
-        found = turn(args, number)
+        found = one(args, number)
         if number + lanes >= count:
             return found
         # The summand of a turn may be an argument, which is not to be written to.
-        total = np.asarray(found + turn(args, number + lanes))
+        total = np.asarray(found + one(args, number + lanes))
         for n in range(number + 2 * lanes, count, lanes):
-            np.add(total, turn(args, n), total)
+            np.add(total, one(args, n), total)
         return total
 
     def run(*args: np.ndarray) -> np.ndarray:
@@ -366,18 +482,33 @@ def _loop(op: Operation, sizes: Sizes) -> Function:
     return run
 
 
-class _Stage(NamedTuple):
-    """The program of a stage, for stacks where arrays are stacked, bound."""
+class Stage(NamedTuple):
+    """The program of a stage, for stacks where arrays are stacked, bound.
+
+    Attributes:
+        program: Program on arrays with their stacked axes.
+        bound: The same program, bound.
+        over: Stacked axes of inputs and outputs; None without stacks.
+        alone: Whether each output is an array of its own, which may be written to.
+    """
 
     program: Program
     bound: Bound
-    over: Stacked
+    over: Stacked | None
     alone: tuple[bool, ...]
 
     @classmethod
-    def of(cls, program: Program, over: Stacked) -> _Stage:
-        """The stage of a program, as stacked axes say."""
-        if not over.nothing:
+    def of(cls, program: Program, over: Stacked | None = None, xp: ModuleType = np) -> Stage:
+        """The stage of a program.
+
+        Args:
+            program: Program for arrays without stacked axes.
+            over: Stacked axes of its arrays; None without stacks.
+            xp: Library of the arrays, NumPy or `jax.numpy`.
+        """
+        if over is not None and over.nothing:
+            over = None
+        if over is not None:
             program = stacked_program(program, over)
         # An output that nothing else gives and that is no input may be divided where it stands. A
         # reduction that changes nothing gives its argument.
@@ -388,19 +519,20 @@ class _Stage(NamedTuple):
             alone.append(is_new and program.outputs.count(number) == 1)
         read = {a for op in program.operations if op.labels == (op.output,) for a in op.args}
         alone = [a and n not in read for a, n in zip(alone, program.outputs, strict=True)]
-        return cls(program, bind(program), over, tuple(alone))
+        return cls(program, bind(program, xp), over, tuple(alone))
 
-    def __call__(self, inputs: Sequence[np.ndarray]) -> tuple[list[Any], list[Any]]:
+    def __call__(self, inputs: Sequence[Numeric]) -> tuple[list[Any], list[Any]]:
         """Outputs divided by their scales, and the exponent of each scale."""
         outputs: list[Any] = self.bound(inputs)
         program, over = self.program, self.over
         if not program.scales:
             return outputs, []
-        depth = 0 if over.nothing else len(over.sizes)
-        if depth:
+        depth = 0 if over is None else len(over.sizes)
+        if over is not None:
             outputs = [aligned(x, axes) for x, axes in zip(outputs, over.computed, strict=True)]
-        # With stacks the scale is taken over all but the `depth` leading axes, an exponent for
-        # every entry.
+        # Scales are powers of two, so dividing by them rounds nothing. The scale of a group is read
+        # off an output of some degree in the group, hence the power. With stacks the scale is taken
+        # over all but the `depth` leading axes, an exponent for every entry.
         exponents = [
             scale_exponent(outputs[which], power, depth) for which, power in program.scales
         ]
@@ -414,13 +546,13 @@ class _Stage(NamedTuple):
                     shape = np.broadcast_shapes(outputs[n].shape, by.shape)
                     in_place = in_place and shape == outputs[n].shape
                 outputs[n] = shifted(outputs[n], by, out=outputs[n] if in_place else None)
-        if not depth:
+        if over is None:
             return outputs, exponents
         given = [_without(x, axes) for x, axes in zip(outputs, over.outputs, strict=True)]
         return given, [_without(x, axes) for x, axes in zip(exponents, over.scales, strict=True)]
 
 
-def _without(array: np.ndarray, axes: Axes) -> np.ndarray:
+def _without(array: Any, axes: Axes) -> Any:
     """An array without the stacked axes that it lacks, which have size 1."""
     return array.squeeze(tuple(n for n, is_stacked in enumerate(axes) if not is_stacked))
 
@@ -433,7 +565,7 @@ class Prepared(NamedTuple):
         rounds: Stages that run at once, round after round.
     """
 
-    stages: tuple[_Stage, ...]
+    stages: tuple[Stage, ...]
     rounds: tuple[HostRound, ...]
 
 
@@ -447,12 +579,12 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         stacks: Stacked axes of every stage.
     """
     # Stages of one program with the same stacks share what is bound.
-    made: dict[tuple[int, Stacked], _Stage] = {}
+    made: dict[tuple[int, Stacked], Stage] = {}
     stages = []
     for stage, over in zip(whole.stages, stacks, strict=True):
         key = (stage.program, over)
         if key not in made:
-            made[key] = _Stage.of(whole.programs[stage.program], over)
+            made[key] = Stage.of(whole.programs[stage.program], over)
         stages.append(made[key])
     rounds = costs.host_rounds(whole, [stage.program for stage in stages], item)
     return Prepared(tuple(stages), rounds)
@@ -476,7 +608,7 @@ def run_on_host(plan: Plan, arrays: Mapping[str, Any], stacks: tuple[Stacked, ..
             for n in each.stages:
                 inputs = [values[name] for name in plan.stages[n].inputs]
                 tasks.append(partial(ready.stages[n], inputs))
-            threads = each.at_once if each.seconds > _REPAYS else 1
+            threads = each.at_once if each.seconds > REPAYS else 1
             results = shared(tasks, min(processors(), threads))
             for n, (outputs, scales) in zip(each.stages, results, strict=True):
                 stage = plan.stages[n]

@@ -4,10 +4,9 @@
 of a compiled program that is given the number of the turn. Sums are taken in the order of the
 turns, so they are equal to the last bit, however many cores there are.
 
-**Plans.** A plan is compiled or interpreted (see `rates`). `lowering` is written once over autoray,
-so a program runs on JAX (jitted: a compiled program per program and dtype, whatever the number of
-stages that use it) and, eagerly, on NumPy, which is the reference in tests. `binding` runs the
-same programs in NumPy, each bound once to functions of arrays. After each stage the values of a
+**Plans.** A plan is compiled or interpreted (see `rates`). A program is bound once to functions of
+arrays (`binding`), which run in NumPy, or are what XLA compiles: a compiled program per program and
+dtype, whatever the number of stages that use it. After each stage the values of a
 scale group are divided by the group's scale. The exponent of the scale is kept per stage, so that a
 cosine subtracts exponents stage by stage instead of at the end, where those of a deep network are
 of the order 2^L (paper, section 2.2; norms grow like c^(2^L)).
@@ -37,23 +36,20 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.binding import run_on_host
+from tnsim.engine.runtime.binding import Stage, run_on_host, turn
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import at_once, give_back_freed, resident_bytes
-from tnsim.engine.runtime.lowering import run_program, run_turn
 from tnsim.engine.runtime.stacking import (
     Axes,
     Run,
     Stacked,
     aligned,
-    looped,
-    mapped,
     stacked_stages,
 )
 from tnsim.errors import ModelError
 
-Backend = Literal["jax", "interpreted", "traced", "numpy"]
-"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's, eagerly in NumPy."""
+Backend = Literal["jax", "interpreted", "traced"]
+"""Ways to run a plan: compiled, interpreted, inside a trace of the caller's."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,6 @@ class Iteration:
 def runs_in_turns(program: Program) -> bool:
     """Whether a program is a single loop whose turns may run at once."""
     return len(program.operations) == 1 and program.operations[0].concurrency > 1
-
-
-def turn(work: Iteration, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The summand that one turn adds to the total; no scales."""
-    *arrays, number = inputs
-    loop = work.program.operations[0]
-    args = [arrays[a] for a in loop.args]
-    return [run_turn(loop, args, number.astype(int))], []
 
 
 def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
@@ -157,8 +145,8 @@ def run(
     Args:
         plan: Plan to run.
         arrays: Name -> array for every name in `plan.shapes`, in the dtype of the plan.
-        backend: "jax" for compiled programs, "interpreted", "traced" inside a trace of the
-            caller's, or "numpy" for the eager reference.
+        backend: "jax" for compiled programs, "interpreted", or "traced" inside a trace of the
+            caller's.
         over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
             the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
             stacked axes, of size 1 where nothing depends on them.
@@ -242,10 +230,10 @@ def _gathered(
     # An array that does not depend on a stacked axis lacks it, and gets an axis of size 1 in its
     # place, so that all results broadcast against each other.
     if any(axes.values()):
-        wanted = {name: aligned(np.asarray(x), axes[name]) for name, x in wanted.items()}
+        wanted = {name: aligned(x, axes[name]) for name, x in wanted.items()}
         for n, (stage, stacked) in enumerate(zip(plan.stages, stacks, strict=True)):
             for group, own in zip(stage.groups, stacked.scales, strict=True):
-                exponents[n, group] = aligned(np.asarray(exponents[n, group]), own)
+                exponents[n, group] = aligned(exponents[n, group], own)
     return Result(wanted, exponents, plan.scale_weights)
 
 
@@ -287,7 +275,7 @@ def placed(arrays: dict[str, Any], dtype: str, backend: Backend = "jax") -> dict
         dtype: Precision of the computation.
         backend: "jax", or one that reads arrays of NumPy.
     """
-    if backend in ("interpreted", "numpy"):
+    if backend == "interpreted":
         return {name: np.asarray(array, dtype, order="C") for name, array in arrays.items()}
     if sum(array.size for array in arrays.values()) <= _SMALL:
         return {name: cast(array, dtype) for name, array in arrays.items()}
@@ -361,11 +349,8 @@ def _sent(
 def _runners(
     plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: Backend
 ) -> Sequence[Any]:
-    """A function for each stage: its program on NumPy, else a compiled program of the session."""
+    """A function for each stage: a compiled program of the session."""
     programs = [plan.programs[stage.program] for stage in plan.stages]
-    if backend == "numpy":
-        pairs = zip(programs, stacks, strict=True)
-        return [looped(partial(run_program, program), over) for program, over in pairs]
     ahead = backend == "jax" and lie_on_default_device(arrays.values())
     dtype = plan.dtype if ahead else None
     # Equal stages have equal keys, and so share a compiled program.
@@ -398,10 +383,18 @@ def work_of(
 
 def function(wanted: Wanted[Program | Iteration]) -> Run:
     """The function of JAX arrays that is compiled for a key."""
-    if isinstance(wanted.work, Iteration):
-        return partial(turn, wanted.work)
-    run = partial(run_program, wanted.work)
-    return run if wanted.over is None else mapped(run, wanted.over)
+    if not isinstance(wanted.work, Iteration):
+        stage = Stage.of(wanted.work, wanted.over, jnp)
+        return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
+    program = wanted.work.program
+    (loop,) = program.operations
+    one = turn(loop, loop.sizes(program.shapes), jnp)
+
+    def summand(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        *arrays, number = inputs
+        return [one([arrays[a] for a in loop.args], number.astype(int))], []
+
+    return summand
 
 
 LONGEST = 100
@@ -475,13 +468,31 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
     names = plan.whole.names
 
     def function(wanted: Wanted[WholePlan]) -> Run:
-        def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-            arrays = dict(zip(names, inputs, strict=True))
-            # "numpy" calls the stages directly, so that they join this trace
-            result = run(plan, arrays, "numpy")
-            return [jnp.concatenate([jnp.ravel(x) for x in _all(result)])], []
+        own = wanted.over or Stacked((), ((),) * len(names), (), ())
+        over = dict(zip(names, own.inputs, strict=True))
+        stacks, axes = stacked_stages(plan, own.sizes, over)
+        stages = [
+            Stage.of(plan.programs[stage.program], stacked, jnp)
+            for stage, stacked in zip(plan.stages, stacks, strict=True)
+        ]
 
-        return whole if wanted.over is None else mapped(whole, wanted.over)
+        def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            values = dict(zip(names, inputs, strict=True))
+            exponents: dict[tuple[int, str], Any] = {}
+            # Stages are called directly, so that they join one trace.
+            for n, (stage, run) in enumerate(zip(plan.stages, stages, strict=True)):
+                outputs, scales = run([values[name] for name in stage.inputs])
+                values.update(zip(stage.outputs, outputs, strict=True))
+                exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+            rows = [
+                jnp.broadcast_to(x, (*own.sizes, *x.shape[len(own.sizes) :])).reshape(
+                    *own.sizes, -1
+                )
+                for x in _all(_gathered(plan, stacks, axes, values, exponents))
+            ]
+            return [jnp.concatenate(rows, axis=-1)], []
+
+        return whole
 
     (compiled,) = ready([Wanted(plan.whole, over, plan.dtype)], function)
     (numbers,), _ = compiled([arrays[name] for name in names])

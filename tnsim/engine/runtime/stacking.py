@@ -11,9 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
 
@@ -151,39 +148,6 @@ def _stack_labels(axes: Axes) -> tuple[int, ...]:
     return tuple(-1 - n for n, is_stacked in enumerate(axes) if is_stacked)
 
 
-def mapped(run: Run, over: Stacked) -> Run:
-    """A function that runs a program on stacks in JAX, with a `vmap` over every stacked axis."""
-    # `vmap` is nested from the last axis to the first: the outermost `vmap`, applied last, takes
-    # the leading axis of every array that has it. Axes in front of an axis are removed by the outer
-    # maps, so an axis is at place 0 when its own map sees it.
-    for axis in reversed(range(len(over.sizes))):
-        taken = _places(over.inputs, axis)
-        if any(place == 0 for place in taken):
-            given = _places(over.outputs, axis), _places(over.scales, axis)
-            run = jax.vmap(run, in_axes=(taken,), out_axes=given)
-    return run
-
-
-def looped(run: Run, over: Stacked) -> Run:
-    """A function that runs a program on stacks in NumPy, one entry after another."""
-    if not over.sizes:
-        return run
-    # One level of recursion for each stacked axis, from the first on.
-    rest = (tuple(axes[1:] for axes in group) for group in over[1:])
-    inner = looped(run, Stacked(over.sizes[1:], *rest))
-
-    def outer(arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-        entries = []
-        for n in range(over.sizes[0]):
-            chosen = zip(arrays, over.inputs, strict=True)
-            # Arrays without this axis are handed on as they are to every entry.
-            entries.append(inner([x[n] if axes[0] else x for x, axes in chosen]))
-        outputs, scales = zip(*entries, strict=True)
-        return _together(outputs, over.outputs), _together(scales, over.scales)
-
-    return outer
-
-
 def aligned(array: Any, axes: Axes) -> Any:
     """The array with an axis of size 1 for every stacked axis that it lacks."""
     sizes = iter(array.shape)
@@ -195,16 +159,3 @@ def _union(several: Iterable[Axes], depth: int) -> Axes:
     """The axes that at least one of several arrays has."""
     all_axes = list(several)
     return tuple(any(axes[n] for axes in all_axes) for n in range(depth))
-
-
-def _places(several: Iterable[Axes], axis: int) -> list[int | None]:
-    """The place of a stacked axis in every array, for `jax.vmap`: 0, or None where it is absent."""
-    return [0 if axes[axis] else None for axes in several]
-
-
-def _together(entries: Sequence[list[Any]], axes: Sequence[Axes]) -> list[Any]:
-    """An array per position in the entries, stacked where it has the first stacked axis."""
-    columns = zip(zip(*entries, strict=True), axes, strict=True)
-    # An output that does not depend on the axis is equal for all entries, so the first one stands
-    # for them.
-    return [np.stack(column) if own[0] else column[0] for column, own in columns]

@@ -105,7 +105,10 @@ def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
-    return results
+    # A cancelled helper stays in the queue of the pool for a while, and would keep the results.
+    found = [*results]
+    results.clear()
+    return found
 
 
 @cache
