@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -74,7 +73,7 @@ class Kernels:
     def __init__(self, question: Question) -> None:
         self.question = question
 
-    def estimate(self, limit: float = math.inf) -> Estimate:
+    def estimate(self) -> Estimate:
         """See `routes.Route`."""
         question = self.question
         return kernel_estimate(
