@@ -7,7 +7,7 @@ and, where a product is dear, by optimal subtrees. Searches run in `cotengrust`,
 as fast as in Python.
 
 The best path of a product alone need not share most with the other products of its stage;
-`search/rotations` improves the program of a stage as a whole.
+`search/sums` improves the products of a sum together.
 
 A caller may search with an optimiser of cotengra instead (`searched_by`). Nothing that it finds is
 kept for others.
