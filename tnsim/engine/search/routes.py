@@ -327,7 +327,7 @@ class RouteSearch:
         builder = Builder()
         values: dict[str, int] = {}
         items = []
-        for term in _chosen_products([candidate.term], [way]):
+        for term in _chosen_products([candidate.term], (way,)):
             for operand in term.operands:
                 if operand.name not in values:
                     values[operand.name] = builder.atom(sizes[operand.name])

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import Operation
@@ -75,7 +75,7 @@ class _Rotation(NamedTuple):
     """
 
     pair: tuple[Use, Use]
-    kept: list[int]
+    kept: list[Label]
     other: Use
 
 
@@ -139,13 +139,14 @@ class _Rotations:
         if operation is None or operation.kind != "contract" or len(operation.args) != 2:
             return
         uses = [Use(*use) for use in zip(operation.args, operation.labels, strict=True)]
-        sizes = builder.sizes(operation)
+        given = builder.sizes(operation)
+        sizes: dict[Label, int] = dict(given.items())
         for below, other in (uses, uses[::-1]):
             inner = builder.values[below.value].operation
             if inner is None or inner.kind != "contract" or len(inner.args) != 2:
                 continue
             names = dict(zip(inner.output, below.labels, strict=True))
-            fresh = itertools.count(1 + max(sizes, default=0))
+            fresh = itertools.count(1 + max(given, default=0))
             for label, size in builder.sizes(inner).items():
                 if label not in names:
                     names[label] = next(fresh)
@@ -245,7 +246,7 @@ class _Rotations:
             self._sharing.update(keys)
 
 
-def _product_of(factors: Iterable[Use], output: Iterable[int]) -> Operation:
+def _product_of(factors: Iterable[Use], output: Iterable[Any]) -> Operation:
     """The operation that contracts some values."""
     args, labels = zip(*factors, strict=True)
     return Operation("contract", args, labels, tuple(output))
