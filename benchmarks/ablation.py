@@ -7,6 +7,7 @@
 Parts:
 
 - search: without it every product is contracted along its greedy path.
+- rotations: without them products are not changed to share more.
 - factoring: without it sums take no common factors out.
 - canonical forms: without them equal networks are recognised only where they are written alike.
 - alternatives: without them every term is computed as it is written first.
@@ -37,7 +38,7 @@ from tnsim.compare.request import ALL, CROSS
 from tnsim.engine.passes import hoisting
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
-from tnsim.engine.search import paths, routes, sharing, stages
+from tnsim.engine.search import paths, routes, sharing, sums
 from tnsim.names import Pair, side_of
 from tnsim.problems.families import choose
 
@@ -77,24 +78,24 @@ WORKS: dict[str, Callable[[], Made]] = {
 
 @contextmanager
 def _greedy() -> Iterator[None]:
-    searched = paths.routes
+    searched = paths.route
 
-    def greedy(inputs: Any, output: Any, items: Any, _: int, large: int, many: bool) -> Any:
-        return searched(inputs, output, items, 0, large, many)
+    def greedy(inputs: Any, output: Any, items: Any, _: int, large: int) -> Any:
+        return searched(inputs, output, items, 0, large)
 
-    with patch.object(paths, "routes", greedy):
+    with patch.object(paths, "route", greedy):
         yield
 
 
 @contextmanager
 def _unfactored() -> Iterator[None]:
-    def total(builder: Any, items: Any, output: Any) -> Any:
-        items = sharing._merged_items(items)
-        if len(items) == 1 and items[0].weight == 1.0:
-            return items[0].use
-        return builder.sum(items, output)
+    with patch.object(sums, "_most_saving", lambda *_: {}):
+        yield
 
-    with patch.object(stages, "total", total):
+
+@contextmanager
+def _unrotated() -> Iterator[None]:
+    with patch.object(sums, "_rotate", lambda *_: None):
         yield
 
 
@@ -117,6 +118,7 @@ def _first_way() -> Iterator[None]:
 VARIANTS: dict[str, Callable[[], Any]] = {
     "complete": ExitStack,
     "greedy only": _greedy,
+    "no rotations": _unrotated,
     "no factoring": _unfactored,
     "no canonical forms": _as_written,
     "no alternatives": _first_way,

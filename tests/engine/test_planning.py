@@ -148,9 +148,8 @@ def test_path_costs_agree_with_opt_einsum(rng):
             (n, (n + 1) % count, int(rng.integers(count, 8))) for n in range(count)
         ]  # a ring with chords and hyperedges
         output = (0, *(x for x in range(1, 8) if sum(x in labels for labels in inputs) == 1))
-        for path in [
-            r.path for r in paths.routes(tuple(inputs), output, tuple(sizes.items()), 1, 2**60)
-        ]:
+        question = tuple(inputs), output, tuple(sizes.items())
+        for path in [paths.route(*question, effort, 2**60).path for effort in (0, 1)]:
             letters = ["".join(chr(97 + x) for x in labels) for labels in inputs]
             linear, pool = [], list(range(count))
             for n, step in enumerate(path):

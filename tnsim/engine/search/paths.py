@@ -1,14 +1,16 @@
 """Contraction paths of a single product, found with cotengra.
 
-`routes` returns several routes, because the best route of a product alone need not share most with
-the other products of its stage; `search/stages` chooses among them. Routes depend on the arguments
-alone: cotengra's hyper-optimisers stop by the clock and start processes, so they are not used.
-Its greedy, optimal and seeded random-greedy searches are used. They run in `cotengrust`, some
-thirty times as fast as in Python: for three nonlinear layers, with thousands of products, the
-search takes seconds instead of a minute.
+Paths depend on the arguments alone: cotengra's hyper-optimisers stop by the clock and start
+processes, so they are not used. Up to ten tensors the path is optimal. Longer products take the
+best of the greedy path and of some seeded random-greedy ones, improved by rotations of its tree
+and, where a product is dear, by optimal subtrees. Searches run in `cotengrust`, some thirty times
+as fast as in Python.
 
-A caller may search with an optimiser of cotengra instead (`searched_by`). Its path is then the only
-route of a product, and nothing that it finds is kept for others.
+The best path of a product alone need not share most with the other products of its stage;
+`search/sums` improves the products of a sum together.
+
+A caller may search with an optimiser of cotengra instead (`searched_by`). Nothing that it finds is
+kept for others.
 """
 
 from __future__ import annotations
@@ -37,21 +39,15 @@ Each step names two tensors by number: operands first, then the results of earli
 
 
 OPTIMAL_UP_TO = 10
-"""Largest number of tensors for which optimal paths are searched; longer products get
-random-greedy paths, of which the best are improved."""
+"""Largest number of tensors for which optimal paths are searched."""
 
 
-KEPT = 8
-"""Most routes that a search returns."""
+TRIALS = 32
+"""Number of random-greedy paths of a longer product."""
 
 
-SEEDS = 16
-"""Number of random-greedy searches. Each search gives its best path, so many short searches give
-more distinct paths than a few long searches."""
-
-
-TRIALS = 8
-"""Number of paths that a random-greedy search tries."""
+SUBTREE = 8
+"""Number of tensors up to which subtrees of dear products become optimal."""
 
 
 class Route(NamedTuple):
@@ -180,223 +176,68 @@ def _by_optimizer(
     return search.found[key]
 
 
-def routes(
+def route(
     inputs: tuple[Labels, ...],
     output: Labels,
     items: tuple[tuple[int, int], ...],
     effort: int,
     large: int,
-    many: bool = False,
-) -> tuple[Route, ...]:
-    """The distinct routes of a product, the cheapest first.
+) -> Route:
+    """The cheapest route of a product that the search finds.
 
     Args:
         inputs: Labels of every operand. An operand has a label once, and every label is also on
             another operand or in the output.
         output: Labels of the result.
         items: Pairs (label, size) of all labels.
-        effort: Effort of the search. 0 gives a greedy path. 1 adds random-greedy paths, and optimal
-            paths of products of up to `OPTIMAL_UP_TO` tensors. 2 adds, for longer products, the two
-            best of these paths with their subtrees improved.
+        effort: Effort of the search. 0 gives the greedy path. 1 gives the optimal path of up to
+            `OPTIMAL_UP_TO` tensors, and of more the best of `TRIALS` random-greedy ones, with its
+            tree rotated. 2 improves the subtrees of longer products besides.
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
-        many: Whether the product is among many, which take long to search. Then products of more
-            than `OPTIMAL_UP_TO` tensors and of the same network are searched once. Otherwise each
-            is searched as it is written, which gives more distinct routes.
-
-    Returns:
-        At most `KEPT` routes.
 
     Example:
         A chain of matrices of shapes (2, 9), (9, 9) and (9, 9) is contracted from its short end.
 
-        >>> best, *_ = routes(((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9)),
-        ...                   effort=1, large=10**6)
+        >>> best = route(((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9)),
+        ...              effort=1, large=10**6)
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
-    search = _SEARCH.get()
-    if search is None or len(inputs) < 3:
-        return _searched(inputs, output, items, effort, large, many)
-    path = _by_optimizer(search, inputs, output, items)
-    return (_route_along(LabelledProduct(inputs, output, dict(items)), output, path, large),)
-
-
-@session_cache
-def _searched(
-    inputs: tuple[Labels, ...],
-    output: Labels,
-    items: tuple[tuple[int, int], ...],
-    effort: int,
-    large: int,
-    many: bool,
-) -> tuple[Route, ...]:
-    """The routes of a product by the searches of this module, see `routes`."""
     count_search()
-    if effort == 0 or len(inputs) <= OPTIMAL_UP_TO or not many:
-        return _routes_of(inputs, output, items, effort, large)
-    normal = _normal_form(inputs, output, items)
-    routes_found = _routes_of(normal.inputs, normal.output, normal.items, effort, large)
-    # Among routes of equal price the first operands as written go first, so that products that
-    # are written alike are contracted alike and share more.
-    restored = map(normal.restored, routes_found)
-    return tuple(sorted(restored, key=lambda route: (route.price, route.path)))
+    search = _SEARCH.get()
+    product = LabelledProduct(inputs, output, dict(items))
+    if len(inputs) < 3:
+        path: Path = ((0, 1),) if len(inputs) == 2 else ()
+    elif search is not None:
+        path = _by_optimizer(search, inputs, output, items)
+    else:
+        path = _searched_path(inputs, output, items, effort)
+    return _route_along(product, output, path, large)
 
 
 @session_cache
-def _routes_of(
-    inputs: tuple[Labels, ...],
-    output: Labels,
-    items: tuple[tuple[int, int], ...],
-    effort: int,
-    large: int,
-) -> tuple[Route, ...]:
-    """The routes of a product as it is written, see `routes`."""
+def _searched_path(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...], effort: int
+) -> Path:
+    """The path of a product by the searches of this module, see `route`."""
+    import cotengrust
+
     product = LabelledProduct(inputs, output, dict(items))
-    if len(inputs) < 3:
-        paths: Sequence[Path] = [((0, 1),)] if len(inputs) == 2 else [()]
-    elif effort == 0:
-        paths = [_greedy_path(product)]
+    greedy = _pair_steps(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+    if effort == 0:
+        return greedy
+    if product.count <= OPTIMAL_UP_TO:
+        found = cotengrust.optimize_optimal(*product.spelled, use_ssa=True)
     else:
-        paths = _sampled_paths(inputs, output, items)
-        if len(inputs) > OPTIMAL_UP_TO and effort == 2:
-            improved = [_reconfigured_path(product, path) for path in _two_cheapest(product, paths)]
-            paths = (*paths, *improved)
-    distinct = list(dict.fromkeys(paths))
-    if len(distinct) > KEPT:
-        # Chunking takes longer than searching, so only the cheapest paths without it are chunked.
-        prices = {path: product.cost(path).price for path in distinct}
-        distinct = sorted(distinct, key=prices.__getitem__)[: 2 * KEPT]
-    candidates = [_route_along(product, output, path, large) for path in distinct]
-    return tuple(sorted(candidates, key=lambda route: (route.price, route.path))[:KEPT])
-
-
-def greedy_work(
-    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
-) -> int:
-    """The multiplications of a product along its greedy path, see `routes` for the arguments."""
-    product = LabelledProduct(inputs, output, dict(items))
-    return product.cost(_greedy_path(product)).multiplications if len(inputs) > 1 else 0
-
-
-def least_work(
-    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...], limit: float
-) -> int:
-    """The multiplications of the dearest contraction of a product along the best path for it.
-
-    Where a path is within the limit, the number is within the limit, but need not be the least.
-
-    Args:
-        inputs, output, items: The product, see `routes`.
-        limit: Multiplications that are allowed.
-    """
-    if len(inputs) < 3:
-        return greedy_work(inputs, output, items)
-    normal = _normal_form(inputs, output, items)
-    product = LabelledProduct(normal.inputs, normal.output, dict(normal.items))
-    paths = _sampled_paths(normal.inputs, normal.output, normal.items)
-    least = min(map(product.dearest, paths))
-    if least > limit and len(inputs) > OPTIMAL_UP_TO:
-        for path in _two_cheapest(product, paths):
-            least = min(least, product.dearest(_reconfigured_path(product, path)))
-    return least
-
-
-def _two_cheapest(product: LabelledProduct, paths: Sequence[Path]) -> list[Path]:
-    """The two cheapest paths of a product, which are worth improving."""
-    return sorted(paths, key=lambda path: product.cost(path).price)[:2]
-
-
-class _NormalForm(NamedTuple):
-    """A product with its operands and labels in an order that its structure gives.
-
-    Args:
-        inputs: Labels of every operand.
-        output: Labels of the result.
-        items: Pairs (label, size) of all labels.
-        operands: Position in the product as it was written, for every operand.
-        labels: Label in the product as it was written, for every label.
-    """
-
-    inputs: tuple[Labels, ...]
-    output: Labels
-    items: tuple[tuple[int, int], ...]
-    operands: tuple[int, ...]
-    labels: Labels
-
-    def restored(self, route: Route) -> Route:
-        """The route for the product as it was written."""
-        # A path names intermediates by the numbers behind the operands, in order of steps, whatever
-        # the order of the operands is.
-        numbers = (*self.operands, *range(len(self.operands), 2 * len(self.operands)))
-        path = tuple([(numbers[one], numbers[two]) for one, two in route.path])
-        return route._replace(path=path, chunks=tuple(self.labels[x] for x in route.chunks))
-
-
-def _normal_form(
-    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
-) -> _NormalForm:
-    """The normal form of a product, which products of the same network share.
-
-    Diagrams that differ in an exchange of equal legs, or of bra and ket, are the same network in
-    another order: two of five products of three nonlinear layers. Labels are told apart by their
-    sizes and by the operands that have them, as in `search/canonical`. Where labels remain alike,
-    the first is singled out. Such labels nearly always are exchanged by a symmetry; otherwise a
-    network has two normal forms, and is searched twice.
-    """
-    on: dict[int, list[int]] = {label: [] for label, _ in items}
-    for number, labels in enumerate(inputs):
-        for label in labels:
-            on[label].append(number)
-
-    def refined(colours: dict[int, int]) -> dict[int, int]:
-        """The colours after splitting classes by the operands of labels until no class splits."""
-        count = len(set(colours.values()))
-        while count < len(colours):
-            seen = [sorted([colours[label] for label in labels]) for labels in inputs]
-            signatures = {
-                label: (colour, sorted([seen[number] for number in on[label]]))
-                for label, colour in colours.items()
-            }
-            # Labels of equal signatures get the position of the first of them as their colour, so
-            # that colours are the same whatever the names of labels are.
-            order = sorted(signatures, key=signatures.__getitem__)
-            colours, last = {}, None
-            for place, label in enumerate(order):
-                if signatures[label] != last:
-                    colour, last = place, signatures[label]
-                colours[label] = colour
-            if len(set(colours.values())) == count:
-                break
-            count = len(set(colours.values()))
-        return colours
-
-    # No exchange maps a label to a label of another size, nor an open label to a summed one.
-    first = {label: 2 * size + (label in output) for label, size in items}
-    colours = refined(first)
-    while len(set(colours.values())) < len(colours):
-        members: dict[int, list[int]] = {}
-        for label in sorted(colours):
-            members.setdefault(colours[label], []).append(label)
-        alike = min(colour for colour, labels in members.items() if len(labels) > 1)
-        # Doubled colours leave room below each: the label that is singled out takes the place under
-        # its class.
-        doubled = {label: 2 * colour for label, colour in colours.items()}
-        doubled[members[alike][0]] -= 1
-        colours = refined(doubled)
-    order = sorted(colours, key=colours.__getitem__)
-    number = {label: place for place, label in enumerate(order)}
-    # Operands with labels sorted by number: networks that differ in names and order alone are now
-    # equal.
-    written = [tuple(sorted([number[label] for label in labels])) for labels in inputs]
-    operands = sorted(range(len(inputs)), key=written.__getitem__)
-    sizes = dict(items)
-    return _NormalForm(
-        inputs=tuple(written[operand] for operand in operands),
-        output=tuple(sorted([number[label] for label in output])),
-        items=tuple((place, sizes[label]) for place, label in enumerate(order)),
-        operands=tuple(operands),
-        labels=tuple(order),
-    )
+        found, _ = cotengrust.optimize_random_greedy_track_flops(
+            *product.spelled, ntrials=TRIALS, seed=0, use_ssa=True
+        )
+    # Optimal paths have the fewest multiplications; a path may write less at as many.
+    candidates = [_pair_steps(found, product.count), greedy]
+    if effort == 2 and product.count > OPTIMAL_UP_TO:
+        best = min(map(product.rotated, candidates), key=product.price)
+        return min(best, _reconfigured_path(product, best), key=product.price)
+    return min(map(product.rotated, candidates), key=product.price)
 
 
 class LabelledProduct:
@@ -478,9 +319,56 @@ class LabelledProduct:
                 written += size
         return Cost(multiplications, written, largest)
 
-    def dearest(self, path: Path) -> int:
-        """The multiplications of the dearest contraction along a path, without chunks."""
-        return max((self._mask_size(both) for both, _ in self.steps(path)), default=0)
+    def price(self, path: Path) -> int:
+        """The price of a path, see `Cost.price`."""
+        return self.cost(path).price
+
+    def rotated(self, path: Path) -> Path:
+        """The path improved by rotations of its tree until none makes it cheaper.
+
+        A rotation contracts `a b c` as `(a c) b` or `(b c) a` in the place of `(a b) c`.
+        """
+        children: dict[int, tuple[int, int]] = {}
+        labels = dict(enumerate(self.inputs))
+        for number, ((one, two), (_, kept)) in enumerate(
+            zip(path, self.steps(path), strict=True), start=self.count
+        ):
+            children[number] = one, two
+            labels[number] = kept
+        waiting = [*children]
+        while waiting:
+            node = waiting.pop()
+            if self._rotate(node, children, labels):
+                waiting = [*children]
+        return _path_of_tree(children, self.count)
+
+    def _rotate(
+        self, node: int, children: dict[int, tuple[int, int]], labels: dict[int, int]
+    ) -> bool:
+        """Rotate a tree at a node where that makes it cheaper; whether it did."""
+        for below, other in (children[node], children[node][::-1]):
+            if below not in children:
+                continue
+            one, two = children[below]
+            price = self._pair_price(labels[one], labels[two], labels[below])
+            price += self._pair_price(labels[below], labels[other], 0)
+            for moved, left in ((one, two), (two, one)):
+                # What the new pair keeps is read by the tensor left or outside of the node.
+                kept = (labels[moved] | labels[other]) & (labels[left] | labels[node])
+                new = self._pair_price(labels[moved], labels[other], kept)
+                if new + self._pair_price(kept, labels[left], 0) < price:
+                    children[below], labels[below] = (moved, other), kept
+                    children[node] = below, left
+                    return True
+        return False
+
+    def _pair_price(self, one: int, two: int, kept: int) -> int:
+        """The price of a contraction of two tensors, see `Cost.price`."""
+        known = self._elements
+        size = known.get(kept) or self._mask_size(kept)
+        both = one | two
+        work = known.get(both) or self._mask_size(both)
+        return work + (WRITING * size if size > CACHED else 0)
 
     def _mask_size(self, mask: int) -> int:
         """The number of elements of a tensor with the labels of a mask."""
@@ -494,42 +382,19 @@ class LabelledProduct:
         return size
 
 
-def _greedy_path(product: LabelledProduct) -> Path:
-    """The greedy path of a product."""
-    import cotengrust
+def _path_of_tree(children: dict[int, tuple[int, int]], count: int) -> Path:
+    """The path of a tree, given by the children of every node, the root last."""
+    steps: list[tuple[int, int]] = []
 
-    return _pair_steps(cotengrust.optimize_greedy(*product.spelled, use_ssa=True), product.count)
+    def visit(node: int) -> int:
+        if node not in children:
+            return node
+        one, two = map(visit, children[node])
+        steps.append((one, two))
+        return count + len(steps) - 1
 
-
-@session_cache
-def _sampled_paths(
-    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
-) -> tuple[Path, ...]:
-    """The distinct paths of a product by all searches but reconfiguration, the greedy path first.
-
-    Args:
-        inputs: Labels of every operand.
-        output: Labels of the result.
-        items: Pairs (label, size) of all labels.
-    """
-    import cotengrust
-
-    product = LabelledProduct(inputs, output, dict(items))
-    count = product.count
-    letters, out, size = product.spelled
-    paths = [_greedy_path(product)]
-    if count <= OPTIMAL_UP_TO:
-        best = cotengrust.optimize_optimal(letters, out, size, use_ssa=True)
-        paths.append(_pair_steps(best, count))
-        # cotengra returns the first of several optimal paths; reversed operands give another path.
-        mirrored = cotengrust.optimize_optimal(letters[::-1], out, size, use_ssa=True)
-        paths.append(tuple(_mirrored_path(_pair_steps(mirrored, count), count)))
-    for seed in range(SEEDS):
-        path, _ = cotengrust.optimize_random_greedy_track_flops(
-            letters, out, size, ntrials=TRIALS, seed=seed, use_ssa=True
-        )
-        paths.append(_pair_steps(path, count))
-    return tuple(dict.fromkeys(paths))
+    visit(max(children))
+    return tuple(steps)
 
 
 def _route_along(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
@@ -570,7 +435,7 @@ def _reconfigured_path(product: LabelledProduct, path: Path) -> Path:
     import cotengra
 
     tree = cotengra.ContractionTree.from_path(*product.spelled, ssa_path=path)
-    tree.subtree_reconfigure_(subtree_size=8, minimize="combo")
+    tree.subtree_reconfigure_(subtree_size=SUBTREE, minimize="combo")
     return _pair_steps(tree.get_ssa_path(), product.count)
 
 
@@ -591,12 +456,3 @@ def _pair_steps(path: Sequence[Sequence[int]], count: int) -> Path:
         number.append(count + len(steps))
         steps.append((one, two))
     return tuple(steps)
-
-
-def _mirrored_path(path: Path, count: int) -> Iterator[tuple[int, int]]:
-    """The path for operands in order, from a path for the operands in reverse order."""
-    for one, two in path:
-        yield (
-            count - 1 - one if one < count else one,
-            count - 1 - two if two < count else two,
-        )

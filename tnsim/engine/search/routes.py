@@ -21,8 +21,8 @@ from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
 from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
-from tnsim.engine.search.sharing import Builder, Label, Use, program_of
-from tnsim.errors import TooLarge
+from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of
+from tnsim.engine.search.sums import total
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
@@ -179,6 +179,10 @@ def _in_chunks(
 Shapes = tuple[tuple[int, ...], ...]
 
 
+Sizes = dict[str, tuple[int, ...]]
+"""The shapes of arrays by name."""
+
+
 Choices = tuple[tuple[int, tuple], ...]
 """The way in which a sum is written, as a pair (number, choices) per term.
 
@@ -187,27 +191,19 @@ written.
 """
 
 
-FEW = 12
-"""Number of terms up to which all products of a stage are searched a second time."""
-
-
-WORTH_SEARCHING = 10**8
-"""Price from which on a stage of more terms is searched again; it is some milliseconds of work."""
-
-
-MATTERS, HEAVY = 2e-4, 2e-3
+MATTERS, HEAVY = 1e-3, 1e-2
 """Shares of a stage's price from which on a term is searched a second and a third time."""
 
 
-GAINS, SAVES = 10**6, 3 * 10**7
+GAINS, SAVES = 10**5, 3 * 10**7
 """Prices from which on a term is searched a second and a third time.
 
-These searches take 6 and 50 ms, which cheaper routes of such a term save within some 50 runs.
+These searches take 1 and 10 ms, which cheaper routes of such a term save within some 50 runs.
 """
 
 
-MOST_CHECKED = 50
-"""Number of products of a definition whose least work is found before the search of a stage."""
+ALIKE = 2
+"""Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
 
 
 HOPELESS = 64
@@ -219,49 +215,44 @@ class _Candidate:
     """A term of a stage with the structures of all its products.
 
     Args:
+        term: The term.
+        indices: Indices of its definition.
         key: Structure of the term's own product.
         sums: Terms of each alternative.
     """
 
+    term: Term
+    indices: tuple[str, ...]
     key: Structure
     sums: tuple[tuple[_Candidate, ...], ...]
 
 
 class RouteSearch:
-    """The routes of products by structure, and the route chosen for each product.
+    """The routes of products by structure.
 
     Args:
         large: Elements beyond which intermediates are chunked where chunks can make them smaller.
 
     Attributes:
-        many: Whether the stage has more than `FEW` terms.
-        found: Routes of every structure, the cheapest first.
+        found: Cheapest route of every structure.
         effort: Effort of the search of every structure.
-        chosen: Position of the chosen route in `found`; structures without a choice take the first.
     """
 
     def __init__(self, large: int) -> None:
         self.large = large
-        self.many = False
-        self.found: dict[Structure, tuple[Route, ...]] = {}
+        self.found: dict[Structure, Route] = {}
         self.effort: dict[Structure, int] = {}
-        self.chosen: dict[Structure, int] = {}
 
     def look(self, key: Structure, effort: int) -> None:
-        """Search routes of a product unless they were searched with this effort or more."""
+        """Search the route of a product unless it was searched with this effort or more."""
         if self.effort.get(key, -1) < effort:
-            self.found[key] = paths.routes(*key, effort, self.large, self.many)
+            self.found[key] = paths.route(*key, effort, self.large)
             self.effort[key] = effort
 
     def best(self, key: Structure) -> Route:
         """The cheapest route found for a product."""
         self.look(key, 0)
-        return self.found[key][0]
-
-    def pick(self, key: Structure) -> Route:
-        """The route chosen for a product, which is the cheapest without another choice."""
-        self.look(key, 0)
-        return self.found[key][self.chosen.get(key, 0)]
+        return self.found[key]
 
     def cheapest_ways(self, stage: Stage, shapes: Shapes) -> tuple[Choices, ...]:
         """The cheapest ways to write a stage, after a search of all its products.
@@ -275,35 +266,32 @@ class RouteSearch:
         Returns:
             The cheapest way to write each definition.
         """
-        sums = list(_candidate_terms(stage, shapes))
+        sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+        sums = list(_candidate_terms(stage, sizes))
         every = [candidate for terms in sums for candidate in terms]
-        few = len(every) <= FEW
-        self.many = not few
         for effort, share, worth in ((1, MATTERS, GAINS), (2, HEAVY, SAVES)):
             # Prices are those of the routes found so far, so the second round knows more than the
-            # first.
-            prices = [self._cheapest_price(candidate) for candidate in every]
-            # A search of effort e is worth while where it may save more than it takes: of a stage's
+            # first. A search is worth while where it may save more than it takes: of a stage's
             # price a share, and of a term its own time.
-            least = max(share * sum(prices), worth)
-            if effort == 1 and few:
-                least = 0.0
-            elif sum(prices) < WORTH_SEARCHING:
-                break
+            least = max(share * sum(map(self._cheapest_price, every)), worth)
             for candidate in every:
                 self._search_again(candidate, effort, least)
-        return tuple(tuple(self._cheapest_way(candidate) for candidate in terms) for terms in sums)
+        least = HEAVY * sum(map(self._cheapest_price, every))
+        return tuple(
+            tuple(self._cheapest_way(candidate, sizes, least) for candidate in terms)
+            for terms in sums
+        )
 
     def _search_again(self, candidate: _Candidate, effort: int, least: float) -> None:
         """Search a term of price `least` or more again, in the ways that may become cheapest."""
-        price = self._cheapest_price(candidate)
-        if price < least:
+        cheapest = self._cheapest_price(candidate)
+        if cheapest < least:
             return
         # A way that is sixty-four times as dear by its greedy path hardly becomes the cheapest.
-        if self.best(candidate.key).price <= HOPELESS * price:
+        if self.best(candidate.key).price <= HOPELESS * cheapest:
             self.look(candidate.key, effort)
         for terms in candidate.sums:
-            if sum(map(self._cheapest_price, terms)) <= HOPELESS * price:
+            if sum(map(self._cheapest_price, terms)) <= HOPELESS * cheapest:
                 for term in terms:
                     self._search_again(term, effort, least)
 
@@ -316,89 +304,37 @@ class RouteSearch:
         """The price of a term in its cheapest way."""
         return min(self._way_prices(candidate))
 
-    def _cheapest_way(self, candidate: _Candidate) -> tuple[int, Choices]:
-        """The cheapest way to write a term."""
+    def _cheapest_way(
+        self, candidate: _Candidate, sizes: Sizes, least: float
+    ) -> tuple[int, Choices]:
+        """The cheapest way to write a term.
+
+        Ways of a term of price `least` or more whose prices are alike are put together to be
+        compared: the products of a way may share most of their work.
+        """
         prices = self._way_prices(candidate)
-        number = prices.index(min(prices))
-        terms = candidate.sums[number - 1] if number else ()
-        return number, tuple(self._cheapest_way(term) for term in terms)
+        alike = [n for n, price in enumerate(prices) if price <= ALIKE * min(prices)]
+        ways = []
+        for number in alike:
+            terms = candidate.sums[number - 1] if number else ()
+            ways.append((number, tuple(self._cheapest_way(term, sizes, least) for term in terms)))
+        if len(ways) == 1 or min(prices) < least:
+            return min(ways, key=lambda way: prices[way[0]])
+        return min(ways, key=lambda way: self._price_together(candidate, way, sizes))
 
-
-class BeyondLimit(TooLarge):
-    """A stage that takes more multiplications than are allowed, known before all is searched.
-
-    Args:
-        least: Number of multiplications that the stage takes at least.
-    """
-
-    def __init__(self, least: float) -> None:
-        super().__init__(f"at least {least:.3g} multiplications")
-        self.least = least
-
-    def __reduce__(self) -> tuple[type, tuple[float]]:
-        return type(self), (self.least,)  # a worker's error reaches the caller by pickle
-
-
-def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, ...]]:
-    """Refuse a stage in which a single contraction is beyond a limit.
-
-    Sharing computes a contraction once for many products, and factors out of sums merge
-    contractions of equal cost. But the dearest contraction of each product is left. So a stage
-    takes at least the dearest contraction of any product along its best path. Paths are searched,
-    as hard as they are searched at all, of products whose greedy path is beyond the limit, the
-    dearest first, until a product is beyond the limit in all ways to write it.
-
-    Args:
-        stage: Stage with inputs named in0, in1, ...
-        shapes: Shapes of the inputs.
-        limit: Multiplications that the stage may take.
-
-    Returns:
-        The shape of every definition of the stage.
-
-    Raises:
-        BeyondLimit: A contraction is beyond the limit.
-    """
-    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
-    for definition in stage.definitions:
-
-        def key(term: Term, indices: tuple[str, ...] = definition.indices) -> Structure:
-            return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
-
-        dear = []
-        for number, term in enumerate(definition.terms):
-            work = paths.greedy_work(*key(term))
-            # A greedy path bounds the least work from above: products within the limit along it are
-            # within the limit.
-            if work > limit:
-                dear.append((-work, number))
-        # Negative work sorts the dearest product first.
-        for _, number in sorted(dear)[:MOST_CHECKED]:
-            least = _least_cost(definition.terms[number], key, limit)
-            if least > limit:
-                raise BeyondLimit(least)
-        sizes[definition.name] = shape_of(definition, sizes)
-    return [sizes[definition.name] for definition in stage.definitions]
-
-
-def _least_cost(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
-    """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
-
-    The search ends, and the number is too small, at the first way that is within the limit.
-    """
-    least = paths.least_work(*key(term), limit)
-    for terms in term.alternatives:
-        if least <= limit:
-            break
-        of_sum = 0
-        for other in terms:
-            # Of a sum every product is computed, so its dearest one bounds it from below; of the
-            # ways to write a term the cheapest does.
-            of_sum = max(of_sum, _least_cost(other, key, limit))
-            if of_sum > limit:
-                break
-        least = min(least, of_sum)
-    return least
+    def _price_together(self, candidate: _Candidate, way: tuple[int, Choices], sizes: Sizes) -> int:
+        """The price of the products of a way, put together."""
+        builder = Builder()
+        values: dict[str, int] = {}
+        items = []
+        for term in _chosen_products([candidate.term], (way,)):
+            for operand in term.operands:
+                if operand.name not in values:
+                    values[operand.name] = builder.atom(sizes[operand.name])
+            uses = [Use(values[operand.name], operand.indices) for operand in term.operands]
+            use = product(builder, uses, candidate.indices, self.best)
+            items.append(WeightedValue(term.weight, use))
+        return price(builder, [total(builder, items, candidate.indices, self.large).value])
 
 
 def written(definition: Definition, ways: Choices) -> Definition:
@@ -423,9 +359,8 @@ def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple
     return tuple(known[index] for index in definition.indices)
 
 
-def _candidate_terms(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate, ...]]:
-    """The terms of each definition of a stage as candidates."""
-    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+def _candidate_terms(stage: Stage, sizes: Sizes) -> Iterator[tuple[_Candidate, ...]]:
+    """The terms of each definition of a stage as candidates; adds the definitions to `sizes`."""
 
     def key(operands: tuple[Operand, ...], indices: tuple[str, ...]) -> Structure:
         return structure([(o.indices, sizes[o.name]) for o in operands], indices)
@@ -434,7 +369,7 @@ def _candidate_terms(stage: Stage, shapes: Shapes) -> Iterator[tuple[_Candidate,
         sums = []
         for terms in term.alternatives:
             sums.append(tuple(candidate(other, indices) for other in terms))
-        return _Candidate(key(term.operands, indices), tuple(sums))
+        return _Candidate(term, indices, key(term.operands, indices), tuple(sums))
 
     for definition in stage.definitions:
         yield tuple(candidate(term, definition.indices) for term in definition.terms)

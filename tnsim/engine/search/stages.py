@@ -5,10 +5,8 @@ computed in nested loops over them. Every definition that leads to it and has an
 of a loop is computed inside the loop, where no value has this axis. The values of a turn are then
 small enough to stay in a cache, and turns can run at once.
 
-`build_program` searches routes product by product (see `routes`), and the assembly shares what
-products have in common (see `sharing`). A stage of few products is then tuned as a whole, by
-coordinate descent over the routes of its dearest products: the best path of a product alone need
-not share most with the other products.
+`build_program` searches routes product by product (see `routes`), the assembly shares what products
+have in common (see `sharing`), and every sum is made cheaper as a whole (see `sums`).
 """
 
 from __future__ import annotations
@@ -24,16 +22,14 @@ from tnsim.engine.passes.tiling import tiled
 from tnsim.engine.search.canonical import Tensor, canonical
 from tnsim.engine.search.paths import Route
 from tnsim.engine.search.routes import (
-    FEW,
-    GAINS,
-    WORTH_SEARCHING,
     Choices,
     RouteSearch,
     Shapes,
     Structure,
     product,
 )
-from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, price, program_of, total
+from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of, reachable
+from tnsim.engine.search.sums import total
 
 Axes = dict[str, int]
 """The axis of a loop's index in each array that has the index, by name."""
@@ -53,13 +49,12 @@ class Assembly:
         exchangeable: Number of last axes of each input that may be exchanged.
         pick: Function from the structure of a product to its route.
         forms: Canonical forms, shared by attempts at a stage.
+        large: Elements beyond which sums are not rewritten to make a value.
         room: Elements that the turns of a loop running at once may take. Definitions with
             `loop_indices` become loops; None for no loops.
 
     Attributes:
-        keys: Structures of the products contracted along a route, in order.
         unshared: Scalar multiplications of all products contracted alone.
-        price: Price of the whole stage, in the measure of `paths.Cost.price`.
     """
 
     def __init__(
@@ -69,13 +64,14 @@ class Assembly:
         exchangeable: tuple[int, ...],
         pick: Callable[[Structure], Route],
         forms: Forms,
+        large: int,
         room: int | None = None,
     ) -> None:
         self.stage = stage
         self.pick = pick
+        self.large = large
         self.builder = Builder(forms)
         self.inputs = len(shapes)
-        self.keys: dict[Structure, None] = {}
         self.unshared = 0
         self.values: dict[str, int] = {}
         for n, (shape, axes) in enumerate(zip(shapes, exchangeable, strict=True)):
@@ -83,12 +79,10 @@ class Assembly:
         self.room = room
         self.add(self.builder, self.values, stage.definitions)
         self.outputs = [self.values[definition.name] for definition in stage.outputs]
-        self.price = price(self.builder, self.outputs)
 
     def route(self, key: Structure) -> Route:
-        """The route of a product, which is recorded in `keys` and `unshared`."""
+        """The route of a product, which is counted in `unshared`."""
         route = self.pick(key)
-        self.keys[key] = None
         self.unshared += route.multiplications
         return route
 
@@ -118,8 +112,9 @@ class Assembly:
             items.append(WeightedValue(term.weight, use))
         # Products come first, so that equal ones are a single value when common factors are looked
         # for.
-        use = total(builder, items, definition.indices)
+        use = total(builder, items, definition.indices, self.large)
         number = builder.ordered(use, definition.indices).value
+        builder.settled.update(reachable(builder, [number]))
         if definition.exchangeable and number in builder.exchangeable:
             builder.exchangeable[number] = definition.exchangeable
         return number
@@ -264,21 +259,8 @@ def _names_read(definitions: list[Definition]) -> list[str]:
     return [name for name in names if name not in own]
 
 
-SMALL_STAGE = 60
-"""Number of terms up to which a stage is tuned: each attempt puts the whole stage together
-again."""
-
-
-MAX_ATTEMPTS = 100
-"""Most assemblies that the tuning of a stage tries."""
-
-
 TURNS_ROOM = 8
 """Elements that the turns of a loop running at once may take, in multiples of `large`."""
-
-
-NEGLIGIBLE = 0.01
-"""Share of a stage's price below which the route of a product is not tuned."""
 
 
 def build_program(
@@ -295,21 +277,15 @@ def build_program(
     stage = Stage(tuple(_distinct_terms(d) for d in stage.definitions), stage.scale_groups)
     search = RouteSearch(large)
     search.cheapest_ways(stage, shapes)
-    # Canonical forms do not depend on routes, so all attempts share them.
+    # Both attempts share the canonical forms of networks.
     forms: Forms = {}
 
-    def assembled(room: int | None = None) -> Assembly:
-        return Assembly(stage, shapes, exchangeable, search.pick, forms, room)
+    def assembled(room: int | None = None) -> Program:
+        return Assembly(stage, shapes, exchangeable, search.best, forms, large, room).program()
 
-    best = assembled()
-    terms = sum(len(definition.terms) for definition in stage.definitions)
-    worth = GAINS if terms <= FEW else WORTH_SEARCHING
-    # An attempt takes milliseconds, which cheap stages never earn back.
-    if terms <= SMALL_STAGE and best.price >= worth:
-        best = _tuned_assembly(search, best, assembled)
-    program = best.program()
+    program = assembled()
     if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
-        looped = assembled(room=TURNS_ROOM * large).program()
+        looped = assembled(room=TURNS_ROOM * large)
         # A loop takes less memory unless all that is large has no axis for its index.
         program = min(program, looped, key=peak_elements)
     return tiled(program)
@@ -318,39 +294,6 @@ def build_program(
 def choose_alternatives(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
     """The cheapest way to write each definition of a stage."""
     return RouteSearch(large).cheapest_ways(stage, shapes)
-
-
-def _tuned_assembly(
-    search: RouteSearch, best: Assembly, assembled: Callable[[], Assembly]
-) -> Assembly:
-    """The best assembly found by coordinate descent over the routes of its products.
-
-    A route is kept where it makes the whole stage cheaper.
-    """
-    attempts = 0
-    improved = True
-    # Coordinate descent: the route of one product at a time, the dearest first. A dearer route may
-    # be better where it shares contractions with other products.
-    keys = sorted(best.keys, key=lambda key: search.best(key).price, reverse=True)
-    while improved:
-        improved = False
-        for key in keys:
-            if search.best(key).price < NEGLIGIBLE * best.price:
-                continue
-            search.look(key, 1)
-            # Every route of a product is tried while all other products keep theirs.
-            for number in range(len(search.found[key])):
-                kept = search.chosen.get(key, 0)
-                if number == kept or attempts >= MAX_ATTEMPTS:
-                    continue
-                attempts += 1
-                search.chosen[key] = number
-                attempt = assembled()
-                if attempt.price < best.price:
-                    best, improved = attempt, True
-                else:
-                    search.chosen[key] = kept
-    return best
 
 
 def _distinct_terms(definition: Definition) -> Definition:
