@@ -69,6 +69,7 @@ class Builder:
         values: Values by number.
         exchangeable: Number of last axes that may be exchanged, for inputs, sums and loops.
         settled: Values that are needed whatever else is computed, and keep their ways.
+        spent: Price of all sums so far, see `sums`.
 
     Example:
         A product is found again with its factors in another order and under other labels.
@@ -85,6 +86,7 @@ class Builder:
         self.values: list[Value] = []
         self.exchangeable: dict[int, int] = {}
         self.settled: set[int] = set()
+        self.spent = 0
         self._forms: Forms = {} if forms is None else forms
         self._known: dict[Operation, int] = {}
         self._alone: dict[tuple[Labels, int], int | None] = {}

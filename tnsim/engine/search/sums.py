@@ -25,7 +25,9 @@ from tnsim.engine.search.paths import foreign
 from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, reachable
 
 MATTERS = 1e-3
-"""Share of a sum's price from which on the way to compute a value is changed."""
+"""Share of a sum's price from which on the way to compute a value is changed, and share of the
+price of all sums so far from which on a sum is changed at all: a program of many heads has
+thousands of small sums, whose planning would take longer than they do."""
 
 
 TOLERANCE = 1.002
@@ -52,6 +54,9 @@ def _rotate(builder: Builder, products: Iterable[Use], large: int) -> None:
     if foreign() is not None:
         return  # the paths of a caller's optimiser stay as they are
     search = _Rotations(builder, products, large)
+    builder.spent += search.total
+    if search.total < MATTERS * builder.spent:
+        return
     in_vain = 0
     for _ in range(MOST_PASSES):
         lowest = search.lowest
@@ -99,6 +104,7 @@ class _Rotations:
         self.readers: Counter[int] = Counter()
         self._products = {use.value: use for use in products}
         self._sharing: Counter[tuple] = Counter()
+        self._keys: dict[tuple[int, int], tuple[Any, list]] = {}
         for number in self._products:
             self._hold(number)
         self.lowest = self.total
@@ -232,12 +238,22 @@ class _Rotations:
         operation = self.builder.values[number].operation
         return operation.args if operation else ()
 
+    def _keys_of(self, number: int) -> list[tuple[Use, frozenset[Label]]]:
+        """The factors that a summand may share with others, found once for each of its ways."""
+        if number not in self._products:
+            return []
+        operation = self.builder.values[number].operation
+        # The operation is kept beside its keys, so that no other takes its place in memory.
+        known = self._keys.get((number, id(operation)))
+        if known is None:
+            factors = _shared_factors(self.builder, self._products[number])
+            known = operation, [(one.factor, frozenset(one.rest.labels)) for one in factors]
+            self._keys[number, id(operation)] = known
+        return known[1]
+
     def _pay(self, number: int, sign: int) -> None:
         """Add the price of a value to the total, or take it off."""
-        keys = []
-        if number in self._products:
-            for factor in _shared_factors(self.builder, self._products[number]):
-                keys.append((factor.factor, frozenset(factor.rest.labels)))
+        keys = self._keys_of(number)
         if sign < 0:
             self._sharing.subtract(keys)
         if not any(self._sharing[key] for key in keys):
