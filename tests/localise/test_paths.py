@@ -430,3 +430,15 @@ def test_many_layers_by_order(rng):
     found = tnsim.paths(deep, metric=metric, order=1)
     assert len(found.bra) == 12
     assert_close(found.values.sum(), tnsim.inner(deep, deep, metric), rtol=1e-12)
+
+
+def test_a_signal_begins_at_the_biases_of_legs(rng):
+    """Without a skip, the constant product of both biases is a path through its own layer alone."""
+    left, right, down = rng.normal(size=4), rng.normal(size=4), rng.normal(size=(2, 4))
+    above = tnsim.Bilinear(*rng.normal(size=(2, 4, 3)), down, left, right)
+    model = tnsim.Model([bilinear(rng, 3, 4, 3), above])
+    found = tnsim.paths(model)
+    assert found.bra == ("embed > layer 1", "embed > layer 0 > layer 1")
+    constant = tnsim.Linear(np.zeros((2, 3)), bias=down @ (left * right))
+    wanted = tnsim.inner(tnsim.Model([constant]), model) / tnsim.inner(model, model)
+    assert_close(found.share[0], wanted, rtol=1e-9)
