@@ -113,6 +113,21 @@ class Projections:
         at_legs |= {"a": HEAD[one.slot], "b": HEAD[two.slot], "j": SECOND}
         return renamed([array], at_legs)
 
+    def covariance_at_a_unit(self, one: Leg, two: Leg) -> Product:
+        """The covariance of two legs of a layer at equal hidden units, with the end `FIRST`.
+
+        Of the matrix `weight C weight'^T` only the diagonal is read: `half` is there for other
+        covariances, and a sum over `j` for each hidden unit is cheap beside another matrix product.
+        """
+        names, slot = self.names, one.slot
+        one, two = sorted((one, two))
+        half = self._half_covariance(one, two).renamed({"S": "s"})
+        weight = names.leaf(slot, two.role, FIRST, "j")
+        indices = in_order({*half.indices} - {"j"})
+        name = f"cov.{names.models[slot]}.{one.role}.{two.role}.at"
+        array = self._new_definition(name, names.marks[slot], indices, (half, weight))
+        return renamed([array], {"s": names.outputs[slot]})
+
     def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
         """The covariance of two legs as a product of weights and moment, not multiplied out.
 
@@ -156,7 +171,7 @@ class Projections:
         indices = (*rows, "S", "j") if moment.form == "full" else (*rows, "j")
         if moment.form != "alike" and "s" not in rows:
             indices = ("s", *indices)
-        across = "" if one.slot == two.slot else ".across"
+        across = "" if one.slot == two.slot or not names.marks["ket"] else ".across"
         name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
         return self._new_definition(name, names.marks[one.slot], indices, (weight, *below))
 
@@ -273,7 +288,9 @@ def _matching_arrays(
     operands: list[Operand] = []
     for one, two in matching.pairs:
         names = {FIRST: ends[one.slot], SECOND: ends[two.slot]}
-        operands += renamed(legs.covariance(one, two), names)
+        within = one.slot == two.slot
+        joined = legs.covariance_at_a_unit if within else legs.covariance
+        operands += renamed(joined(one, two), names)
     for leg in matching.singles:
         value = legs.mean(leg)
         if value is None:
