@@ -302,9 +302,10 @@ class SequenceFold:
             stages.append(stage)
             axes = COVARIANCE_AXES[moment.form]
             array = (Operand(moment.name, axes),)
-            values.append(
-                _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
-            )
+            value = _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
+            # At one position the covariance of a model with itself is a symmetric matrix.
+            symmetric = pair.bra == pair.ket and moment.form != "full"
+            values.append(dataclasses.replace(value, exchangeable=2 if symmetric else 0))
             above.moments[pair] = moment._replace(name=values[-1].name)
             mean = means[pair.bra].moment
             if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
