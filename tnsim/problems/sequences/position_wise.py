@@ -253,15 +253,51 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     The stream has the end `FIRST`, the output the end `SECOND`.
     """
     names, layer = legs.names, OTHER[slot]
-    hidden, down = _hidden_index(names, layer, SECOND, "h")
-    summands = []
+    if names.kind(layer).down is None:
+        (leg,) = names.legs(layer)
+        return [Summand(1.0, legs.covariance(stream(slot), leg))]
+    slope = _mean_slope(legs, slot)
+    if slope is None:
+        return []
+    at = {"s": names.outputs[layer], FIRST: SECOND}
+    moment = names.state_moment(slot, layer)
+    if moment.name and not moment.diagonal:
+        positions = names.outputs[slot], names.outputs[layer]
+        below = names.state_covariance((slot, layer), positions, (FIRST, "j"))
+        return [Summand(1.0, (slope.renamed(at), *below))]
+    # An identity joins the stream with the slope by one index, which a diagonal reads besides.
+    below = names.state_covariance((slot, layer), ("s", "s"), (FIRST, FIRST))
+    diagonal = tuple(operand for operand in below if operand.name != IDENTITY)
+    return [Summand(1.0, (slope.renamed(at | {"j": FIRST}), *diagonal))]
+
+
+def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
+    """The mean of the derivative of a layer's output by its input, the layer opposite to `slot`.
+
+    By Stein's lemma `Cov[x, f(x)] = Cov[x, x] E[f'(x)]^T`: legs that are joined with the stream
+    have the state's covariance in common, so the matrix of the other legs, of one model alone,
+    comes first. Its indices are `s` where it depends on a position, `FIRST` for the output and `j`
+    for the input.
+    """
+    names, layer = legs.names, OTHER[slot]
+    hidden, down = _hidden_index(names, layer, FIRST, "h")
+    products = []
     for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
         if matching.crossing == 0:
             continue
-        product = _matching_arrays(legs, matching, {slot: FIRST, layer: hidden})
-        if product is not None:
-            summands.append(Summand(1.0, (*down, *product)))
-    return summands
+        (joined,) = (two for one, two in matching.pairs if one == stream(slot))
+        pairs = tuple(pair for pair in matching.pairs if stream(slot) not in pair)
+        rest = _matching_arrays(legs, Matching(pairs, matching.singles), {layer: hidden})
+        if rest is not None:
+            rows = names.leaf(layer, joined.role, hidden, "j")
+            products.append((*down, rows, *renamed(rest, {names.outputs[layer]: "s"})))
+    if not products:
+        return None
+    position = ("s",) if any("s" in indices_of(product) for product in products) else ()
+    indices = (*position, FIRST, "j")
+    terms = [spread(product, indices) for product in products]
+    mark = names.marks[layer]
+    return legs.stage.define(f"slope.{names.models[layer]}", indices, terms, alias=mark)
 
 
 def _hidden_index(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
