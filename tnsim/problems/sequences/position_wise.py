@@ -256,6 +256,8 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     if names.kind(layer).down is None:
         (leg,) = names.legs(layer)
         return [Summand(1.0, legs.covariance(stream(slot), leg))]
+    if layer == "bra" and not names.step.with_own:
+        return _leg_by_leg_with_stream(legs, slot)
     slope = _mean_slope(legs, slot)
     if slope is None:
         return []
@@ -269,6 +271,24 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     below = names.state_covariance((slot, layer), ("s", "s"), (FIRST, FIRST))
     diagonal = tuple(operand for operand in below if operand.name != IDENTITY)
     return [Summand(1.0, (slope.renamed(at | {"j": FIRST}), *diagonal))]
+
+
+def _leg_by_leg_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
+    """The same from the products of the layer's legs with the state.
+
+    The legs of the bra have these already. The slope is of use only where it is in two products,
+    that of the pair and that of its model with itself.
+    """
+    names, layer = legs.names, OTHER[slot]
+    hidden, down = _hidden_index(names, layer, SECOND, "h")
+    summands = []
+    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
+        if matching.crossing == 0:
+            continue
+        product = _matching_arrays(legs, matching, {slot: FIRST, layer: hidden})
+        if product is not None:
+            summands.append(Summand(1.0, (*down, *product)))
+    return summands
 
 
 def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
