@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import html.parser
 import inspect
+import itertools
 import json
 import re
 import subprocess
@@ -25,7 +26,7 @@ from sample_runs import blocks
 import tnsim
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import check_metric
-from tnsim.metrics.pairings import Joining, Leg, straight
+from tnsim.metrics.points import Rule, product_rule
 from tnsim.metrics.protocol import adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
@@ -255,107 +256,74 @@ METRICS = [
 def test_metrics_answer_their_protocol():
     for metric in METRICS:
         assert isinstance(metric, tnsim.Metric) and type(metric)().name == metric.name
-    layerwise = {metric.name for metric in METRICS if isinstance(metric, tnsim.LayerwiseMetric)}
+    layerwise = {metric.name for metric in METRICS if joins_layers(metric)}
     assert layerwise == {"frobenius", "tree", "gaussian", "closure"}
     assert [m.name for m in METRICS if not m.is_exact(2)] == ["closure"]
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tripled:
-    """A metric from outside: three times `TreeSymmetric`."""
+class Signs:
+    """A metric from outside: inputs of -1 and 1, and numbers of its own."""
 
-    name = "tripled"
+    name = "signs"
     pairs_within_model = False
+    weights: Any = None
 
     def is_exact(self, nonlinear_layers):
         return True
 
-    def joinings(self, bra, ket, centred):
-        ways = straight(bra, symmetrised=True)
-        return tuple(dataclasses.replace(way, weight=3 * way.weight) for way in ways)
+    def points(self, reading):
+        side = Rule(np.array([-1.0, 1.0]), np.log([0.5, 0.5]))
+        return product_rule([side] * reading.d_in)
 
 
 def test_protocols_are_told_as_isinstance_tells_them():
     common = {"name": "own", "pairs_within_model": None, "is_exact": bool}
     own = [
-        SimpleNamespace(**common, joinings=max),  # attributes of an instance count
-        SimpleNamespace(**common, points=max),
-        SimpleNamespace(**common, joinings=None, points=None),
+        SimpleNamespace(**common, points=max),  # attributes of an instance count
+        SimpleNamespace(**common, points=None),
         SimpleNamespace(**common),
-        SimpleNamespace(joinings=max, points=max),
+        SimpleNamespace(points=max),
     ]
     for missing in common:
         rest = {name: member for name, member in common.items() if name != missing}
-        own.append(SimpleNamespace(**rest, joinings=max, points=max))
-    told = [(joins_layers(metric), adds_up(metric)) for metric in own]
-    assert told == [(True, False), (False, True), *[(False, False)] * 6]
-    for metric in (*METRICS, *own, Tripled(), Tripled, None, 3.0, "gaussian"):
-        assert joins_layers(metric) == isinstance(metric, tnsim.LayerwiseMetric)
+        own.append(SimpleNamespace(**rest, points=max))
+    assert [adds_up(metric) for metric in own] == [True, *[False] * 6]
+    for metric in (*METRICS, *own, Signs(), Signs, None, 3.0, "gaussian"):
         assert adds_up(metric) == isinstance(metric, tnsim.FiniteMetric)
-    for metric in own[2:]:
+    for metric in own[1:]:
         with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
             check_metric(metric)
 
 
 def test_a_metric_from_outside(rng):
-    a, b = (tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2))
-    tree = tnsim.TreeSymmetric()
-    assert_close(tnsim.inner(a, b, Tripled()), 3 * tnsim.inner(a, b, tree))
-    value = tnsim.similarity(a, b, Tripled())
-    assert_close(value, tnsim.similarity(a, b, tree))
-    assert value.metric == "tripled"
+    """All coordinates are -1 or 1 alike, as they are in a product of two marginals."""
+    a, b = models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
+    known = tnsim.Empirical(np.array(list(itertools.product((-1.0, 1.0), repeat=3))))
+    assert_close(tnsim.inner(a, b, Signs()), tnsim.inner(a, b, known))
+    value = tnsim.similarity(a, b, Signs())
+    assert_close(value, tnsim.similarity(a, b, known))
+    assert value.metric == "signs"
+    result = tnsim.pairwise(models, Signs())
+    assert_close(result.log_inner[0, 1], np.log(abs(tnsim.inner(a, b, known))), scale=1.0)
+    assert_close(result.similarity[0, 1], value)
 
 
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Crossed:
-    """A metric from outside that no dot product of features gives: legs straight, half as crossed."""
-
-    name = "crossed"
-    pairs_within_model = False
-
-    def is_exact(self, nonlinear_layers):
-        return True
-
-    def joinings(self, bra, ket, centred):
-        if bra == 1:
-            return straight(1, symmetrised=False)
-        crossed = ((Leg("A", 0), Leg("B", 1)), (Leg("A", 1), Leg("B", 0)))
-        return (*straight(2, symmetrised=False), Joining(0.5, crossed))
-
-
-@pytest.mark.parametrize("metric", [Tripled(), Crossed()])
-def test_all_pairs_under_a_metric_from_outside(rng, metric):
-    models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
-    result = tnsim.pairwise(models, metric)
-    product = tnsim.inner(*models, metric)
-    assert_close(result.log_inner[0, 1], np.log(abs(product)), scale=1.0)
-    assert_close(result.similarity[0, 1], tnsim.similarity(*models, metric))
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Weighted(Crossed):
-    """A metric from outside with numbers of its own."""
-
-    weights: Any = None
+def test_a_metric_that_joins_legs_in_its_own_way_is_refused(rng):
+    model = tnsim.Model([bilinear(rng, 3, 4, 2)])
+    own = SimpleNamespace(name="own", pairs_within_model=False, is_exact=bool, joinings=max)
+    with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
+        tnsim.similarity(model, model, own)
 
 
 def test_a_store_tells_the_numbers_of_a_metric_from_outside(rng):
     """Arrays so long that they are printed with an ellipsis."""
     weights = rng.standard_normal(5000)
-    first, second = Weighted(weights), Weighted(np.where(np.arange(5000) == 2500, 0.0, weights))
+    first, second = Signs(weights), Signs(np.where(np.arange(5000) == 2500, 0.0, weights))
     assert repr(first) == repr(second)
-    assert metric_parameters(first) == metric_parameters(Weighted(weights.copy()))
+    assert metric_parameters(first) == metric_parameters(Signs(weights.copy()))
     assert metric_parameters(first) != metric_parameters(second)
-
-
-def test_sequences_refuse_a_metric_that_joins_legs_in_its_own_way(rng):
-    model = tnsim.Model([bilinear(rng, 3, 4, 2)], n_ctx=2)
-    said = "Crossed joins legs in a way of its own, which is known for models of vectors only"
-    with pytest.raises(tnsim.ModelError, match=said):
-        tnsim.similarity(model, model, Crossed())
 
 
 def test_what_a_prompt_completes_is_public():
@@ -380,67 +348,33 @@ def test_layers_answer_their_protocol(rng):
 
 
 class Held:
-    """A metric from outside with a number: legs straight, and so many times as crossed."""
+    """A metric from outside with a number, and no pytree: coordinates of plus or minus that size."""
 
     name = "held"
     pairs_within_model = False
 
-    def __init__(self, crossed):
-        self.crossed = crossed
+    def __init__(self, size):
+        self.size = size
 
     def is_exact(self, nonlinear_layers):
-        return self.crossed < 3
+        return self.size < 3
 
-    def joinings(self, bra, ket, centred):
-        if bra == 1:
-            return list(straight(1, symmetrised=False))
-        crossed = ((Leg("A", 0), Leg("B", 1)), (Leg("A", 1), Leg("B", 0)))
-        return [*straight(2, symmetrised=False), Joining(self.crossed, crossed)]
+    def points(self, reading):
+        side = Rule(np.array([-1.0, 1.0]) * float(self.size), np.log([0.5, 0.5]))
+        return product_rule([side] * reading.d_in)
 
 
 def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
-    """By hand: with T[o, i, j] the tensor of a layer, <T, T'> + c <T, T' with its legs exchanged>."""
     models = [tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)]
-    first, second = (
-        np.einsum("oh,hi,hj->oij", layer.down, layer.left, layer.right)
-        for layer in (model.layers[0] for model in models)
-    )
-
-    def by_hand(one, other, crossed):
-        return np.sum(one * (other + crossed * other.transpose(0, 2, 1)))
-
-    for crossed in (1.0, 0.0, 5.0, np.float32(0.5), 1):
-        expected = by_hand(first, second, crossed)
-        norms = by_hand(first, first, crossed) * by_hand(second, second, crossed)
-        found = tnsim.inner(*models, Held(crossed))
-        assert abs(found - expected) <= 1e-12 * np.sqrt(abs(norms))
-        assert found.exact is bool(crossed < 3)
-        if min(by_hand(one, one, crossed) for one in (first, second)) > 0:
-            cosine = expected / np.sqrt(norms)
-            assert abs(tnsim.similarity(*models, Held(crossed)) - cosine) < 1e-12
-            assert abs(tnsim.pairwise(models, Held(crossed)).similarity[0, 1] - cosine) < 1e-12
+    for size in (1.0, 0.0, 5.0, np.float32(0.5), 1):
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+        found = tnsim.inner(*models, Held(size))
+        assert_close(found, tnsim.inner(*models, tnsim.Empirical(float(size) * signs)))
+        assert found.exact is bool(size < 3)
     tnsim.pairwise(models, Held(1.0), store=tmp_path / "run")
     with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
         tnsim.pairwise(models, Held(0.5), store=tmp_path / "run")
     assert metric_parameters(Held(1.0)) == metric_parameters(Held(1.0))
-
-
-def test_joinings_that_are_none_are_refused(rng):
-    model = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    one, two, three, four = (Leg(side, n) for side in "AB" for n in range(2))
-    whole = ((one, three), (two, four))
-    for joining, said in [
-        (Joining(1.0, whole[:1]), "every leg of both layers once .* 4 legs, found A0, B0"),
-        (Joining(1.0, (whole[0], whole[0])), "found A0, A0, B0, B0"),
-        (Joining(float("nan"), whole), "a weight that is not finite"),
-        (Joining(None, whole), "a weight that is no number, found NoneType"),
-        (Joining(1.0, ((one, two), (three, four))), "answers pairs_within_model with False"),
-        (Joining(1.0, whole[:1], (two, four)), "answers pairs_within_model with False"),
-    ]:
-        metric = Held(1.0)
-        metric.joinings = lambda bra, ket, centred, joining=joining: (joining,)
-        with pytest.raises(tnsim.ModelError, match=said):
-            tnsim.inner(model, model, metric)
 
 
 def test_every_layer_and_metric_is_shown_in_one_line(rng):

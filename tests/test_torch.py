@@ -1,7 +1,6 @@
 """Gradients in PyTorch: against finite differences of the verbs without them; what is refused, by name."""
 
 import copy
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +9,7 @@ from closeness import LARGEST, assert_close
 
 import tnsim
 from tnsim.compare import gradients
-from tnsim.metrics.pairings import straight
+from tnsim.metrics.points import Rule, product_rule
 
 torch = pytest.importorskip("torch", reason="gradients in PyTorch need the torch extra")
 nn = torch.nn
@@ -596,26 +595,26 @@ def test_modules_that_are_no_models_need_inputs(metric):
         tnsim.torch.similarity(units(2, 3, 3, 2), units(2, 3, 2), metric)
 
 
-class Doubled:
+class Sides:
     """A metric from outside that is no pytree."""
 
-    name = "doubled"
+    name = "sides"
     pairs_within_model = False
 
     def is_exact(self, nonlinear_layers):
         return True
 
-    def joinings(self, bra, ket, centred):
-        ways = straight(bra, symmetrised=True)
-        return tuple(dataclasses.replace(way, weight=2 * way.weight) for way in ways)
+    def points(self, reading):
+        side = Rule(np.array([-1.0, 2.0]), np.log([0.5, 0.5]))
+        return product_rule([side] * reading.d_in)
 
 
 def test_single_precision_and_a_metric_from_outside():
     net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
-    value = tnsim.torch.similarity(net, goal, Doubled(), dtype="float32")
+    value = tnsim.torch.similarity(net, goal, Sides(), dtype="float32")
     value.backward()
     assert value.dtype == torch.float64 and net.weight.grad.dtype == torch.float32
-    expected = tnsim.similarity(tnsim.from_module(net), goal, Doubled())
+    expected = tnsim.similarity(tnsim.from_module(net), goal, Sides())
     assert_close(value.item(), expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 

@@ -78,7 +78,6 @@ from .metrics.metric import Symmetric as Symmetric
 from .metrics.metric import TreeSymmetric as TreeSymmetric
 from .metrics.product import Product as Product
 from .metrics.protocol import FiniteMetric as FiniteMetric
-from .metrics.protocol import LayerwiseMetric as LayerwiseMetric
 from .metrics.protocol import Metric as Metric
 from .models.activated import Elementwise as Elementwise
 from .models.activated import Gated as Gated

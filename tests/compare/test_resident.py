@@ -18,7 +18,7 @@ from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
 from tnsim.problems import state_sizes
 from tnsim.problems.conditioning import amplification
-from tnsim.problems.families import LayerWise
+from tnsim.problems.families import Sequences
 from tnsim.sessions import WeakCache
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -99,13 +99,13 @@ def test_a_model_rebuilt_around_arrays_that_may_change_is_read_anew(rng, own_ses
 
 def test_a_model_is_laid_out_once_for_each_dtype(rng, monkeypatch):
     counted = []
-    weights = LayerWise.weights
+    weights = Sequences.weights
 
     def counting(self, side, model):
         counted.append(model)
         return weights(self, side, model)
 
-    monkeypatch.setattr(LayerWise, "weights", counting)
+    monkeypatch.setattr(Sequences, "weights", counting)
     a, b, c = (model_of(rng) for _ in range(3))
     tree = tnsim.TreeSymmetric()
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     of_plans = len(own_session.belongings)  # of programs, which other models use as well
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
-    family = LayerWise.of(a, b, tnsim.TreeSymmetric())
+    family = Sequences.of(a, b, tnsim.TreeSymmetric())
     placed = resident.placed_weights(family, "A", a, "float64", "interpreted")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0

@@ -171,6 +171,18 @@ def test_a_large_state_is_not_zero(depth, dtype):
 @pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
+@pytest.mark.parametrize("size", [2.0**-8, 1.0, 2.0**40])
+def test_states_without_constants_at_any_depth(size, metric):
+    """Degree 4,096, moments of 2^10,000 and more: only the scales of the stages keep them in range."""
+    a, b = (
+        tnsim.Model([tnsim.Bilinear(*(size * rng.normal(size=(3, 2, 2)))) for _ in range(12)])
+        for rng in map(np.random.default_rng, (1, 2))
+    )
+    expected = oracle.cosine(a, b, METRICS[metric])
+    assert_close(tnsim.similarity(a, b, METRICS[metric]), expected, scale=1.0, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])
 def test_ordinary_deep_networks(depth, metric):
     """Weights normal / sqrt(fan-in), biases N(0, 1): 10 of 12 inner products were 0.0 at depth 8."""

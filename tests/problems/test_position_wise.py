@@ -77,7 +77,7 @@ def products():
     def run(kinds, weights, metric):
         inputs = sequence_inputs(metric, D, N_CTX)
         models = {"A": (kinds[0],), "B": (kinds[1],)}
-        problem = fold.fold_sequences(models, metric, inputs, N_CTX, PAIRS, False)
+        problem = fold.fold_sequences(models, metric.rule, inputs, N_CTX, PAIRS, False)
         plan = plan_problem(problem, metric.name, True, "float64")
         known = {ONE: np.ones(()), ONES: np.ones(N_CTX), SAME_POSITION: np.eye(N_CTX)}
         known |= {IDENTITY: np.eye(D)}
@@ -138,7 +138,7 @@ def _pairs(found):
 def test_the_matchings_are_counted(order):
     """Involutions of 2n legs, partial matchings of n with n; shares of permutations add up."""
     legs = [Leg(slot, f"LEG{n}") for slot in ("bra", "ket") for n in range(order)]
-    rules = fold.rules_of(tnsim.TreeSymmetric())
+    rules = fold.rules_of(tnsim.TreeSymmetric().rule)
 
     def count(rule):
         return len(list(matchings(tuple(legs), rule)))

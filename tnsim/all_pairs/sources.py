@@ -26,8 +26,7 @@ from tnsim.circuits.parts import PartOfFile, PartSeries, SeriesParts
 from tnsim.compare.centred import without_mean
 from tnsim.errors import CheckpointError, ModelError
 from tnsim.metrics.metric import Gaussian
-from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.metrics.ways import ASKED
+from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import Function
@@ -46,15 +45,7 @@ def content_hash(model: Any) -> str:
 
 
 def metric_parameters(metric: Metric) -> str:
-    """`standard` for a metric without parameters of its own, else the digest of its parameters.
-
-    The digest of a user's metric that joins layer by layer includes the joinings, as its name and
-    its numbers alone do not define it.
-    """
-    if joins_layers(metric) and not _is_ours(metric):
-        joinings = tuple(tuple(metric.joinings(*asked)) for asked in ASKED)
-        own = metric if dataclasses.is_dataclass(metric) else tuple(sorted(vars(metric).items()))
-        return content_hash((type(metric).__name__, joinings, own))
+    """`standard` for a metric without parameters of its own, else the digest of its parameters."""
     if type(metric) is Gaussian:
         metric = Gaussian(metric.mean, metric.cov)  # samples are those of its estimate alone
     if _is_standard(metric):

@@ -25,8 +25,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.metrics import pairings
-from tnsim.metrics.pairings import Joining
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import Array, as_array, in_float64, pytree
 from tnsim.models.checks import check_untraced
@@ -46,6 +45,7 @@ class GaussianMoments:
     mean: Float[Array, " d"] | None = None
     cov: Float[Array, "d d"] | Float[Array, " d"] | None = None
     pairs_within_model = True
+    rule = PairingRule.ISSERLIS
 
     @classmethod
     def fit(cls, samples: Float[Array, "n ..."]) -> Self:
@@ -71,10 +71,6 @@ class GaussianMoments:
             raise ModelError(f"fitting a Gaussian needs at least two samples, found {len(data)}")
         mean = data.mean(axis=0)
         return cls(mean, (data - mean).T @ (data - mean) / len(data))
-
-    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """All pairings of legs, within a layer too; see `LayerwiseMetric`."""
-        return pairings.gaussian(bra, ket, centred)
 
     def __post_init__(self) -> None:
         mean, cov = self.mean, self.cov

@@ -14,9 +14,9 @@ and Lambda joins the input legs of A, the bra, with the input legs of B, the ket
     Empirical         no legs: inputs are added up       the mean of <A(x), B(x)> over given inputs
     Product           no legs: inputs are added up       E<A(x), B(x)>, independent coordinates
 
-The methods of a metric are written down in `protocol`. A metric that works *layer by layer* gives
-the joinings of a layer of the bra over a layer of the ket: a joining for each orbit, with its
-weight and with the sides to symmetrise before the joining may stand for its orbit (see `pairings`).
+The attributes of a metric are written down in `protocol`. A metric that works *layer by layer* says
+by which rule the legs of a layer of the bra meet those of a layer of the ket
+(`pairings.PairingRule`).
 
 A joining as a network is written in `tensor_networks`, as part of a plan in `problems`. `Gaussian`
 beyond a single nonlinear layer and `Symmetric` join the legs of whole trees instead (see `orbits`).
@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tnsim.errors import ModelError, TooLarge
-from tnsim.metrics import pairings
 from tnsim.metrics.input_moments import GaussianMoments
-from tnsim.metrics.pairings import Joining
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
 from tnsim.models.arrays import pytree
 
@@ -69,10 +68,7 @@ class Frobenius(_AlwaysExact):
 
     name = "frobenius"
     pairs_within_model = False
-
-    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """Join leg i with leg i, see `LayerwiseMetric`."""
-        return pairings.straight(bra, symmetrised=False)
+    rule = PairingRule.AS_WRITTEN
 
 
 @pytree
@@ -99,10 +95,7 @@ class TreeSymmetric(_AlwaysExact):
 
     name = "tree"
     pairs_within_model = False
-
-    def joinings(self, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
-        """Join leg i with leg i, the ket symmetrised, see `LayerwiseMetric`."""
-        return pairings.straight(bra, symmetrised=True)
+    rule = PairingRule.SYMMETRISED
 
 
 @pytree

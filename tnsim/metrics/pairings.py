@@ -25,10 +25,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 from tnsim.names import SIDES, Side
 from tnsim.sessions import session_cache
+
+
+class PairingRule(Enum):
+    """The sum that all joinings of the legs of two layers together amount to.
+
+    Attributes:
+        AS_WRITTEN: Leg i with leg i, the inner product of two tensors.
+        SYMMETRISED: Leg i with leg i, the inner product of two tensors symmetrised over their legs.
+        ISSERLIS: All pairings, the expectation of a product of Gaussians.
+    """
+
+    AS_WRITTEN = auto()
+    SYMMETRISED = auto()
+    ISSERLIS = auto()
 
 
 class Leg(NamedTuple):
@@ -53,6 +68,29 @@ class Joining:
     pairs: tuple[tuple[Leg, Leg], ...]
     capped: tuple[Leg, ...] = ()
     symmetrised: tuple[Side, ...] = ()
+
+
+def joinings(rule: PairingRule, bra: int, ket: int, centred: bool) -> tuple[Joining, ...]:
+    """The ways in which the legs of two layers are joined, one for every orbit.
+
+    Args:
+        rule: Rule of the metric. The tree metrics, all but Isserlis' sum, join layers of one order.
+        bra: Number of legs of the layer in the bra.
+        ket: Number of legs of the layer in the ket.
+        centred: Whether the mean is zero, so that no leg is handed to it.
+
+    Returns:
+        Joinings with their weights.
+
+    Example:
+        >>> joinings(PairingRule.AS_WRITTEN, 1, 1, centred=True)[0].pairs
+        ((Leg(side='A', index=0), Leg(side='B', index=0)),)
+        >>> [joined.weight for joined in joinings(PairingRule.ISSERLIS, 2, 2, centred=True)]
+        [1.0, 2.0]
+    """
+    if rule is PairingRule.ISSERLIS:
+        return gaussian(bra, ket, centred)
+    return straight(bra, symmetrised=rule is PairingRule.SYMMETRISED)
 
 
 def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:

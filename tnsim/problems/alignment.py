@@ -33,24 +33,20 @@ class Ordered(Protocol):
         ...
 
 
-def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tuple[Step, ...]:
+def align(bra: Sequence[Ordered], ket: Sequence[Ordered]) -> tuple[Step, ...]:
     """Match layers from the input up: linear with linear, nonlinear with nonlinear.
 
     Args:
         bra: Layers of a single model.
         ket: Layers of the other.
-        metric: Metric, which may compare trees of equal shape only.
 
     Returns:
         Steps in order; every layer is in a single step.
 
-    Raises:
-        ModelError: The metric compares trees of equal shape, and these differ.
-
     Example:
         >>> import numpy as np, tnsim
         >>> linear, square = tnsim.Linear([[1.0]]), tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
-        >>> [tuple(step) for step in align([linear, square], [square], tnsim.Gaussian())]
+        >>> [tuple(step) for step in align([linear, square], [square])]
         [(0, None), (1, 0)]
     """
     steps: list[Step] = []
@@ -59,43 +55,10 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> tup
     # the loop ends.
     while i < len(bra) or j < len(ket):
         advances_bra, advances_ket = _both_advance(_order_at(bra, i), _order_at(ket, j))
-        step = Step(i if advances_bra else None, j if advances_ket else None)
-        steps.append(step)
-        if not metric.pairs_within_model:
-            _check_same_order(bra, ket, step, metric)
+        steps.append(Step(i if advances_bra else None, j if advances_ket else None))
         i += advances_bra
         j += advances_ket
     return tuple(steps)
-
-
-def orders_that_meet(
-    bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric
-) -> set[tuple[int, int]]:
-    """Orders of the pairs of layers that meet, pairs within each model included.
-
-    Args:
-        bra: Layers of a single model.
-        ket: Layers of the other.
-        metric: Metric, which may compare trees of equal shape only.
-
-    Returns:
-        Pairs (order of the bra's layer, order of the ket's), 1 for a model that waits.
-
-    Raises:
-        ModelError: The metric compares trees of equal shape, and these differ.
-
-    Example:
-        >>> import tnsim
-        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
-        >>> sorted(orders_that_meet([square], [tnsim.Linear([[1.0]])], tnsim.Gaussian()))
-        [(1, 1), (2, 1), (2, 2)]
-    """
-    orders: set[tuple[int, int]] = set()
-    for step in align(bra, ket, metric):
-        first = 1 if step.bra is None else bra[step.bra].order
-        second = 1 if step.ket is None else ket[step.ket].order
-        orders |= {(first, second), (first, first), (second, second)}
-    return orders
 
 
 def _order_at(layers: Sequence[Ordered], number: int) -> int | None:
@@ -113,18 +76,28 @@ def _both_advance(bra: int | None, ket: int | None) -> tuple[bool, bool]:
     return bra == 1, ket == 1
 
 
-def _check_same_order(
-    bra: Sequence[Ordered], ket: Sequence[Ordered], step: Step, metric: Metric
-) -> None:
-    """Refuse layers of different order; a model that waits has order 1."""
-    first = 1 if step.bra is None else bra[step.bra].order
-    second = 1 if step.ket is None else ket[step.ket].order
-    if first == second:
+def check_shapes(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> None:
+    """Refuse trees of different shapes under a metric that joins no legs within a model.
+
+    Args:
+        bra: Layers of a single model.
+        ket: Layers of the other.
+        metric: Metric that joins the legs of both.
+
+    Raises:
+        ModelError: The metric compares trees of equal shape, and these differ.
+
+    Example:
+        >>> import tnsim
+        >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
+        >>> check_shapes([square], [tnsim.Linear([[1.0]]), square], tnsim.TreeSymmetric())
+    """
+    orders = _nonlinear_orders(bra), _nonlinear_orders(ket)
+    if metric.pairs_within_model or orders[0] == orders[1]:
         return
     raise ModelError(
         f"{type(metric).__name__} compares trees of one shape, but the nonlinear layers have "
-        f"orders {_nonlinear_orders(bra)} and {_nonlinear_orders(ket)}; "
-        "use GaussianClosure() or Gaussian()"
+        f"orders {orders[0]} and {orders[1]}; use GaussianClosure() or Gaussian()"
     )
 
 

@@ -2,14 +2,13 @@
 
 `choose` is the only place that asks which metric and which kind of models it has. The families:
 
-    LayerWise   models of vectors under every metric that no other family answers
-    Sequences   models of sequences under every such metric; `GaussianClosure`, and `Gaussian` of
-                one nonlinear layer, on vectors with a constant or a mean: sequences of one position
+    Sequences   layer over layer, every metric that no other family answers; vectors are sequences
+                of one position
     WholeTree   `Symmetric`, and `Gaussian` beyond one nonlinear layer; of sequences only small ones
     Tokens      `Categorical`
 
-With a constant or a mean, Gaussian moments are carried as means and covariances: raw second
-moments lose digits at every layer where a mean is large relative to the spread around it.
+Layer over layer, Gaussian moments are carried as means and covariances: raw second moments lose
+digits at every layer where a mean is large relative to the spread around it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from tnsim.metrics.input_moments import (
     InputKind,
     SequenceInputs,
     flattened,
-    input_kind,
     input_moments,
     second_moment_at,
     sequence_inputs,
@@ -38,22 +36,18 @@ from tnsim.metrics.input_moments import (
     whole_tree_kind,
 )
 from tnsim.metrics.metric import (
-    Gaussian,
-    GaussianClosure,
     Symmetric,
-    as_layerwise,
     joins_whole_trees,
     layer_by_layer,
 )
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric, joins_layers
-from tnsim.metrics.ways import ALL_ORDERS, Joinings, PairingRule, asked, pairing_rule
 from tnsim.models.model import Model
 from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, Pair, Side
-from tnsim.problems.alignment import align, orders_that_meet
+from tnsim.problems.alignment import check_shapes
 from tnsim.problems.base import Family, MomentNodes, moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.kernels import MOST_PAIRED
-from tnsim.problems.layerwise import fold_layers
 from tnsim.problems.leaves import (
     all_but_constant,
     by_side,
@@ -65,10 +59,9 @@ from tnsim.problems.leaves import (
 )
 from tnsim.problems.sequences.coincidences import position_array
 from tnsim.problems.sequences.fold import fold_sequences
-from tnsim.problems.sequences.joining_rules import rules_of
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.tensors.layer_networks import flat_arrays, flat_kind
-from tnsim.problems.tensors.lifted import arrays, raised, symmetric_arrays
+from tnsim.problems.tensors.lifted import raised, symmetric_arrays
 from tnsim.problems.tensors.positional import sequence_arrays
 from tnsim.problems.tokens import TokenKind, fold_tokens, token_inputs, token_kind, token_weights
 from tnsim.problems.whole_tree import MAX_LEGS, check_size, fold_trees
@@ -86,77 +79,17 @@ class _RunOnce:
 
 
 @dataclass(frozen=True)
-class LayerWise(_RunOnce):
-    """Models of vectors, layer over layer: Gram and moment recursions.
-
-    Exact for the tree metrics at any depth and for `Gaussian` up to a single nonlinear layer;
-    beyond that it is the closure. `base.Family` documents the methods.
-
-    Args:
-        name: Name of the metric that was asked for.
-        metric: Joinings of the legs of layers that meet.
-        bra: Kinds of the layers of A.
-        ket: Kinds of the layers of B; None where A meets itself.
-        input_kind: Structure of the input's moments.
-        lifted: Whether the constant is coordinate 0 of every bond.
-
-    Source:
-        Paper, appendices A.2 and A.3.
-    """
-
-    name: str
-    metric: Joinings
-    bra: Kinds
-    ket: Kinds | None
-    input_kind: InputKind
-    lifted: bool
-
-    @classmethod
-    def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
-        bra, ket = kinds(a), kinds_of_other(b)
-        lifted = must_lift(bra, ket or bra)
-        depth = nonlinear(bra, ket or ())
-        joined = as_layerwise(layer_by_layer(metric, depth, (a.degree, (b or a).degree)))
-        # The metric itself may hold numbers. A family keeps its answers for the orders that meet,
-        # so that metrics with equal answers share a plan.
-        joinings = asked(joined, orders_that_meet(bra, ket or bra, joined), depth)
-        return cls(metric.name, joinings, bra, ket, input_kind(metric, lifted), lifted)
-
-    @property
-    def exact(self) -> bool:
-        return self.metric.exact
-
-    @property
-    def layout(self) -> Hashable:
-        return type(self), self.lifted
-
-    def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
-        models = by_side(self.bra, self.ket)
-        return fold_layers(models, self.metric, self.input_kind, self.lifted, pairs, slices)
-
-    def weights(self, side: Side, model: Model) -> dict[str, Any]:
-        return named(side, [arrays(layer, self.lifted) for layer in model.layers])
-
-    def inputs(
-        self, names: Collection[str], metric: Metric, d_in: int, t: float | None = None
-    ) -> dict[str, Any]:
-        leaves = input_moments(metric, d_in, self.lifted)
-        leaves |= identities(names, {IDENTITY: d_in + self.lifted})
-        if TRACE in names:
-            leaves[TRACE] = all_but_constant(self.bra[-1].d_out)
-        return only(names, leaves)
-
-
-@dataclass(frozen=True)
 class Sequences(_RunOnce):
     """Models of sequences, layer over layer, with the covariances between positions.
 
-    Vectors are sequences of a single position. Exact where `LayerWise` is. `base.Family` documents
-    the methods.
+    Vectors are sequences of a single position. Exact for the tree metrics at any depth and for
+    `Gaussian` up to a single nonlinear layer; beyond that it is the closure. `base.Family`
+    documents the methods.
 
     Args:
         name: Name of the metric that was asked for.
-        metric: Joinings of the legs of layers that meet.
+        rule: Rule by which the legs of layers that meet are joined.
+        exact: Whether the metric's own definition is met exactly.
         bra: Kinds of the layers of A.
         ket: Kinds of the layers of B; None where A meets itself.
         input_kind: Structure of the input's moments.
@@ -167,7 +100,8 @@ class Sequences(_RunOnce):
     """
 
     name: str
-    metric: Joinings
+    rule: PairingRule
+    exact: bool
     bra: Kinds
     ket: Kinds | None
     input_kind: SequenceInputs
@@ -180,14 +114,10 @@ class Sequences(_RunOnce):
         degrees = a.degree, (b or a).degree
         depth = nonlinear(bra, ket or ())
         joined = layer_by_layer(metric, depth, degrees)
-        rules_of(joined)  # raises for unknown ways to join
-        align(bra, ket or bra, joined)  # raises for trees of different shapes
+        check_shapes(bra, ket or bra, joined)
         inputs = sequence_inputs(metric, a.d_in, positions)
-        return cls(metric.name, asked(joined, ALL_ORDERS, depth), bra, ket, inputs, positions)
-
-    @property
-    def exact(self) -> bool:
-        return self.metric.exact
+        exact = joined.is_exact(depth)
+        return cls(metric.name, joined.rule, exact, bra, ket, inputs, positions)
 
     @property
     def lifted(self) -> bool:
@@ -199,7 +129,7 @@ class Sequences(_RunOnce):
 
     def problem(self, pairs: tuple[Pair, ...], slices: bool) -> Problem:
         models = by_side(self.bra, self.ket)
-        return fold_sequences(models, self.metric, self.input_kind, self.n_ctx, pairs, slices)
+        return fold_sequences(models, self.rule, self.input_kind, self.n_ctx, pairs, slices)
 
     def weights(self, side: Side, model: Model) -> dict[str, Any]:
         return named(side, [sequence_arrays(layer, self.n_ctx) for layer in model.layers])
@@ -447,7 +377,7 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
         >>> import numpy as np, tnsim
         >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
         >>> type(choose(model, None, tnsim.TreeSymmetric())).__name__
-        'LayerWise'
+        'Sequences'
     """
     _check_orders(kinds(a) + kinds(a if b is None else b), metric)
     return _family_of(a, b, metric).of(a, b, metric)
@@ -455,7 +385,7 @@ def choose(a: Model, b: Model | None, metric: Metric) -> Family:
 
 def _check_orders(layers: Kinds, metric: Metric) -> None:
     """Refuse products of so many factors that joining them in every order is beyond planning."""
-    rule = pairing_rule(metric) if joins_layers(metric) else None
+    rule = metric.rule if joins_layers(metric) else None
     most = None
     if rule is PairingRule.ISSERLIS:
         most = MOST_PAIRED
@@ -480,12 +410,7 @@ def _family_of(a: Model, b: Model | None, metric: Metric) -> type[Family]:
     # Linear models have one leg each, which a layer joins without a matrix over pairs of inputs.
     whole = depth > 0 and joins_whole_trees(type(metric), depth)
     if a.n_ctx is None:
-        if whole:
-            return WholeTree
-        carries_mean = getattr(metric, "mean", None) is not None
-        carries_mean = carries_mean or must_lift(kinds(a), kinds(other))
-        gaussian = type(metric) in (Gaussian, GaussianClosure)
-        return Sequences if gaussian and carries_mean else LayerWise
+        return WholeTree if whole else Sequences
     if whole and depth > 1 and WholeTree.fits(a, other, metric):
         return WholeTree
     return Sequences

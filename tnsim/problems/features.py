@@ -30,12 +30,12 @@ from jaxtyping import Float
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import processors, replicated, spread
 from tnsim.engine.runtime.threads import one_blas_thread, shared
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.metrics.ways import PairingRule
 from tnsim.models.arrays import in_float64, is_fixed
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import cancellations
-from tnsim.problems.polynomial_space import merged_layers, polynomials, way_of_one_layer
+from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
@@ -125,7 +125,7 @@ def entries(models: Sequence[Kinds], metric: Metric, n_ctx: int | None) -> Entry
     if (
         n_ctx is not None
         or orders != {(2,)}
-        or way_of_one_layer(metric) is not PairingRule.AS_WRITTEN
+        or rule_of_one_layer(metric) is not PairingRule.AS_WRITTEN
     ):
         return None
     lifted = any(kind.constant for kind in flat)

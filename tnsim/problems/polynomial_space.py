@@ -40,14 +40,12 @@ from jaxtyping import Float
 from tnsim.metrics.input_moments import check_coordinates
 from tnsim.metrics.metric import (
     Gaussian,
-    GaussianClosure,
     Symmetric,
-    TreeSymmetric,
     joins_legs,
     layer_by_layer,
 )
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.metrics.ways import LARGEST_ORDER, PairingRule, pairing_rule
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
@@ -531,9 +529,9 @@ def need_all_orders(models: Sequence[Kinds]) -> bool:
     return constants or len({degree % 2 for degree in degrees_of(models)}) > 1
 
 
-def way_of_one_layer(metric: Metric) -> PairingRule | None:
+def rule_of_one_layer(metric: Metric) -> PairingRule | None:
     """The rule by which a metric joins two nonlinear layers; None where it joins no legs."""
-    return pairing_rule(layer_by_layer(metric, 1, (2, 2))) if joins_legs(metric) else None
+    return layer_by_layer(metric, 1, (2, 2)).rule if joins_legs(metric) else None
 
 
 def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
@@ -546,14 +544,11 @@ def rule_of(models: Sequence[Kinds], metric: Metric) -> PairingRule | None:
         metric: Any metric.
     """
     depth = max(nonlinear(layers) for layers in models)
-    largest = max(kind.order for layers in models for kind in layers)
-    if depth > 1 or largest > LARGEST_ORDER:
+    if depth > 1:
         whole = {Gaussian: PairingRule.ISSERLIS, Symmetric: PairingRule.SYMMETRISED}
-        if depth <= 1:  # a single layer is a whole tree, of any order
-            whole |= {GaussianClosure: PairingRule.ISSERLIS, TreeSymmetric: PairingRule.SYMMETRISED}
         rule = whole.get(type(metric))
     else:
-        rule = way_of_one_layer(metric)
+        rule = rule_of_one_layer(metric)
     if rule is PairingRule.AS_WRITTEN:  # a single leg is symmetric as written
         rule = PairingRule.SYMMETRISED if depth == 0 else None
     comparable = rule is PairingRule.ISSERLIS or len(degrees_of(models)) == 1

@@ -29,8 +29,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.metrics.ways import PairingRule
 from tnsim.models.arrays import in_float64
 from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
 from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix

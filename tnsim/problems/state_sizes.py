@@ -7,7 +7,7 @@ moment and mean, with `h~ = (1, h)`,
 
 where the brackets are the average of the metric: a layer's output is a product of legs, and its
 second moment a sum over the joinings that the metric has for two layers of equal order, as in the
-recursion that plans run (`layerwise`). For the layer-wise metrics the sizes are therefore the sizes
+recursion that plans run (`sequences`). For the layer-wise metrics the sizes are therefore the sizes
 of the arrays that a plan holds, at any depth. For metrics of whole trees they are the sizes under
 the nearest layer-wise metric, `GaussianClosure` or `TreeSymmetric`, which differ by factors that
 few layers do not carry out of range.
@@ -43,7 +43,7 @@ from tnsim.metrics.input_moments import (
     sequence_inputs,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
+from tnsim.metrics.pairings import Joining, Leg, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
 from tnsim.models.attention import Attention
@@ -614,11 +614,11 @@ def _input_states(model: Model, metric: Metric) -> MeasuredStates:
         within = metric.pairs_within_model or isinstance(metric, Categorical)
         joined = GaussianClosure() if within else TreeSymmetric()
     assert joins_layers(joined)
-    joinings = []
+    by_order = []
     for order in sorted({kind.order for kind in kinds(model)} - {1}):
         of_mean = gaussian_mean(order, False) if joined.pairs_within_model else ()
-        joinings.append((order, tuple(joined.joinings(order, order, False)), of_mean))
-    return MeasuredStates(second, mean, tuple(joinings), model.n_ctx or 1)
+        by_order.append((order, joinings(joined.rule, order, order, False), of_mean))
+    return MeasuredStates(second, mean, tuple(by_order), model.n_ctx or 1)
 
 
 def _with_bias(xp: Any, weight: Any, bias: Any) -> Any:

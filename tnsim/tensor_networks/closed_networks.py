@@ -42,12 +42,12 @@ from tnsim.metrics.metric import (
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
-from tnsim.metrics.pairings import Joining, Leg, gaussian_mean
+from tnsim.metrics.pairings import Joining, Leg, gaussian_mean, joinings
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
 from tnsim.names import COVARIANCE, DOWN, KERNEL, MEAN, OUT, SIDES, Side, bond_index, layer_tag
-from tnsim.problems.alignment import align
+from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
@@ -109,14 +109,16 @@ class LegJoinings:
     """All ways to join bonds, from the output down, along the same steps as the folded problem.
 
     A task is to join two bonds with each other, or to take the mean of a bond. Each joining that
-    the metric gives for the layers below these bonds turns the task into tasks a step lower; at
+    the metric has for the layers below these bonds turns the task into tasks a step lower; at
     the input a task is a pair of legs or a capped leg.
     """
 
     def __init__(self, models: dict[Side, Model], metric: LayerwiseMetric):
         self.models = models
         self.metric = metric
-        self.steps = align(models["A"].layers, models["B"].layers, metric)
+        bra, ket = models["A"].layers, models["B"].layers
+        check_shapes(bra, ket, metric)
+        self.steps = align(bra, ket)
         layers = itertools.chain.from_iterable(map(kinds, models.values()))
         constant = any(kind.biases or kind.skips for kind in layers)
         inputs_centred = input_kind(metric, constant).centred
@@ -151,10 +153,10 @@ class LegJoinings:
         orders = [self.order(bond.side, step) for bond in bonds]
         centred = all(self.centred[step][bond.side] for bond in bonds)
         if len(bonds) == 2:
-            joinings = self.metric.joinings(orders[0], orders[1], centred)
+            joined = joinings(self.metric.rule, orders[0], orders[1], centred)
         else:
-            joinings = gaussian_mean(orders[0], centred)
-        for joining in joinings:
+            joined = gaussian_mean(orders[0], centred)
+        for joining in joined:
             start, tasks = self.expanded(joining, bonds, step)
             yield from self.all_of(tasks, start, step)
 

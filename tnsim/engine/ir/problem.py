@@ -263,25 +263,25 @@ def prune(problem: Problem) -> Problem:
 
 def _needed_of(stage: Stage, needed: set[str]) -> Stage:
     """The needed part of a stage; the names that this part reads are added to `needed`."""
-    definitions: list[Definition] = []
-    scaled_by = {group.definition for group in stage.scale_groups}
-    # A definition that only gives a scale is kept where it costs no further array.
-    for definition in stage.definitions:
-        if definition.name in scaled_by and needed.issuperset(_names_read(definition)):
-            needed.add(definition.name)
     # Backwards, as readers stand behind what they read.
     for definition in reversed(stage.definitions):
         if definition.name not in needed:
             continue
-        definitions.append(definition)
         for name in _names_read(definition):
             # An alias needs the array that it is a second name of.
             needed |= {name, strip_alias(name)}
+    scaled_by = {group.definition for group in stage.scale_groups}
+    # A definition that only gives a scale is kept where it costs no further array, once all that
+    # the others read is known.
+    for definition in stage.definitions:
+        if definition.name in scaled_by and needed.issuperset(_names_read(definition)):
+            needed.add(definition.name)
+    definitions = tuple(each for each in stage.definitions if each.name in needed)
     names = {definition.name for definition in definitions}
     groups = []
     for group in stage.scale_groups:
         groups.append(group if group.definition in names else group._replace(definition=None))
-    return Stage(tuple(reversed(definitions)), tuple(groups))
+    return Stage(definitions, tuple(groups))
 
 
 def _names_read(definition: Definition) -> Iterator[str]:

@@ -89,6 +89,8 @@ class LayerStep:
         positions: Structure of the positions below.
         mixes_later: Whether a later layer mixes positions, so that covariances between different
             ones are still needed.
+        with_own: Whether the covariance of each model with itself is computed along with the cross
+            term.
     """
 
     number: int
@@ -98,11 +100,17 @@ class LayerStep:
     rules: MetricRules
     positions: Positions
     mixes_later: bool
+    with_own: bool
 
     @property
     def suffix(self) -> str:
         """The end of all names that the step defines."""
         return f"@{self.number}"
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a layer of the step mixes positions."""
+        return any(kind is not None and kind.mixes_positions for kind in self.kinds.values())
 
     def order(self, model: ModelName) -> int:
         """Order of a model's layer. A model that waits applies the identity, of order 1."""
@@ -116,8 +124,10 @@ _READ_AT_KEYS = (*(key for _, key in SCORES), VALUE)
 class BraKet:
     """The layers of a single step that meet in an inner product.
 
-    In <A|A> the ket's arrays are the bra's arrays under a second name (see `ALIAS_SUFFIX`): the
-    stages of <A|A>, <A|B> and <B|B> then have equal structure and share a single compiled program.
+    Of two attention layers, in <A|A> the ket's arrays are the bra's arrays under a second name (see
+    `ALIAS_SUFFIX`): the stages of <A|A>, <A|B> and <B|B> then have equal structure and share a
+    single program, of thousands of products. Other layers have few, and in <A|A> a quarter of them
+    are transposes of others or known from the mean, as long as the arrays go by one name.
 
     Args:
         step: Layers, and the states below.
@@ -131,7 +141,7 @@ class BraKet:
         self.models: dict[Slot, ModelName] = {"bra": pair.bra, "ket": pair.ket}
         self.marks: dict[Slot, str] = {
             "bra": "",
-            "ket": ALIAS_SUFFIX if pair.bra == pair.ket else "",
+            "ket": ALIAS_SUFFIX if pair.bra == pair.ket and step.mixes else "",
         }
         self.outputs: dict[Slot, str] = {"bra": "s", "ket": "s" if one_position else "S"}
 

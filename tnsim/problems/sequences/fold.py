@@ -1,4 +1,8 @@
-"""The fold of sequence models: a problem step by step, and the scales of its values.
+"""The fold of two models layer over layer: a problem step by step, and the scales of its values.
+
+The closed network of an inner product is a tree over a tree. The contribution of a pair of subtrees
+depends on the two layers at their tops and on the pairs below, not on the copy of the subtrees, so
+it is defined once. Models of vectors are models of sequences with a single position.
 
 Carried from layer to layer are the covariances of two models' states between positions,
 `C_XY[s, i, t, j]`, and their means `m_X[s, i]`, in the cheapest form that holds them
@@ -23,6 +27,7 @@ ONE, the constant 1 in the current scale of its model.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -39,7 +44,7 @@ from tnsim.engine.ir.problem import (
 )
 from tnsim.errors import ModelError
 from tnsim.metrics.input_moments import SequenceInputs
-from tnsim.metrics.protocol import LayerwiseMetric
+from tnsim.metrics.pairings import PairingRule
 from tnsim.names import (
     COVARIANCE,
     IDENTITY,
@@ -161,7 +166,7 @@ Layers = dict[ModelName, int | None]
 
 def fold_sequences(
     models: dict[ModelName, Kinds],
-    metric: LayerwiseMetric,
+    rule: PairingRule,
     inputs: SequenceInputs,
     n_ctx: int,
     pairs: Iterable[Pair],
@@ -171,7 +176,7 @@ def fold_sequences(
 
     Args:
         models: Kinds of the layers, from the input up.
-        metric: Metric that works layer by layer.
+        rule: Rule by which legs are joined.
         inputs: Structure of the input's mean and covariance.
         n_ctx: Number of positions.
         pairs: Inner products that are asked for.
@@ -185,9 +190,9 @@ def fold_sequences(
 
     Raises:
         ModelError: An attention layer of a model meets a nonlinear layer of the other that acts
-            position by position, or a tree metric finds trees of different shape.
+            position by position.
     """
-    fold = SequenceFold(models, metric, inputs, n_ctx, tuple(pairs))
+    fold = SequenceFold(models, rule, inputs, n_ctx, tuple(pairs))
     *first, last = range(len(fold.layers))
     for number in first:
         fold.advance(number)
@@ -199,7 +204,7 @@ class SequenceFold:
     """A fold in progress: the stages so far, and the states above them.
 
     Args:
-        models, metric, inputs, n_ctx, pairs: Arguments of `fold_sequences`.
+        models, rule, inputs, n_ctx, pairs: Arguments of `fold_sequences`.
 
     Attributes:
         layers: Layers that each step applies.
@@ -212,14 +217,14 @@ class SequenceFold:
     def __init__(
         self,
         models: dict[ModelName, Kinds],
-        metric: LayerwiseMetric,
+        rule: PairingRule,
         inputs: SequenceInputs,
         n_ctx: int,
         pairs: tuple[Pair, ...],
     ) -> None:
         self.models, self.inputs, self.n_ctx, self.pairs = models, inputs, n_ctx, pairs
-        self.rules = rules_of(metric)
-        self.layers = _matched_layers(models, metric)
+        self.rules = rules_of(rule)
+        self.layers = _matched_layers(models)
         self.stages: list[Stage] = []
         self.states = _input_states(models, inputs)
         every = list(itertools.chain.from_iterable(models.values()))
@@ -249,14 +254,14 @@ class SequenceFold:
             rules=self.rules,
             positions=self.states.positions(self.n_ctx),
             mixes_later=number < self.last_mixing,
+            with_own=all(Pair(model, model) in self.scales.tracked for model in self.models),
         )
 
     def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
-        """The means of both models' outputs; their stages are added to the fold."""
+        """The means of both models' outputs."""
         means: dict[ModelName, OutputMean] = {}
         for model in self.models:
             means[model] = output_mean(step, model)
-        self.stages += [mean.stage for mean in means.values() if mean.stage.definitions]
         return means
 
     def advance(self, number: int) -> None:
@@ -268,6 +273,7 @@ class SequenceFold:
         """
         step = self.step(number)
         means = self.means(step)
+        stages = [mean.stage for mean in means.values() if mean.stage.definitions]
         below = self.states
         above = States(dict(below.moments), dict(below.means), dict(below.ones))
         values: list[Definition] = []
@@ -294,43 +300,48 @@ class SequenceFold:
             if all(step.kinds[model] is None for model in pair):
                 continue
             stage, moment = covariance_stage(step, pair, means)
-            self.stages.append(stage)
+            stages.append(stage)
             axes = COVARIANCE_AXES[moment.form]
             array = (Operand(moment.name, axes),)
-            values.append(
-                _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
-            )
+            value = _carried_value(step, f"S.{pair.group}", axes, array, self.scales.powers(pair))
+            # At one position the covariance of a model with itself is a symmetric matrix.
+            symmetric = pair.bra == pair.ket and moment.form != "full"
+            values.append(dataclasses.replace(value, exchangeable=2 if symmetric else 0))
             above.moments[pair] = moment._replace(name=values[-1].name)
             mean = means[pair.bra].moment
             if pair.bra == pair.ket and mean is not None and step.kinds[pair.bra] is not None:
                 values.append(self.scales.size(step, pair, moment, mean))
-        self.stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
+        stages.append(Stage(tuple(values), self.scales.after_step(step, above)))
+        self.stages += stages if step.mixes else [_joined_stage(stages, values)]
         self.states = above
 
     def close(self, number: int, slices: bool) -> None:
         """Add the stages of the last step: its inner products instead of its moments."""
         step = self.step(number)
         means = self.means(step)
+        stages = [mean.stage for mean in means.values() if mean.stage.definitions]
         outputs = ("k",) if slices else ()
         for pair in self.pairs:
             builder, terms = inner_product(step, pair, means, outputs)
-            self.add_result(step, pair, outputs, builder, terms)
+            stages.append(self.result(step, pair, outputs, builder, terms))
+        results = [stage.definitions[-1] for stage in stages[-len(self.pairs) :]]
+        self.stages += stages if step.mixes else [_joined_stage(stages, results)]
 
-    def add_result(
+    def result(
         self,
         step: LayerStep,
         pair: Pair,
         indices: tuple[str, ...],
         builder: StageBuilder,
         terms: tuple[Term, ...],
-    ) -> None:
-        """Add the stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
+    ) -> Stage:
+        """The stage of an output of the problem, `pair.group[indices] = sum(terms)`."""
         powers = self.scales.powers_of_result(pair)
         # The output is divided by the models' scales and by its own, so that a product far below
         # the norms keeps its digits.
         result = Definition(pair.group, indices, terms, powers=powers)
         scales = self.scales.after_result(step, pair, first=pair == self.pairs[0])
-        self.stages.append(Stage((*builder.definitions, result), scales))
+        return Stage((*builder.definitions, result), scales)
 
     def problem(self) -> Problem:
         """The problem of all stages so far, with the shapes of its leaves."""
@@ -348,6 +359,23 @@ class SequenceFold:
         return prune(Problem(tuple(self.stages), shapes, symmetric, outputs))
 
 
+def _joined_stage(stages: Iterable[Stage], outputs: Iterable[Definition]) -> Stage:
+    """The stages of a step as one, of which only the `outputs` are read later.
+
+    A step of layers that act position by position has few products: planned together they share
+    what they have in common, and equal steps are one program.
+    """
+    kept = {definition.name for definition in outputs}
+    definitions: dict[str, Definition] = {}
+    scales: list[ScaleGroup] = []
+    for stage in stages:
+        scales += stage.scale_groups
+        for each in stage.definitions:
+            each = dataclasses.replace(each, kept=each.name in kept)
+            definitions.setdefault(each.name, each)
+    return Stage(tuple(definitions.values()), tuple(scales))
+
+
 def _carried_value(
     step: LayerStep, name: str, indices: tuple[str, ...], product: Product, powers: Powers
 ) -> Definition:
@@ -356,16 +384,15 @@ def _carried_value(
 
 
 def _matched_layers(
-    models: Mapping[ModelName, Kinds], metric: LayerwiseMetric
+    models: Mapping[ModelName, Kinds],
 ) -> tuple[Layers, ...]:
     """The layers that each step applies.
 
     Raises:
-        ModelError: A layer that mixes positions meets a nonlinear layer that does not, or the trees
-            of a tree metric have different shapes.
+        ModelError: A layer that mixes positions meets a nonlinear layer that does not.
     """
     steps = []
-    for matched in align(models["A"], models.get("B", models["A"]), metric):
+    for matched in align(models["A"], models.get("B", models["A"])):
         numbers: Layers = {"A": matched.bra, "B": matched.ket}
         layers: Layers = {model: numbers[model] for model in models}
         _check_meeting(_kinds_at(models, layers))

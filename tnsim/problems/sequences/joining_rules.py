@@ -1,4 +1,4 @@
-"""The rules by which a metric joins legs in sequence models, and the matchings that they allow.
+"""The rules by which a metric joins legs layer by layer, and the matchings that they allow.
 
 The *Gaussian* metrics ask for E[product of legs]. By Isserlis' theorem that is a sum over all ways
 of joining some legs in pairs and leaving the others alone: a pair counts by its covariance, a
@@ -25,9 +25,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tnsim.errors import ModelError
-from tnsim.metrics.protocol import LayerwiseMetric
-from tnsim.metrics.ways import PairingRule, pairing_rule
+from tnsim.metrics.pairings import PairingRule
 from tnsim.names import STREAM
 from tnsim.problems.sequences.notation import Leg
 
@@ -111,21 +109,16 @@ class MetricRules(NamedTuple):
         return 1.0 if self.gaussian else 1.0 / order
 
 
-def rules_of(metric: LayerwiseMetric) -> MetricRules:
+def rules_of(rule: PairingRule) -> MetricRules:
     """The rules by which a metric joins legs layer by layer.
 
-    Raises:
-        ModelError: The metric joins legs in a way of its own.
+    Example:
+        >>> rules_of(PairingRule.ISSERLIS).gaussian
+        True
     """
-    way = pairing_rule(metric)
-    if way is None:
-        raise ModelError(
-            f"{type(metric).__name__} joins legs in a way of its own, which is known for models of "
-            "vectors only; models of sequences take the metrics of tnsim"
-        )
-    if way is PairingRule.ISSERLIS:
+    if rule is PairingRule.ISSERLIS:
         return MetricRules(ALL, ALL, ALL, gaussian=True, symmetrised=False)
-    symmetrised = way is PairingRule.SYMMETRISED
+    symmetrised = rule is PairingRule.SYMMETRISED
     across = ACROSS if symmetrised else STRAIGHT
     # A tree metric joins no legs of one layer, so the mean of a layer is its value at zero.
     return MetricRules(NONE, across, STREAM_ACROSS, gaussian=False, symmetrised=symmetrised)

@@ -113,6 +113,21 @@ class Projections:
         at_legs |= {"a": HEAD[one.slot], "b": HEAD[two.slot], "j": SECOND}
         return renamed([array], at_legs)
 
+    def covariance_at_a_unit(self, one: Leg, two: Leg) -> Product:
+        """The covariance of two legs of a layer at equal hidden units, with the end `FIRST`.
+
+        Of the matrix `weight C weight'^T` only the diagonal is read: `half` is there for other
+        covariances, and a sum over `j` for each hidden unit is cheap beside another matrix product.
+        """
+        names, slot = self.names, one.slot
+        one, two = sorted((one, two))
+        half = self._half_covariance(one, two).renamed({"S": "s"})
+        weight = names.leaf(slot, two.role, FIRST, "j")
+        indices = in_order({*half.indices} - {"j"})
+        name = f"cov.{names.models[slot]}.{one.role}.{two.role}.at"
+        array = self._new_definition(name, names.marks[slot], indices, (half, weight))
+        return renamed([array], {"s": names.outputs[slot]})
+
     def uncontracted_covariance(self, one: Leg, two: Leg) -> Product:
         """The covariance of two legs as a product of weights and moment, not multiplied out.
 
@@ -156,7 +171,7 @@ class Projections:
         indices = (*rows, "S", "j") if moment.form == "full" else (*rows, "j")
         if moment.form != "alike" and "s" not in rows:
             indices = ("s", *indices)
-        across = "" if one.slot == two.slot else ".across"
+        across = "" if one.slot == two.slot or not names.marks["ket"] else ".across"
         name = f"half.{names.models[one.slot]}.{one.role}.{names.models[two.slot]}{across}"
         return self._new_definition(name, names.marks[one.slot], indices, (weight, *below))
 
@@ -238,6 +253,33 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
     The stream has the end `FIRST`, the output the end `SECOND`.
     """
     names, layer = legs.names, OTHER[slot]
+    if names.kind(layer).down is None:
+        (leg,) = names.legs(layer)
+        return [Summand(1.0, legs.covariance(stream(slot), leg))]
+    if layer == "bra" and not names.step.with_own:
+        return _leg_by_leg_with_stream(legs, slot)
+    slope = _mean_slope(legs, slot)
+    if slope is None:
+        return []
+    at = {"s": names.outputs[layer], FIRST: SECOND}
+    moment = names.state_moment(slot, layer)
+    if moment.name and not moment.diagonal:
+        positions = names.outputs[slot], names.outputs[layer]
+        below = names.state_covariance((slot, layer), positions, (FIRST, "j"))
+        return [Summand(1.0, (slope.renamed(at), *below))]
+    # An identity joins the stream with the slope by one index, which a diagonal reads besides.
+    below = names.state_covariance((slot, layer), ("s", "s"), (FIRST, FIRST))
+    diagonal = tuple(operand for operand in below if operand.name != IDENTITY)
+    return [Summand(1.0, (slope.renamed(at | {"j": FIRST}), *diagonal))]
+
+
+def _leg_by_leg_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
+    """The same from the products of the layer's legs with the state.
+
+    The legs of the bra have these already. The slope is of use only where it is in two products,
+    that of the pair and that of its model with itself.
+    """
+    names, layer = legs.names, OTHER[slot]
     hidden, down = _hidden_index(names, layer, SECOND, "h")
     summands = []
     for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
@@ -247,6 +289,35 @@ def covariance_with_stream(legs: Projections, slot: Slot) -> list[Summand]:
         if product is not None:
             summands.append(Summand(1.0, (*down, *product)))
     return summands
+
+
+def _mean_slope(legs: Projections, slot: Slot) -> Operand | None:
+    """The mean of the derivative of a layer's output by its input, the layer opposite to `slot`.
+
+    By Stein's lemma `Cov[x, f(x)] = Cov[x, x] E[f'(x)]^T`: legs that are joined with the stream
+    have the state's covariance in common, so the matrix of the other legs, of one model alone,
+    comes first. Its indices are `s` where it depends on a position, `FIRST` for the output and `j`
+    for the input.
+    """
+    names, layer = legs.names, OTHER[slot]
+    hidden, down = _hidden_index(names, layer, FIRST, "h")
+    products = []
+    for matching in matchings((stream(slot), *names.legs(layer)), names.step.rules.stream):
+        if matching.crossing == 0:
+            continue
+        (joined,) = (two for one, two in matching.pairs if one == stream(slot))
+        pairs = tuple(pair for pair in matching.pairs if stream(slot) not in pair)
+        rest = _matching_arrays(legs, Matching(pairs, matching.singles), {layer: hidden})
+        if rest is not None:
+            rows = names.leaf(layer, joined.role, hidden, "j")
+            products.append((*down, rows, *renamed(rest, {names.outputs[layer]: "s"})))
+    if not products:
+        return None
+    position = ("s",) if any("s" in indices_of(product) for product in products) else ()
+    indices = (*position, FIRST, "j")
+    terms = [spread(product, indices) for product in products]
+    mark = names.marks[layer]
+    return legs.stage.define(f"slope.{names.models[layer]}", indices, terms, alias=mark)
 
 
 def _hidden_index(names: BraKet, slot: Slot, output: str, hidden: str) -> tuple[str, Product]:
@@ -273,7 +344,9 @@ def _matching_arrays(
     operands: list[Operand] = []
     for one, two in matching.pairs:
         names = {FIRST: ends[one.slot], SECOND: ends[two.slot]}
-        operands += renamed(legs.covariance(one, two), names)
+        within = one.slot == two.slot
+        joined = legs.covariance_at_a_unit if within else legs.covariance
+        operands += renamed(joined(one, two), names)
     for leg in matching.singles:
         value = legs.mean(leg)
         if value is None:

@@ -1,4 +1,4 @@
-"""The local tensor network of a layer: its parts, its arrays, and its symmetrised arrays.
+"""The tensor of a layer over lifted bonds: its arrays, and its symmetrised arrays.
 
 Lifted, `x~ = (1, x)`, every layer is homogeneous: a tensor with an output leg and `order` input
 legs (paper, section 2.1). That tensor is a *sum of parts*, each a small product of arrays joined
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,73 +35,9 @@ from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, resi
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.names import DENSE, DOWN, FACTOR, OUT, SIGNED_DOWN, SKIP, UNIT, WEIGHT, input_index
+from tnsim.names import DENSE, DOWN, FACTOR, SIGNED_DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors.kinds import LayerKind, core_of
 from tnsim.scaled import library
-
-_HIDDEN = "hidden"
-
-
-@dataclass(frozen=True)
-class LayerPart:
-    """A summand of a layer's tensor: `weight * prod(arrays)`.
-
-    Args:
-        tensors: Role and indices of every array.
-        out: Output index. Where it is an input index, the part is a skip: output and input are the
-            same index.
-        weight: Factor of the part.
-    """
-
-    tensors: tuple[tuple[str, tuple[str, ...]], ...]
-    out: str = OUT
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Local:
-    """A layer's tensor as a sum of parts.
-
-    The function does not change when input legs are permuted, so the symmetry of the legs is the
-    full symmetric group.
-
-    Args:
-        order: Number of input legs.
-        parts: Summands of the tensor.
-    """
-
-    order: int
-    parts: tuple[LayerPart, ...]
-
-
-def local(kind: LayerKind) -> Local:
-    """The parts of a layer's tensor, the same with and without the lift.
-
-    Example:
-        >>> kind = LayerKind("Linear", ("WEIGHT",), None, d_in=2, d_out=2)
-        >>> local(kind).parts[0].tensors
-        (('WEIGHT', ('out', 'in0')),)
-
-    Source:
-        Paper, section 2.1.
-    """
-    inputs = [input_index(n) for n in range(kind.order)]
-    if kind.down is None:
-        return Local(1, (LayerPart(((kind.legs[0], (OUT, inputs[0])),)),))
-    legs = [(role, (_HIDDEN, i)) for role, i in zip(kind.legs, inputs, strict=True)]
-    parts = [LayerPart(((kind.down, (OUT, _HIDDEN)), *legs))]
-    if kind.skips:
-        parts += [_skip_part(inputs, n) for n in range(kind.order)]
-    return Local(kind.order, tuple(parts))
-
-
-def _skip_part(inputs: list[str], kept: int) -> LayerPart:
-    """The skip that carries leg `kept` to the output and reads the constant off the others."""
-    # All n parts are one function, x~ on one leg and 1 on the others; their mean treats legs alike.
-    others = [i for n, i in enumerate(inputs) if n != kept]
-    roles = [SKIP] + [UNIT] * (len(others) - 1)
-    constants = tuple((role, (i,)) for role, i in zip(roles, others, strict=True))
-    return LayerPart(constants, out=inputs[kept], weight=1 / len(inputs))
 
 
 def shapes(kind: LayerKind, lifted: bool) -> dict[str, tuple[int, ...]]:
@@ -216,8 +151,8 @@ def unrolled_arrays(layer: Layer) -> dict[str, Any]:
     for role in legs:
         units = [copy if other == role else one for other in legs]
         spelled[role] = xp.concatenate([roles[role], *units])
-    # Each of n ways to carry x on one leg, the constant on the others, has the weight skip / n, as
-    # in `_skip_part`.
+    # All n ways to carry x on one leg, the constant on the others, are one function; their mean
+    # treats legs alike.
     carried = [skip[0] / len(legs) * copy] * len(legs)
     return {DOWN: xp.concatenate([roles[DOWN], *carried], axis=1), **spelled}
 
