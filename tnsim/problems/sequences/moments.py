@@ -169,10 +169,11 @@ def inner_product(
     """
     # E<f, g> = sum_s tr Cov[f[s], g[s]] + <E f[s], E g[s]>, the trace by equal output coordinates.
     names, builder, summands = output_covariance(step, pair, means)
+    summed = ("s",) if step.positions.n_ctx > 1 else ()  # a single position is counted once
     terms = []
     for summand in (*summands, *_product_of_means(names, means)):
         product = renamed(summand.product, {OUTPUT_END["ket"]: OUTPUT_END["bra"]})
-        terms.append(summand._replace(product=product).term(outputs, summed=("s",)))
+        terms.append(summand._replace(product=product).term(outputs, summed=summed))
     return builder, tuple(terms)
 
 

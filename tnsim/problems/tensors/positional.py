@@ -47,9 +47,9 @@ def sequence_shapes(kind: LayerKind, n_ctx: int) -> dict[str, tuple[int, ...]]:
     elif kind.down is None:
         shapes[WEIGHT] = (kind.d_out, kind.d_in)
     else:
+        shapes[kind.down] = (kind.d_out, kind.rank)
         for role in kind.legs:
             shapes[role] = (kind.rank, kind.d_in)
-        shapes[kind.down] = (kind.d_out, kind.rank)
     for role in kind.biases:
         shape = shapes[role]
         shapes[bias_of(role)] = shape[:1] if role == kind.down else shape[:-1]
