@@ -31,16 +31,18 @@ def pytest_xdist_auto_num_workers(config):
 
 
 MAPS = 20_000  # of the 65,530 that Linux lets a process have; a compiled program takes several
+MEMORY = 3 * 2**30  # bytes of a worker, with all that its programs keep
 _modules = itertools.count(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fresh_programs():
-    """Compiled programs stay for the modules to come, until the process has mapped much code."""
+    """Compiled programs stay for the modules to come, until the process has grown large."""
     yield
     try:
-        with open("/proc/self/maps", "rb") as maps:
-            many = sum(1 for _ in maps) > MAPS
+        with open("/proc/self/maps", "rb") as maps, open("/proc/self/statm") as pages:
+            resident = int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            many = sum(1 for _ in maps) > MAPS or resident > MEMORY
     except OSError:  # elsewhere than on Linux
         many = next(_modules) % 10 == 0
     if many:
