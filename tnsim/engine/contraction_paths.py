@@ -105,9 +105,8 @@ def tree_of(plan: Schedule, step: int | None = None) -> ContractionTree:
 
     Example:
         >>> import numpy as np, tnsim
-        >>> square = tnsim.Bilinear(*[np.ones((3, 3))] * 3)
-        >>> deep = tnsim.Model([square, square])
-        >>> tree_of(tnsim.plan(deep, deep, tnsim.GaussianClosure()).contraction).N > 2
+        >>> square = tnsim.Model([tnsim.Bilinear(*[np.ones((3, 3))] * 3)])
+        >>> tree_of(tnsim.plan(square, square).contraction, 8).N > 2
         True
     """
     return _product(plan, step)[1]

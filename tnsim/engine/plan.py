@@ -189,8 +189,8 @@ class Plan:
             >>> import numpy as np, tnsim
             >>> square = tnsim.Model([tnsim.Bilinear(*[np.ones((3, 3))] * 3)])
             >>> plan = tnsim.plan(square, square).contraction
-            >>> plan.tree().N, len(plan.path)
-            (5, 15)
+            >>> plan.tree(13).N, len(plan.path)
+            (6, 15)
         """
         return tree_of(self, step)
 

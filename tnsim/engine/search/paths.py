@@ -123,8 +123,8 @@ def searched_by(optimizer: Any) -> Iterator[None]:
     Example:
         >>> chain = ((0, 1), (1, 2), (2, 3)), (0, 3), ((0, 2), (1, 9), (2, 9), (3, 9))
         >>> with searched_by("greedy"):
-        ...     [route.path for route in routes(*chain, effort=2, large=10**6)]
-        [((0, 1), (2, 3))]
+        ...     route(*chain, effort=2, large=10**6).path
+        ((0, 1), (2, 3))
     """
     if isinstance(optimizer, (tuple, list)):
         raise ModelError(
