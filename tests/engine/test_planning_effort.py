@@ -1,4 +1,4 @@
-"""What planning costs: no collections of garbage, lines of progress."""
+"""What planning costs: no collections of garbage, lines of progress, early refusals."""
 
 import gc
 import itertools
@@ -11,9 +11,10 @@ import pytest
 
 import tnsim
 from tnsim import using
-from tnsim.compare.planned import affordable
-from tnsim.compare.request import CROSS
-from tnsim.engine.search import progress
+from tnsim.compare.planned import affordable, plan_for
+from tnsim.compare.request import ALL, CROSS
+from tnsim.engine.search import paths, progress
+from tnsim.engine.search.routes import BeyondLimit
 from tnsim.problems.families import choose
 
 
@@ -69,9 +70,47 @@ def test_short_planning_says_nothing(caplog):
     assert not caplog.records
 
 
-def test_work_beyond_the_budget_is_refused():
-    family = choose(stack(3, 4), stack(3, 5, outputs=4), tnsim.Symmetric())
-    budget = tnsim.Budget(multiplications=1e3)
-    message = r"symmetric needs \S+ multiplications here, more than the budget of 1e\+03"
+def test_work_beyond_the_budget_is_refused_before_the_search(monkeypatch):
+    monkeypatch.setattr(paths, "route", lambda *_: pytest.fail("searched"))
+    family = choose(stack(3, 24), stack(3, 25, outputs=24), tnsim.Symmetric())
+    budget = tnsim.Budget(multiplications=1e6)
+    message = r"symmetric needs at least \S+ multiplications here, more than the budget of 1e\+06"
     with using(tnsim.Session()), pytest.raises(tnsim.TooLarge, match=message):
         affordable(family, CROSS, False, "float64", budget)
+
+
+@pytest.mark.sampled(quick=1, slow=2)
+@pytest.mark.parametrize(
+    "depth, width",
+    [
+        (1, 40),
+        pytest.param(2, 12, marks=pytest.mark.slow),
+        pytest.param(2, 20, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("pairs", [CROSS, ALL])
+def test_no_plan_takes_less_than_the_least_work(depth, width, pairs, monkeypatch, rng):
+    """Every limit below which planning ends is below what the plan takes."""
+    monkeypatch.setenv("TNSIM_CACHE_DIR", "")
+    layers = []
+    for _ in range(depth):
+        shapes = (width + 3, width), (width + 3, width), (width, width + 3), (width,)
+        left, right, down, bias = (rng.normal(size=shape) for shape in shapes)
+        layers.append(tnsim.Bilinear(left, right, down, None, None, bias))
+    family = choose(tnsim.Model(layers), tnsim.Model(layers[::-1]), tnsim.Gaussian())
+    with using(tnsim.Session()):
+        whole = plan_for(family, pairs, False, "float64").multiplications
+    for limit in whole * np.array([0.9, 0.5, 0.1, 0.01]):
+        with using(tnsim.Session()):
+            try:
+                assert (
+                    plan_for(family, pairs, False, "float64", limit=limit).multiplications == whole
+                )
+            except BeyondLimit as beyond:
+                assert limit < beyond.least <= whole
+
+
+def test_a_plan_is_the_same_object_whatever_the_limit():
+    family = choose(stack(2, 6), stack(2, 7, outputs=6), tnsim.TreeSymmetric())
+    plan = affordable(family, CROSS, False, "float64", tnsim.Budget())
+    assert plan_for(family, CROSS, False, "float64", limit=1e9) is plan

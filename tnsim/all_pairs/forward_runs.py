@@ -57,7 +57,7 @@ class ForwardRun:
         self.models, self.setting, self.points = models, setting, points
         self.name = route_name(setting.metric, points)
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         setting, points, entries = self.setting, self.points, self.models.entries
         examples = list(self.models.examples.values())

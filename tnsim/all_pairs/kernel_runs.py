@@ -6,6 +6,7 @@ its outputs read (see `problems.kernels`). A pair is a sum over the kernel of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class KernelRun:
     def __init__(self, models: Models, setting: PairSetting) -> None:
         self.models, self.setting = models, setting
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting)
         largest = max(self._norms(), key=lambda planned: planned.multiplications)

@@ -261,7 +261,7 @@ class ContractedRun:
             seconds += planning(bra, ket, CROSS)
         return seconds
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`.
 
         Raises:
@@ -311,7 +311,7 @@ class VectorRun:
         self.models, self.setting, self.space = models, setting, space
         self.name = space.route
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         models, setting, space = self.models, self.setting, self.space
         several = models.bases

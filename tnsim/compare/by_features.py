@@ -12,6 +12,7 @@ costs a sum of products. Vectors are made by NumPy in float64, with nothing to p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class Vectors:
         self.question, self.space = question, space
         self.name = space.route
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         question, space = self.question, self.space
         models, metric = question.distinct, question.metric

@@ -9,6 +9,7 @@ series leave out counts in the size of a product, relative to which the error of
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -87,7 +88,7 @@ class Kernels:
     def __init__(self, question: Question) -> None:
         self.question = question
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         question = self.question
         return kernel_estimate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,11 +38,13 @@ from tnsim.compare.request import (
 from tnsim.compare.resident import conditioning, in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
+from tnsim.engine.costs import USUAL
+from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
-from tnsim.engine.runtime.rates import backend_of, usual_seconds
+from tnsim.engine.runtime.rates import USUAL_CORES, backend_of, usual_seconds
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.orbits import expected_count
@@ -114,12 +117,13 @@ class Contractions:
             seconds += _STARTING + _PER_DIAGRAM * legs**2 * count * (_LIFTED if lifted else 1)
         return seconds
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         question = self.question
         a, b, wanted = question.models[0], question.models[-1], question.wanted
         family = choose(a, b, common_units([a, b], question.metric).metric)
-        plan = plan_for(family, wanted, question.slices, question.dtype)
+        most = limit * USUAL[ITEM_BYTES[question.dtype]].multiplying * USUAL_CORES
+        plan = plan_for(family, wanted, question.slices, question.dtype, limit=most)
         return Estimate(
             metric=plan.metric,
             exact=plan.exact,

@@ -54,7 +54,7 @@ class AtPoints:
         self.question, self.points = question, points
         self.name = route_name(question.metric, points)
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
         return forward_estimate(self.question, self.points)
 

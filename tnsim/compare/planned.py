@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -37,6 +38,7 @@ def plan_for(
     slices: bool,
     dtype: str,
     large: int = LARGE,
+    limit: float = math.inf,
 ) -> Plan:
     """The plan of some inner products, the same object at every call in a session.
 
@@ -46,6 +48,10 @@ def plan_for(
         slices: Whether outputs are told apart.
         dtype: Precision of the computation.
         large: Elements beyond which an intermediate is computed in chunks.
+        limit: Multiplications beyond which planning ends early, see `plan_problem`.
+
+    Raises:
+        BeyondLimit: The plan takes more multiplications than the limit.
     """
 
     def planned() -> Plan:
@@ -53,8 +59,9 @@ def plan_for(
             problem = family.problem(pairs, slices)  # refuses trees of too many legs
             # A plan with moment nodes runs once at each, and a budget counts all runs.
             runs = len(family.nodes.points) if family.nodes else 1
-            return plan_problem(problem, family.name, family.exact, dtype, large, runs)
+            return plan_problem(problem, family.name, family.exact, dtype, large, runs, limit)
 
+    # The limit ends a search and changes no plan.
     return session().results.get((plan_for, family, pairs, slices, dtype, large), planned)
 
 

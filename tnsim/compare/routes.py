@@ -28,6 +28,7 @@ from tnsim.compare.by_points import AtPoints, points_of
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import InnerProducts, Question, Request
 from tnsim.engine.budget import Budget
+from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
 from tnsim.metrics.points import Points
@@ -51,11 +52,14 @@ class Weighed(Protocol):
     @property
     def search(self) -> float: ...
 
-    def estimate(self) -> Estimate:
+    def estimate(self, limit: float = math.inf) -> Estimate:
         """What the route takes.
 
+        Args:
+            limit: Expected seconds beyond which nobody asks.
+
         Raises:
-            TooLarge: Nothing can be planned.
+            TooLarge: The estimate would be beyond the limit, or nothing can be planned.
         """
         ...
 
@@ -213,9 +217,11 @@ def weighed(routes: Sequence[_Way], budget: Budget) -> Choice[_Way]:
             continue
         needed = math.inf
         try:
-            estimate = route.estimate()
+            estimate = route.estimate(best)
             needed = estimate.seconds
             route.check(estimate, budget)
+        except BeyondLimit:
+            passed_over.append((route.name, "takes longer"))
         except TooLarge as beyond:
             refused.append((needed, beyond))
             passed_over.append((route.name, str(beyond)))

@@ -16,6 +16,7 @@ from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
 from tnsim.engine.runtime.gradients import Pullback
 from tnsim.engine.runtime.rates import seconds, tier_of
+from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
 
@@ -136,11 +137,12 @@ def check_pullbacks(pullbacks: Sequence[Pullback], budget: Budget, name: str, ad
 class PlanAt(Protocol):
     """A function that plans a computation in chunks."""
 
-    def __call__(self, *, large: int) -> Plan:
+    def __call__(self, *, large: int, limit: float) -> Plan:
         """The plan.
 
         Args:
             large: Elements beyond which an intermediate is computed in chunks.
+            limit: Multiplications beyond which planning may end with `BeyondLimit`.
         """
         ...
 
@@ -161,8 +163,15 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
     check_budget(budget)
+    # The search is told the limit and gives up early; the plan found is compared with it once more.
     limit = budget.multiplications
-    best = plan_at(large=LARGE)
+    try:
+        best = plan_at(large=LARGE, limit=limit)
+    except BeyondLimit as beyond:
+        raise TooLarge(
+            f"{name} needs at least {beyond.least:.3g} multiplications here, more than the budget "
+            f"of {limit:.3g}; {advice}"
+        ) from None
     if best.multiplications > limit:
         raise TooLarge(
             f"{name} needs {best.multiplications:.3g} multiplications here, "
@@ -180,7 +189,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
     for finer in range(2, 10, 2):
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
-        best = plan_at(large=LARGE >> finer)
+        best = plan_at(large=LARGE >> finer, limit=limit)
         needed = _needed_bytes(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:

@@ -9,7 +9,9 @@ structure alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tnsim.engine import disk_cache
@@ -21,8 +23,10 @@ from tnsim.engine.passes.splitting import MAX_OPERATIONS, StageSlice, split
 from tnsim.engine.plan import Plan
 from tnsim.engine.search import paths, progress
 from tnsim.engine.search.routes import (
+    BeyondLimit,
     Choices,
     Shapes,
+    check_limit,
     shape_of,
     written,
 )
@@ -41,6 +45,7 @@ def plan_problem(
     dtype: str,
     large: int = LARGE,
     runs: int = 1,
+    limit: float = math.inf,
 ) -> Plan:
     """Plan every stage of a problem.
 
@@ -51,17 +56,23 @@ def plan_problem(
         dtype: Precision of the computation, a label of the plan.
         large: Elements beyond which an intermediate is computed in chunks.
         runs: Number of times that the plan is run for a single result.
+        limit: Multiplications that all runs may take. Planning ends early where few products show
+            that they take more; a plan that is found may still be beyond the limit.
 
     Returns:
         The plan. It depends on the structure of the problem alone.
+
+    Raises:
+        BeyondLimit: All runs take more multiplications than the limit.
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
-    with progress.planning(metric):
+    with progress.planning(metric), _of_all_runs(runs):
         # Three steps: terms are settled on their cheapest way, every stage becomes a program, and
         # programs of equal form are numbered once.
-        problem = _settled_problem(problem, large)
-        planner = _Planner(problem, large)
+        check = _Check(problem, limit / runs)
+        problem = _settled_problem(problem, large, check)
+        planner = _Planner(problem, large, check)
         for number, stage in enumerate(problem.stages, 1):
             progress.enter_stage(number, len(problem.stages))
             planner.add(stage)
@@ -80,11 +91,50 @@ def plan_problem(
     )
 
 
+@contextmanager
+def _of_all_runs(runs: int) -> Iterator[None]:
+    """Count the least work of a single run, which `BeyondLimit` tells, for all runs."""
+    try:
+        yield
+    except BeyondLimit as beyond:
+        raise BeyondLimit(runs * beyond.least) from None
+
+
+class _Check:
+    """The check that no stage of a problem is beyond a limit, made once.
+
+    It is made before the first search: where all results are in the caches, the plan itself soon
+    tells its work.
+
+    Args:
+        problem: Problem whose stages are checked.
+        limit: Multiplications that a run may take.
+    """
+
+    def __init__(self, problem: Problem, limit: float) -> None:
+        self.problem = problem
+        self.limit = limit
+
+    def __call__(self) -> None:
+        """Raise `BeyondLimit` where a stage is beyond the limit."""
+        if self.limit == math.inf:
+            return
+        shapes = dict(self.problem.shapes)
+        for stage in self.problem.stages:
+            inputs = _stage_inputs(stage)
+            known = tuple(shapes[strip_alias(name)] for name in inputs)
+            given = check_limit(_numbered_stage(stage, inputs), known, self.limit)
+            shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
+        # Checked once; later calls return at once.
+        self.limit = math.inf
+
+
 class _Planner:
     """The plan of the stages added so far.
 
     Attributes:
         large: Elements beyond which an intermediate is computed in chunks.
+        check: Check of the problem, made before the first search.
         shapes: Shapes of leaves and definitions.
         exchangeable: Number of last axes that may be exchanged, for symmetric arrays.
         scales: Scale groups that each definition is divided by, with powers.
@@ -93,8 +143,9 @@ class _Planner:
         sources: Versions of the search that found the programs.
     """
 
-    def __init__(self, problem: Problem, large: int) -> None:
+    def __init__(self, problem: Problem, large: int, check: _Check) -> None:
         self.large = large
+        self.check = check
         self.shapes = dict(problem.shapes)
         self.exchangeable = dict.fromkeys(problem.symmetric, 2)
         self.scales: dict[str, tuple[tuple[str, int], ...]] = {}
@@ -110,7 +161,7 @@ class _Planner:
         shapes = tuple(self.shapes[name] for name in arrays)
         exchangeable = tuple(self.exchangeable.get(name, 0) for name in arrays)
         program, source = _stage_program(
-            _numbered_stage(stage, inputs), shapes, exchangeable, self.large
+            _numbered_stage(stage, inputs), shapes, exchangeable, self.large, self.check
         )
         self.sources.add(source)
         for definition, output in zip(stage.outputs, program.outputs, strict=True):
@@ -148,7 +199,7 @@ class _Planner:
         )
 
 
-def _settled_problem(problem: Problem, large: int) -> Problem:
+def _settled_problem(problem: Problem, large: int, check: _Check) -> Problem:
     """The problem with every term written in its cheapest way.
 
     Definitions and leaves that only the other ways needed are dropped.
@@ -162,7 +213,7 @@ def _settled_problem(problem: Problem, large: int) -> Problem:
         inputs = _stage_inputs(stage)
         known = tuple(shapes[strip_alias(name)] for name in inputs)
         settled = []
-        chosen = _cheapest_ways(_numbered_stage(stage, inputs), known, large)
+        chosen = _cheapest_ways(_numbered_stage(stage, inputs), known, large, check)
         for d, ways in zip(stage.definitions, chosen, strict=True):
             settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
@@ -206,10 +257,11 @@ def _numbered_stage(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(tuple(definitions), tuple(scale_groups))
 
 
-def _cheapest_ways(stage: Stage, shapes: Shapes, large: int) -> tuple[Choices, ...]:
+def _cheapest_ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choices, ...]:
     """The cheapest way of every term of a numbered stage, from the caches or newly searched."""
 
     def search() -> tuple[Choices, ...]:
+        check()
         return choose_alternatives(stage, shapes, large)
 
     key = ("ways", stage, shapes, large)
@@ -255,11 +307,12 @@ def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
 
 
 def _stage_program(
-    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int
+    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int, check: _Check
 ) -> tuple[Program, str]:
     """The program of a numbered stage, from the caches or newly searched, and its searcher."""
 
     def search() -> Program:
+        check()
         return build_program(stage, shapes, exchangeable, large)
 
     key = ("program", stage, shapes, exchangeable, large)

@@ -240,6 +240,38 @@ def _searched_path(
     return min(map(product.rotated, candidates), key=product.price)
 
 
+def greedy_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...]
+) -> int:
+    """The multiplications of a product along its greedy path, see `route` for the arguments."""
+    if len(inputs) < 2:
+        return 0
+    path = _searched_path(inputs, output, items, 0) if len(inputs) > 2 else ((0, 1),)
+    return LabelledProduct(inputs, output, dict(items)).cost(path).multiplications
+
+
+def least_work(
+    inputs: tuple[Labels, ...], output: Labels, items: tuple[tuple[int, int], ...], limit: float
+) -> int:
+    """The multiplications of the dearest contraction of a product along the best path for it.
+
+    Where a path is within the limit, the number is within the limit, but need not be the least.
+
+    Args:
+        inputs, output, items: The product, see `route`.
+        limit: Multiplications that are allowed.
+    """
+    if len(inputs) < 3:
+        return greedy_work(inputs, output, items)
+    product = LabelledProduct(inputs, output, dict(items))
+    least = math.inf
+    for effort in range(3):
+        if least > limit:
+            path = _searched_path(inputs, output, items, effort)
+            least = min(least, product.dearest(path))
+    return int(least)
+
+
 class LabelledProduct:
     """A product with the costs of its paths.
 
@@ -322,6 +354,10 @@ class LabelledProduct:
     def price(self, path: Path) -> int:
         """The price of a path, see `Cost.price`."""
         return self.cost(path).price
+
+    def dearest(self, path: Path) -> int:
+        """The multiplications of the dearest contraction along a path, without chunks."""
+        return max((self._mask_size(both) for both, _ in self.steps(path)), default=0)
 
     def rotated(self, path: Path) -> Path:
         """The path improved by rotations of its tree until none makes it cheaper.

@@ -23,6 +23,7 @@ from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
 from tnsim.engine.search.sharing import Builder, Label, Use, WeightedValue, price, program_of
 from tnsim.engine.search.sums import total
+from tnsim.errors import TooLarge
 
 Structure = tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 """The labels of each reduced operand, the labels of the output, and pairs (label, size) of all
@@ -206,6 +207,10 @@ ALIKE = 2
 """Ratio to the cheapest way of a term up to which another way may share enough to be cheaper."""
 
 
+MOST_CHECKED = 50
+"""Number of products of a definition whose least work is found before the search of a stage."""
+
+
 HOPELESS = 64
 """Ratio to the cheapest way of a term beyond which another way is not searched again."""
 
@@ -335,6 +340,83 @@ class RouteSearch:
             use = product(builder, uses, candidate.indices, self.best)
             items.append(WeightedValue(term.weight, use))
         return price(builder, [total(builder, items, candidate.indices, self.large).value])
+
+
+class BeyondLimit(TooLarge):
+    """A stage that takes more multiplications than are allowed, known before all is searched.
+
+    Args:
+        least: Number of multiplications that the stage takes at least.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__(f"at least {least:.3g} multiplications")
+        self.least = least
+
+    def __reduce__(self) -> tuple[type, tuple[float]]:
+        return type(self), (self.least,)  # a worker's error reaches the caller by pickle
+
+
+def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, ...]]:
+    """Refuse a stage in which a single contraction is beyond a limit.
+
+    Sharing computes a contraction once for many products, and factors out of sums merge
+    contractions of equal cost. But the dearest contraction of each product is left. So a stage
+    takes at least the dearest contraction of any product along its best path. Paths are searched,
+    as hard as they are searched at all, of products whose greedy path is beyond the limit, the
+    dearest first, until a product is beyond the limit in all ways to write it.
+
+    Args:
+        stage: Stage with inputs named in0, in1, ...
+        shapes: Shapes of the inputs.
+        limit: Multiplications that the stage may take.
+
+    Returns:
+        The shape of every definition of the stage.
+
+    Raises:
+        BeyondLimit: A contraction is beyond the limit.
+    """
+    sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
+    for definition in stage.definitions:
+
+        def key(term: Term, indices: tuple[str, ...] = definition.indices) -> Structure:
+            return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
+
+        dear = []
+        for number, term in enumerate(definition.terms):
+            work = paths.greedy_work(*key(term))
+            # A greedy path bounds the least work from above: products within the limit along it are
+            # within the limit.
+            if work > limit:
+                dear.append((-work, number))
+        # Negative work sorts the dearest product first.
+        for _, number in sorted(dear)[:MOST_CHECKED]:
+            least = _least_cost(definition.terms[number], key, limit)
+            if least > limit:
+                raise BeyondLimit(least)
+        sizes[definition.name] = shape_of(definition, sizes)
+    return [sizes[definition.name] for definition in stage.definitions]
+
+
+def _least_cost(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
+    """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
+
+    The search ends, and the number is too small, at the first way that is within the limit.
+    """
+    least = paths.least_work(*key(term), limit)
+    for terms in term.alternatives:
+        if least <= limit:
+            break
+        of_sum = 0
+        for other in terms:
+            # Of a sum every product is computed, so its dearest one bounds it from below; of the
+            # ways to write a term the cheapest does.
+            of_sum = max(of_sum, _least_cost(other, key, limit))
+            if of_sum > limit:
+                break
+        least = min(least, of_sum)
+    return least
 
 
 def written(definition: Definition, ways: Choices) -> Definition:
