@@ -108,15 +108,57 @@ def test_a_constant_added_to_outputs_changes_nothing():
 def test_sequences_have_a_mean_over_inputs_and_positions():
     rng = generator(4)
 
-    def model():
-        q1, k1, q2, k2, v, o = (rng.normal(size=(3, 3)) for _ in range(6))
-        attention = tnsim.Attention(q1, k1, q2, k2, v, o, n_heads=1, rope_base=None)
-        return tnsim.Model([attention, bilinear(rng, 3, 4, 2)], n_ctx=4)
-
-    a, b = model(), model()
+    a, b = (tnsim.Model([attention(rng, 3, 3), bilinear(rng, 3, 4, 2)], n_ctx=4) for _ in range(2))
     x = rng.normal(size=(50, 4, 3))
     wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
     metric = tnsim.Empirical(x)
+    assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
+
+
+def attention(rng, d_in, d):
+    q1, k1, q2, k2, v = (rng.normal(size=(d, d_in)) for _ in range(5))
+    return tnsim.Attention(q1, k1, q2, k2, v, rng.normal(size=(d, d)), n_heads=1, rope_base=None)
+
+
+def test_sequences_under_a_gaussian():
+    """Exact, by quadrature over both positions of two coordinates."""
+    rng = generator(8)
+    a, b = (tnsim.Model([attention(rng, 2, 2)], n_ctx=2) for _ in range(2))
+    mean, root = rng.normal(size=2), rng.normal(size=(2, 2))
+    cov = root @ root.T
+    x, weights = quadrature(7, np.tile(mean, 2), np.kron(np.eye(2), cov))
+    x = x.reshape(-1, 2, 2)
+    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)), weights)
+    metric = tnsim.Gaussian(mean, cov)
+    found = tnsim.similarity(a, b, metric, centred=True)
+    assert found.exact
+    assert_close(found, wanted, scale=1.0, rtol=1e-10)
+    grid = tnsim.pairwise([a, b], metric, centred=True)
+    assert_close(grid.similarity[0, 1], wanted, scale=1.0, rtol=1e-10)
+
+
+def test_tokens():
+    """Exact, by all sequences of three tokens."""
+    rng = generator(9)
+    a, b = (tnsim.Model([attention(rng, 3, 2)], n_ctx=3) for _ in range(2))
+    ids = np.stack(np.meshgrid(*[range(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+    x = np.eye(3)[ids]
+    wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
+    found = tnsim.similarity(a, b, tnsim.Categorical(), centred=True)
+    assert found.exact
+    assert_close(found, wanted, scale=1.0, rtol=1e-10)
+    every = tnsim.similarity(a, b, tnsim.Empirical(ids), centred=True)
+    assert_close(every, wanted, scale=1.0, rtol=1e-10)
+
+
+def test_marginals_of_other_laws():
+    rng = generator(10)
+    a, b = (network(rng, "bilinear") for _ in range(2))
+    metric = tnsim.Product(["uniform"] * 3)
+    x, w = np.polynomial.legendre.leggauss(4)  # on [-1, 1], where the law is uniform
+    grid = np.stack(np.meshgrid(x, x, x, indexing="ij"), axis=-1).reshape(-1, 3)
+    weights = np.einsum("i,j,k->ijk", w, w, w).ravel()
+    wanted = cosine(np.asarray(a(grid)), np.asarray(b(grid)), weights)
     assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
 
 

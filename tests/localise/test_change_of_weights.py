@@ -247,7 +247,7 @@ def test_deep_networks_run_on_normal_inputs(activation):
     b = moved(a, generator(5), within="2")
     found = tnsim.change(a, b)
     assert found.components == ("0", "2", "4")
-    assert found.said == "weights exchanged, on 16,384 normal inputs"
+    assert found.how == "weights exchanged, on 16,384 normal inputs"
     assert not found.exact
     assert_close(found.share, [0, 1, 0], scale=1.0, rtol=1e-3, limited_by="64 nodes of an integral")
     assert found.standard_error is not None
@@ -361,7 +361,7 @@ REFUSALS = [
     (lambda pair: pair, {"ends": True}, "ends= and align= are for polynomials"),
     (lambda pair: pair, {"of": "loss"}, "of must be one of distance, similarity, or a function"),
     (lambda pair: pair, {"of": lambda net: net.embed.weight}, "a score is a single number"),
-    (lambda pair: pair, {"of": lambda net: 1.0}, "equal <lambda>s"),
+    (lambda pair: pair, {"of": lambda net: 1.0}, "have one <lambda>"),
     (lambda pair: (pair[0], tnsim.from_module(pair[1])), {}, "the other is not"),
     (lambda pair: (pair[0], lambda x: x[:, :1] * np.ones(4)), {}, "one is no PyTorch module"),
     (lambda pair: (np.sin, np.cos), {}, "holds no weights"),
@@ -382,6 +382,28 @@ def test_a_score_without_derivatives_is_refused(pair):
 
     with pytest.raises(tnsim.ModelError, match=r"without \.item\(\)"):
         tnsim.change(*pair, of=loss)
+
+
+def test_derivatives_that_are_no_numbers_are_refused(pair):
+    x = torch.as_tensor(X)
+
+    def root(network):
+        return network.embed.weight.sum() + (0 * network(x)).sum().sqrt()
+
+    with pytest.raises(tnsim.TnsimError, match="NaN or infinite"):
+        tnsim.change(*pair, of=root)
+
+
+def test_a_change_of_weights_without_one_of_the_function_is_refused():
+    a = deep(nn.ReLU)
+    b, order = copy.deepcopy(a), torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
+    with torch.no_grad():
+        b[0].weight.copy_(a[0].weight[order])
+        b[0].bias.copy_(a[0].bias[order])
+        b[2].weight.copy_(a[2].weight[:, order])
+    for of in ("distance", "similarity"):
+        with pytest.raises(tnsim.ResultError, match="differ by less than rounding"):
+            tnsim.change(a, b, tnsim.Empirical(X), of=of)
 
 
 def test_a_path_that_is_too_rough_is_said(pair):

@@ -288,6 +288,7 @@ def _as_data(result: Change) -> dict[str, Any]:
     return {
         "metric": result.metric,
         "exact": result.exact,
+        "how": result.how,
         "caveats": list(result.caveats),
         "of": result.of,
         "total": result.total,
@@ -303,7 +304,7 @@ def _say_change(result: Change, swapped: dict[str, Any]) -> None:
     say(f"{TOTALS[result.of]:<15} {result.total:.6g}")
     if result.surroundings:
         say(f"{'surroundings':<15} {result.surroundings:.6g} (linear layers, of B on both sides)")
-    say(f"{'metric':<15} {result.metric} ({result.said or _guarantee(result)})")
+    say(f"{'metric':<15} {result.metric} ({result.how or _guarantee(result)})")
     say(f"{'share':>10}" + "".join(f"{name:>11}" for name in swapped) + "   component")
     for n in sorted(range(len(result.share)), key=lambda n: -abs(result.share[n])):
         others = "".join(f"{each[n]:>11.4g}" for each in swapped.values())

@@ -42,6 +42,7 @@ from tnsim.localise.change_of_weights import (
     Lineage,
     OfModels,
     OnInputs,
+    check_finite,
     groups_of,
     integral_of_weights,
 )
@@ -179,7 +180,9 @@ class _Weights(NamedTuple):
     def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
         """See `_Exchanges`."""
         here = np.full(len(self.lineage.names), float(put_back))
-        return np.array([self.lineage.measure(here, abs(here - group)) for group in self.groups])
+        found = [self.lineage.measure(here, abs(here - group)) for group in self.groups]
+        check_finite(found)
+        return np.array(found)
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """See `_Exchanges`."""
@@ -222,7 +225,7 @@ class Change:
         exact: Whether the metric's definition is met exactly and the shares are exact.
         standard_error: Standard errors of `share`; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
-        said: How weights were exchanged and on which inputs, in words; empty for polynomials.
+        how: How weights were exchanged and on which inputs, in words; empty for polynomials.
     """
 
     components: tuple[str, ...]
@@ -234,7 +237,7 @@ class Change:
     exact: bool
     standard_error: Float[np.ndarray, " components"] | None
     caveats: tuple[str, ...]
-    said: str
+    how: str
     _exchanges: _Exchanges = field(repr=False)
 
     @cached_property
@@ -268,7 +271,7 @@ class Change:
         return self._exchanges.gram(self.total)
 
     def _repr_html_(self) -> str:
-        guarantee = self.said or ("exact" if self.exact else "approximation or estimate")
+        guarantee = self.how or ("exact" if self.exact else "approximation or estimate")
         what = TOTALS.get(self.of, self.of)
         title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
         order = np.argsort(-abs(self.share), kind="stable")
@@ -300,8 +303,8 @@ def change(
     model with activations) the weights of components are exchanged, which means something between
     checkpoints of one training run, fine-tunings and edits, not between two seeds. It runs on the
     inputs of `Empirical`, or on normal inputs under `Gaussian`. Shares are integrals along the
-    straight path of weights, by one way back through the network for all components; look at
-    `removed` first, which of all measures ranks components most like their effect on a loss.
+    straight path of weights, by one way back through the network for all components. `removed` asks
+    what breaks where a component is put back, and mixes two checkpoints at their ends alone.
 
     Args:
         a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
@@ -491,8 +494,9 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
         lineage, said, by = OfModels(a, b, setting, name), caveats(a, b), "block"
     parts = groups_of(lineage.names, "module" if by is None else by)
     total = lineage.total
+    check_finite(total)
     if total == 0:
-        what = f"have equal {name}s" if callable(of) else "are the same function on these inputs"
+        what = f"have one {name}" if callable(of) else "are the same function on these inputs"
         raise ModelError(f"the networks {what}: there is no change to split")
     slopes = integral_of_weights(lineage, total) @ np.stack(list(parts.values())).T
     share = slopes.sum(axis=0) / total
@@ -511,7 +515,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
         False,
         _jackknife(slopes),
         said,
-        f"weights exchanged, {lineage.said}",
+        f"weights exchanged, {lineage.how}",
         _Weights(lineage, tuple(parts.values())),
     )
     if not callable(of) and len(parts) > 1 and (found.removed > total).all():

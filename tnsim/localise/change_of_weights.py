@@ -30,7 +30,7 @@ from jaxtyping import Float
 from tnsim.compare.by_points import points_of
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.runtime import execution
-from tnsim.errors import CaveatWarning, ModelError, ResultError, TooLarge
+from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.grams import Setting
 from tnsim.localise.slopes import nodes
 from tnsim.localise.switched_weights import (
@@ -55,6 +55,8 @@ _MOST_ROWS = 1024
 """Most inputs of a batch."""
 _MOST_KEPT = 2**31
 """Most bytes of outputs that are kept instead of computed again."""
+_ROUNDING = 1e3
+"""Relative rounding of outputs, in units of the last place."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
 
@@ -136,11 +138,11 @@ class Lineage(Protocol):
 
     Attributes:
         names: Names of the weight tensors.
-        said: What the networks run on, in words.
+        how: What the networks run on, in words.
     """
 
     names: tuple[str, ...]
-    said: str
+    how: str
 
     def measure(self, first: Switches, second: Switches) -> float:
         """How far apart two networks of the lineage are."""
@@ -166,7 +168,7 @@ class OnInputs:
     ) -> None:
         self.network, self.names, self.of = network, network.names, of
         output = getattr(setting.metric, "output", None)
-        self.said = _inputs_said(setting.metric)
+        self.how = _inputs_in_words(setting.metric)
         points: Points | None = points_of((), setting.metric)
         assert points is not None  # functions are compared on inputs alone
         few = points.block(0, min(4, points.count)).inputs
@@ -195,8 +197,16 @@ class OnInputs:
         self.kept: dict[tuple[int, float], np.ndarray] = {}
         self.zeros, self.ones = np.zeros(len(self.names)), np.ones(len(self.names))
         self.total = self.measure(self.zeros, self.ones)
-        if of == "similarity":
-            self.length = np.sqrt(self._products(self.ones)[1])
+        squares = self._products(self.ones)[1]
+        self.length = np.sqrt(squares)
+        # |b - a|^2 that is left of equal outputs by rounding.
+        rounding = (_ROUNDING * float(np.finfo(setting.dtype).eps)) ** 2
+        least = rounding * squares if of == "distance" else rounding / 2
+        if 0 < self.total <= least:
+            raise ResultError(
+                "the networks differ by less than rounding on these inputs: there is no change to "
+                "split"
+            )
 
     def _batches(self) -> Any:
         """Number of the group, weights in the shape of outputs, inputs, and their number."""
@@ -208,15 +218,14 @@ class OnInputs:
                 number += 1
 
     def _outputs(self, switches: Switches, number: int, inputs: Any) -> np.ndarray:
-        end = float(switches[0]) if (switches == switches[0]).all() else 0.5
-        key = number, end
-        if key in self.kept:
-            return self.kept[key]
+        end = _end(switches)
+        if end is not None and (number, end) in self.kept:
+            return self.kept[number, end]
         self.network.switch(switches)
         outputs = self.network.outputs(inputs)
-        if end in (0.0, 1.0) and outputs.nbytes <= self.room:
+        if end is not None and outputs.nbytes <= self.room:
             self.room -= outputs.nbytes
-            self.kept[key] = outputs
+            self.kept[number, end] = outputs
         return outputs
 
     def measure(self, first: Switches, second: Switches) -> float:
@@ -242,6 +251,8 @@ class OnInputs:
         at = np.full(len(self.names), s)
         if self.of == "similarity":
             products, squares = self._products(at)
+            if not squares:
+                raise ResultError("a network between the two is zero; use of='distance'")
             # The gradient of <f, b> / (|f| |b|) by f is b / (|f| |b|) - f <f, b> / (|f|^3 |b|).
             by_end = 1 / (np.sqrt(squares) * self.length)
             by_itself = products * by_end / squares
@@ -265,8 +276,6 @@ class OnInputs:
             weighted = _of_rows(batch, x) * x
             products += float((weighted * self._outputs(self.ones, number, batch.inputs)).sum())
             squares += float((weighted * x).sum())
-        if not squares:
-            raise ResultError("a network between the two is zero; use of='distance'")
         return products, squares
 
 
@@ -276,11 +285,16 @@ def _cotangent(
     return weights * (target - own * outputs)
 
 
-def _inputs_said(metric: Any) -> str:
+def _inputs_in_words(metric: Any) -> str:
     if not isinstance(metric, Empirical):
         return "compared by exact inner products"
     normal = "normal " if isinstance(metric, GaussianEstimate) else ""
     return f"on {len(metric.inputs):,} {normal}inputs"
+
+
+def _end(switches: Switches) -> float | None:
+    """0 or 1 for the switches of the first or the second network, None for others."""
+    return next((end for end in (0.0, 1.0) if (switches == end).all()), None)
 
 
 def _of_rows(batch: WeightedPoints, outputs: np.ndarray) -> np.ndarray:
@@ -298,14 +312,20 @@ class ByScore:
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
         self.network, self.names, self.score = network, network.names, of
-        self.said = "scored by a function"
-        self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
+        self.how = "scored by a function"
+        ends = [np.full(len(self.names), end) for end in (0.0, 1.0)]
+        self.ends = {end[0]: self._score_at(end) for end in ends}
+        self.total = self.measure(*ends)
+
+    def _score_at(self, switches: Switches) -> float:
+        self.network.switch(switches)
+        return self.network.score(self.score)
 
     def measure(self, first: Switches, second: Switches) -> float:
         values = []
         for switches in (first, second):
-            self.network.switch(switches)
-            values.append(self.network.score(self.score))
+            end = _end(switches)
+            values.append(self._score_at(switches) if end is None else self.ends[end])
         return values[1] - values[0]
 
     def slopes(self, s: float) -> np.ndarray:
@@ -323,7 +343,7 @@ class OfModels:
     """
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
-        self.b, self.of, self.said = b, of, _inputs_said(setting.metric)
+        self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
         self.options = {"metric": setting.metric, "dtype": setting.dtype, "budget": setting.budget}
         first, second = leaves_of(a), leaves_of(b)
         check_same_weights(first, second)
@@ -374,6 +394,23 @@ def integral_of_weights(lineage: Lineage, total: float) -> Float[np.ndarray, "gr
     while True:
         at = nodes(count)
         found: Any = sum(w * lineage.slopes(t) for t, w in zip(*at, strict=True))
+        check_finite(found)
         if abs(found.sum() - total) <= CLOSE * abs(total) or 2 * count > _MOST_NODES:
             return found
         count *= 2
+
+
+def check_finite(values: Any) -> None:
+    """Refuse numbers that are NaN or infinite.
+
+    Raises:
+        TnsimError: A number is not finite.
+
+    Example:
+        >>> check_finite(np.ones(2))
+    """
+    if not np.isfinite(values).all():
+        raise TnsimError(
+            "a change is NaN or infinite: outputs, a score or their derivatives are beyond floats "
+            "between the two networks, as of a root or a logarithm at 0"
+        )

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.checkpoints.given import is_module
-from tnsim.checkpoints.modules import double_of, unwrapped_module
 from tnsim.engine.runtime import execution
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.functions import (
@@ -143,6 +142,8 @@ class _SwitchedModule:
     """A copy of a PyTorch module with switches."""
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
+        from tnsim.checkpoints.modules import double_of, unwrapped_module  # where a module comes
+
         first, second = unwrapped_module(a), unwrapped_module(b)
         self.network = double_of(second)
         if dtype == "float32":
@@ -190,20 +191,21 @@ class _SwitchedModule:
             v = cotangent(made.detach().double().cpu().numpy())
             outer = torch.from_numpy(np.ascontiguousarray(v)).to(made)
             found = self._along(made, outer)
-        for n in np.flatnonzero(self.is_buffer & self.moved):
-            plus, minus = (self._nudged(n, sign, inputs) for sign in (1, -1))
-            found[n] = float((v * (plus - minus)).sum()) / (2 * self.step)
-        return found
+        return found + self._along_buffers(lambda: float((v * self.outputs(inputs)).sum()))
 
-    def _nudged(self, n: Any, sign: int, inputs: Any) -> np.ndarray:
-        """The outputs with the switch of a buffer moved by a step."""
-        here = self.switches
-        moved = np.array(here)
-        moved[n] += sign * self.step
-        self.switch(moved)
-        outputs = self.outputs(inputs)
+    def _along_buffers(self, value: Callable[[], float]) -> np.ndarray:
+        """The central differences of a value along B - A in buffers that move, 0 for parameters."""
+        here, found = self.switches, np.zeros(len(self.names))
+        for n in np.flatnonzero(self.is_buffer & self.moved):
+            sides = []
+            for sign in (1, -1):
+                moved = np.array(here)
+                moved[n] += sign * self.step
+                self.switch(moved)
+                sides.append(value())
+            found[n] = (sides[0] - sides[1]) / (2 * self.step)
         self.switch(here)
-        return outputs
+        return found
 
     def _along(self, value: Any, outer: Any) -> np.ndarray:
         """The derivatives of `<outer, value>` along B - A, 0 for buffers."""
@@ -240,16 +242,7 @@ class _SwitchedModule:
                 )
             _scalar(value)
             found = self._along(value, torch.ones_like(value))
-        for n in np.flatnonzero(self.is_buffer & self.moved):
-            here, sides = self.switches, []
-            for sign in (1, -1):
-                moved = np.array(here)
-                moved[n] += sign * self.step
-                self.switch(moved)
-                sides.append(self.score(of))
-            self.switch(here)
-            found[n] = (sides[0] - sides[1]) / (2 * self.step)
-        return found
+        return found + self._along_buffers(lambda: self.score(of))
 
     def bytes_of_row(self, inputs: Any) -> float:
         import torch
