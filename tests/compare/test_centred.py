@@ -175,8 +175,13 @@ def test_files_are_centred_and_their_store_knows(tmp_path):
         assert_close(found.similarity, wanted, scale=1.0, rtol=1e-11)
     with pytest.raises(tnsim.StoreMismatch, match="centred"):
         tnsim.pairwise(files, store=store)
-    text = command("similarity", *files[:2], "--centred", "--json").stdout
-    assert_close(json.loads(text)["similarity"], wanted[0][1], scale=1.0, rtol=1e-11)
+    assert found.attrs["centred"] == 1
+    told = json.loads(command("similarity", *files[:2], "--centred", "--json").stdout)
+    assert_close(told["similarity"], wanted[0][1], scale=1.0, rtol=1e-11)
+    assert told["centred"] is True
+    for verb in ("similarity", "pairwise"):
+        out = ("--out", tmp_path / "out") if verb == "pairwise" else ()
+        assert "(exact, without means)" in command(verb, *files[:2], "--centred", *out).stdout
 
 
 def test_modules_are_centred():

@@ -71,7 +71,8 @@ class Pairwise(Dataset):
     `rest_differs` (a, b) then counts what belongs to none of the parts and differs, and the
     attribute `rest` names it: models are equal where all their parts and their rests are.
     Attributes: `metric`, `metric_parameters`, `exact`, `dtype`, `plan`, `symmetric`, `duplicates`,
-    `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`. Pictures: `result.tnsim.plot()`.
+    `caveats`, `device`, `tier`, `tnsim_version`, `jax_version`, and
+    `centred` where means were taken away. Pictures: `result.tnsim.plot()`.
     """
 
     __slots__ = ()
@@ -230,6 +231,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         coordinates["output"] = np.arange(variables["slices"][1].shape[-1])
     known = (
         "metric",
+        *(("centred",) if attrs.get("centred") else ()),
         "metric_parameters",
         "exact",
         "dtype",

@@ -133,9 +133,10 @@ def similarity(
         tier = None
         if not networks.run_as_they_are:
             tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
-        print_json(files | _as_data(value, dtype, by_output, sampled) | {"tier": tier})
+        more = {"centred": centred, "tier": tier}
+        print_json(files | _as_data(value, dtype, by_output, sampled) | more)
     else:
-        _say_similarity(value, by_output, sampled)
+        _say_similarity(value, by_output, sampled, centred)
 
 
 def _similarity_of_blocks(
@@ -205,13 +206,19 @@ def _tier(estimate: Estimate) -> str | None:
     return None if estimate.contraction is None else tier_of(estimate.contraction)
 
 
-def _say_similarity(value: Number, by_output: list[float] | None, sampled: Check | None) -> None:
+def _say_similarity(
+    value: Number,
+    by_output: list[float] | None,
+    sampled: Check | None,
+    centred: bool = False,
+) -> None:
     say(f"similarity  {value:.12g}")
     if value.standard_error is None:
         said = guarantee(value.exact)
     else:
         kind = "on" if value.exact else "an estimate on"
         said = f"{kind} {value.inputs:,} inputs, standard error {value.standard_error:.1g}"
+    said += ", without means" if centred else ""
     say(f"metric      {value.metric} ({said})")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"

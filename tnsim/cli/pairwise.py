@@ -333,6 +333,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
     estimate = "standard_error" in result and not about["exact"]
     said = "estimates with standard errors" if estimate else guarantee(about["exact"])
+    said += ", without means" if about.get("centred") else ""
     say(f"metric      {about['metric']} ({said})")
     say(f"route       {about['plan']}")
     say(f"lowest      {_lowest(result)}")
