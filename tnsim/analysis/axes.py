@@ -1,7 +1,9 @@
-"""Drawings on matplotlib axes from which figures are made: matrices, curves, labels.
+"""The six drawings of which all figures are made, and labels, legends and colours around them.
 
-Colours stand for phases, or for variables, in the same order everywhere. Legends stand above their
-axes, where they cover no curve.
+`show_matrices`, `show_curves`, `show_points`, `show_bars`, `show_tree`, `show_graph` draw on axes
+of a `Canvas`, which has the colours and the range that the caller chose. Colours stand for phases,
+or for variables, in the same order everywhere. Legends stand above their axes, where they cover no
+curve.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.analysis.canvas import Canvas, colour_of
+from tnsim.analysis.canvas import Canvas, Colour, Drawing, canvas, colours_of, inches_of
 from tnsim.errors import printable
 
 if TYPE_CHECKING:
-    import xarray as xr
     from matplotlib.axes import Axes
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.image import AxesImage
 
 SMALL = 8
 """Size of labels in points."""
+MAX_NUMBERS = 200
+"""Most cells of a matrix into which numbers are written."""
+_MANY = 60
+"""Number of values from which on the points of a curve are not marked."""
+_FEW = 300
+"""Largest number of points that are drawn large."""
 _LABEL = 0.19
 """Inches along an axis that a label needs."""
 _LETTER, _ROW = 0.07, 0.17
@@ -34,6 +41,403 @@ CROWDED = 0.9
 """Least similarity from which on all of a figure count as crowded near 1."""
 _SAME = 1e-12
 """Difference from 1 below which two models count as equal."""
+
+
+class Panel(NamedTuple):
+    """A matrix as it is drawn.
+
+    Attributes:
+        values: Matrix; cells that are NaN stay empty.
+        rows: Labels of the rows; none are written without them.
+        columns: Labels of the columns.
+        title: Title above the matrix.
+        names: What the rows are, and what the columns are.
+        texts: Texts in the cells by row and column, left out where there are too many.
+
+    Example:
+        >>> import numpy as np
+        >>> Panel(np.eye(2), title="two models").names
+        ('', '')
+    """
+
+    values: Float[np.ndarray, "A B"]
+    rows: Sequence[Any] | np.ndarray = ()
+    columns: Sequence[Any] | np.ndarray = ()
+    title: str = ""
+    names: tuple[str, str] = ("", "")
+    texts: Mapping[tuple[int, ...], str] = {}
+
+
+def show_matrices(
+    drawing: Drawing,
+    panels: Sequence[Panel],
+    colours: dict[str, Any],
+    *,
+    cell: float,
+    margin: tuple[float, float] = (2.0, 1.2),
+    ncols: int | None = None,
+    points: Sequence[int] = (),
+    whole: bool = False,
+    bar: str = "",
+    shrink: float = 1.0,
+) -> Canvas:
+    """Draw matrices side by side with one range of colours and one colour bar, row 0 at the bottom.
+
+    Args:
+        drawing: Axes, size, colour map and range, see `Drawing`.
+        panels: Matrices.
+        colours: Colour map and range, those of `colour_range` or `diverging`.
+        cell: Side of a cell in inches, in a figure of the plot's own size.
+        margin: Width and height in inches of what stands around the matrices.
+        ncols: Number of columns of panels; None for a single row.
+        points: Rows at which phases start, with a line before each.
+        whole: Whether labels are written in full, see `thin_ticks`.
+        bar: Name of the values, beside the colour bar.
+        shrink: Height of the colour bar in heights of the panels.
+
+    Returns:
+        The panels that were drawn on.
+
+    Example:
+        >>> import numpy as np
+        >>> colours = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+        >>> drawn = show_matrices({}, [Panel(np.eye(3))], colours, cell=0.4, points=[2])
+        >>> drawn.axes.lines[0].get_ydata()
+        [1.5, 1.5]
+    """
+    ncols = ncols or len(panels)
+    heights, widths = zip(*(panel.values.shape for panel in panels), strict=True)
+    # A panel of a single column still needs the room of its title.
+    ratios = [max(width, 2) for width in widths[:ncols]]
+    rows = -(-len(panels) // ncols)
+    height = margin[1] + cell * max(heights) * rows
+    # The words beside the colour bar need some height, even beside a single row.
+    size = (margin[0] + cell * sum(ratios), max(height, 2.4))
+    options: dict[str, Any] = {"layout": "compressed", "width_ratios": ratios}
+    chosen = canvas(drawing, size, len(panels), ncols, **options)
+    options = colours_of(chosen, colours)
+    # Cells are square, so the shorter side decides.
+    shape = panels[0].values.shape
+    cell = min(inches_of(chosen, axis, cell * n) / n for axis, n in zip("yx", shape, strict=True))
+    image: Any = None
+    for axes, panel in zip(chosen.panels, panels, strict=True):
+        image = axes.imshow(panel.values, origin="lower", interpolation="nearest", **options)
+        for point in points:
+            # Lines stand between cells, so half a row before the phase.
+            axes.axhline(point - 0.5, color="black", lw=0.9)
+            axes.axvline(point - 0.5, color="black", lw=0.9)
+        for axis, labels in ((axes.xaxis, panel.columns), (axes.yaxis, panel.rows)):
+            thin_ticks(axis, labels, cell * max(len(labels), 1), whole=whole)
+        axes.set(xlabel=written(panel.names[1]), ylabel=written(panel.names[0]))
+        axes.set_title(panel.title)
+        if len(panel.texts) <= MAX_NUMBERS:
+            write_in_cells(image, panel.texts)
+    colour_bar(image, list(chosen.panels), label=bar, shrink=shrink)
+    return chosen
+
+
+def write_in_cells(image: AxesImage, texts: Mapping[tuple[int, ...], str]) -> None:
+    """Write into the cells of a heatmap, in white where a cell is dark.
+
+    Args:
+        image: Heatmap, as `imshow` returns it.
+        texts: Texts by row and column.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> image = Figure().subplots().imshow(np.array([[0.0, 1.0]]), cmap="gray")
+        >>> write_in_cells(image, {(0, 0): "dark", (0, 1): "bright"})
+        >>> [text.get_color() for text in image.axes.texts]
+        ['white', 'black']
+    """
+    red, green, blue, _ = np.moveaxis(image.to_rgba(np.ma.asarray(image.get_array())), -1, 0)
+    light = 0.299 * red + 0.587 * green + 0.114 * blue  # as an eye weighs the three, ITU-R BT.601
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
+    for (row, column), text in texts.items():
+        colour = "white" if light[row, column] < 0.5 else "black"
+        image.axes.text(column, row, text, color=colour, **style)
+
+
+class Curve(NamedTuple):
+    """A curve as it is drawn.
+
+    Attributes:
+        label: Name in the legend.
+        values: Values along the curve.
+        colour: Colour, see `colour_of`.
+        form: Mark and line, as matplotlib's `plot` takes them.
+        places: Places along x; without them value n is at n.
+        opacity: Opacity of line and marks.
+
+    Example:
+        >>> Curve("loss", [2.0, 1.0], "black").form
+        '.-'
+    """
+
+    label: str
+    values: Sequence[float] | np.ndarray
+    colour: Colour
+    form: str = ".-"
+    places: Sequence[float] | np.ndarray | None = None
+    opacity: float = 1.0
+
+
+def show_curves(
+    axes: Axes,
+    curves: Sequence[Curve],
+    inches: float,
+    *,
+    points: Sequence[int] = (),
+    labels: Sequence[Any] | np.ndarray = (),
+    names: tuple[str, str] = ("", ""),
+    title: str = "",
+) -> None:
+    """Draw curves, a dotted line before every change point, and the legend above.
+
+    Args:
+        axes: Axes to draw on.
+        curves: Curves.
+        inches: Width of the axes.
+        points: Rows at which phases start.
+        labels: Labels of the values along x.
+        names: What stands along x, and what the values are.
+        title: Title above the legend.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axes = Figure().subplots()
+        >>> show_curves(axes, [Curve("test accuracy", [0.1, 0.9], "black")], 4.0)
+        >>> axes.get_legend().get_texts()[0].get_text()
+        'test accuracy'
+    """
+    for curve in curves:
+        count = len(curve.values)
+        places = np.arange(count) if curve.places is None else curve.places
+        style: dict[str, Any] = {"color": curve.colour, "alpha": curve.opacity, "lw": 1.2}
+        if count > _MANY:
+            style["markersize"] = 0
+        axes.plot(places, curve.values, curve.form, label=curve.label, **style)
+    for point in points:
+        axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
+    if len(labels):
+        thin_ticks(axes.xaxis, labels, inches)
+    axes.tick_params(labelsize=SMALL)
+    axes.set(xlabel=names[0], ylabel=names[1])
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    show_legend(axes, inches, title)
+
+
+def show_points(
+    axes: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    colour: Colour | Sequence[Colour],
+    labels: Sequence[Any] | np.ndarray = (),
+) -> None:
+    """Draw points on a pale grid; those with labels are models, and joined in their order.
+
+    Args:
+        axes: Axes to draw on.
+        x: Places along x.
+        y: Places along y.
+        colour: Colour of all points, or of each.
+        labels: Labels of the points; none without them.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes = Figure().subplots()
+        >>> show_points(axes, np.array([0.0, 1.0]), np.array([0.0, 1.0]), "black", ["0", "100"])
+        >>> [text.get_text() for text in axes.texts]
+        ['0', '100']
+    """
+    if len(labels):
+        axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
+        axes.scatter(x, y, c=colour, s=28, zorder=2)
+        label_points(axes, np.stack([x, y], axis=1), labels)
+    else:
+        size = 16 if len(x) <= _FEW else 4
+        axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, c=[colour], rasterized=True)
+    axes.grid(alpha=0.25)
+
+
+def show_bars(
+    axes: Axes,
+    labels: Sequence[Any],
+    values: Float[np.ndarray, " bars"],
+    colours: Sequence[Colour],
+    errors: Float[np.ndarray, " bars"] | None = None,
+) -> None:
+    """Draw signed bars, the first at the top, with standard errors across their ends.
+
+    Args:
+        axes: Axes to draw on.
+        labels: Labels of the bars.
+        values: Lengths of the bars.
+        colours: Colour of each bar.
+        errors: Standard errors; NaN where a bar has none.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes = Figure().subplots()
+        >>> show_bars(axes, ["layer 0", "layer 1"], np.array([1.2, -0.2]), ["red", "blue"])
+        >>> [float(bar.get_width()) for bar in axes.patches]
+        [1.2, -0.2]
+    """
+    axes.barh(range(len(labels)), values, color=colours, xerr=errors, error_kw={"lw": 0.8})
+    axes.set_yticks(range(len(labels)), list(map(written, labels)), fontsize=SMALL)
+    axes.invert_yaxis()
+    axes.axvline(0.0, color="0.3", lw=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def show_tree(axes: Axes, linkage: Float[np.ndarray, "merges 4"]) -> np.ndarray:
+    """Draw the brackets of a hierarchy with leaves at 0, 1, 2, ...
+
+    Args:
+        axes: Axes to draw on.
+        linkage: Merges, as SciPy has them.
+
+    Returns:
+        The rows of the leaves, from left to right.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> show_tree(Figure().subplots(), np.array([[0.0, 1.0, 0.5, 2.0]])).tolist()
+        [0, 1]
+    """
+    from scipy.cluster.hierarchy import dendrogram
+
+    tree = dendrogram(linkage, no_plot=True)
+    for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):
+        # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
+        axes.plot(np.array(across) / 10 - 0.5, up, color="0.35", lw=1.1)
+    leaves = np.array(tree["leaves"])
+    axes.set_xlim(-0.7, len(leaves) - 0.3)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    return leaves
+
+
+class Wire(NamedTuple):
+    """A line between two nodes of a graph.
+
+    Attributes:
+        source: Name of the lower node.
+        target: Name of the upper node.
+        kind: Kind of the line, which has a colour and a place beside lines of other kinds.
+
+    Example:
+        >>> Wire("embed", "layer 1", "Q").kind
+        'Q'
+    """
+
+    source: str
+    target: str
+    kind: str
+
+
+def show_graph(
+    axes: Axes,
+    rows: Sequence[Sequence[str]],
+    wires: Sequence[Wire],
+    widths: Float[np.ndarray, " wires"],
+    colours: Mapping[str, Colour],
+) -> None:
+    """Draw named nodes in rows, the first at the bottom, and lines between them.
+
+    Args:
+        axes: Axes to draw on.
+        rows: Names of the nodes, row by row.
+        wires: Lines, those on top last.
+        widths: Width of each line in points.
+        colours: Colour of each kind of line.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes, wires = Figure().subplots(), [Wire("embed", "layer 1", "Q")]
+        >>> show_graph(axes, [["embed"], ["layer 1"]], wires, np.array([2.0]), {"Q": "black"})
+        >>> [line.get_label() for line in axes.lines]
+        ['Q']
+    """
+    place = {
+        name: (n - (len(row) - 1) / 2, height)
+        for height, row in enumerate(rows)
+        for n, name in enumerate(row)
+    }
+    kinds = list(colours)
+    drawn: set[str] = set()
+    for wire, width in zip(wires, widths, strict=True):
+        # Lines of several kinds lie apart.
+        side = 0.09 * (kinds.index(wire.kind) - (len(kinds) - 1) / 2)
+        (x, y), (u, v) = place[wire.source], place[wire.target]
+        label = None if wire.kind in drawn else wire.kind
+        style: dict[str, Any] = {"color": colours[wire.kind], "lw": width, "label": label}
+        axes.plot(
+            [x + side, u + side], [y, v], alpha=0.75, solid_capstyle="round", zorder=1, **style
+        )
+        drawn.add(wire.kind)
+    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+    for name, (x, y) in place.items():
+        axes.text(x, y, written(name), ha="center", va="center", fontsize=SMALL, bbox=box)
+    # Limits by the rows, so that lines of several kinds beside one another do not stretch a chain.
+    reach = max(*map(len, rows), 2) / 2
+    axes.set(xlim=(-reach, reach), ylim=(-0.4, len(rows) - 0.6))
+    axes.set_axis_off()
+
+
+def label_points(
+    axes: Axes, points: Float[np.ndarray, "K 2"], labels: Sequence[Any] | np.ndarray
+) -> None:
+    """Write labels next to their points, away from the middle, where there is room.
+
+    The first and the last point come first; a label is left out where its point is too near to a
+    labelled point.
+
+    Args:
+        axes: Axes on which the points are drawn.
+        points: Points (K, 2), centred.
+        labels: K labels.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> import numpy as np
+        >>> axes = Figure().subplots()
+        >>> label_points(axes, np.array([[-1.0, 0.0], [0.99, 0.0], [1.0, 0.0]]), np.arange(3))
+        >>> [text.get_text() for text in axes.texts]
+        ['0', '2']
+    """
+    from matplotlib.patheffects import withStroke
+
+    placed: list[np.ndarray] = []
+    # No label closer than this part of the larger extent to another.
+    reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
+    # The ends of a run tell its direction, so their labels may not be crowded out.
+    order = list(range(len(points)))
+    for n in order[:1] + order[1:][-1:] + order[1:-1]:
+        if any(np.linalg.norm(points[n] - other) < reach for other in placed):
+            continue
+        placed.append(points[n])
+        # A point in the middle has no direction, and no division by zero.
+        outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
+        side = "right"
+        if outward[0] > 0:
+            side = "left"
+        axes.annotate(
+            shortened(labels[n]),
+            points[n],
+            xytext=9 * outward,
+            textcoords="offset points",
+            fontsize=SMALL,
+            ha=side,
+            va="center",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )
 
 
 class Near(NamedTuple):
@@ -110,7 +514,7 @@ def colour_bar(image: AxesImage, axes: Any, label: str = "", **options: Any) -> 
     """Draw a colour bar that says its scale, where this is not that of the values.
 
     Args:
-        image: Heatmap, as `show_matrix` returns it.
+        image: Heatmap, as `imshow` returns it.
         axes: Axes from which the bar takes its room, one or several.
         label: Name of the values.
         options: Other options of matplotlib's `Figure.colorbar`.
@@ -120,7 +524,7 @@ def colour_bar(image: AxesImage, axes: Any, label: str = "", **options: Any) -> 
         >>> import numpy as np
         >>> values = np.array([[1.0, 0.99], [0.99, 1.0]])
         >>> axes = Figure().subplots()
-        >>> colour_bar(show_matrix(axes, values, colour_range(values), ()), axes, "similarity")
+        >>> colour_bar(axes.imshow(values, **colour_range(values)), axes, "similarity")
         >>> axes.figure.axes[1].get_ylabel()
         'similarity (colours by angle, arccos s)'
     """
@@ -191,123 +595,6 @@ def diverging(largest: float) -> dict[str, Any]:
     # A range of width zero has no colours.
     largest = largest or 1.0
     return {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
-
-
-def show_matrix(
-    axes: Axes, values: Float[np.ndarray, "A B"], colours: dict[str, Any], points: Sequence[int]
-) -> AxesImage:
-    """Draw a heatmap with row 0 at the bottom, and a line before every change point.
-
-    Args:
-        axes: Axes to draw on.
-        values: Matrix (A, B).
-        colours: Options of `imshow`, from `colour_range`.
-        points: Rows at which phases start.
-
-    Returns:
-        The image, for a colour bar.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> import numpy as np
-        >>> image = show_matrix(Figure().subplots(), np.eye(3), colour_range(np.eye(3)), [2])
-        >>> image.axes.lines[0].get_ydata()
-        [1.5, 1.5]
-    """
-    image = axes.imshow(values, origin="lower", interpolation="nearest", **colours)
-    for point in points:
-        # Lines stand between cells, so half a row before the phase.
-        axes.axhline(point - 0.5, color="black", lw=0.9)
-        axes.axvline(point - 0.5, color="black", lw=0.9)
-    return image
-
-
-def write_in_cells(image: AxesImage, texts: Mapping[tuple[int, int], str]) -> None:
-    """Write into the cells of a heatmap, in white where a cell is dark.
-
-    Args:
-        image: Heatmap, as `imshow` returns it.
-        texts: Texts by row and column.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> import numpy as np
-        >>> image = Figure().subplots().imshow(np.array([[0.0, 1.0]]), cmap="gray")
-        >>> write_in_cells(image, {(0, 0): "dark", (0, 1): "bright"})
-        >>> [text.get_color() for text in image.axes.texts]
-        ['white', 'black']
-    """
-    red, green, blue, _ = np.moveaxis(image.to_rgba(np.ma.asarray(image.get_array())), -1, 0)
-    light = 0.299 * red + 0.587 * green + 0.114 * blue  # as an eye weighs the three, ITU-R BT.601
-    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL}
-    for (row, column), text in texts.items():
-        colour = "white" if light[row, column] < 0.5 else "black"
-        image.axes.text(column, row, text, color=colour, **style)
-
-
-def show_curves(
-    axes: Axes,
-    curves: Sequence[xr.DataArray],
-    points: Sequence[int],
-    inches: float,
-    chosen: Canvas | None = None,
-) -> None:
-    """Draw curves over the rows of a matrix, and a dotted line before every change point.
-
-    Args:
-        axes: Axes to draw on; row n belongs at n.
-        curves: Named curves with a value for each row.
-        points: Rows at which phases start.
-        inches: Width of the axes.
-        chosen: Canvas of the plot, with the caller's colour map.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> import xarray as xr
-        >>> axes = Figure().subplots()
-        >>> show_curves(axes, [xr.DataArray([0.1, 0.9], dims="a", name="test_accuracy")], [], 4.0)
-        >>> axes.get_legend().get_texts()[0].get_text()
-        'test accuracy'
-    """
-    for n, curve in enumerate(curves):
-        style = {"color": colour_of(n, len(curves), chosen), "label": title_of(str(curve.name))}
-        axes.plot(np.arange(curve.size), curve.values, ".-", lw=1.2, **style)
-    mark_phases(axes, points)
-    axes.tick_params(labelsize=SMALL)
-    finish_curves(axes)
-    show_legend(axes, inches)
-
-
-def mark_phases(axes: Axes, points: Sequence[int]) -> None:
-    """Draw a dotted line before every row at which a phase starts.
-
-    Args:
-        axes: Axes of curves; row n is at n.
-        points: Rows at which phases start.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> axes = Figure().subplots()
-        >>> mark_phases(axes, [3])
-        >>> axes.lines[0].get_xdata()
-        [2.5, 2.5]
-    """
-    for point in points:
-        axes.axvline(point - 0.5, color="0.4", lw=0.9, ls=":")
-
-
-def finish_curves(axes: Axes) -> None:
-    """Put a pale grid behind curves, and leave out the frame above and on the right.
-
-    Args:
-        axes: Axes with curves.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> finish_curves(Figure().subplots())
-    """
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def show_legend(axes: Axes, inches: float, title: str = "") -> None:
@@ -448,13 +735,17 @@ def heading(title: str) -> str:
     return title.encode("utf-8", "backslashreplace").decode()
 
 
-def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
-    """Write as many evenly thinned labels along an axis as fit; along x they are turned upright.
+def thin_ticks(
+    axis: XAxis | YAxis, labels: Sequence[Any] | np.ndarray, inches: float, *, whole: bool = False
+) -> None:
+    """Write as many evenly thinned labels along an axis as fit, long ones along x upright.
 
     Args:
         axis: Axis on which label n belongs at n.
         labels: Labels of the models.
         inches: Length of the axis.
+        whole: Whether labels are written in full, and long ones slanted along x: those of parts,
+            whose middle says as much as their ends.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -464,66 +755,17 @@ def thin_ticks(axis: XAxis | YAxis, labels: np.ndarray, inches: float) -> None:
         >>> axes.get_xticks().tolist()
         [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
     """
+    if not len(labels):
+        axis.set_ticks([])
+        return
     every = max(1, int(np.ceil(len(labels) * _LABEL / inches)))
-    places = np.arange(0, len(labels), every)
+    places = range(0, len(labels), every)
+    write = written if whole else shortened
+    shown = [write(labels[place]) for place in places]
     style: dict[str, Any] = {"fontsize": SMALL}
-    if axis.axis_name == "x":
-        style["rotation"] = 90
-    axis.set_ticks(places, list(map(shortened, labels[places])), **style)
-
-
-def label_points(axes: Axes, points: Float[np.ndarray, "K 2"], labels: np.ndarray) -> None:
-    """Write labels next to their points, away from the middle, where there is room.
-
-    The first and the last point come first; a label is left out where its point is too near to a
-    labelled point.
-
-    Args:
-        axes: Axes on which the points are drawn.
-        points: Points (K, 2), centred.
-        labels: K labels.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> import numpy as np
-        >>> axes = Figure().subplots()
-        >>> label_points(axes, np.array([[-1.0, 0.0], [0.99, 0.0], [1.0, 0.0]]), np.arange(3))
-        >>> [text.get_text() for text in axes.texts]
-        ['0', '2']
-    """
-    from matplotlib.patheffects import withStroke
-
-    placed: list[np.ndarray] = []
-    # No label closer than this part of the larger extent to another.
-    reach = 0.075 * max(np.ptp(points, axis=0).max(), 1e-12)
-    for n in _ends_first(len(points)):
-        if _is_near(points[n], placed, reach):
-            continue
-        placed.append(points[n])
-        # A point in the middle has no direction, and no division by zero.
-        outward = points[n] / (np.linalg.norm(points[n]) or 1.0)
-        side = "right"
-        if outward[0] > 0:
-            side = "left"
-        axes.annotate(
-            shortened(labels[n]),
-            points[n],
-            xytext=9 * outward,
-            textcoords="offset points",
-            fontsize=SMALL,
-            ha=side,
-            va="center",
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-        )
-
-
-def _ends_first(count: int) -> list[int]:
-    """Indices below `count`: the first, the last, then all between."""
-    order = list(range(count))
-    # The ends of a run tell its direction, so their labels may not be crowded out.
-    return order[:1] + order[1:][-1:] + order[1:-1]
-
-
-def _is_near(point: np.ndarray, others: Sequence[np.ndarray], reach: float) -> bool:
-    """Whether a point lies within `reach` of any of the others."""
-    return any(np.linalg.norm(point - other) < reach for other in others)
+    needed = _LETTER * max(map(len, shown)) + _LETTER
+    if axis.axis_name == "x" and needed > inches / len(labels) * every:
+        style |= {"rotation": 45 if whole else 90}
+        if whole:
+            style |= {"ha": "right", "rotation_mode": "anchor"}
+    axis.set_ticks(places, shown, **style)

@@ -13,7 +13,6 @@ global setting is touched, and nothing is shown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -23,21 +22,23 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import (
     SMALL,
-    colour_bar,
+    Curve,
+    Panel,
+    Wire,
     colour_range,
     diverging,
-    finish_curves,
     heading,
-    label_points,
     legend_height,
-    mark_phases,
     near_one,
+    show_bars,
     show_curves,
+    show_graph,
     show_legend,
-    show_matrix,
+    show_matrices,
+    show_points,
+    show_tree,
     thin_ticks,
     title_of,
-    write_in_cells,
     written,
 )
 from tnsim.analysis.canvas import (
@@ -82,12 +83,10 @@ __all__ = [
     "shares_over_training",
 ]
 
-MAX_LABELS = 24
-"""Number of labels at which the thinning of an axis aims; fewer than twice as many are shown."""
+MAX_BARS = 24
+"""Most bars, unless the caller says another number."""
 MOST_PARTS = 40
-"""Most parts along an axis with a label and room each."""
-MAX_NUMBERS = 200
-"""Most contributions that are written as numbers into their cells."""
+"""Most parts along an axis with room each."""
 _OPERATOR_COLOURS = {SYMMETRISER: "#d62728", COVARIANCE: "#7f7f7f", MEAN: "#111111"}
 _LAYER_COLOURS = (
     "#1f77b4",
@@ -101,8 +100,6 @@ _LAYER_COLOURS = (
 )
 _SCATTER_PANEL = 3.0
 """Side of a scatter panel in inches."""
-_FEW = 300
-"""Largest number of points that are drawn large."""
 _HEIGHT, _GAP = 0.24, 0.04
 """Height of a strip of curves and of the gap below the strip, in heights of the heatmap."""
 _WIDTH, _ALONE = 8.0, 2.0
@@ -144,21 +141,11 @@ def heatmap(
         >>> figure.axes[0].get_title()
         'two models'
     """
-    chosen = canvas(drawing, (6.4, 5.4))
-    axes = chosen.axes
     values = np.asarray(matrix)
     colours = diverging(1.0) if near_one(values) is None else colour_range(values)
-    image = show_matrix(axes, values, colours_of(chosen, colours), ())
-    every = max(1, len(labels) // MAX_LABELS)
-    ticks = range(0, len(labels), every)
-    shown = [written(labels[tick]) for tick in ticks]
-    axes.set_xticks(ticks, shown, rotation=60, ha="right", rotation_mode="anchor")
-    axes.set_yticks(ticks, shown)
-    axes.set_xlabel("checkpoint")
-    axes.set_ylabel("checkpoint")
-    axes.set_title(heading(title))
-    colour_bar(image, axes, label="similarity")
-    return chosen.figure
+    panel = Panel(values, labels, labels, heading(title), ("checkpoint", "checkpoint"))
+    cell = _PANEL / len(values)
+    return show_matrices(drawing, [panel], colours, cell=cell, bar="similarity").figure
 
 
 def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
@@ -183,20 +170,12 @@ def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Draw
         'cka'
     """
     values = matrix.values
-    height, width = (0.24 * min(count, MOST_PARTS) for count in values.shape)
-    chosen = canvas(drawing, (2.2 + width, 1.8 + height))
-    axes = chosen.axes
     # Debiased measures fall below 0 by chance: 0 stays the dark end unless they do.
     span = {"cmap": "viridis", "vmin": min(0.0, values.min()), "vmax": max(1.0, values.max())}
-    image = show_matrix(axes, values, colours_of(chosen, span), ())
-    for axis, dim in ((axes.xaxis, "b"), (axes.yaxis, "a")):
-        labels = matrix[dim].values.tolist()
-        ticks = range(0, len(labels), math.ceil(len(labels) / MOST_PARTS))
-        axis.set_ticks(ticks, [written(labels[tick]) for tick in ticks], fontsize=SMALL)
-    axes.tick_params(axis="x", rotation=90)
-    axes.set_title(heading(title or str(matrix.name)))
-    colour_bar(image, axes)
-    return chosen.figure
+    labels = matrix["a"].values, matrix["b"].values
+    panel = Panel(values, *labels, heading(title or str(matrix.name)))
+    cell = 0.24 * min(1.0, MOST_PARTS / max(values.shape))
+    return show_matrices(drawing, [panel], span, cell=cell, whole=True).figure
 
 
 def contributions(
@@ -232,21 +211,14 @@ def contributions(
         ['75%', '25%']
     """
     values = np.asarray(values)
-    chosen = canvas(drawing, (2.6 + 0.62 * len(ket), 1.8 + 0.5 * len(bra)))
-    axes = chosen.axes
-    image = axes.imshow(values, **colours_of(chosen, diverging(float(np.abs(values).max()))))
-    places = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(ket)), list(map(written, ket)), **places)
-    axes.set_yticks(range(len(bra)), list(map(written, bra)))
-    axes.set_xlabel(written(names[1]))
-    axes.set_ylabel(written(names[0]))
-    axes.set_title(heading(title) or f"contributions, sum {values.sum():.4g}")
-    if values.size <= MAX_NUMBERS:
-        total = values.sum()
-        write_in_cells(image, {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values)})
-    label = "contribution (numbers: share of the sum)"
-    colour_bar(image, axes, label=label)
-    return chosen.figure
+    total = values.sum()
+    cells = {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values[::-1])}
+    title = heading(title) or f"contributions, sum {total:.4g}"
+    panel = Panel(values[::-1], bra[::-1], ket, title, names, cells)  # the first row at the top
+    colours = diverging(float(np.abs(values).max()))
+    return show_matrices(
+        drawing, [panel], colours, cell=0.55, whole=True, bar="contribution"
+    ).figure
 
 
 def shares(
@@ -255,7 +227,7 @@ def shares(
     errors: Float[np.ndarray, " parts"] | None = None,
     *,
     title: str = "",
-    most: int = MAX_LABELS,
+    most: int = MAX_BARS,
     **drawing: Unpack[Drawing],
 ) -> Figure:
     """A figure of signed shares as bars, those of `tnsim.paths` or of `tnsim.change`.
@@ -283,7 +255,7 @@ def shares(
     """
     values = np.asarray(values)
     kept = np.argsort(-abs(values), kind="stable")[:most]
-    names = [written(labels[n]) for n in kept]
+    names = [labels[n] for n in kept]
     lengths, lines = values[kept], None if errors is None else np.asarray(errors)[kept]
     if len(kept) < len(values):
         names.append(f"{len(values) - len(kept)} others")
@@ -292,14 +264,10 @@ def shares(
     chosen = canvas(drawing, (6.4, 0.9 + 0.24 * len(names)))
     axes = chosen.axes
     colours = [colour_of(4 * (length < 0), 5, chosen) for length in lengths]
-    axes.barh(range(len(names)), lengths, color=colours, xerr=lines, error_kw={"lw": 0.8})
-    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
-    axes.invert_yaxis()
-    axes.axvline(0.0, color="0.3", lw=0.8)
+    show_bars(axes, names, lengths, colours, lines)
     limit(chosen, axes, "x")
     axes.set_xlabel("share")
     axes.set_title(heading(title))
-    axes.spines[["top", "right"]].set_visible(False)
     return chosen.figure
 
 
@@ -343,20 +311,10 @@ def layers_and_heads(
     for words, value in zip(split, np.asarray(values), strict=True):
         column = columns.index(words[2] if len(words) > 2 else "whole")
         table[rows.index(" ".join(words[:2])), column] = value
-    chosen = canvas(drawing, (2.4 + 0.5 * len(columns), 1.6 + 0.45 * len(rows)))
-    axes = chosen.axes
-    colours = colours_of(chosen, diverging(float(np.nanmax(abs(table)))))
-    image = show_matrix(axes, table, colours, ())
-    places = range(0, len(columns), max(1, len(columns) // MAX_LABELS))
-    shown = [written(columns[n]) for n in places]
-    axes.set_xticks(places, shown, rotation=45, ha="right", fontsize=SMALL)
-    axes.set_yticks(range(len(rows)), list(map(written, rows)), fontsize=SMALL)
-    if table.size <= MAX_NUMBERS:
-        cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
-        write_in_cells(image, cells)
-    axes.set_title(heading(title))
-    colour_bar(image, axes, label=colour_label)
-    return chosen.figure
+    cells = {at: f"{value:.2g}" for at, value in np.ndenumerate(table) if np.isfinite(value)}
+    panel = Panel(table, rows, columns, heading(title), texts=cells)
+    colours = diverging(float(np.nanmax(abs(table))))
+    return show_matrices(drawing, [panel], colours, cell=0.45, whole=True, bar=colour_label).figure
 
 
 def _column_order(name: str) -> tuple[bool, str, int]:
@@ -402,21 +360,17 @@ def shares_over_training(
     """
     table = np.asarray(table)
     chosen = canvas(drawing, (8.0, 3.8))
-    axes = chosen.axes
-    rows = np.arange(len(table))
     drawn = sorted(np.argsort(-abs(table).max(axis=0), kind="stable")[:most])
-    for n, column in enumerate(drawn):
-        style = {"color": colour_of(n, len(drawn), chosen), "label": written(paths[column])}
-        axes.plot(rows, table[:, column], ".-", lw=1.2, **style)
-    for name, curve in (beside or {}).items():
-        axes.plot(rows, np.asarray(curve), "--", color="0.2", lw=1.2, label=written(name))
-    limit(chosen, axes)
+    curves = [
+        Curve(written(paths[path]), table[:, path], colour_of(n, len(drawn), chosen))
+        for n, path in enumerate(drawn)
+    ]
+    for name, values in (beside or {}).items():
+        curves.append(Curve(written(name), values, "0.2", "--"))
     width = inches_of(chosen, "x", 7.0)
-    thin_ticks(axes.xaxis, np.asarray(checkpoints), width)
-    axes.set_xlabel("checkpoint")
-    axes.set_ylabel("share")
-    finish_curves(axes)
-    show_legend(axes, width, title)
+    names = ("checkpoint", "share")
+    show_curves(chosen.axes, curves, width, labels=checkpoints, names=names, title=title)
+    limit(chosen, chosen.axes)
     return chosen.figure
 
 
@@ -450,56 +404,29 @@ def edges(
         ['embed', 'layer 1', 'layer 2']
     """
     values = np.asarray(values)
-    wires = [_ends_of(label) for label in labels]
-    names = sorted(dict.fromkeys(name for wire in wires for name in wire[:2]), key=_place_of)
+    wires = [_wire_of(label) for label in labels]
+    ends = {name for wire in wires for name in (wire.source, wire.target)}
     rows: dict[int, list[str]] = {}
-    for name in names:
+    for name in sorted(ends, key=_place_of):
         rows.setdefault(_place_of(name)[0], []).append(name)
-    place = {
-        name: (n - (len(row) - 1) / 2, height)
-        for height, row in enumerate(rows.values())
-        for n, name in enumerate(row)
-    }
-    widest = max(map(len, rows.values()))
-    size = (2.4 + 1.3 * widest, 1.4 + 1.3 * len(rows))
+    size = (2.4 + 1.3 * max(map(len, rows.values())), 1.4 + 1.3 * len(rows))
     chosen = canvas(drawing, size)
     axes = chosen.axes
-    legs = list(dict.fromkeys(leg for _, _, leg in wires))
+    legs = list(dict.fromkeys(wire.kind for wire in wires))
+    colours = {leg: colour_of(n, len(legs), chosen) for n, leg in enumerate(legs)}
     span = colours_of(chosen, {"vmin": 0.0, "vmax": float(abs(values).max()) or 1.0})
     widths = 0.5 + 5 * np.clip(np.interp(abs(values), [span["vmin"], span["vmax"]], [0, 1]), 0, 1)
-    drawn = set()
-    for n in np.argsort(-abs(values), kind="stable")[:most]:
-        source, target, leg = wires[n]
-        side = 0.09 * (legs.index(leg) - (len(legs) - 1) / 2)  # lines of several legs lie apart
-        (x, y), (u, v) = place[source], place[target]
-        axes.plot(
-            [x + side, u + side],
-            [y, v],
-            color=colour_of(legs.index(leg), len(legs), chosen),
-            lw=widths[n],
-            alpha=0.75,
-            solid_capstyle="round",
-            label=None if leg in drawn else leg,
-            zorder=1,
-        )
-        drawn.add(leg)
-    box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
-    for name, (x, y) in place.items():
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": SMALL, "bbox": box}
-        axes.text(x, y, written(name), **style)
-    # Limits by the rows, so that lines of several legs beside one another do not stretch a chain.
-    reach = max(widest / 2, 1.0)
-    axes.set(xlim=(-reach, reach), ylim=(-0.4, len(rows) - 0.6))
-    axes.set_axis_off()
+    kept = np.argsort(-abs(values), kind="stable")[:most]
+    show_graph(axes, list(rows.values()), [wires[n] for n in kept], widths[kept], colours)
     show_legend(axes, inches_of(chosen, "x", size[0] - 0.2), title)
     return chosen.figure
 
 
-def _ends_of(label: str) -> tuple[str, str, str]:
+def _wire_of(label: str) -> Wire:
     """The source, the target and the class of legs of an edge."""
     source, _, reader = label.partition(" > ")
     leg, _, target = reader.partition(" of ")
-    return source, target, leg
+    return Wire(source, target, leg)
 
 
 def _place_of(name: str) -> tuple[int, int]:
@@ -621,43 +548,34 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     """
     chosen = canvas(drawing, (11, 4.4), panels=2)
     refuse_span(chosen, "a figure of two quantities")
-    left, right = chosen.panels
     first, second = (colour_of(n, 2, chosen) for n in (0, 1))
-    _draw_curve(left, rows, "multiplications", "o-", "tnsim plan", first)
-    _draw_curve(
-        left, rows, "paper_multiplications", "--", "Gram recursion, per layer x depth", "black"
-    )
-    _draw_curve(left, rows, "unrolled_multiplications", "s-", "unrolled, cotengra alone", second)
-    left.set_ylabel("scalar multiplications")
-    _draw_curve(right, rows, "milliseconds", "o-", "tnsim, warm", first)
-    _draw_curve(right, rows, "hand_milliseconds", "--", "hand-written JAX recursion", "black")
-    right.set_ylabel("milliseconds")
-    for axes in (left, right):
+    drawn = {
+        "scalar multiplications": [
+            ("multiplications", "tnsim plan", first, "o-"),
+            ("paper_multiplications", "Gram recursion, per layer x depth", "black", "--"),
+            ("unrolled_multiplications", "unrolled, cotengra alone", second, "s-"),
+        ],
+        "milliseconds": [
+            ("milliseconds", "tnsim, warm", first, "o-"),
+            ("hand_milliseconds", "hand-written JAX recursion", "black", "--"),
+        ],
+    }
+    titles = ["", ""] if chosen.is_new else [title, ""]
+    for axes, above, (unit, columns) in zip(chosen.panels, titles, drawn.items(), strict=True):
+        curves = []
+        for column, label, colour, form in columns:
+            measured = [row for row in rows if row[column]]
+            values = [row[column] for row in measured]
+            places = [row["depth"] for row in measured]
+            curves.append(Curve(label, values, colour, form, places))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xlabel("depth")
-        axes.grid(alpha=0.3)
-        show_legend(axes, inches_of(chosen, "x", 4.8))
+        width = inches_of(chosen, "x", 4.8)
+        curves = [curve for curve in curves if len(curve.values)]
+        show_curves(axes, curves, width, names=("depth", unit), title=above)
     if chosen.is_new:
         chosen.figure.suptitle(heading(title))
-    else:
-        show_legend(left, inches_of(chosen, "x", 4.8), title)
     return chosen.figure
-
-
-def _draw_curve(
-    axes: Axes,
-    rows: Sequence[Mapping[str, Any]],
-    column: str,
-    style: str,
-    label: str,
-    colour: Any,
-) -> None:
-    """Draw a column against depth, at the depths with a value in it."""
-    measured = [row for row in rows if row[column]]
-    if measured:
-        depths = [row["depth"] for row in measured]
-        axes.plot(depths, [row[column] for row in measured], style, label=label, color=colour)
 
 
 def scatter_grid(
@@ -713,17 +631,12 @@ def scatter_grid(
 def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> None:
     """Draw the points of a panel, with the two coefficients above them."""
     x, y = paired_entries(first, second)
-    size = 16
-    if len(x) > _FEW:
-        size = 4
-    colour = colour_of(0, 1, chosen)
-    axes.scatter(x, y, s=size, alpha=0.4, linewidths=0, color=colour, rasterized=True)
+    show_points(axes, x, y, colour_of(0, 1, chosen))
     correlated = correlation(first, second)
     said = f"r = {correlated.pearson:.3f}, rank {correlated.spearman:.3f}"
     axes.text(0.03, 0.97, said, transform=axes.transAxes, va="top", fontsize=SMALL)
     axes.margins(y=0.12)  # room for the text of the coefficients
     limit(chosen, axes)
-    axes.grid(alpha=0.25)
 
 
 def curves_over_training(
@@ -760,9 +673,9 @@ def curves_over_training(
     chosen = canvas(drawing, (_WIDTH, _ALONE * len(drawn) + 0.6), len(drawn), ncols=1)
     width = inches_of(chosen, "x", _WIDTH - 1)
     for axes, strip in zip(chosen.panels, drawn, strict=True):
-        show_curves(axes, strip, change_points, width, chosen)
+        curves, labels = _curves_of(strip, chosen), result["a"].values
+        show_curves(axes, curves, width, points=change_points, labels=labels)
         limit(chosen, axes)
-        thin_ticks(axes.xaxis, result["a"].values, width)
         axes.tick_params(labelbottom=not chosen.is_new or axes is chosen.panels[-1])
     return chosen.figure
 
@@ -844,10 +757,17 @@ def _draw_above(
     bottom = 1.0
     for strip in reversed(strips):
         top = axes.inset_axes((0, bottom + _GAP, 1, _HEIGHT), sharex=axes)
-        show_curves(top, strip, points, inches, chosen)
+        show_curves(top, _curves_of(strip, chosen), inches, points=points)
         top.tick_params(labelbottom=False)
         bottom += _GAP + _HEIGHT + _legend_of(strip, inches) / inches
     show_legend(top, inches, title)
+
+
+def _curves_of(strip: Sequence[xr.DataArray], chosen: Canvas) -> list[Curve]:
+    return [
+        Curve(title_of(str(curve.name)), curve.values, colour_of(n, len(strip), chosen))
+        for n, curve in enumerate(strip)
+    ]
 
 
 def _legend_of(strip: Sequence[xr.DataArray], inches: float) -> float:
@@ -931,23 +851,17 @@ def _part_panels(
     table = result[names[0]].transpose("part", "a", "b")[:, 0, -1]
     kinds = list(dict.fromkeys(table["kind"].values.tolist()))
     grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
-    widths = [max(grid.shape[1], 2) for grid in grids]
-    size = (0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6)
-    options: dict[str, Any] = {"layout": "compressed", "width_ratios": widths}
-    chosen = canvas(drawing, size, len(kinds), **options)
     finite = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
-    colours = colours_of(chosen, colour_range(finite))
-    image: Any = None
-    for axes, grid, kind in zip(chosen.panels, grids, kinds, strict=True):
-        image = show_matrix(axes, grid, colours, ())
-        axes.set_title(written(kind))
-        axes.set_xticks(range(grid.shape[1]) if grid.shape[1] > 1 else ())
-        axes.set_yticks(range(len(grid)) if len(grid) > 1 else ())
-        axes.set_xlabel("head" if grid.shape[1] > 1 else "")
-        axes.set_ylabel("layer" if len(grid) > 1 else "")
+    panels = []
+    for kind, grid in zip(kinds, grids, strict=True):
+        rows, columns = (range(n) if n > 1 else () for n in grid.shape)
+        named = ("layer" if rows else "", "head" if columns else "")
+        panels.append(Panel(grid, rows, columns, written(kind), named))
     of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
-    colour_bar(image, list(chosen.panels), label=of)
-    return chosen.figure
+    margin = (1.4 * len(kinds), 1.6)
+    return show_matrices(
+        drawing, panels, colour_range(finite), cell=0.4, margin=margin, bar=of
+    ).figure
 
 
 def _by_layer_and_head(parts: xr.DataArray) -> Float[np.ndarray, "layer head"]:
@@ -965,23 +879,24 @@ def _heatmaps(
     drawing: Drawing,
     strips: Sequence[Sequence[xr.DataArray]] = (),
 ) -> Figure:
-    panels = [matrix(result[name]) for name in names]
+    panels = [
+        Panel(values.values, values["a"].values, values["b"].values)
+        for values in (matrix(result[name]) for name in names)
+    ]
     above = sum((_HEIGHT + _GAP) * _PANEL + _legend_of(strip, _PANEL) for strip in strips)
-    size = (_PANEL * len(panels) + 1.2, _PANEL + above + 0.4)
-    chosen = canvas(drawing, size, len(panels), layout="compressed")
-    # Cells are square, so the shorter side is that of the heatmap.
+    chosen = show_matrices(
+        drawing,
+        panels,
+        colour_range(np.stack([panel.values for panel in panels])),
+        cell=_PANEL / max(panels[0].values.shape),
+        margin=(1.2, above + 0.4),
+        points=points,
+        bar=title_of(names[0]) if len(names) == 1 else "",  # several stand in their titles
+        shrink=0.85,
+    )
     side = min(inches_of(chosen, along, _PANEL) for along in "xy")
-    colours = colours_of(chosen, colour_range(np.stack([panel.values for panel in panels])))
-    image: Any = None
-    for axes, panel, name in zip(chosen.panels, panels, names, strict=True):
-        image = show_matrix(axes, panel.values, colours, points)
-        thin_ticks(axes.xaxis, panel["b"].values, side)
-        thin_ticks(axes.yaxis, panel["a"].values, side)
+    for axes, name in zip(chosen.panels, names, strict=True):
         _draw_above(axes, strips, points, side, chosen, title_of(name))
-    label = ""  # with several panels, names stand in their titles only
-    if len(names) == 1:
-        label = title_of(names[0])
-    colour_bar(image, list(chosen.panels), shrink=0.85, label=label)
     return chosen.figure
 
 
@@ -995,25 +910,27 @@ def _slice_panels(
             f"{count} slices are not 1 to {MAX_SLICES}, as one figure shows; "
             "choose some, as in result.sel(output=[0, 1])"
         )
-    panels = list(map(matrix, slices))
     # A page is 1.5 times as wide as high.
     columns = int(np.ceil(np.sqrt(1.5 * count)))
-    rows = -(-count // columns)
     inches = max(0.9, min(2.4, 12 / columns))
-    size = (inches * columns + 1, (inches + 0.2) * rows)
-    chosen = canvas(drawing, size, count, columns, layout="compressed")
-    colours = colours_of(chosen, colour_range(slices.values))
-    image: Any = None
-    outputs = slices["output"].values
-    for axes, panel, output in zip(chosen.panels, panels, outputs, strict=True):
-        image = show_matrix(axes, panel.values, colours, points)
-        title = written(output)
-        if inches > 1.2:
-            title = f"output {written(output)}"
-        axes.set_title(title, fontsize=SMALL, pad=2)
-        axes.set(xticks=(), yticks=())
-    axes = list(chosen.panels)
-    colour_bar(image, axes, shrink=0.6, label="similarity of the output")
+    title = "output {}" if inches > 1.2 else "{}"
+    panels = [
+        Panel(matrix(values).values, title=title.format(written(output)))
+        for values, output in zip(slices, slices["output"].values, strict=True)
+    ]
+    chosen = show_matrices(
+        drawing,
+        panels,
+        colour_range(slices.values),
+        cell=inches / max(panels[0].values.shape),
+        margin=(1.0, 0.2 * -(-count // columns)),
+        ncols=columns,
+        points=points,
+        bar="similarity of the output",
+        shrink=0.6,
+    )
+    for axes in chosen.panels:
+        axes.set_title(axes.get_title(), fontsize=SMALL, pad=2)
     return chosen.figure
 
 
@@ -1021,30 +938,20 @@ def _trajectories(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     chosen = canvas(drawing, (1.7 * _PANEL, _PANEL))
-    axes = chosen.axes
     labels = result["a"].values
     rows = np.arange(len(labels))
-    marker_size = 3.5
-    if len(rows) > 60:
-        marker_size = 0
+    curves = []
     for n, name in enumerate(names):
-        style = {"color": colour_of(n, len(names), chosen), "markersize": marker_size}
-        final = reading.trajectory(result[name])
-        previous = reading.trajectory(result[name], "previous")
-        title = title_of(name)
-        axes.plot(rows, final, "o-", label=f"{title} to the last", **style)
+        colour, title = colour_of(n, len(names), chosen), title_of(name)
+        final = reading.trajectory(result[name]).values
+        previous = reading.trajectory(result[name], "previous").values
+        curves.append(Curve(f"{title} to the last", final, colour))
         before = f"{title} to the one before"
-        axes.plot(rows[1:], previous, "s--", alpha=0.55, label=before, **style)
-    mark_phases(axes, points)
-    limit(chosen, axes)
+        curves.append(Curve(before, previous, colour, ".--", rows[1:], 0.55))
+    axis = ("checkpoint", title_of(names[0]) if len(names) == 1 else "value")
     width = inches_of(chosen, "x", 1.5 * _PANEL)
-    thin_ticks(axes.xaxis, labels, width)
-    axes.set_xlabel("checkpoint")
-    axes.set_ylabel("value")
-    if len(names) == 1:
-        axes.set_ylabel(title_of(names[0]))
-    finish_curves(axes)
-    show_legend(axes, width)
+    show_curves(chosen.axes, curves, width, points=points, labels=labels, names=axis)
+    limit(chosen, chosen.axes)
     return chosen.figure
 
 
@@ -1060,7 +967,6 @@ def _embeddings(
         axes.set_xlabel(f"axis 1, {embedding.share[0]:.0%} of the variance")
         axes.set_ylabel(f"axis 2, {embedding.share[1]:.0%}")
         axes.set_title(title_of(name))
-        axes.grid(alpha=0.25)
     return chosen.figure
 
 
@@ -1069,9 +975,7 @@ def _draw_path(chosen: Canvas, axes: Axes, placed: xr.DataArray, points: Sequenc
     x, y = placed.values.T
     phases = reading.phase_of_rows(points, len(x))
     colours = [colour_of(phase, len(points) + 1, chosen) for phase in phases]
-    axes.plot(x, y, "-", color="0.75", lw=1.2, zorder=1)
-    axes.scatter(x, y, c=colours, s=28, zorder=2)
-    label_points(axes, placed.values, placed["a"].values)
+    show_points(axes, x, y, colours, placed["a"].values)
     # Leave room for labels on all sides, with one scale for both axes.
     reach = 0.65 * max(np.ptp(x), np.ptp(y)) or 1.0
     across, up = (x.max() + x.min()) / 2, (y.max() + y.min()) / 2
@@ -1089,30 +993,16 @@ def _dendrograms(
     chosen = canvas(drawing, (width * len(names), _PANEL), len(names))
     inches = inches_of(chosen, "x", width - 1)
     for axes, name in zip(chosen.panels, names, strict=True):
-        leaves = _draw_tree(axes, reading.dendrogram(result[name]))
+        leaves = show_tree(axes, reading.dendrogram(result[name]))
         thin_ticks(axes.xaxis, result["a"].values[leaves], inches)
         if points:
             phases = reading.phase_of_rows(points, len(leaves))[leaves]
             for tick, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True):
                 tick.set_color(colour_of(phases[int(place)], len(points) + 1, chosen))
-        axes.set_xlim(-0.7, len(leaves) - 0.3)
-        axes.set_ylim(bottom=0)
         limit(chosen, axes)
         axes.set_ylabel("chord, sqrt(2 - 2 cos)")
         axes.set_title(title_of(name))
-        axes.spines[["top", "right"]].set_visible(False)
     return chosen.figure
-
-
-def _draw_tree(axes: Axes, linkage: np.ndarray) -> np.ndarray:
-    """Draw the brackets of a hierarchy with leaves at 0, 1, 2, ..., and return the leaves' rows."""
-    from scipy.cluster.hierarchy import dendrogram
-
-    tree = dendrogram(linkage, no_plot=True)
-    for across, up in zip(tree["icoord"], tree["dcoord"], strict=True):
-        # SciPy puts leaves at 5, 15, 25, ...; here they are at 0, 1, 2, ...
-        axes.plot(np.array(across) / 10 - 0.5, up, color="0.35", lw=1.1)
-    return np.array(tree["leaves"])
 
 
 def _scatters(
