@@ -201,9 +201,9 @@ def _as_data(
 
 def _tier(estimate: Estimate) -> str | None:
     """The tier in which a plan of contractions runs; None where another route answers."""
-    from tnsim.engine.runtime.rates import tier_of
+    from tnsim.engine.runtime.tiers import tier_in_use
 
-    return None if estimate.contraction is None else tier_of(estimate.contraction)
+    return None if estimate.contraction is None else tier_in_use()
 
 
 def _say_similarity(
@@ -299,7 +299,6 @@ def plan(
 ) -> None:
     """The cost of a single inner product, without computing it."""
     import tnsim
-    from tnsim.engine.runtime.rates import seconds
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
@@ -311,8 +310,9 @@ def plan(
     contraction = planned.contraction
     if contraction is None:
         return
-    say(f"{'tier':<16} {_tier(planned)}")
-    say(f"{'estimated':<16} {seconds(contraction)}")
+    tier = _tier(planned)
+    note = "; the expected seconds are those of NumPy" if tier == "compile" else ""
+    say(f"{'tier':<16} {tier}{note}")
     counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
     for n, program in enumerate(contraction.programs):

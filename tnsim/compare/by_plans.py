@@ -44,7 +44,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
-from tnsim.engine.runtime.rates import USUAL_CORES, backend_of, usual_seconds
+from tnsim.engine.runtime.tiers import USUAL_CORES, backend_in_use, seconds_of
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.orbits import expected_count
@@ -132,7 +132,7 @@ class Contractions:
             outputs=plan.outputs,
             multiplications=plan.multiplications,
             peak_bytes=plan.interpreted_bytes,
-            seconds=PREPARING + AROUND * usual_seconds(plan),
+            seconds=PREPARING + AROUND * seconds_of(plan),
             facts=(("diagrams", plan.diagrams), ("runs", plan.runs)),
             contraction=plan,
         )
@@ -380,7 +380,7 @@ def _of_models(
 def _host_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
     plan = pair.plan(request)
-    backend = backend_of(plan)
+    backend = backend_in_use()
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, None if pair.alone else b).items():

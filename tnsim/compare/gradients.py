@@ -55,7 +55,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
-from tnsim.engine.runtime.rates import backend_of
+from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
@@ -364,7 +364,7 @@ def _runs(
             layout = numbers.get((n, pair.family.layout))
             if layout is None:
                 weights |= placed_weights(
-                    pair.family, side, written[n], request.dtype, backend_of(plan)
+                    pair.family, side, written[n], request.dtype, backend_in_use()
                 )
                 continue
             for key in made:

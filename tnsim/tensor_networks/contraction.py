@@ -36,7 +36,7 @@ from tnsim.engine.ir.dtypes import ALL_DTYPES, DTYPES, dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.rates import backend_of
+from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array
@@ -254,7 +254,7 @@ def contract_expression(
         plan = within(
             budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
         )
-    way = backend_of(plan) if backend is None else _WAYS[backend]
+    way = backend_in_use() if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)
     exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
