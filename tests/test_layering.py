@@ -93,6 +93,7 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/matrices",
         "analysis/reading",
         "analysis/report",
+        "analysis/summary",
         "torch/monitor",
     },
     "distributed": {"cli/pairwise"},

@@ -194,6 +194,7 @@ def _as_data(
         answer["slices"] = by_output
     if value.standard_error is not None:
         answer |= {"standard_error": float(value.standard_error), "inputs": value.inputs}
+        answer["mean_share"] = value.mean_share
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
     return answer
@@ -220,6 +221,9 @@ def _say_similarity(
         said = f"{kind} {value.inputs:,} inputs, standard error {value.standard_error:.1g}"
     said += ", without means" if centred else ""
     say(f"metric      {value.metric} ({said})")
+    if value.mean_share is not None and value.mean_share > 0.5:
+        share = f"{100 * value.mean_share:.0f} % of the squared norm"
+        say(f"means       {share}: --centred compares without them")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")
