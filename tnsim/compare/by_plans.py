@@ -35,7 +35,7 @@ from tnsim.compare.request import (
     numbered_models,
     pairs_of_models,
 )
-from tnsim.compare.resident import conditioning, in_units, placed_weights
+from tnsim.compare.resident import in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
@@ -206,7 +206,7 @@ class Written(NamedTuple):
 
     Args:
         exponents: Exponents that the models lack.
-        factors: Factors by which rounding is amplified within the models, see `conditioning`.
+        factors: Factors by which terms cancel within the models, see `problems.conditioning`.
     """
 
     exponents: Sequence[Any]
@@ -236,8 +236,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     pairs = planned_pairs([one.value for one in known], places, request, traced)
     run = _traced_runs if traced else _host_runs
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
-    factors = [precision.cancellation(conditioning(one.value, units.metric)) for one in known]
-    written = Written([one.exponent for one in known], factors)
+    written = Written([one.exponent for one in known], [one.cancels for one in known])
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if traced or _are_single(first, second):
         return found
