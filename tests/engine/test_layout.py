@@ -1,6 +1,5 @@
 """Orders of axes that spare copies: the same numbers, of the same shapes."""
 
-import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from eager import run_program
