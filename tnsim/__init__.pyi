@@ -2,6 +2,7 @@
 
 from . import torch as torch
 from .activations.activation import Activation as Activation
+from .all_pairs.composition import composition as composition
 from .all_pairs.heads import heads as heads
 from .all_pairs.result import Pairwise as Pairwise
 from .all_pairs.run import open_pairwise as open_pairwise

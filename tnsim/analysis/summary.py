@@ -52,7 +52,8 @@ def distance(result: xr.Dataset) -> xr.DataArray:
             "distances of functions are beyond float64 here: scale down the last layer of all "
             "models, which changes no similarity"
         )
-    return np.sqrt(apart).transpose(*result["similarity"].dims).rename("distance")
+    apart: Any = np.sqrt(apart)
+    return apart.transpose(*result["similarity"].dims).rename("distance")
 
 
 def copies(result: xr.Dataset) -> dict[int, int]:
@@ -270,7 +271,7 @@ def _chords(similarities: Sequence[float] | Any) -> Float[np.ndarray, " steps"]:
     return np.sqrt(np.maximum(2 - 2 * np.asarray(similarities), 0.0))
 
 
-def _shown(similarity: float) -> str:
+def _shown(similarity: Any) -> str:
     """A similarity to three digits, or by its difference from 1 where this is small."""
     apart = 1 - float(similarity)
     return f"1 - {apart:.2g}" if 1e-15 < abs(apart) < 5e-3 else f"{float(similarity):.3g}"

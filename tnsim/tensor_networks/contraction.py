@@ -146,8 +146,9 @@ def contract(
     parts of networks are contracted once and common factors are taken out of the sum.
 
     Args:
-        networks: A quimb `TensorNetwork`, or any iterable of (weight, network), such as
-            `tnsim.networks` gives. Hyperindices are summed like any other index.
+        networks: A quimb `TensorNetwork`, or any iterable of networks, which are added up, or of
+            (weight, network), such as `tnsim.networks` gives. Hyperindices are summed like any
+            other index.
         output_inds: Indices of the result, in order; all other indices are summed over. None for
             the outer indices (on a single tensor each) in the order of the first network; all
             networks must then have the same outer indices.
@@ -184,6 +185,8 @@ def contract(
         >>> a, b, c = (qtn.Tensor(n * np.eye(2), ("i", "j")) for n in (1, 2, 3))
         >>> float(tnsim.contract([(1.0, a & b), (0.5, a & c)]))
         7.0
+        >>> float(tnsim.contract([a & b, a & c]))
+        10.0
         >>> tnsim.contract(a & c.reindex({"i": "j", "j": "k"}), ("k", "i"))
         array([[3., 0.],
                [0., 3.]])
