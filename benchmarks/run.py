@@ -226,13 +226,13 @@ def _ratios(key: str, tiers: Tiers) -> list[list[str]]:
 
 
 def _contract(key: str) -> str:
-    """The row of `tnsim.contract` for the sum of this row."""
+    """The row of `tnsim.tensor_networks.contract` for the sum of this row."""
     name, dtype = key.rsplit(", ", 1)
     return f"{name.split(': ')[0]}: contract, {dtype}"
 
 
 def _tools(key: str, rows: dict[str, Tiers]) -> list[list[str]]:
-    """Lines of the third table: a sum of networks by one tool, beside `tnsim.contract`."""
+    """Lines of the third table: a sum of networks by one tool, beside tnsim's `contract`."""
     lines = []
     for tier, own in rows[key].items():
         contract = rows.get(_contract(key), {}).get(tier)

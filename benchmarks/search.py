@@ -78,7 +78,9 @@ def attention(seed: int) -> tnsim.Model:
 
 def networks(what: str, width: int) -> Question:
     """A sum of quimb networks."""
-    return Question(lambda: tnsim.contract_expression(sums.SUMS[what](width)[2]).plan)
+    return Question(
+        lambda: tnsim.tensor_networks.contract_expression(sums.SUMS[what](width)[2]).plan
+    )
 
 
 GAUSSIAN, SYMMETRIC, TREE = tnsim.Gaussian(), tnsim.Symmetric(), tnsim.TreeSymmetric()

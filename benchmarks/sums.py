@@ -1,4 +1,4 @@
-"""Sums of tensor networks, by `tnsim.contract`, by cotengra one network at a time, and by quimb.
+"""Sums of tensor networks, by tnsim, by cotengra one network at a time, and by quimb.
 
 Every pairing of the input legs of two models is a network of its own, as a user of quimb would
 write them: the 105 pairings of two models of two bilinear layers (eight legs) and the 945 of two
@@ -96,7 +96,7 @@ def one_attention(width: int) -> tuple[tnsim.Model, tnsim.Model, list]:
         weights = [g.normal(size=(width, width)) / math.sqrt(width) for _ in range(6)]
         model = tnsim.Model([tnsim.Attention(*weights, heads)], n_ctx=n_ctx)
         arrays = {}
-        for tensor in tnsim.network(model):
+        for tensor in tnsim.tensor_networks.network(model):
             (role,) = set(tensor.tags) & {"Q1", "K1", "Q2", "K2", "V", "O", "MASK"}
             arrays[role] = np.asarray(tensor.data)
         out = arrays["O"].reshape(n_ctx, width, n_ctx, heads + 1, -1)[0, :, 0, :heads]
@@ -140,7 +140,7 @@ def searched(networks: list) -> list:
 
 
 def with_contract(networks: list) -> Tool:
-    expression = cache(lambda: tnsim.contract_expression(networks))
+    expression = cache(lambda: tnsim.tensor_networks.contract_expression(networks))
     return Tool(lambda: expression().plan, lambda: float(expression()()))
 
 

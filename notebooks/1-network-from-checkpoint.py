@@ -33,12 +33,12 @@ late
 # %% [markdown]
 # ## The network
 #
-# `tnsim.network` unrolls a model into a quimb tensor network. Every tensor is tagged with its
-# layer, its role and its copy; inputs are lifted, `(1, x)`, so that biases and skips are part of
-# the tensor. The hidden rank is one hyperindex that LEFT, RIGHT and DOWN share.
+# `tnsim.tensor_networks.network` unrolls a model into a quimb tensor network. Every tensor is
+# tagged with its layer, its role and its copy; inputs are lifted, `(1, x)`, so that biases and
+# skips are part of the tensor. The hidden rank is one hyperindex that LEFT, RIGHT and DOWN share.
 
 # %%
-network = tnsim.network(late)
+network = tnsim.tensor_networks.network(late)
 network
 
 # %%
@@ -65,7 +65,7 @@ int(logits.argmax()), (17 + 40) % 113
 # stands for both.
 
 # %%
-closed = list(tnsim.networks(early, late))
+closed = list(tnsim.tensor_networks.networks(early, late))
 [(weight, sorted(network.tags)) for weight, network in closed]
 
 # %%
@@ -96,7 +96,7 @@ def bilinear(d_in, rank, d_out):
 
 
 a, b = (tnsim.Model([bilinear(4, 6, 3), bilinear(3, 5, 2)]) for _ in range(2))
-((weight, two_layers),) = tnsim.networks(a, b, tnsim.TreeSymmetric())
+((weight, two_layers),) = tnsim.tensor_networks.networks(a, b, tnsim.TreeSymmetric())
 figures.draw(two_layers, "two layers under TreeSymmetric")
 
 # %%

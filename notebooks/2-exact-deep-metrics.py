@@ -63,7 +63,7 @@ def stack(depth, width, rank, seed):
 
 
 a, b = stack(2, 3, 4, 0), stack(2, 3, 4, 1)
-closed = list(tnsim.networks(a, b))
+closed = list(tnsim.tensor_networks.networks(a, b))
 total = sum(weight * network.contract(output_inds=()) for weight, network in closed)
 assert np.isclose(total, tnsim.inner(a, b), rtol=1e-11)
 [weight for weight, _ in closed]

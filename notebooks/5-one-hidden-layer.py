@@ -130,6 +130,6 @@ largest = np.unravel_index(np.argsort(units, axis=None)[-3:], units.shape)
 # of three. Contracted it is the inner product.
 
 # %%
-((weight, network),) = tnsim.networks(a, b)
+((weight, network),) = tnsim.tensor_networks.networks(a, b)
 assert np.isclose(weight * network.contract(output_inds=()), tnsim.inner(a, b))
 [(sorted(tensor.tags), tensor.shape) for tensor in network]

@@ -24,7 +24,7 @@ def linear_attention(rng, d_in, heads, d_head, d_value, d_out, biases=False, **o
     if biases:
         names |= {f"{role}_bias": f"{role}_bias" for role in names}
         state |= {f"{name}_bias": rng.normal(size=len(rows)) for name, rows in state.items()}
-    rule = tnsim.AttentionRule(
+    rule = tnsim.dialects.AttentionRule(
         **names, **{"scores": 1, "score_power": 0.5, "n_heads": heads} | options
     )
     return tnsim.from_state_dict(state, tnsim.Dialect("linear attention", (rule,))).layers[0]

@@ -1,6 +1,7 @@
 """Snippets of README and of all pages run as they stand; links lead somewhere; nothing is missing."""
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -122,7 +123,12 @@ def test_links_lead_somewhere(page):
 def test_every_public_name_is_in_the_reference():
     text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.rst"))
     entries = re.findall(r"^\.\. auto(?:function|class|exception|module):: (\S+)", text, re.M)
-    assert sorted(entry.rpartition(".")[2] for entry in entries) == sorted(PUBLIC)
+    shown = [entry.rpartition(".")[2] for entry in entries]
+    assert set(shown) >= PUBLIC and len(shown) == len(set(shown))
+    for entry in entries:  # results, protocols and rules stand in their modules
+        if entry.startswith("tnsim.") and entry.count(".") > 1:
+            module, _, name = entry.rpartition(".")
+            assert hasattr(importlib.import_module(module), name), entry
 
 
 @pytest.mark.site

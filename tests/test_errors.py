@@ -88,7 +88,7 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.inner,
         tnsim.log_inner,
         tnsim.plan,
-        tnsim.networks,
+        tnsim.tensor_networks.networks,
     ):
         with pytest.raises(
             tnsim.ModelError, match="the models read different inputs: 3 and 4 coordinates"

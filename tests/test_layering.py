@@ -49,7 +49,7 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/figures",
         "tensor_networks/closed_networks",
         "tensor_networks/contraction",
-        "tensor_networks/network",
+        "tensor_networks/model_networks",
         "tensor_networks/network_sums",
     },
     "cotengra": {"engine/contraction_paths", "engine/plan", "engine/search/paths"},

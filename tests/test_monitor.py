@@ -141,9 +141,9 @@ def test_the_loops_of_others(monkeypatch, wandb):
     """The adaptors are callbacks of the class that each loop asks for, made when they are asked for."""
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(tnsim.MissingExtra, match="run  pip install lightning"):
+    with pytest.raises(tnsim.errors.MissingExtra, match="run  pip install lightning"):
         tnsim.torch.Monitor().lightning()
-    with pytest.raises(tnsim.MissingExtra, match="run  pip install transformers"):
+    with pytest.raises(tnsim.errors.MissingExtra, match="run  pip install transformers"):
         tnsim.torch.Monitor().trainer()
     for name, base in (("lightning.pytorch", "Callback"), ("transformers", "TrainerCallback")):
         module = ModuleType(name)

@@ -24,6 +24,7 @@ from oracles import bilinear
 from sample_runs import blocks
 
 import tnsim
+import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import check_metric
 from tnsim.metrics.points import Rule, product_rule
@@ -75,7 +76,7 @@ for attempt in (
 ):
     try:
         attempt()
-    except tnsim.MissingExtra as error:
+    except tnsim.errors.MissingExtra as error:
         print("asked for", error)
 """
     text = on_a_base_install(code)
@@ -291,7 +292,7 @@ def test_protocols_are_told_as_isinstance_tells_them():
         own.append(SimpleNamespace(**rest, points=max))
     assert [adds_up(metric) for metric in own] == [True, *[False] * 6]
     for metric in (*METRICS, *own, Signs(), Signs, None, 3.0, "gaussian"):
-        assert adds_up(metric) == isinstance(metric, tnsim.FiniteMetric)
+        assert adds_up(metric) == isinstance(metric, tnsim.metrics.protocol.FiniteMetric)
     for metric in own[1:]:
         with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
             check_metric(metric)
@@ -341,7 +342,9 @@ def test_what_is_no_metric_is_refused(rng):
 
 def test_layers_answer_their_protocol(rng):
     """Every public name that the protocol asks for, on every kind of layer."""
-    asked = {name for name in vars(tnsim.Layer) if not name.startswith("_")} | {"__call__"}
+    asked = {name for name in vars(tnsim.models.protocol.Layer) if not name.startswith("_")} | {
+        "__call__"
+    }
     assert asked == {"order", "d_in", "d_out", "__call__"}
     for kind in (tnsim.Linear, tnsim.Bilinear, tnsim.Attention, tnsim.Residual):
         assert all(inspect.getattr_static(kind, name) for name in asked)
@@ -372,7 +375,7 @@ def test_a_number_in_a_metric_from_outside_counts(rng, tmp_path):
         assert_close(found, tnsim.inner(*models, tnsim.Empirical(float(size) * signs)))
         assert found.exact is bool(size < 3)
     tnsim.pairwise(models, Held(1.0), store=tmp_path / "run")
-    with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="metric_parameters"):
         tnsim.pairwise(models, Held(0.5), store=tmp_path / "run")
     assert metric_parameters(Held(1.0)) == metric_parameters(Held(1.0))
 

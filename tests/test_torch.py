@@ -8,6 +8,7 @@ import pytest
 from closeness import LARGEST, assert_close
 
 import tnsim
+import tnsim.models.origin
 from tnsim.compare import gradients
 from tnsim.metrics.points import Rule, product_rule
 
@@ -249,8 +250,8 @@ def test_one_step_of_training_goes_up():
 def test_a_state_dict_with_its_parameters_needs_no_recognition():
     net, goal = Net(), tnsim.from_module(Net())
     rules = (
-        tnsim.LinearRule(weight="embed.weight", bias="embed.bias"),
-        tnsim.BilinearRule(
+        tnsim.dialects.LinearRule(weight="embed.weight", bias="embed.bias"),
+        tnsim.dialects.BilinearRule(
             fused="block.both.weight",
             fused_bias="block.both.bias",
             down="block.down.weight",
@@ -258,7 +259,7 @@ def test_a_state_dict_with_its_parameters_needs_no_recognition():
             residual="additive",
             scale="block.scale",
         ),
-        tnsim.LinearRule(weight="head.weight"),
+        tnsim.dialects.LinearRule(weight="head.weight"),
     )
     dialect = tnsim.Dialect("net", rules, unused=("unused",))
     model = tnsim.from_state_dict(net.state_dict(keep_vars=True), dialect)
@@ -629,8 +630,8 @@ VERBS = {
     "a function": lambda a, b: tnsim.similarity(a, abs, tnsim.Empirical(np.eye(2))),
     "check": lambda a, b: tnsim.check(a, b),
     "paths": lambda a, b: tnsim.paths(a, b, by="unit"),
-    "network": lambda a, b: tnsim.network(a),
-    "networks": lambda a, b: list(tnsim.networks(a, b)),
+    "network": lambda a, b: tnsim.tensor_networks.network(a),
+    "networks": lambda a, b: list(tnsim.tensor_networks.networks(a, b)),
     "pairwise": lambda a, b: tnsim.pairwise([a, b]),
     "plan_pairwise": lambda a, b: tnsim.plan_pairwise([a, b]),
     "save": lambda a, b: tnsim.save(a, "never.safetensors"),
@@ -674,7 +675,7 @@ def changed_between(net, goal):
 def of_a_learned_base(net, goal):
     attention = Turned()
     names = {role: f"{role[0]}.weight" for role in ("q1", "k1", "q2", "k2", "v", "o")}
-    rule = tnsim.AttentionRule(**names, n_heads=1, rope_base="base")
+    rule = tnsim.dialects.AttentionRule(**names, n_heads=1, rope_base="base")
     state = attention.state_dict(keep_vars=True) | {"base": nn.Parameter(torch.tensor(10.0))}
     tnsim.from_state_dict(state, tnsim.Dialect("turned", (rule,)))
 
@@ -741,7 +742,7 @@ def test_what_has_no_gradient_is_refused(case):
 def test_warnings_are_those_of_the_verbs_without_gradients():
     net = Net()
     goal = tnsim.from_module(Net())
-    origin = tnsim.Origin("a file", caveats=("left out: norm.weight",))
+    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
     with pytest.warns(tnsim.CaveatWarning, match="left out: norm.weight"):
         tnsim.torch.similarity(net, tnsim.Model(goal.layers, origin=origin))
 

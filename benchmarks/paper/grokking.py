@@ -324,7 +324,7 @@ def frequency_shares(model: tnsim.Model) -> Float[np.ndarray, " frequencies"]:
     """
     layer = model.layers[0]
     if not isinstance(layer, tnsim.Bilinear):
-        raise tnsim.ResultError(
+        raise tnsim.errors.ResultError(
             f"frequencies are those of a bilinear layer's rows, found {layer!r}"
         )
     rows = np.concatenate([layer.left, layer.right]).astype(float)
@@ -353,7 +353,9 @@ def first_row(curve: Sequence[float] | Float[np.ndarray, " K"], level: float) ->
     """
     reached = np.asarray(curve) >= level
     if not reached.any():
-        raise tnsim.ResultError(f"a curve never reaches {level:g}: it ends at {curve[-1]:.3g}")
+        raise tnsim.errors.ResultError(
+            f"a curve never reaches {level:g}: it ends at {curve[-1]:.3g}"
+        )
     return int(reached.argmax())
 
 

@@ -278,7 +278,7 @@ def turns_of(accuracy: Float[np.ndarray, " K"], chance: float) -> tuple[int, int
     begins = int((accuracy > 2 * chance).argmax())
     arrives = int((accuracy > 0.9 * accuracy[-1]).argmax())
     if not 0 < begins < arrives:
-        raise tnsim.ResultError(
+        raise tnsim.errors.ResultError(
             f"the accuracy does not rise in three phases: {accuracy.round(2).tolist()}; "
             "give checkpoints from before, within and after learning"
         )

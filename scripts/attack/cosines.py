@@ -541,7 +541,7 @@ def outcomes(case: Case) -> Iterator[tuple[dict[str, str], str, float]]:
             except tnsim.TnsimError as error:
                 is_zero = isinstance(error, tnsim.ModelError)
                 yield where, "wrong" if is_zero else "refused", 0.0
-                _say(is_zero or not isinstance(error, tnsim.ResultError), where, str(error))
+                _say(is_zero or not isinstance(error, tnsim.errors.ResultError), where, str(error))
                 continue
             except Exception as error:
                 yield where, "raw", 0.0

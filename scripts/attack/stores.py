@@ -63,7 +63,7 @@ def models() -> list[tnsim.Model]:
 def compared(store: Path | None = None) -> Any:
     """One run over all pairs. Damage is warned of, which is as it should be."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tnsim.StoreWarning)
+        warnings.simplefilter("ignore", tnsim.errors.StoreWarning)
         return tnsim.pairwise(
             models(), tnsim.GaussianClosure(), slices=True, store=store, budget=TILES
         )
@@ -72,7 +72,7 @@ def compared(store: Path | None = None) -> Any:
 def opened(store: Path) -> Any:
     """What a reader is shown of a store."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tnsim.StoreWarning)
+        warnings.simplefilter("ignore", tnsim.errors.StoreWarning)
         return tnsim.open_pairwise(store)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from oracles import bilinear
 
 import tnsim
-from tnsim import Origin
 from tnsim.all_pairs.sources import content_hash
+from tnsim.models.origin import Origin
 
 
 def test_use_changes_no_digest(rng):

@@ -67,7 +67,9 @@ def test_functions_and_modules_in_stores(rng, tmp_path):
     assert_close(found.similarity.values, tnsim.pairwise(more, metric).similarity.values, scale=1.0)
     with torch.no_grad():
         nets[1][0].weight[0, 0] += 1e-3
-    with pytest.raises(tnsim.StoreMismatch, match=r"other weights for 1 \(side a, number 1\)"):
+    with pytest.raises(
+        tnsim.errors.StoreMismatch, match=r"other weights for 1 \(side a, number 1\)"
+    ):
         tnsim.pairwise(more, metric, store=store)
 
 
@@ -85,7 +87,7 @@ def test_tiles_stores_and_executors_change_nothing(rng, tmp_path):
         for name in ("similarity", "standard_error", "log_inner"):
             assert_close(found[name], whole[name], scale=1.0, rtol=1e-12)
     other = tnsim.Empirical(rng.normal(size=(80, 3)))
-    with pytest.raises(tnsim.StoreMismatch, match="metric_parameters"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="metric_parameters"):
         tnsim.pairwise(several, other, store=tmp_path / "run")
 
 

@@ -144,15 +144,15 @@ def test_later_models_stand_anywhere(models, tmp_path):
     tnsim.pairwise(first, store=store)
     later = {5: models[4], 10: models[0], 15: models[5], 20: models[1], 30: models[2]}
     later[40] = models[1]
-    with pytest.warns(tnsim.DuplicateWarning):
+    with pytest.warns(tnsim.errors.DuplicateWarning):
         found = tnsim.pairwise(later, store=store)
         assert same(found, tnsim.pairwise(later))
     assert tnsim.open_pairwise(store).identical(found)
     assert found.a.values.tolist() == [5, 10, 15, 20, 30, 40]
-    with pytest.warns(tnsim.DuplicateWarning):  # nothing but a copy of a known model
+    with pytest.warns(tnsim.errors.DuplicateWarning):  # nothing but a copy of a known model
         again = tnsim.pairwise(later | {50: models[4]}, store=store)
     assert tnsim.open_pairwise(store).identical(again) and again.attrs["duplicates"] == 2
-    with pytest.warns(tnsim.DuplicateWarning):
+    with pytest.warns(tnsim.errors.DuplicateWarning):
         named = tnsim.pairwise(later | {50: models[4], "end": models[6]}, store=store)
     assert named.a.values.tolist() == ["5", "10", "15", "20", "30", "40", "50", "end"]
     assert tnsim.open_pairwise(store).identical(named)
@@ -191,11 +191,11 @@ def test_other_models_are_refused(models, tmp_path):
         (dict(zip("uvwxyz", models[1:7], strict=True)), r"a model 0 \(side a.*that is not given"),
         (dict(zip([4, 3, 2, 1, 0], models[4::-1], strict=True)), "in another order"),
     ]:
-        with pytest.raises(tnsim.StoreMismatch, match=f"holds another run: .*{message}"):
+        with pytest.raises(tnsim.errors.StoreMismatch, match=f"holds another run: .*{message}"):
             tnsim.pairwise(given, store=store)
-    with pytest.raises(tnsim.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
         tnsim.pairwise(models[:6], tnsim.Frobenius(), store=store)
-    with pytest.raises(tnsim.StoreMismatch, match="all pairs of one list"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="all pairs of one list"):
         tnsim.pairwise(models[:6], other=models[:2], store=store)
 
 
@@ -211,9 +211,9 @@ def test_a_growth_that_was_stopped_goes_on(models, tmp_path):
     for tasks in (0, 1, 2, 3, 4):
         try:
             tnsim.pairwise(models[:9], metric, store=store, executor=Stopping(tasks), **options)
-        except tnsim.ExecutorError:
+        except tnsim.errors.ExecutorError:
             stops += 1
-            with pytest.warns(tnsim.StoreWarning, match="not finished: .*grown/1/"):
+            with pytest.warns(tnsim.errors.StoreWarning, match="not finished: .*grown/1/"):
                 shown = tnsim.open_pairwise(store)
             assert (shown.similarity.values[:4, :4] == first.similarity.values).all()
             known = ~np.isnan(shown.similarity.values)
@@ -255,9 +255,9 @@ def test_damage_to_a_grown_store(models, tmp_path):
             if damaged is None and name == "finished.json":
                 continue  # without the mark of its end a store has all of its numbers
             (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
-            with pytest.raises(tnsim.DamagedStore, match="damaged"):
+            with pytest.raises(tnsim.errors.DamagedStore, match="damaged"):
                 tnsim.open_pairwise(store)
-            with pytest.warns(tnsim.StoreWarning, match="damaged: .*; computed again"):
+            with pytest.warns(tnsim.errors.StoreWarning, match="damaged: .*; computed again"):
                 assert tnsim.pairwise(models[:4], store=store).identical(whole)
             assert contents(store) == before
             assert tnsim.open_pairwise(store).identical(whole)
@@ -275,9 +275,11 @@ def test_a_store_without_its_attributes_grows(lost, first, columns, models, tmp_
         given = models[: count + 1] if first == 0 else [models[0], *models[5 - count : 5]]
         if step == 2:
             (store / lost).unlink()
-            with pytest.raises(tnsim.DamagedStore, match="run pairwise again with this store"):
+            with pytest.raises(
+                tnsim.errors.DamagedStore, match="run pairwise again with this store"
+            ):
                 tnsim.open_pairwise(store)
-            with pytest.warns(tnsim.StoreWarning, match=f"damaged: {lost}; computed again"):
+            with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {lost}; computed again"):
                 results.append(tnsim.pairwise(given, other=other, store=store))
         else:
             results.append(tnsim.pairwise(given, other=other, store=store))
@@ -297,7 +299,9 @@ def copied(known, place):
 
 
 @pytest.mark.crossing
-@pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning", "ignore::tnsim.StoreWarning")
+@pytest.mark.filterwarnings(
+    "ignore::tnsim.errors.DuplicateWarning", "ignore::tnsim.errors.StoreWarning"
+)
 @pytest.mark.parametrize("tasks", [0, 2, 4])
 @pytest.mark.parametrize("place", [0, 1, 4])
 @pytest.mark.parametrize("side", "ab")
@@ -306,7 +310,7 @@ def test_a_copy_of_a_model_joins_an_unfinished_run(side, place, tasks, models, t
     store, known = tmp_path / "store", dict(zip(STEPS, models, strict=False))
     options = {"budget": TINY, "metric": tnsim.GaussianClosure(), "slices": True}
     columns = dict(zip("xyc", models[4:7], strict=True)) if side == "b" else None
-    with pytest.raises(tnsim.ExecutorError):
+    with pytest.raises(tnsim.errors.ExecutorError):
         executor = Stopping(tasks)
         tnsim.pairwise(known, other=columns, store=store, executor=executor, **options)
     joined = copied(known, place)
@@ -328,7 +332,7 @@ def test_labels_are_those_of_the_call(models, tmp_path):
         {7: models[0], 8: models[1], 9: models[2]},
     ):
         assert same(tnsim.pairwise(given, store=store), tnsim.pairwise(given))
-    with pytest.warns(tnsim.DuplicateWarning):
+    with pytest.warns(tnsim.errors.DuplicateWarning):
         given = {"x": models[0], "best": models[2], "y": models[1], "z": models[2]}
         found = tnsim.pairwise(given, store=store)
         assert same(found, tnsim.pairwise(given)) and tnsim.open_pairwise(store).identical(found)
@@ -341,15 +345,15 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
         for given in ([models[0]], [models[0], between], [models[0], between, models[7]]):
             whole = tnsim.pairwise(given, store=store)
     shutil.copy(stores[1] / "models.json", stores[0] / "models.json")
-    with pytest.raises(tnsim.DamagedStore, match=r"damaged: norms a 0|damaged: grown"):
+    with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: norms a 0|damaged: grown"):
         tnsim.open_pairwise(stores[0])
-    with pytest.warns(tnsim.StoreWarning, match="damaged: "):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged: "):
         assert tnsim.pairwise(given, store=stores[0]).identical(whole)
     assert tnsim.open_pairwise(stores[0]).identical(whole)
 
 
 @pytest.mark.sampled(quick=2, slow=6)
-@pytest.mark.filterwarnings("ignore::tnsim.DuplicateWarning")
+@pytest.mark.filterwarnings("ignore::tnsim.errors.DuplicateWarning")
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
 )
@@ -379,11 +383,11 @@ def test_any_history_of_a_store(columns, seed, models, tmp_path):
             hurt.write_bytes(cut) if rng.random() < 0.7 else hurt.unlink()
             earlier.pop(hurt, None)
         if fate == "stopped":
-            with contextlib.suppress(tnsim.ExecutorError):
+            with contextlib.suppress(tnsim.errors.ExecutorError):
                 executor = Stopping(int(rng.integers(6)))
                 tnsim.pairwise(given, other=other, store=store, executor=executor, **options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            warnings.simplefilter("ignore", tnsim.errors.StoreWarning)
             found = tnsim.pairwise(given, other=other, store=store, **options)
         assert same(found, tnsim.pairwise(given, other=other, **options), rtol=1e-11)
         assert tnsim.open_pairwise(store).identical(found)
@@ -417,7 +421,7 @@ def test_processes_at_a_growing_store(folder):
     looked = 0
     while any(process.poll() is None for process in both):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            warnings.simplefilter("ignore", tnsim.errors.StoreWarning)
             shown = tnsim.open_pairwise(store).similarity.values
         assert (shown[:4, :4] == known).all()
         looked += 1

@@ -108,7 +108,7 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
         def submit(self, *arguments):
             raise OSError("stopped")
 
-    with pytest.raises(tnsim.ExecutorError):
+    with pytest.raises(tnsim.errors.ExecutorError):
         compare(folder, store=store, executor=Interrupting())
     put(store, "tile-2-1", f"{leases.host()} {os.getpid()} other")
     put(store, "norms-a-1", f"{leases.host()} {dead} other")

@@ -274,7 +274,8 @@ def test_duplicates_are_told_and_computed_once(name, rng, route, monkeypatch):
         ),
     )
     with pytest.warns(
-        tnsim.DuplicateWarning, match="identical weights: again = first; they are computed once"
+        tnsim.errors.DuplicateWarning,
+        match="identical weights: again = first; they are computed once",
     ):
         found = tnsim.pairwise({"first": a, "second": b, "again": again})
     assert sum(seen) == 4 and found.attrs["duplicates"] == 1
@@ -442,7 +443,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     ],
 )
 def test_a_missing_extra_is_named(package, code, extra):
-    attempt = f"try:\n    from tnsim.all_pairs import result as exports; {code}\nexcept tnsim.MissingExtra as e:\n    print(e)"
+    attempt = f"try:\n    from tnsim.all_pairs import result as exports; {code}\nexcept tnsim.errors.MissingExtra as e:\n    print(e)"
     program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

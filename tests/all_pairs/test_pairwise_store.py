@@ -94,13 +94,13 @@ def test_a_tile_that_is_half_written_is_not_trusted(folder):
     lost = file_of(store, "tile 1 0")
     data, tile = lost.read_bytes(), listed(store)["growths"][0]["tile"]
     lost.unlink()
-    with pytest.warns(tnsim.StoreWarning, match=r"store: not finished: tile 1 0 missing"):
+    with pytest.warns(tnsim.errors.StoreWarning, match=r"store: not finished: tile 1 0 missing"):
         shown = tnsim.open_pairwise(store).similarity
     assert np.isnan(shown[tile : 2 * tile, :tile]).all() and not np.isnan(shown[:tile, :tile]).any()
     lost.write_bytes(data[: len(data) // 2])
-    with pytest.raises(tnsim.DamagedStore, match="damaged: tile 1 0; run pairwise again"):
+    with pytest.raises(tnsim.errors.DamagedStore, match="damaged: tile 1 0; run pairwise again"):
         tnsim.open_pairwise(store)
-    with pytest.warns(tnsim.StoreWarning, match="damaged: tile 1 0; computed again"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged: tile 1 0; computed again"):
         assert compare(folder, store=store).identical(whole)
     assert lost.read_bytes() == data
 
@@ -179,7 +179,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
         match=r"store: cannot be written: No space left on device; finished tiles are kept, run again",
     ):
         compare(folder, store=folder / "store")
-    with pytest.warns(tnsim.StoreWarning, match="not finished"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="not finished"):
         assert np.isnan(tnsim.open_pairwise(folder / "store").similarity).any()
     assert compare(folder, store=folder / "store").identical(whole)
 
@@ -201,34 +201,40 @@ def test_a_store_of_another_run_is_refused(folder, rng):
         (models[:4], {}, "10 models on side a, and 4 are given"),
         (models, {"other": models}, "all pairs of one list; give another path"),
     ]:
-        with pytest.raises(tnsim.StoreMismatch, match=f"store: holds another run: {message}"):
+        with pytest.raises(
+            tnsim.errors.StoreMismatch, match=f"store: holds another run: {message}"
+        ):
             tnsim.pairwise(given, store=store, **options)
-    with pytest.raises(tnsim.StoreMismatch, match='dtype "float64", and "float32" is asked for'):
+    with pytest.raises(
+        tnsim.errors.StoreMismatch, match='dtype "float64", and "float32" is asked for'
+    ):
         tnsim.pairwise(models, store=store, dtype="float32")
-    with pytest.raises(tnsim.StoreMismatch, match="slices false, and true is asked for"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="slices false, and true is asked for"):
         tnsim.pairwise(models, store=store, slices=True)
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[3])
     with pytest.raises(
-        tnsim.StoreMismatch,
+        tnsim.errors.StoreMismatch,
         match=r"other weights for 3 \(side a, number 3\); give another path, or remove it",
     ):
         tnsim.pairwise(models, store=store)
     data = json.loads((store / "run.json").read_text())
     data["content"]["format"] = 0
     (store / "run.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.StoreMismatch, match="format 0, and 6 is asked for"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="format 0, and 6 is asked for"):
         tnsim.pairwise(models, store=store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"
         earlier.mkdir(parents=True)
         (earlier / name).write_text("{}")
         for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
-            with pytest.raises(tnsim.StoreMismatch, match="a store of an earlier version of tnsim"):
+            with pytest.raises(
+                tnsim.errors.StoreMismatch, match="a store of an earlier version of tnsim"
+            ):
                 use(earlier)
         assert [file.name for file in earlier.iterdir()] == [name]
-    with pytest.raises(tnsim.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
         tnsim.pairwise(models, store=folder / "models")
-    with pytest.raises(tnsim.StoreMismatch, match=r"nowhere: not a store of tnsim.pairwise"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match=r"nowhere: not a store of tnsim.pairwise"):
         tnsim.open_pairwise(folder / "nowhere")
 
 

@@ -74,9 +74,11 @@ def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     """Stopped in the second part, whose later pairs are missing, and not its earlier pairs."""
     series, store = tnsim.load(run), tmp_path / "store"
     first = tnsim.pairwise(tnsim.parts(series[:2], ["ov"]), store=store)
-    with pytest.raises(tnsim.ExecutorError):
+    with pytest.raises(tnsim.errors.ExecutorError):
         tnsim.pairwise(tnsim.parts(series, ["ov"]), store=store, executor=Stopping(4))
-    with pytest.warns(tnsim.StoreWarning, match="not finished: .*layer 1 head 0 ov: later models"):
+    with pytest.warns(
+        tnsim.errors.StoreWarning, match="not finished: .*layer 1 head 0 ov: later models"
+    ):
         shown = tnsim.open_pairwise(store)
     assert shown.similarity.shape == (4, 3, 3)
     assert np.array_equal(shown.similarity[:, :2, :2], first.similarity)
@@ -121,7 +123,9 @@ def test_a_run_goes_on_where_it_ended(run, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tnsim.pairwise(parts, store=store)
     monkeypatch.setattr(PartOfFile, "read", read)
-    with pytest.warns(tnsim.StoreWarning, match=r"not finished: layer 0 head 1 ov: .* missing"):
+    with pytest.warns(
+        tnsim.errors.StoreWarning, match=r"not finished: layer 0 head 1 ov: .* missing"
+    ):
         half = tnsim.open_pairwise(store)
     assert np.isfinite(half.similarity[0]).all() and np.isnan(half.similarity[-1]).all()
     finished = {file: file.stat().st_mtime_ns for file in (store / "records").iterdir()}
@@ -143,17 +147,17 @@ def test_what_is_refused(run, tmp_path):
     parts = tnsim.parts(series, "qk")
     store = tmp_path / "store"
     tnsim.pairwise(parts, store=store)
-    with pytest.raises(tnsim.StoreMismatch, match=r"over 4 parts of kinds qk, .* kinds ov"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match=r"over 4 parts of kinds qk, .* kinds ov"):
         tnsim.pairwise(tnsim.parts(series, "ov"), store=store)
-    with pytest.raises(tnsim.StoreMismatch, match=r"distances \[1\] .* not over .* \[2\]"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match=r"distances \[1\] .* not over .* \[2\]"):
         tnsim.pairwise(tnsim.parts(series, "qk", distances=[2]), store=store)
-    with pytest.raises(tnsim.StoreMismatch, match=r"over 4 parts .* not over whole models"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match=r"over 4 parts .* not over whole models"):
         tnsim.pairwise(parts["layer 0 head 0 qk"], store=store)
     (store / "records").rename(tmp_path / "outside")
     (store / "records").symlink_to(tmp_path / "outside")
-    with pytest.raises(tnsim.StoreMismatch, match="records: is a link, through which"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="records: is a link, through which"):
         tnsim.pairwise(parts, store=store)
-    with pytest.raises(tnsim.StoreMismatch, match="not a store of tnsim"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="not a store of tnsim"):
         tnsim.pairwise(parts, store=run)
     with pytest.raises(tnsim.ModelError, match="both series need the same parts"):
         tnsim.pairwise(parts, other=tnsim.parts(series, "ov"))
@@ -164,7 +168,9 @@ def test_what_is_refused(run, tmp_path):
     assert tnsim.plan_pairwise(parts["layer 0 head 0 qk"]).tiles.pairs == 6
     for damage in ('{"content": {"format": 6, "parts": {"names": [["qk", "x", 0]]}}}', "{", "[]"):
         (store / "run.json").write_text(damage)
-        with pytest.raises(tnsim.DamagedStore, match=r"damaged: run\.json; run pairwise again"):
+        with pytest.raises(
+            tnsim.errors.DamagedStore, match=r"damaged: run\.json; run pairwise again"
+        ):
             tnsim.open_pairwise(store)
 
 
@@ -192,9 +198,9 @@ def test_pictures_of_parts(run):
     assert figure.axes[2].images[0].get_array().shape == (1, 1)
     one = result.sel(part="layer 0 head 1 qk")
     assert one.tnsim.plot("heatmap").axes[0].get_title() == "similarity"
-    with pytest.raises(tnsim.ResultError, match="parts are drawn of one matrix over"):
+    with pytest.raises(tnsim.errors.ResultError, match="parts are drawn of one matrix over"):
         figures.pairwise(one, "parts")
-    with pytest.raises(tnsim.ResultError, match="select the others first"):
+    with pytest.raises(tnsim.errors.ResultError, match="select the others first"):
         result.tnsim.plot("heatmap")
 
 
@@ -274,5 +280,5 @@ def test_parts_are_ranked_by_their_distances(rng):
     pair = found.tnsim.distance.isel(a=0, b=2)
     assert (ranked.distance.values == sorted(pair.values)[::-1]).all()
     assert (found.tnsim.most_changed(1, 1).distance.values < 1e-7).all()
-    with pytest.raises(tnsim.ResultError, match="no model is called 5 along a: 0, 1, 2"):
+    with pytest.raises(tnsim.errors.ResultError, match="no model is called 5 along a: 0, 1, 2"):
         found.tnsim.most_changed(5)

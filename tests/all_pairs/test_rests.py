@@ -156,7 +156,7 @@ KINDS_OF_RUN = ["ov", "mlp"]
 @pytest.fixture
 def without_warnings():
     with warnings.catch_warnings():
-        warnings.simplefilter("error", tnsim.DuplicateWarning)
+        warnings.simplefilter("error", tnsim.errors.DuplicateWarning)
         yield
 
 
@@ -174,14 +174,16 @@ def test_equal_parts_are_no_equal_models(run, tmp_path):
     assert said in repr(result) and said in result._repr_html_()
     assert isinstance(result, tnsim.Pairwise) and tnsim.open_pairwise(store).identical(result)
     (store / "rests.json").unlink()
-    with pytest.warns(tnsim.StoreWarning, match="not finished: what belongs to no part missing"):
+    with pytest.warns(
+        tnsim.errors.StoreWarning, match="not finished: what belongs to no part missing"
+    ):
         unknown = tnsim.open_pairwise(store)
     assert "rest_differs" not in unknown and "rest" not in unknown.attrs
     tnsim.pairwise(tnsim.parts(series[:2], KINDS_OF_RUN), store=store)
     assert tnsim.open_pairwise(store).identical(result)
     for damage in ('{"a": {"0": {"parts": 1, "rest": {}}}, "b": {}}', "{", "[]"):
         (store / "rests.json").write_text(damage)
-        with pytest.raises(tnsim.DamagedStore, match=r"rests\.json is damaged"):
+        with pytest.raises(tnsim.errors.DamagedStore, match=r"rests\.json is damaged"):
             tnsim.open_pairwise(store)
 
 
@@ -190,7 +192,7 @@ def test_duplicates_and_costs_are_those_of_whole_models(run):
     series = tnsim.load(run)
     parts = tnsim.parts(series[1:3], KINDS_OF_RUN)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", tnsim.DuplicateWarning)
+        warnings.simplefilter("error", tnsim.errors.DuplicateWarning)
         result = tnsim.pairwise(parts)
         planned = tnsim.plan_pairwise(parts)
     assert result.attrs["duplicates"] == 0
@@ -200,7 +202,7 @@ def test_duplicates_and_costs_are_those_of_whole_models(run):
     assert differing == ["layer 1 mlp"]
     # A pair of equal parts, and three of the block that differs.
     assert planned.tiles.pairs == len(parts) - 1 + 3
-    with pytest.warns(tnsim.DuplicateWarning, match="models with identical weights: 3 = 0$"):
+    with pytest.warns(tnsim.errors.DuplicateWarning, match="models with identical weights: 3 = 0$"):
         every = tnsim.pairwise(tnsim.parts(series, KINDS_OF_RUN))
     assert every.attrs["duplicates"] == 1
     assert every.rest_differs.values[:, 1].tolist() == [1, 0, 1, 1]

@@ -191,7 +191,7 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
     assert beside.identical(found)
     tnsim.pairwise(some, CLOSURE, store=parts, budget=SMALL)
     list(files_of(parts).values())[-1].unlink()  # the last tile is lost
-    with pytest.warns(tnsim.StoreWarning):
+    with pytest.warns(tnsim.errors.StoreWarning):
         again = tnsim.pairwise(some, CLOSURE, store=parts, budget=SMALL)
     assert again.identical(found) and contents(parts) == contents(whole)
 

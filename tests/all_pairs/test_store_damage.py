@@ -63,7 +63,7 @@ def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path
     place.unlink()
     STANDING[what](place)
     assert shows_nothing_else(store, result)
-    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
         assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
     assert contents(store) == contents(original)
 
@@ -75,7 +75,7 @@ def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
     shutil.rmtree(store / "records")
     (store / "records").touch()
     assert shows_nothing_else(store, result)
-    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
         assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
     assert contents(store) == contents(original)
 
@@ -98,7 +98,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
 
     def runs():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", tnsim.StoreWarning)
+            warnings.simplefilter("ignore", tnsim.errors.StoreWarning)
             with contextlib.suppress(tnsim.TnsimError):
                 tnsim.pairwise(models, slices=True, store=store, budget=TINY)
         ended.append(True)
@@ -124,14 +124,16 @@ def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
     (store / name).symlink_to(outside)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for given in (models, [*models, later]):
-        with pytest.raises(tnsim.StoreMismatch, match=f"{store / name}: is a link, through which"):
+        with pytest.raises(
+            tnsim.errors.StoreMismatch, match=f"{store / name}: is a link, through which"
+        ):
             tnsim.pairwise(given, slices=True, store=store, budget=TINY)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     # A store that stands elsewhere as a whole is where its owner wants it.
     (store / name).unlink()
     outside.rename(store / name)
     (tmp_path / "link").symlink_to(store)
-    with pytest.warns(tnsim.StoreWarning, match="tile 1 0"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="tile 1 0"):
         found = tnsim.pairwise(models, slices=True, store=tmp_path / "link", budget=TINY)
     assert found.identical(result) and tnsim.open_pairwise(store).identical(result)
 
@@ -145,7 +147,7 @@ def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path
     place.mkdir()
     (place / "thesis").write_text("mine")
     with (
-        pytest.warns(tnsim.StoreWarning),
+        pytest.warns(tnsim.errors.StoreWarning),
         pytest.raises(tnsim.TnsimError, match=rf"Directory not empty \({place}"),
     ):
         tnsim.pairwise(models, slices=True, store=store, budget=TINY)
@@ -155,7 +157,9 @@ def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_names_that_no_store_can_have(name, models, tmp_path):
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(tnsim.StoreMismatch, match=r"no path of a store: .*; give another"):
+        with pytest.raises(
+            tnsim.errors.StoreMismatch, match=r"no path of a store: .*; give another"
+        ):
             use(tmp_path / name)
 
 
@@ -188,7 +192,7 @@ def shows_nothing_else(path, result):
     """`open_pairwise` gives the undamaged result or refuses. True where it refused."""
     try:
         assert tnsim.open_pairwise(path).identical(result)
-    except (tnsim.DamagedStore, tnsim.StoreMismatch) as error:
+    except (tnsim.errors.DamagedStore, tnsim.errors.StoreMismatch) as error:
         assert str(path) in str(error)
         return True
     return False
@@ -207,7 +211,7 @@ def test_every_file_damaged(models, whole, tmp_path):
             put(store / name, damaged)
             (refused if shows_nothing_else(store, result) else harmless).append((name, what))
         put(store / name, damages(data, 40)[refused[n % len(refused)][1]])
-        with pytest.warns(tnsim.StoreWarning, match=r"store: damaged: .*; computed again$"):
+        with pytest.warns(tnsim.errors.StoreWarning, match=r"store: damaged: .*; computed again$"):
             again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
         assert again.identical(result), name
         assert contents(store) == before, name
@@ -246,7 +250,7 @@ def test_files_exchanged(models, whole, tmp_path):
                 place.unlink()
                 place.symlink_to(source) if link else shutil.copy(source, place)
                 assert shows_nothing_else(store, result), (one, other)
-                with pytest.warns(tnsim.StoreWarning, match="damaged"):
+                with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
                     again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
                 assert again.identical(result)
                 assert contents(store) == contents(original)
@@ -266,7 +270,7 @@ def test_records_of_another_run_are_no_records(models, whole, tmp_path):
     for label, file in places.items():
         shutil.copy(theirs[label], file)
     assert shows_nothing_else(other, result)
-    with pytest.warns(tnsim.StoreWarning, match="damaged"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
         assert tnsim.pairwise(models, store=other, **options).identical(result)
 
 
@@ -286,7 +290,7 @@ def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatc
         return fetch(self, record)
 
     monkeypatch.setattr(stores.Store, "fetch", fetched)
-    with pytest.warns(tnsim.StoreWarning, match="not finished: tile 0 0, tile 1 0 missing"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="not finished: tile 0 0, tile 1 0 missing"):
         shown = tnsim.open_pairwise(store)
     assert np.isnan(shown.similarity[:2, :2]).all()
     assert tnsim.open_pairwise(store).identical(result)
@@ -307,9 +311,11 @@ def test_edited_lists(models, whole, tmp_path):
         data = json.loads(place_of(store, name).read_text())
         data["content"].update(change)
         place_of(store, name).write_text(json.dumps(data))
-        with pytest.raises(tnsim.DamagedStore, match=f"damaged: {name}.json; .* or remove it"):
+        with pytest.raises(
+            tnsim.errors.DamagedStore, match=f"damaged: {name}.json; .* or remove it"
+        ):
             tnsim.open_pairwise(store)
-        with pytest.warns(tnsim.StoreWarning, match=f"damaged: {name}.json; computed again"):
+        with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {name}.json; computed again"):
             assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
         assert contents(store) == contents(original)
 
@@ -319,17 +325,17 @@ def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, 
     store = tmp_path / "store"
     shutil.copytree(original, store)
     (store / "run.json").unlink()
-    with pytest.raises(tnsim.StoreMismatch, match="3 models on side a, and 2 are given"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="3 models on side a, and 2 are given"):
         tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
-    with pytest.raises(tnsim.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
         tnsim.pairwise(models, tnsim.Frobenius(), slices=True, store=store, budget=TINY)
     assert not (store / "run.json").exists()
     other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
-    with pytest.warns(tnsim.StoreWarning, match="damaged: run.json; computed again"):
+    with pytest.warns(tnsim.errors.StoreWarning, match="damaged: run.json; computed again"):
         again = tnsim.pairwise(models, slices=True, store=store, budget=other_tiles)
     assert again.drop_attrs().identical(result.drop_attrs())
     for file in store.glob("*.json"):
         file.unlink()
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(tnsim.DamagedStore, match=r"damaged: run.json; .* remove it"):
+        with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: run.json; .* remove it"):
             use(store)

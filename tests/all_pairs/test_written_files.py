@@ -53,7 +53,7 @@ def test_a_run_that_stops_leaves_the_file_as_it_was(name, tmp_path, rng, monkeyp
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_cannot_be_written_is_an_error_of_ours(name, tmp_path, rng):
     (tmp_path / "file").write_text("")
-    with pytest.raises(tnsim.ResultError, match=f"{name}: cannot be written: "):
+    with pytest.raises(tnsim.errors.ResultError, match=f"{name}: cannot be written: "):
         WRITERS[name](blocks(rng, [2]), tmp_path / "file" / name)
     assert names(tmp_path) == ["file"]
 
@@ -191,7 +191,9 @@ def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
 def test_a_store_is_no_address(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (lambda: tnsim.pairwise([], store=store), lambda: tnsim.open_pairwise(store)):
-        with pytest.raises(tnsim.StoreMismatch, match=f"{store}: a store is a folder on a disk"):
+        with pytest.raises(
+            tnsim.errors.StoreMismatch, match=f"{store}: a store is a folder on a disk"
+        ):
             call()
     assert names(tmp_path) == []
 

@@ -200,7 +200,7 @@ def test_refusals(run):
         ),
         (lambda: figures.pairwise(run, "scatter"), "found 'similarity' alone: name two or more"),
     ):
-        with pytest.raises(tnsim.ResultError, match=message):
+        with pytest.raises(tnsim.errors.ResultError, match=message):
             call()
 
 
@@ -223,7 +223,7 @@ def every_plot(run):
     curved = run.assign(train_accuracy=("a", train), validation_accuracy=("a", train**2))
     strips = [("train_accuracy", "validation_accuracy"), "log_norm_a"]
     model = tnsim.load(SHIPPED)[0]
-    network = tnsim.network(model)
+    network = tnsim.tensor_networks.network(model)
     matrix = run.similarity.values
     part = (
         run.similarity.expand_dims(part=["qk", "ov"])
@@ -306,13 +306,17 @@ def test_every_plot_takes_axes_size_colours_and_range(run, name):
     if coloured.axes[0].images:
         assert coloured.axes[0].images[0].get_cmap().name == "magma"
     if not has_range:
-        with pytest.raises(tnsim.ResultError, match="has no range of values that vmax could end"):
+        with pytest.raises(
+            tnsim.errors.ResultError, match="has no range of values that vmax could end"
+        ):
             plot(vmax=0.7)
         return
     figure = plot(vmin=-0.4, vmax=0.7)
     if name != "edges":  # the range of widths of lines
         assert all((-0.4, 0.7) in shown_range(axes) for axes in figure.axes[:panels])
-    with pytest.raises(tnsim.ResultError, match="vmin is below vmax, found a range from 2 to 1"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match="vmin is below vmax, found a range from 2 to 1"
+    ):
         plot(vmin=2.0, vmax=1.0)
 
 
@@ -327,15 +331,17 @@ def test_every_plot_takes_axes_size_colours_and_range(run, name):
     ],
 )
 def test_what_cannot_be_drawn_with(run, drawing, message):
-    with pytest.raises(tnsim.ResultError, match=message):
+    with pytest.raises(tnsim.errors.ResultError, match=message):
         run.tnsim.plot(**drawing)
 
 
 def test_axes_and_panels_are_as_many(run):
     _, grid = figures.new_figure(ncols=2)
-    with pytest.raises(tnsim.ResultError, match=r"this picture has 1 panel, found 2 axes: give 1"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match=r"this picture has 1 panel, found 2 axes: give 1"
+    ):
         run.tnsim.plot(ax=grid)
-    with pytest.raises(tnsim.ResultError, match="leave out figsize, or leave out ax"):
+    with pytest.raises(tnsim.errors.ResultError, match="leave out figsize, or leave out ax"):
         run.tnsim.plot(ax=grid[0], figsize=(3, 3))
 
 

@@ -32,7 +32,9 @@ def test_last_block_score_by_hand(rng):
     expected = within - run[np.ix_(~last, last)].mean()
     assert_close(reading.last_block_score(run, [5, 9]), expected)
     assert_close(reading.last_block_score(run, [9]), expected)
-    with pytest.raises(tnsim.ResultError, match=r"pairs within blocks .* blocks of \[11, 1\]"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match=r"pairs within blocks .* blocks of \[11, 1\]"
+    ):
         reading.last_block_score(run, [11])
 
 
@@ -42,7 +44,9 @@ def test_groups_need_not_follow_one_another(rng):
     groups = np.repeat(["first", "second", "third"], [4, 5, 3])[order]
     mixed = run.values[np.ix_(order, order)]
     assert_close(reading.group_score(mixed, groups), reading.block_score(run, [4, 9]))
-    with pytest.raises(tnsim.ResultError, match="12 models need a group each, found 3 groups"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match="12 models need a group each, found 3 groups"
+    ):
         reading.group_score(mixed, [0, 1, 2])
 
 
@@ -58,9 +62,13 @@ def test_against_control(rng, score):
     assert found.score == score(run, [5]) and found.control == score(control, [5])
     assert found.difference == found.score - found.control > 0.2
     assert reading.against_control(control, control, [5], score).difference == 0
-    with pytest.raises(tnsim.ResultError, match="goes on from the run's own models: before row 7"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match="goes on from the run's own models: before row 7"
+    ):
         reading.against_control(run, control, [7], score)
-    with pytest.raises(tnsim.ResultError, match="found 8 rows from 0 to 7, and 9 rows from 0 to 8"):
+    with pytest.raises(
+        tnsim.errors.ResultError, match="found 8 rows from 0 to 7, and 9 rows from 0 to 8"
+    ):
         reading.against_control(run, control.isel(a=slice(8), b=slice(8)), [5], score)
 
 
@@ -92,7 +100,7 @@ def test_divergences_are_divided_as_squared_distances(rng):
     chords = 2 - 2 * run.similarity
     assert reading.segment(chords, 3).change_points == reading.segment(run, 3).change_points
     for refused in (0.5 * np.eye(3), squared - squared.max() * (1 - np.eye(8))):
-        with pytest.raises(tnsim.ResultError, match="holds neither cosines nor divergences"):
+        with pytest.raises(tnsim.errors.ResultError, match="holds neither cosines nor divergences"):
             reading.segment(refused, 2)
 
 
@@ -146,7 +154,7 @@ def test_trajectory(rng):
     apart = run.isel(a=slice(0, 2))
     assert reading.trajectory(apart).shape == (2,)
     with pytest.raises(
-        tnsim.ResultError, match="no model is labelled 250; labels go from 0 to 600"
+        tnsim.errors.ResultError, match="no model is labelled 250; labels go from 0 to 600"
     ):
         reading.trajectory(run, 250)
 
@@ -168,10 +176,12 @@ def test_mds_gives_the_chords_back(rng):
 
 def test_what_is_no_gram_matrix_is_named():
     impossible = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
-    with pytest.warns(tnsim.NegativeEigenvalueWarning, match="matrix has the eigenvalue -0.8"):
+    with pytest.warns(
+        tnsim.errors.NegativeEigenvalueWarning, match="matrix has the eigenvalue -0.8"
+    ):
         assert reading.spectrum(impossible)[0] < 0
     with pytest.warns(
-        tnsim.NegativeEigenvalueWarning, match="of the spectrum of the matrix is negative"
+        tnsim.errors.NegativeEigenvalueWarning, match="of the spectrum of the matrix is negative"
     ):
         assert reading.mds(impossible).negative > 0.05
 
@@ -196,7 +206,7 @@ def test_any_matrix_of_a_result_can_be_read():
     assert -1 < reading.block_score(run.slices.sel(output=2), [4]) < 1
     assert reading.block_score(run.js_divergence, [4]) < 0
     with pytest.raises(
-        tnsim.ResultError,
+        tnsim.errors.ResultError,
         match="js_divergence is no matrix of cosines: a model compared with itself gives 0, not 1",
     ):
         reading.mds(run.js_divergence)
@@ -254,12 +264,12 @@ def test_refusals(rng):
             "all entries of similarity are 1: its correlation",
         ),
     ):
-        with pytest.raises(tnsim.ResultError, match=message):
+        with pytest.raises(tnsim.errors.ResultError, match=message):
             call()
 
 
 @pytest.mark.parametrize("package", ["xarray", "scipy.linalg"])
 def test_missing_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(tnsim.MissingExtra, match=r"pip install 'tnsim\[pairwise\]'"):
+    with pytest.raises(tnsim.errors.MissingExtra, match=r"pip install 'tnsim\[pairwise\]'"):
         reading.spectrum(np.eye(2))

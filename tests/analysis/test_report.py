@@ -137,14 +137,15 @@ def test_refusals(tmp_path, monkeypatch, rng):
     run = blocks(rng, [2, 2])
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        tnsim.ResultError, match=r"run.html: cannot be written: (Not a directory|File exists)"
+        tnsim.errors.ResultError,
+        match=r"run.html: cannot be written: (Not a directory|File exists)",
     ):
         report.write(run, tmp_path / "file" / "run.html")
     monkeypatch.setattr(report, "MAX_NUMBERS", 40)
-    with pytest.raises(tnsim.ResultError, match="48 numbers are more than the 40 of a page"):
+    with pytest.raises(tnsim.errors.ResultError, match="48 numbers are more than the 40 of a page"):
         report.write(run, tmp_path / "run.html")
     run["similarity"][0, 1] = np.nan
-    with pytest.raises(tnsim.ResultError, match="similarity is not finite"):
+    with pytest.raises(tnsim.errors.ResultError, match="similarity is not finite"):
         report.write(run, tmp_path / "run.html")
 
 

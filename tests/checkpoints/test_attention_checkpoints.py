@@ -10,8 +10,9 @@ from oracles import linear
 from sequence_oracles import attention
 
 import tnsim
-from tnsim import AttentionRule, Dialect, LinearRule
+from tnsim import Dialect
 from tnsim.checkpoints.dialects import PRESETS
+from tnsim.checkpoints.rules import AttentionRule, LinearRule
 
 VOCABULARY, WIDTH, HEADS = 6, 8, 2
 CONFIG = {

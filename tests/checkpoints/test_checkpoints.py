@@ -13,9 +13,9 @@ from oracles import bilinear, linear
 from safetensors.numpy import save_file
 
 import tnsim
-from tnsim import BilinearRule, LinearRule
 from tnsim.checkpoints.dialects import PRESETS
 from tnsim.checkpoints.load import read
+from tnsim.checkpoints.rules import BilinearRule, LinearRule
 
 
 def classifier(rng, dtype=np.float32):
@@ -164,7 +164,7 @@ def test_torch_is_an_extra(monkeypatch, tmp_path):
     (tmp_path / "m.pt").write_bytes(b"x")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(
-        tnsim.MissingExtra,
+        tnsim.errors.MissingExtra,
         match=r"needs torch, which is not installed: run  pip install 'tnsim\[torch\]'",
     ):
         tnsim.load(tmp_path / "m.pt")

@@ -19,10 +19,11 @@ import pytest
 from safetensors.numpy import save as serialise
 
 import tnsim
-from tnsim import Dialect, LinearRule
+from tnsim import Dialect
 from tnsim.all_pairs.sources import sources
 from tnsim.checkpoints.formats import contents
 from tnsim.checkpoints.load import read
+from tnsim.checkpoints.rules import LinearRule
 
 READOUT = files.readout()
 

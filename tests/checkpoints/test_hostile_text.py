@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tnsim
-from tnsim import Dialect, LinearRule
-from tnsim.checkpoints.rules import rule_of
+from tnsim import Dialect
+from tnsim.checkpoints.rules import LinearRule, rule_of
 
 
 def refused(path, message, error=tnsim.CheckpointError, **options):

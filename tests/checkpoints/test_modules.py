@@ -337,7 +337,7 @@ class Raw(nn.Module):
 
 def test_classes_are_declared_by_rules_or_functions(rng):
     module = nn.Sequential(nn.Linear(3, 4), Raw(), nn.Linear(4, 2))
-    rule = tnsim.BilinearRule(left="a", right="b")
+    rule = tnsim.dialects.BilinearRule(left="a", right="b")
 
     def function(raw):
         return tnsim.Bilinear(raw.a, raw.b, np.eye(4))
@@ -347,7 +347,7 @@ def test_classes_are_declared_by_rules_or_functions(rng):
     for declared in (rule, function):
         model = tnsim.from_module(module, {Raw: declared})
         assert_close(model(x), expected, scale=LARGEST, rtol=1e-5, limited_by="float32")
-    wrong = tnsim.BilinearRule(left="a", right="a")
+    wrong = tnsim.dialects.BilinearRule(left="a", right="a")
     with pytest.raises(tnsim.TnsimError, match="what was recognised is another function"):
         tnsim.from_module(module, {Raw: wrong})
 
@@ -588,7 +588,7 @@ class Times(nn.Module):
         return self.factor * x
 
 
-BLOCK = tnsim.BilinearRule(left="left.weight", right="right.weight", down="down.weight")
+BLOCK = tnsim.dialects.BilinearRule(left="left.weight", right="right.weight", down="down.weight")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import tnsim
 from tnsim.checkpoints.state_dict import place_of
 
 RULES = [
-    tnsim.BilinearRule(left="body.l", right="body.r", down="body.d", down_bias="body.b"),
-    tnsim.LinearRule(weight="head"),
+    tnsim.dialects.BilinearRule(left="body.l", right="body.r", down="body.d", down_bias="body.b"),
+    tnsim.dialects.LinearRule(weight="head"),
 ]
 DIALECT = tnsim.Dialect("mine", tuple(RULES))
 

@@ -13,6 +13,7 @@ from commands import command, process, processor_seconds
 from oracles import bilinear
 
 import tnsim
+import tnsim.engine.plan
 from tnsim.checkpoints.dialects import PRESETS
 from tnsim.cli import app
 
@@ -74,7 +75,7 @@ def test_plan(pair):
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
     planned = json.loads(command("plan", *pair, "--json").stdout)
     assert planned["route"] == "contractions" and planned["outputs"] == ["AB"]
-    again = tnsim.Plan.from_json(json.dumps(planned["contraction"]))
+    again = tnsim.engine.plan.Plan.from_json(json.dumps(planned["contraction"]))
     assert again.outputs == ("AB",)
 
 

@@ -36,7 +36,9 @@ def test_without_arguments_the_whole_help_is_shown(group):
 
 def test_warnings_are_one_line(monkeypatch):
     def warns(**_):
-        app.warnings.warn("two checkpoints\x1b[2J\nare one", tnsim.DuplicateWarning, stacklevel=1)
+        app.warnings.warn(
+            "two checkpoints\x1b[2J\nare one", tnsim.errors.DuplicateWarning, stacklevel=1
+        )
 
     monkeypatch.setattr(app, "app", warns)
     done = command()

@@ -68,9 +68,9 @@ def test_a_store_with_something_else_than_files(put, folder, rng):
     assert len(files) == 3 + 2
     for file in files:
         put(file)
-        with pytest.raises(tnsim.DamagedStore):
+        with pytest.raises(tnsim.errors.DamagedStore):
             tnsim.open_pairwise(path)
-        with pytest.warns(tnsim.StoreWarning, match="damaged"):
+        with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
             again = tnsim.pairwise(models, store=path)
         np.testing.assert_array_equal(again.similarity.values, expected)
         assert file.is_file()
@@ -88,7 +88,7 @@ def test_leases_that_are_none(put, folder, rng):
         (path / "models.json").unlink()
         (path / place).parent.mkdir(exist_ok=True)
         put(path / place)
-        with pytest.warns(tnsim.StoreWarning):
+        with pytest.warns(tnsim.errors.StoreWarning):
             again = tnsim.pairwise(models, store=path)
         np.testing.assert_array_equal(again.similarity.values, expected)
         assert not (path / "leases").exists()

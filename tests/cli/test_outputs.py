@@ -164,7 +164,9 @@ def test_the_file_of_an_earlier_run_is_replaced_and_no_other(name, tmp_path, rng
         other = tmp_path / "other"
         write(other)
         before = contents(tmp_path)
-        with pytest.raises(tnsim.ResultError, match=r"other: cannot be written: (holds|is a )"):
+        with pytest.raises(
+            tnsim.errors.ResultError, match=r"other: cannot be written: (holds|is a )"
+        ):
             WRITERS[name](blocks(rng, [2]), other)
         assert contents(tmp_path) == before
         other.rmdir() if other.is_dir() else other.unlink()

@@ -160,9 +160,12 @@ def test_all_verbs(rng):
         "rows of hidden units": 5,
         "columns of hidden units": 5,
     }
-    for weighted in (tnsim.networks(a, b, metric), [*tnsim.networks(a, b, metric)]):
-        assert_close(tnsim.contract(weighted), inner, rtol=1e-13)
-    ((weight, network),) = tnsim.networks(a, b, metric)
+    for weighted in (
+        tnsim.tensor_networks.networks(a, b, metric),
+        [*tnsim.tensor_networks.networks(a, b, metric)],
+    ):
+        assert_close(tnsim.tensor_networks.contract(weighted), inner, rtol=1e-13)
+    ((weight, network),) = tnsim.tensor_networks.networks(a, b, metric)
     assert "KERNEL" in network.tags
     assert_close(weight * network.contract(output_inds=()), inner, rtol=1e-13)
 
@@ -444,7 +447,7 @@ def test_a_polynomial_degree_is_infinite_and_no_number_is_given_for_it(rng):
     assert model.degree == np.inf
     assert "no polynomial" in repr(model)
     with pytest.raises(tnsim.UnsupportedLayer, match="no network of its own"):
-        tnsim.network(model)
+        tnsim.tensor_networks.network(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tnsim.similarity(model, model, gaussian(rng))

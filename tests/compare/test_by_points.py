@@ -589,7 +589,7 @@ def test_refusals(rng):
         tnsim.similarity(a, b, tnsim.Empirical(np.zeros((9, 3))))
     metric = tnsim.Empirical(np.ones((9, 3)))
     with pytest.raises(tnsim.ModelError, match="joins no legs, so it has no networks"):
-        tnsim.networks(a, b, metric)
+        tnsim.tensor_networks.networks(a, b, metric)
 
 
 def test_standard_errors_are_those_of_the_jackknife(rng):

@@ -173,7 +173,7 @@ def test_files_are_centred_and_their_store_knows(tmp_path):
     for _ in range(2):  # computed, then read
         found = tnsim.pairwise(files, centred=True, store=store)
         assert_close(found.similarity, wanted, scale=1.0, rtol=1e-11)
-    with pytest.raises(tnsim.StoreMismatch, match="centred"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="centred"):
         tnsim.pairwise(files, store=store)
     assert found.attrs["centred"] == 1
     told = json.loads(command("similarity", *files[:2], "--centred", "--json").stdout)

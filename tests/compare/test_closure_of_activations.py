@@ -330,7 +330,7 @@ def test_verbs(rng):
 def test_networks_show_the_kernel_of_the_last_layers(rng):
     metric = input_law(rng)
     a, b = network(rng, "relu", "tanh"), network(rng, "tanh", "gelu")
-    ((weight, joined),) = tnsim.networks(a, b, metric)
+    ((weight, joined),) = tnsim.tensor_networks.networks(a, b, metric)
     assert "KERNEL" in joined.tags
     found = weight * joined.contract(output_inds=())
     assert_close(found, tnsim.inner(a, b, metric), rtol=1e-13)

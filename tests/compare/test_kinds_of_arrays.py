@@ -15,6 +15,8 @@ import pytest
 from closeness import LARGEST, assert_close
 
 import tnsim
+import tnsim.models.components
+import tnsim.models.origin
 
 torch = pytest.importorskip("torch")
 
@@ -137,7 +139,9 @@ def numbers(result):
 
 
 def of_networks(a, b, metric):
-    return sum(w * n.contract(output_inds=()) for w, n in tnsim.networks(a, b, metric))
+    return sum(
+        w * n.contract(output_inds=()) for w, n in tnsim.tensor_networks.networks(a, b, metric)
+    )
 
 
 COMPARED = {
@@ -155,7 +159,9 @@ SPLIT = {
     "paths by layer": lambda *ask: tnsim.paths(*ask, by="layer").values,
     "paths by unit": lambda *ask: tnsim.paths(*ask, by="unit").values,
     "polynomial": lambda a, b, metric: tnsim.polynomial(a, 3)(np.ones(D)),
-    "switched": lambda a, b, metric: tnsim.inner(tnsim.switched(a, _fractions(a)), b, metric),
+    "switched": lambda a, b, metric: tnsim.inner(
+        tnsim.models.components.switched(a, _fractions(a)), b, metric
+    ),
 }
 SPLIT_POLYNOMIALS = {
     "edges": lambda a, b, metric: tnsim.paths(a, None, metric, legs=True).share,
@@ -257,7 +263,7 @@ def test_coefficients_of_sums():
 
 
 def test_origins_are_kept():
-    origin = tnsim.Origin("a file", caveats=("left out: norm.weight",))
+    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
     layers = pair("Elementwise", "jax float32")[0].layers
     model = tnsim.Model(layers, origin=origin)
     with pytest.warns(tnsim.CaveatWarning, match="left out"):

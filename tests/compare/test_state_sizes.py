@@ -124,7 +124,7 @@ def test_constants_of_any_size(metric, dtype, kinds, seed, depth, weights, biase
         warnings.simplefilter("ignore", tnsim.PrecisionWarning)
         try:
             value = tnsim.similarity(a, b, METRICS[metric], dtype=dtype)
-        except tnsim.ResultError:
+        except tnsim.errors.ResultError:
             return  # the bound says that no digit is left
     if not value_is_unsure(a, b, METRICS[metric], dtype):
         check(value, a, b, METRICS[metric], dtype)

@@ -162,8 +162,10 @@ def test_traces_in_both_precisions_share_no_array(case, metric, first, rng):
 
 
 READING = {  # what reads numbers, of a model and of inputs
-    "networks": lambda model, x: tnsim.contract(tnsim.networks(model, model)),
-    "network": lambda model, x: tnsim.network(model),
+    "networks": lambda model, x: tnsim.tensor_networks.contract(
+        tnsim.tensor_networks.networks(model, model)
+    ),
+    "network": lambda model, x: tnsim.tensor_networks.network(model),
     "pairwise": lambda model, x: tnsim.pairwise([model, model]),
     "check": lambda model, x: tnsim.check(model, model),
     "save": lambda model, x: tnsim.save(model, "model.safetensors"),

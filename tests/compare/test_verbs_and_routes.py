@@ -18,6 +18,7 @@ from oracles import (
 )
 
 import tnsim
+import tnsim.models.matrices
 from tnsim.all_pairs import preparation
 from tnsim.compare import routes
 from tnsim.compare.request import CROSS, Question
@@ -30,8 +31,10 @@ def sparse(rng, biases=False):
     """Units that read two neighbouring inputs each."""
     bands = [np.eye(D)[:2] * rng.normal(size=(2, D)) + np.eye(D)[1:] * rng.normal() for _ in "lr"]
     bias = rng.normal(size=(3, 2)) if biases else ()
-    legs = [tnsim.SparseMatrix.of(matrix) for matrix in bands]
-    return tnsim.Bilinear(*legs, tnsim.SparseMatrix.of(rng.normal(size=(2, 2))), *bias)
+    legs = [tnsim.models.matrices.SparseMatrix.of(matrix) for matrix in bands]
+    return tnsim.Bilinear(
+        *legs, tnsim.models.matrices.SparseMatrix.of(rng.normal(size=(2, 2))), *bias
+    )
 
 
 def sharing(rng):

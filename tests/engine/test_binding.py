@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from random_programs import drawn, programs
 
 import tnsim
-from tnsim import Plan, Session, using
+from tnsim import Session, using
 from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
+from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import binding, execution, tiers
 from tnsim.engine.runtime.stacking import stacked_stages
 

@@ -11,6 +11,7 @@ from closeness import assert_close
 from sequence_oracles import attention
 
 import tnsim
+import tnsim.engine.plan
 from tnsim.compare.planned import plan_for
 from tnsim.compare.request import CROSS
 from tnsim.engine import costs
@@ -134,7 +135,7 @@ def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large
     assert any(program.operations == (loop,) for program in turned.programs)
     assert any(op.kind == "loop" for op in loop.body.operations)  # a pair of heads in a turn inside
     assert turned.peak_elements < whole.peak_elements
-    assert tnsim.Plan.from_json(turned.to_json()) == turned
+    assert tnsim.engine.plan.Plan.from_json(turned.to_json()) == turned
 
     models = {"A": family.prepare(a), "B": family.prepare(b)}
     known = model_weights(family, models) | family.inputs(whole.shapes, metric, a.d_in)

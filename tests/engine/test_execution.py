@@ -15,6 +15,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear
 
 import tnsim
+import tnsim.engine.plan
 from tnsim import Session, using
 from tnsim.cli import bench
 from tnsim.compare.planned import affordable
@@ -244,7 +245,7 @@ def test_budget_is_kept_or_refused_before_anything_runs(monkeypatch, rng):
     assert chunked.peak_bytes <= 0.5 * peak and any(
         op.kind == "loop" for p in chunked.programs for op in p.operations
     )
-    assert tnsim.Plan.from_json(chunked.to_json()) == chunked
+    assert tnsim.engine.plan.Plan.from_json(chunked.to_json()) == chunked
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
     with pytest.raises(
         tnsim.TooLarge,

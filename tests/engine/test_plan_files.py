@@ -10,6 +10,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
+import tnsim.engine.plan
 from tnsim.engine import planner
 from tnsim.engine.ir.plan_json import opened, plan_from_data, sealed
 from tnsim.engine.ir.program import Operation, Program
@@ -31,7 +32,9 @@ def looped_plan(rng):
     stage = PlanStage(0, ("x", "y"), ("xy",), ("xy",), (("xy", 1),))
     shapes = {"x": (3, 2), "y": (3, 2)}
     scales = {"xy": (("xy", 1),)}
-    return tnsim.Plan("tree", True, "float64", 1, (program,), (stage,), shapes, ("xy",), scales)
+    return tnsim.engine.plan.Plan(
+        "tree", True, "float64", 1, (program,), (stage,), shapes, ("xy",), scales
+    )
 
 
 PLANS = {
@@ -87,7 +90,7 @@ def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
         for other in changes(value):
             text = json.dumps(changed(data, path, lambda _, other=other: other))
             try:
-                assert tnsim.Plan.from_json(text) == plan
+                assert tnsim.engine.plan.Plan.from_json(text) == plan
             except tnsim.CheckpointError as error:
                 assert str(error).startswith("not a tnsim plan in format 3: ")
                 refused += 1
@@ -108,11 +111,17 @@ def test_what_passes_the_checks_can_be_costed_and_written(name, rng):
             value = value[key]
         for other in changes(value):
             try:
-                read = plan_from_data(changed(data, path, lambda _, other=other: other), tnsim.Plan)
+                read = plan_from_data(
+                    changed(data, path, lambda _, other=other: other), tnsim.engine.plan.Plan
+                )
             except ValueError:
                 continue
             accepted += 1
-            assert str(read) and repr(read) and tnsim.Plan.from_json(read.to_json()) == read
+            assert (
+                str(read)
+                and repr(read)
+                and tnsim.engine.plan.Plan.from_json(read.to_json()) == read
+            )
     assert accepted  # another weight, another name
 
 
@@ -145,25 +154,25 @@ def test_what_is_wrong_is_named(damage, message, rng):
     data = opened(PLANS["sum"](rng).to_json())
     damage(data)
     with pytest.raises(tnsim.CheckpointError, match=message):
-        tnsim.Plan.from_json(sealed(data))
+        tnsim.engine.plan.Plan.from_json(sealed(data))
 
 
 def test_text_that_is_no_plan():
     deep = "[" * 100_000 + "]" * 100_000
     for text in ("", "null", "3", "[]", "{}", b"\xff\xfe", deep, None, 3, sealed({"format": 2})):
         with pytest.raises(tnsim.CheckpointError, match=r"not a tnsim plan in format 3: \w"):
-            tnsim.Plan.from_json(text)
+            tnsim.engine.plan.Plan.from_json(text)
 
 
 def test_a_changed_weight_is_told_apart_but_not_a_change_of_form(rng):
     plan = PLANS["sum"](rng)
     data = json.loads(plan.to_json())
     pretty = json.dumps(dict(reversed(data.items())), indent=2)
-    assert tnsim.Plan.from_json(pretty) == plan
+    assert tnsim.engine.plan.Plan.from_json(pretty) == plan
     weights = [op[4] for program in data["programs"] for op in program["operations"] if op[4]]
     weights[0][0] *= 2
     with pytest.raises(tnsim.CheckpointError, match="it was changed after it was written"):
-        tnsim.Plan.from_json(json.dumps(data))
+        tnsim.engine.plan.Plan.from_json(json.dumps(data))
 
 
 @pytest.fixture

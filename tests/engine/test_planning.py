@@ -9,6 +9,7 @@ import pytest
 from oracles import bilinear
 
 import tnsim
+import tnsim.engine.plan
 from tnsim.cli import bench
 from tnsim.engine import costs
 from tnsim.engine import planner as planning
@@ -87,7 +88,7 @@ def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
 def test_json_both_ways(name, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     planned = tnsim.plan(a, b, tnsim.GaussianClosure(), cosine=True).contraction
-    assert tnsim.Plan.from_json(planned.to_json()) == planned
+    assert tnsim.engine.plan.Plan.from_json(planned.to_json()) == planned
     for damaged in (
         "",
         "[]",
@@ -96,7 +97,7 @@ def test_json_both_ways(name, rng):
         planned.to_json().replace('"format":3', '"format":9'),
     ):
         with pytest.raises(tnsim.CheckpointError, match="not a tnsim plan"):
-            tnsim.Plan.from_json(damaged)
+            tnsim.engine.plan.Plan.from_json(damaged)
 
 
 def fresh(model, metric):

@@ -126,7 +126,7 @@ def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng):
             cosines.clear()
             try:
                 tnsim.similarity(one, two, METRICS[metric], dtype=dtype)
-            except tnsim.ResultError:
+            except tnsim.errors.ResultError:
                 assert cosines[0].error > precision.USELESS
             except tnsim.ModelError:
                 continue  # a norm that is rounding alone
@@ -220,7 +220,7 @@ def outcomes(ask, rng):
                 said.append("".join(str(each.message) for each in told))
             except tnsim.ModelError as error:
                 said.append(f"ModelError: {error}")
-            except tnsim.ResultError as error:
+            except tnsim.errors.ResultError as error:
                 said.append(f"ResultError: {error}")
     return said
 
@@ -445,7 +445,7 @@ def test_float64_takes_the_place_of_float32_within_the_budget(rng):
     needed = tnsim.plan(a, b, cosine=True, dtype="float32").contraction
     most = max(needed.peak_bytes, needed.interpreted_bytes)
     narrow = tnsim.Budget(memory_bytes=1.5 * most)
-    few_digits = tnsim.PrecisionWarning, tnsim.ResultError
+    few_digits = tnsim.PrecisionWarning, tnsim.errors.ResultError
     with pytest.raises(few_digits, match="digits left"):
         tnsim.similarity(a, b, dtype="float32", budget=narrow)
     tnsim.similarity(a, b, dtype="float32", budget=tnsim.Budget(memory_bytes=4 * most))
@@ -512,7 +512,9 @@ def test_a_norm_without_digits_is_not_called_zero():
     """A negative squared norm is rounding: what cancels need not be the zero function."""
     one = np.float64(1.0)
     lost = ScaledSum(np.float64(-1e-18), np.float64(0.0), one)
-    with pytest.raises(tnsim.ResultError, match="squared norm of the model has no digits left: "):
+    with pytest.raises(
+        tnsim.errors.ResultError, match="squared norm of the model has no digits left: "
+    ):
         precision.check_norm(lost, "the model", False, Arithmetic(4, "float64"))
     zero = ScaledSum(np.float64(0.0), np.float64(0.0), one)
     with pytest.raises(tnsim.ModelError, match="the model is the zero function"):

@@ -16,6 +16,7 @@ from sequence_cases import slow
 from test_paths import scrambled
 
 import tnsim
+import tnsim.models.components
 from tnsim.localise import slopes
 
 
@@ -111,8 +112,10 @@ def test_parts_along_plans_sum_to_the_distance(name, rng):
     parts = [
         found_model - a
         for found_model in (
-            tnsim.switched(b, [1.0, 0.0], "unit") + tnsim.switched(a, [0.0, 1.0], "unit"),
-            tnsim.switched(b, [0.0, 1.0], "unit") + tnsim.switched(a, [1.0, 0.0], "unit"),
+            tnsim.models.components.switched(b, [1.0, 0.0], "unit")
+            + tnsim.models.components.switched(a, [0.0, 1.0], "unit"),
+            tnsim.models.components.switched(b, [0.0, 1.0], "unit")
+            + tnsim.models.components.switched(a, [1.0, 0.0], "unit"),
         )
     ]
     # The stream is in both summands; the difference of two parts has it no more.

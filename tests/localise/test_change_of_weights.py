@@ -402,7 +402,7 @@ def test_a_change_of_weights_without_one_of_the_function_is_refused():
         b[0].bias.copy_(a[0].bias[order])
         b[2].weight.copy_(a[2].weight[:, order])
     for of in ("distance", "similarity"):
-        with pytest.raises(tnsim.ResultError, match="differ by less than rounding"):
+        with pytest.raises(tnsim.errors.ResultError, match="differ by less than rounding"):
             tnsim.change(a, b, tnsim.Empirical(X), of=of)
 
 

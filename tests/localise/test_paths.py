@@ -394,7 +394,7 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
     opposite = tnsim.Model([tnsim.Bilinear([[1.0, 0.0]], [[0.0, 1.0]], [[1.0]])])
     square = tnsim.Model([tnsim.Bilinear([[1.0, 0.0]], [[1.0, 0.0]], [[1.0]])])
     crossed = tnsim.paths(opposite, square, tnsim.Empirical([[1.0, 0.0], [0.0, 1.0]]))
-    with pytest.raises(tnsim.ResultError, match="inner product of the models is zero"):
+    with pytest.raises(tnsim.errors.ResultError, match="inner product of the models is zero"):
         crossed.share  # noqa: B018
 
 

@@ -12,6 +12,7 @@ from oracles import bilinear, linear, moments_of, quadrature, random_gaussian
 from sequence_cases import slow
 
 import tnsim
+import tnsim.localise.paths
 
 MODELS = {
     "rank 1 of 4": lambda rng: [bilinear(rng, 4, 1, 2), bilinear(rng, 2, 2, 2)],

@@ -126,8 +126,8 @@ def own_activation():
 def test_rules(rng):
     state = {"w": rng.normal(size=(8, 3)), "o": rng.normal(size=(2, 4)), "b": rng.normal(size=2)}
     rules = (
-        tnsim.ElementwiseRule(activation="tanh"),
-        tnsim.GatedRule(fused="w", fused_order="up-gate", down="o", activation="silu"),
+        tnsim.dialects.ElementwiseRule(activation="tanh"),
+        tnsim.dialects.GatedRule(fused="w", fused_order="up-gate", down="o", activation="silu"),
     )
     dialect = tnsim.Dialect("mine", rules, unused=("b",))
     assert tnsim.Dialect.from_json(dialect.to_json()) == dialect

@@ -10,6 +10,7 @@ from oracles import bilinear, dense_product, expected_products, linear
 from sequence_cases import slow
 
 import tnsim
+import tnsim.models.protocol
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -17,7 +18,7 @@ D = 2
 
 
 class Cubic:
-    """`down (W x + b)^3 + c`, written by somebody who knows `tnsim.OwnLayer` and nothing else."""
+    """`down (W x + b)^3 + c`, written by somebody who knows `tnsim.models.protocol.OwnLayer` and nothing else."""
 
     def __init__(self, weight, down, bias=None, shift=None):
         self.weight, self.down, self.bias, self.shift = weight, down, bias, shift
@@ -94,7 +95,7 @@ def test_two_cubic_layers_are_exact(rng):
 def test_networks_sum_to_inner(name, rng):
     a, b = pair(name, rng)
     for metric in (tnsim.TreeSymmetric(), tnsim.Gaussian()):
-        weighted = tnsim.networks(a, b, metric)
+        weighted = tnsim.tensor_networks.networks(a, b, metric)
         total = sum(w * net.contract(output_inds=()) for w, net in weighted)
         assert_close(float(total), tnsim.inner(a, b, metric), rtol=1e-10)
 

@@ -16,7 +16,8 @@ from benchmarks.paper import experiment, page, records, steps
 from benchmarks.paper.claims import Claim, Summary, at_least, at_most, near, verdict
 from benchmarks.paper.experiment import Experiment
 from benchmarks.paper.run import ExperimentRun, Recorder, seconds_of, timed, write_json
-from tnsim import CheckpointError, MissingExtra, ResultError, StoreMismatch, TnsimError
+from tnsim import CheckpointError, TnsimError
+from tnsim.errors import MissingExtra, ResultError, StoreMismatch
 
 DOCS = Path(__file__).parents[2] / "docs"
 

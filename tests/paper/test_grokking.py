@@ -49,5 +49,5 @@ def test_the_shipped_series_groks():
 
 
 def test_a_curve_that_never_rises_is_named():
-    with pytest.raises(tnsim.ResultError, match=r"never reaches 0\.9: it ends at 0\.5"):
+    with pytest.raises(tnsim.errors.ResultError, match=r"never reaches 0\.9: it ends at 0\.5"):
         first_row(np.array([0.1, 0.5]), 0.9)

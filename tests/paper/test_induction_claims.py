@@ -63,5 +63,5 @@ def test_what_is_determined_is_what_came_before():
 
 
 def test_an_accuracy_that_does_not_rise_is_refused():
-    with pytest.raises(tnsim.ResultError, match="before, within and after"):
+    with pytest.raises(tnsim.errors.ResultError, match="before, within and after"):
         turns_of(np.full(5, 0.9), 0.1)

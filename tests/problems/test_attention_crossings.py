@@ -35,6 +35,7 @@ from sequence_oracles import (
 )
 
 import tnsim
+import tnsim.models.components
 from tnsim.engine.runtime import execution
 from tnsim.localise.paths import components_in
 from tnsim.metrics.points import Reading
@@ -585,7 +586,9 @@ def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
     @functools.cache
     def product(*switches):
         both = zip((a, b), switches, strict=True)
-        return products(*(tnsim.switched(x, np.array(z, float), by) for x, z in both)).sum()
+        return products(
+            *(tnsim.models.components.switched(x, np.array(z, float), by) for x, z in both)
+        ).sum()
 
     def entry(one, two):
         def of_both(first):

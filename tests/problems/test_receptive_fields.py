@@ -6,6 +6,7 @@ import pytest
 from closeness import assert_close
 
 import tnsim
+import tnsim.models.matrices
 from tnsim.models.matrices import Columns
 from tnsim.models.model import with_dense_matrices
 from tnsim.problems import receptive_fields
@@ -47,7 +48,9 @@ def network(rng, channels=2, size=5, kernels=(3, 2), biases=False, padding=0, sk
         down = pooling(channels, size, pool) if last else np.eye(len(left))
         of_units = [np.repeat(rng.normal(size=channels), size**2) for _ in "lr"] if biases else []
         bias = [*of_units, rng.normal(size=len(down))] if biases else []
-        layer = tnsim.Bilinear(*map(tnsim.SparseMatrix.of, (left, right, down)), *bias)
+        layer = tnsim.Bilinear(
+            *map(tnsim.models.matrices.SparseMatrix.of, (left, right, down)), *bias
+        )
         layers.append(layer if skip is None or not n else tnsim.Residual(layer, skip, 0.4))
     readout = rng.normal(size=(2, layers[-1].d_out))
     return tnsim.Model([*layers, tnsim.Linear(readout, rng.normal(size=2) if biases else None)])
@@ -102,7 +105,10 @@ def test_networks_of_other_forms(rng):
     makes_same_products(network(rng, kernels=(4,)), network(rng), tnsim.Gaussian())
     blind = jax.tree.map(np.zeros_like, network(rng, kernels=(3,), biases=True).layers[0])
     blind = tnsim.Bilinear(
-        *(tnsim.SparseMatrix.of(np.zeros(m.shape)) for m in (blind.left, blind.right)),
+        *(
+            tnsim.models.matrices.SparseMatrix.of(np.zeros(m.shape))
+            for m in (blind.left, blind.right)
+        ),
         np.ones((2, blind.rank)),
         rng.normal(size=blind.rank),
         rng.normal(size=blind.rank),
@@ -128,7 +134,7 @@ def holed(rng, rows, columns):
     kept = rng.random((rows, columns)) < rng.choice([0.2, 0.6])
     kept[rng.random(rows) < 0.4] = False
     kept[:, rng.random(columns) < 0.3] = False
-    return tnsim.SparseMatrix.of(rng.normal(size=(rows, columns)) * kept)
+    return tnsim.models.matrices.SparseMatrix.of(rng.normal(size=(rows, columns)) * kept)
 
 
 def holed_model(rng, width):
@@ -195,7 +201,10 @@ def test_laws(rng):
 
     def moved(model):
         first = model.layers[0]
-        legs = [tnsim.SparseMatrix.of(np.asarray(w)[:, order]) for w in (first.left, first.right)]
+        legs = [
+            tnsim.models.matrices.SparseMatrix.of(np.asarray(w)[:, order])
+            for w in (first.left, first.right)
+        ]
         rest = first.down, first.left_bias, first.right_bias, first.down_bias
         return tnsim.Model([tnsim.Bilinear(*legs, *rest), *model.layers[1:]])
 
@@ -302,7 +311,7 @@ def test_beyond_the_budget(rng):
     with pytest.raises(tnsim.TooLarge, match="where pixels are independent"):
         tnsim.similarity(a, b, correlated, budget=tnsim.Budget(multiplications=1000))
     rows = np.arange(2**14)[:, None]
-    eye = tnsim.SparseMatrix(np.ones(rows.shape), Columns(rows, 2**14))
+    eye = tnsim.models.matrices.SparseMatrix(np.ones(rows.shape), Columns(rows, 2**14))
     wide = tnsim.Model([tnsim.Bilinear(eye, eye, eye)])
     assert wide(np.full(2**14, 3.0))[5] == 9.0
     with pytest.raises(tnsim.TooLarge, match=r"written out, 2\.0 GiB"):
@@ -328,7 +337,7 @@ def test_columns_are_whole_numbers():
 )
 def test_damaged_matrices_are_refused(values, columns, message):
     with pytest.raises(tnsim.ModelError, match=message):
-        tnsim.SparseMatrix(values, Columns(columns, 3))
+        tnsim.models.matrices.SparseMatrix(values, Columns(columns, 3))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from seeds import generator
 
 import tnsim
+import tnsim.engine.plan
 from tnsim.engine.runtime import execution
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -49,9 +50,9 @@ def by_quimb(networks, output_inds=()):
 
 def meet_inner(a, b, metric):
     """Engine, quimb and `inner` agree as far as rounding in the largest network lets it be known."""
-    networks = list(tnsim.networks(a, b, metric))
+    networks = list(tnsim.tensor_networks.networks(a, b, metric))
     scale = sum(abs(weight * by_quimb([(1.0, network)])) for weight, network in networks)
-    found = tnsim.contract(networks)
+    found = tnsim.tensor_networks.contract(networks)
     assert_close(found, by_quimb(networks), scale=scale, rtol=1e-11)
     assert_close(found, tnsim.inner(a, b, metric), scale=scale, rtol=1e-10)
 
@@ -80,7 +81,11 @@ def test_what_cannot_meet_is_zero(rng):
     """Centred inputs and an odd number of legs: no networks, and an inner product of 0."""
     a = tnsim.Model([cases.linear(rng, 3, 2)])
     b = tnsim.Model([cases.bilinear(rng, 3, 4, 2)])
-    assert tnsim.contract(tnsim.networks(a, b)) == tnsim.inner(a, b) == 0
+    assert (
+        tnsim.tensor_networks.contract(tnsim.tensor_networks.networks(a, b))
+        == tnsim.inner(a, b)
+        == 0
+    )
 
 
 SIZES = dict(zip("abcde", (1, 2, 3, 2, 3), strict=True))
@@ -118,7 +123,7 @@ def test_any_sum_is_dense_einsum(terms_and_outputs, scaled):
         equation = f"{inputs}->{''.join(outputs)}"
         dense = dense + weight * np.einsum(equation, *arrays)
         size = size + abs(weight) * np.einsum(equation, *map(np.abs, arrays))
-    found = tnsim.contract(networks, outputs, strip_exponent=scaled)
+    found = tnsim.tensor_networks.contract(networks, outputs, strip_exponent=scaled)
     if scaled:
         mantissa, exponent = found
         assert np.max(np.abs(mantissa)) in (0.0, 1.0)
@@ -139,11 +144,11 @@ def test_outer_indices_are_quimbs(rng):
     a = qtn.Tensor(rng.normal(size=(2, 3)), ("i", "j"))
     b = qtn.Tensor(rng.normal(size=(3, 4)), ("j", "k"))
     turned = qtn.TensorNetwork([b, a])
-    assert_close(tnsim.contract(a & b), (a & b).contract().data)
-    assert_close(tnsim.contract([(1.0, a & b), (-1.0, turned)]), np.zeros((2, 4)))
-    named = tnsim.contract(a & b, ("k", "j"))
+    assert_close(tnsim.tensor_networks.contract(a & b), (a & b).contract().data)
+    assert_close(tnsim.tensor_networks.contract([(1.0, a & b), (-1.0, turned)]), np.zeros((2, 4)))
+    named = tnsim.tensor_networks.contract(a & b, ("k", "j"))
     assert_close(named, np.einsum("ij,jk->kj", a.data, b.data))
-    assert_close(tnsim.contract(a & b, ()), (a & b).contract(output_inds=()))
+    assert_close(tnsim.tensor_networks.contract(a & b, ()), (a & b).contract(output_inds=()))
 
 
 def test_copies_are_found_by_array_and_by_tag(rng):
@@ -155,7 +160,7 @@ def test_copies_are_found_by_array_and_by_tag(rng):
     one = chain(rng, 4, **{f"M{n}": matrix for n in range(4)})
     equal = chain(rng, 4, **{f"M{n}": matrix.copy() for n in range(4)})
     plans = [
-        tnsim.contract_expression(networks, shared_tags=tags).plan
+        tnsim.tensor_networks.contract_expression(networks, shared_tags=tags).plan
         for networks, tags in ((one, ()), (equal, ()), (equal, ["M"]), (equal, "M"))
     ]
     costs = [plan.multiplications for plan in plans]
@@ -163,9 +168,9 @@ def test_copies_are_found_by_array_and_by_tag(rng):
     shared, apart = product + trace, 2 * product + trace
     assert costs == [shared, apart, shared, shared]
     with pytest.raises(tnsim.ModelError, match="tags 'M' are said to share one array, but theirs"):
-        tnsim.contract(chain(rng, 4), shared_tags=["M"])
+        tnsim.tensor_networks.contract(chain(rng, 4), shared_tags=["M"])
     with pytest.raises(tnsim.ModelError, match="several groups of shared_tags"):
-        tnsim.contract(equal, shared_tags=["M", ("M", "M0")])
+        tnsim.tensor_networks.contract(equal, shared_tags=["M", ("M", "M0")])
 
 
 def test_sums_come_before_products(rng):
@@ -178,7 +183,7 @@ def test_sums_come_before_products(rng):
         for n in range(count):
             operator = qtn.Tensor(rng.normal(size=(16, 16)), ("i0", "i1"))
             networks.append((0.5 + n, qtn.TensorNetwork([operator, *rest])))
-        expression = tnsim.contract_expression(networks)
+        expression = tnsim.tensor_networks.contract_expression(networks)
         assert_close(expression(), by_quimb(networks), rtol=1e-12)
         costs.append(expression.plan.multiplications)
     assert costs[0] == costs[1] == 16**3 + 16**2
@@ -201,19 +206,21 @@ def test_paths_by_an_optimiser_of_cotengra(name, rng):
         else next(iter(cases.SHALLOW.values())),
         rng,
     )
-    networks = list(tnsim.networks(a, b, tnsim.GaussianClosure()))
-    found = tnsim.contract(networks, optimize=OPTIMIZERS[name]())
+    networks = list(tnsim.tensor_networks.networks(a, b, tnsim.GaussianClosure()))
+    found = tnsim.tensor_networks.contract(networks, optimize=OPTIMIZERS[name]())
     scale = sum(abs(weight * by_quimb([(1.0, network)])) for weight, network in networks)
     assert_close(found, by_quimb(networks), scale=scale, rtol=1e-11)
     chain = qtn.TN_rand_reg(10, 3, 4, seed=1, phys_dim=2)
     outer = chain.outer_inds()
     optimizer = OPTIMIZERS[name]()
-    expression = tnsim.contract_expression(chain, outer, optimize=optimizer)
+    expression = tnsim.tensor_networks.contract_expression(chain, outer, optimize=optimizer)
     wanted = chain.contract(output_inds=outer, optimize=optimizer).data
     assert_close(expression(), wanted, scale=LARGEST, rtol=1e-12)
     searcher = "greedy" if name == "name" else type(optimizer).__name__
     assert expression.plan.searched_with.endswith(searcher)
-    assert not tnsim.contract_expression(chain, outer).plan.searched_with.endswith(searcher)
+    assert not tnsim.tensor_networks.contract_expression(chain, outer).plan.searched_with.endswith(
+        searcher
+    )
 
 
 def test_an_optimiser_finds_the_path_that_runs(rng):
@@ -229,8 +236,8 @@ def test_an_optimiser_finds_the_path_that_runs(rng):
             ends = [n for n, labels in enumerate(inputs) if min(map(size_dict.get, labels)) == 30]
             return [tuple(ends), (0, 1)]
 
-    bad = tnsim.contract_expression(chain, ("i", "l"), optimize=Last())
-    good = tnsim.contract_expression(chain, ("i", "l"))
+    bad = tnsim.tensor_networks.contract_expression(chain, ("i", "l"), optimize=Last())
+    good = tnsim.tensor_networks.contract_expression(chain, ("i", "l"))
     assert bad.plan.multiplications == 30**3 + 2 * 30**2 and good.plan.multiplications == 4 * 30**2
     assert_close(bad(), good(), scale=LARGEST, rtol=1e-12)
 
@@ -239,14 +246,16 @@ def test_an_optimiser_for_one_contraction_is_refused_for_more(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear biases"], rng)
     once = cotengra.HyperOptimizer(max_repeats=4, parallel=False, methods=["greedy"])
     with pytest.raises(tnsim.ModelError, match=r"another product.*ReusableHyperOptimizer"):
-        tnsim.contract(tnsim.networks(a, b, tnsim.GaussianClosure()), optimize=once)
+        tnsim.tensor_networks.contract(
+            tnsim.tensor_networks.networks(a, b, tnsim.GaussianClosure()), optimize=once
+        )
 
 
 @pytest.mark.parametrize("wrong", ["no such method", 3, [(0, 1), (0, 1)]])
 def test_optimisers_without_a_path_are_refused(wrong, rng):
     chain = qtn.MPS_rand_state(4, 2, seed=1)
     with pytest.raises(tnsim.ModelError, match=r"optimize.*name of a method of cotengra"):
-        tnsim.contract(chain, optimize=wrong)
+        tnsim.tensor_networks.contract(chain, optimize=wrong)
 
 
 def test_declared_symmetries_save_work(rng):
@@ -257,8 +266,8 @@ def test_declared_symmetries_save_work(rng):
     # The product of the vector with the matrix from the left is that from the right.
     end = {"i": "j", "j": "k"}
     network = x & middle & middle.reindex(end) & x.reindex({"i": "k"})
-    plain = tnsim.contract_expression(network)
-    told = tnsim.contract_expression(network, symmetric_tags=["COV"])
+    plain = tnsim.tensor_networks.contract_expression(network)
+    told = tnsim.tensor_networks.contract_expression(network, symmetric_tags=["COV"])
     assert_close(told(), np.sum((matrix @ vector) ** 2))
     assert_close(plain(), told())
     assert told.plan.multiplications < plain.plan.multiplications
@@ -269,8 +278,8 @@ def test_declared_symmetries_save_work(rng):
 def test_networks_of_one_inner_product_share_their_arrays(rng):
     """The sum of 19 networks costs a fraction of what they cost one by one."""
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
-    networks = list(tnsim.networks(a, b, tnsim.GaussianClosure(np.ones(3))))
-    expression = tnsim.contract_expression(networks)
+    networks = list(tnsim.tensor_networks.networks(a, b, tnsim.GaussianClosure(np.ones(3))))
+    expression = tnsim.tensor_networks.contract_expression(networks)
     assert len(networks) == 19 and len(expression.networks.leaves) < 20
     assert expression.plan.multiplications < 0.4 * expression.plan.unshared_multiplications
     assert repr(expression).startswith("Expression(a sum of 19 networks over 18 arrays, outputs ()")
@@ -283,30 +292,30 @@ def test_exponents_are_quimbs(rng):
     with pytest.raises(
         tnsim.TnsimError, match="left the range of float64; use strip_exponent=True"
     ):
-        tnsim.contract(large)
+        tnsim.tensor_networks.contract(large)
     terms = chain(rng, 3, **{f"M{n}": abs(ring[f"M{n}"].data) for n in range(3)}).contract()
     # A logarithm is off by the relative error of its number, which is eps for the sum of absolute
     # terms; and 450 in float64 by up to 6e-14.
     scale = terms / abs(value)
     for dtype, rtol, reason in (("float64", 2e-12, None), ("float32", 1e-5, "float32")):
-        mantissa, exponent = tnsim.contract(large, strip_exponent=True, dtype=dtype)
+        mantissa, exponent = tnsim.tensor_networks.contract(large, strip_exponent=True, dtype=dtype)
         assert mantissa == np.sign(value)
         assert_close(
             exponent, 450 + np.log10(abs(value)), scale=scale, rtol=rtol, limited_by=reason
         )
     twice = [(1.0, large), (1e300, ring)]  # different arrays in different units, one sum
-    mantissa, exponent = tnsim.contract(twice, strip_exponent=True)
+    mantissa, exponent = tnsim.tensor_networks.contract(twice, strip_exponent=True)
     assert_close(mantissa * 10 ** (exponent - 450), value, rtol=1e-10)
     small = ring.copy()
     small.exponent = 2.0
-    assert_close(tnsim.contract([(1.0, small), (-50.0, ring)]), 50 * value)
+    assert_close(tnsim.tensor_networks.contract([(1.0, small), (-50.0, ring)]), 50 * value)
     large.exponent = -450.0
     with pytest.raises(
         tnsim.ModelError,
         match=r"exponents of the networks differ by 452, .* call network.distribute_exponent",
     ):
-        tnsim.contract([(1.0, large), (1.0, small)], strip_exponent=True)
-    assert tnsim.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
+        tnsim.tensor_networks.contract([(1.0, large), (1.0, small)], strip_exponent=True)
+    assert tnsim.tensor_networks.contract([(0.0, ring)], strip_exponent=True) == (0.0, 0.0)
 
 
 def test_nothing_is_lost_on_the_way(rng):
@@ -316,9 +325,9 @@ def test_nothing_is_lost_on_the_way(rng):
     scales = (1e-200, 1e-200, 1e200, 1e200)
     arrays = {f"M{n}": scale * ring[f"M{n}"].data for n, scale in enumerate(scales)}
     mixed = chain(rng, 4, **arrays)
-    assert_close(tnsim.contract(mixed), value, rtol=1e-11)
-    assert_close(tnsim.contract([(1.0, mixed), (1.0, ring)]), 2 * value, rtol=1e-11)
-    expression = tnsim.contract_expression(ring)
+    assert_close(tnsim.tensor_networks.contract(mixed), value, rtol=1e-11)
+    assert_close(tnsim.tensor_networks.contract([(1.0, mixed), (1.0, ring)]), 2 * value, rtol=1e-11)
+    expression = tnsim.tensor_networks.contract_expression(ring)
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
@@ -329,10 +338,10 @@ def test_sums_that_vanish_keep_their_shape(rng):
         [(0.0, tensor.as_network())],
         [(1.0, tensor.as_network()), (-1.0, other.as_network())],
     ):
-        np.testing.assert_array_equal(tnsim.contract(networks), np.zeros((2, 3)))
-    assert tnsim.contract([]) == 0.0
+        np.testing.assert_array_equal(tnsim.tensor_networks.contract(networks), np.zeros((2, 3)))
+    assert tnsim.tensor_networks.contract([]) == 0.0
     with pytest.raises(tnsim.ModelError, match="no networks says nothing of the sizes of 'i'"):
-        tnsim.contract([], ("i",))
+        tnsim.tensor_networks.contract([], ("i",))
 
 
 ONE, TWO = (
@@ -361,19 +370,19 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_no_sum_is_refused(message):
     with pytest.raises(tnsim.ModelError, match=message):
-        tnsim.contract(REFUSED[message])
+        tnsim.tensor_networks.contract(REFUSED[message])
 
 
 def test_what_fits_no_expression_is_refused(rng):
     with pytest.raises(tnsim.ModelError, match="network 0 lacks the outputs 'x'; it has 'i', 'j'"):
-        tnsim.contract(ONE, ("x",))
+        tnsim.tensor_networks.contract(ONE, ("x",))
     with pytest.raises(tnsim.ModelError, match="output_inds names an index twice"):
-        tnsim.contract(ONE, ("i", "i"))
+        tnsim.tensor_networks.contract(ONE, ("i", "i"))
     with pytest.raises(tnsim.ModelError, match="backend must be 'jax' or 'numpy', found 'torch'"):
-        tnsim.contract(ONE, backend="torch")
+        tnsim.tensor_networks.contract(ONE, backend="torch")
     with pytest.raises(tnsim.ModelError, match="dtype must be one of float64, float32"):
-        tnsim.contract(ONE, dtype="int8")
-    ring = tnsim.contract_expression(chain(rng, 3))
+        tnsim.tensor_networks.contract(ONE, dtype="int8")
+    ring = tnsim.tensor_networks.contract_expression(chain(rng, 3))
     with pytest.raises(tnsim.ModelError, match="'M' stand for 3 different arrays: give more tags"):
         ring({"M": np.eye(4)})
     with pytest.raises(
@@ -388,10 +397,10 @@ def test_budgets_hold_before_anything_starts(rng, monkeypatch):
     ring = chain(rng, 6, 8)
     monkeypatch.setattr(execution, "run", lambda *_: pytest.fail("started"))
     with pytest.raises(tnsim.TooLarge, match=r"a network needs \S+ GiB here.*contract fewer netw"):
-        tnsim.contract(ring, budget=tnsim.Budget(memory_bytes=100))
+        tnsim.tensor_networks.contract(ring, budget=tnsim.Budget(memory_bytes=100))
     with pytest.raises(tnsim.TooLarge, match=r"a sum of 2 networks needs .* multiplications here"):
         twice = [(1.0, ring), (2.0, chain(rng, 6, 8))]
-        tnsim.contract(twice, budget=tnsim.Budget(multiplications=10))
+        tnsim.tensor_networks.contract(twice, budget=tnsim.Budget(multiplications=10))
 
 
 def test_arrays_of_any_library(rng):
@@ -402,7 +411,13 @@ def test_arrays_of_any_library(rng):
     for convert in (torch.tensor, jnp.asarray, lambda x: x.astype(np.float32)):
         other = ring.copy()
         other.apply_to_arrays(convert)
-        assert_close(tnsim.contract(other), expected, scale=scale, rtol=1e-5, limited_by="float32")
+        assert_close(
+            tnsim.tensor_networks.contract(other),
+            expected,
+            scale=scale,
+            rtol=1e-5,
+            limited_by="float32",
+        )
 
 
 @pytest.mark.slow
@@ -410,8 +425,8 @@ def test_arrays_of_any_library(rng):
 def test_an_expression_is_a_function_of_arrays(rng, backend):
     """Called, jitted, mapped and differentiated with new arrays by tag; what is not given stays."""
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
-    networks = list(tnsim.networks(a, b, tnsim.TreeSymmetric()))
-    expression = tnsim.contract_expression(networks)
+    networks = list(tnsim.tensor_networks.networks(a, b, tnsim.TreeSymmetric()))
+    expression = tnsim.tensor_networks.contract_expression(networks)
     tags = ("A", "LAYER0", "DOWN")
     (tensor, *_) = networks[0][1].select_tensors(tags, which="all")
     down = rng.normal(size=a.layers[0].down.shape)
@@ -422,7 +437,9 @@ def test_an_expression_is_a_function_of_arrays(rng, backend):
 
     assert_close(expression(), tnsim.inner(a, b, tnsim.TreeSymmetric()), rtol=1e-10)
     assert_close(expression({tags: new}), expected, rtol=1e-10)
-    assert_close(tnsim.contract(networks, backend="numpy"), expression(), rtol=1e-12)
+    assert_close(
+        tnsim.tensor_networks.contract(networks, backend="numpy"), expression(), rtol=1e-12
+    )
     with jax.enable_x64(True):
         several = jnp.stack([new, 2 * new, tensor.data])
         mapped = jax.jit(jax.vmap(lambda x: expression({tags: x})))(several)
@@ -439,8 +456,8 @@ def test_an_expression_is_a_function_of_arrays(rng, backend):
 def test_scaled_results_differentiate(rng, backend):
     """Units are constants: the gradient of mantissa times 10**exponent is that of the value."""
     ring = chain(rng, 3)
-    scaled = tnsim.contract_expression([(1.0, ring)], strip_exponent=True)
-    plain = tnsim.contract_expression(ring)
+    scaled = tnsim.tensor_networks.contract_expression([(1.0, ring)], strip_exponent=True)
+    plain = tnsim.tensor_networks.contract_expression(ring)
 
     def value(arrays):
         mantissa, exponent = scaled(arrays)
@@ -457,7 +474,7 @@ def test_networks_may_be_made_inside_a_trace(rng, backend):
 
     def form(x):
         left, right = (qtn.Tensor(x, (index,)) for index in "ij")
-        return tnsim.contract(left & qtn.Tensor(matrix, ("i", "j")) & right)
+        return tnsim.tensor_networks.contract(left & qtn.Tensor(matrix, ("i", "j")) & right)
 
     found = jax.grad(form)(vector)
     assert found.dtype == np.float32
@@ -475,19 +492,19 @@ def test_complex_networks(scaled, rng):
     moved = bra.reindex({"k1": "b1"}) & gate & ket
     networks = [(1.0, norm), (-0.5, moved)]
     expected = norm.contract() - 0.5 * moved.contract()
-    found = tnsim.contract(networks, strip_exponent=scaled)
+    found = tnsim.tensor_networks.contract(networks, strip_exponent=scaled)
     if scaled:
         mantissa, exponent = found
         assert_close(abs(mantissa), 1.0)
         found = mantissa * 10**exponent
     assert_close(found, expected, rtol=1e-12)
-    single = tnsim.contract_expression(networks, dtype="complex64")
+    single = tnsim.tensor_networks.contract_expression(networks, dtype="complex64")
     assert_close(single(), expected, rtol=1e-5, limited_by="float32")
     assert single.plan.input_bytes == 8 * sum(np.size(t.data) for t in moved.tensors)
-    assert tnsim.Plan.from_json(single.plan.to_json()) == single.plan
+    assert tnsim.engine.plan.Plan.from_json(single.plan.to_json()) == single.plan
     with pytest.raises(tnsim.ModelError, match="hold complex numbers, which float64 does not"):
-        tnsim.contract(networks, dtype="float64")
-    real = tnsim.contract_expression(chain(rng, 3))
+        tnsim.tensor_networks.contract(networks, dtype="float64")
+    real = tnsim.tensor_networks.contract_expression(chain(rng, 3))
     with pytest.raises(tnsim.ModelError, match="must hold real numbers, found dtype complex128"):
         real({"M0": 1j * np.eye(4)})
 
@@ -497,10 +514,12 @@ def test_weights_of_networks_may_be_complex(rng, backend):
     x, y, z = (rng.normal(size=(3, 3)) for _ in range(3))
     chains = [qtn.Tensor(x, ("i", "j")) & qtn.Tensor(one, ("j", "k")) for one in (y, z)]
     weights = 2.0 - 1.5j, np.complex64(0.25j)
-    found = tnsim.contract(list(zip(weights, chains, strict=True)), ("i", "k"), backend=backend)
+    found = tnsim.tensor_networks.contract(
+        list(zip(weights, chains, strict=True)), ("i", "k"), backend=backend
+    )
     expected = x @ (weights[0] * y + complex(weights[1]) * z)
     assert_close(found, expected, scale=LARGEST, rtol=1e-12)
-    mantissa, exponent = tnsim.contract(
+    mantissa, exponent = tnsim.tensor_networks.contract(
         [(1e-200j, chains[0]), (1e-200, chains[0])],
         ("i", "k"),
         strip_exponent=True,
@@ -508,10 +527,12 @@ def test_weights_of_networks_may_be_complex(rng, backend):
     )
     found = mantissa * 10.0 ** (exponent + 200)
     assert_close(found, (1 + 1j) * x @ y, scale=LARGEST, rtol=1e-12)
-    only = tnsim.contract([(0j, chains[0]), (1j, chains[1])], ("i", "k"), backend=backend)
+    only = tnsim.tensor_networks.contract(
+        [(0j, chains[0]), (1j, chains[1])], ("i", "k"), backend=backend
+    )
     assert_close(only, 1j * x @ z, scale=LARGEST, rtol=1e-12)
     for wrong in ("one", float("nan"), complex(0, float("inf")), [1.0], None):
         with pytest.raises(tnsim.ModelError, match="the weight of network 0 is no finite number"):
-            tnsim.contract([(wrong, chains[0])])
+            tnsim.tensor_networks.contract([(wrong, chains[0])])
     with pytest.raises(tnsim.ModelError, match="float64 does not"):
-        tnsim.contract([(1j, chains[0])], dtype="float64")
+        tnsim.tensor_networks.contract([(1j, chains[0])], dtype="float64")

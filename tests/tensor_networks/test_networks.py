@@ -19,7 +19,7 @@ ALL = cases.SHALLOW | cases.DEEP
 def test_network_is_the_model(name, rng):
     for model in cases.pair((ALL | cases.THREE)[name], rng):
         x = rng.normal(size=model.d_in)
-        network = tnsim.network(model)
+        network = tnsim.tensor_networks.network(model)
         assert {f"in{n}" for n in range(model.degree)} | {"out"} == set(network.outer_inds()) | {
             "out"
         }
@@ -51,7 +51,7 @@ def test_networks_sum_to_inner(name, metric, rng):
         return
     total = sum(
         weight * network.contract(output_inds=())
-        for weight, network in tnsim.networks(a, b, metric)
+        for weight, network in tnsim.tensor_networks.networks(a, b, metric)
     )
     scale = np.sqrt(tnsim.inner(a, a, metric) * tnsim.inner(b, b, metric))
     assert_close(total, tnsim.inner(a, b, metric), scale=scale, rtol=1e-11)
@@ -63,7 +63,7 @@ def test_networks_of_uneven_models(name, rng):
     metric = tnsim.Gaussian(*cases.INPUTS["mean and covariance"](rng))
     total = sum(
         weight * network.contract(output_inds=())
-        for weight, network in tnsim.networks(a, b, metric)
+        for weight, network in tnsim.tensor_networks.networks(a, b, metric)
     )
     scale = np.sqrt(tnsim.inner(a, a, metric) * tnsim.inner(b, b, metric))
     assert_close(total, tnsim.inner(a, b, metric), scale=scale, rtol=1e-11)
@@ -77,7 +77,7 @@ def test_tags(rng):
             tnsim.Residual(cases.bilinear(rng, 4, 3, 4)),
         ]
     )
-    network = tnsim.network(model)
+    network = tnsim.tensor_networks.network(model)
     assert len(network.select("LAYER2").tensors) == 3
     assert len(network.select(["LAYER1", "LEFT"], which="all").tensors) == 2
     assert len(network.select("LAYER0").tensors) == 4
@@ -98,7 +98,7 @@ def test_operator_nodes_carry_no_layer_and_sit_on_one_side(rng):
         tnsim.GaussianClosure(*cases.INPUTS["mean and covariance"](rng)),
         tnsim.TreeSymmetric(),
     ):
-        for _, network in tnsim.networks(a, b, metric):
+        for _, network in tnsim.tensor_networks.networks(a, b, metric):
             for tensor in network:
                 operator = set(tensor.tags) & {"SYMMETRISER", "COVARIANCE", "MEAN"}
                 seen |= operator
@@ -111,7 +111,7 @@ def test_operator_nodes_carry_no_layer_and_sit_on_one_side(rng):
 
 
 def test_hidden_ranks_are_hyperindices(rng):
-    network = tnsim.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
+    network = tnsim.tensor_networks.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
     assert network.num_tensors == 3
     (hidden,) = [ind for ind, tids in network.ind_map.items() if len(tids) == 3]
     assert network.ind_size(hidden) == 6  # five units and the one that computes the constant
@@ -123,16 +123,16 @@ def test_refuses_to_unroll_too_far(rng):
         tnsim.TooLarge,
         match=r"3,145,725 tensors, more than max_tensors=4,096.*plan\(\) fold the copies",
     ):
-        tnsim.network(deep)
+        tnsim.tensor_networks.network(deep)
     with pytest.raises(tnsim.TooLarge, match="6,291,450 tensors"):
-        tnsim.networks(deep, deep, tnsim.TreeSymmetric())
+        tnsim.tensor_networks.networks(deep, deep, tnsim.TreeSymmetric())
     with pytest.raises(tnsim.ModelError, match="several networks"):
-        tnsim.network(deep - deep)
+        tnsim.tensor_networks.network(deep - deep)
 
 
 def test_drawing_tells_layers_and_operators_apart(rng):
     a, b = cases.pair(cases.DEEP["two bilinear"], rng)
-    _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
+    _, network = next(tnsim.tensor_networks.networks(a, b, tnsim.TreeSymmetric()))
     figure = figures.draw(network)
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "Layer1", "symmetriser", "bra (A)", "ket (B)"]
@@ -143,8 +143,8 @@ def test_drawing_tells_layers_and_operators_apart(rng):
 @pytest.mark.parametrize("package", ["networkx", "matplotlib.figure"])
 def test_drawing_is_an_extra(package, rng, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    network = tnsim.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
+    network = tnsim.tensor_networks.network(tnsim.Model([cases.bilinear(rng, 3, 5, 2)]))
     with pytest.raises(
-        tnsim.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"
+        tnsim.errors.MissingExtra, match=r"which is not installed: run  pip install 'tnsim\[plot\]'"
     ):
         figures.draw(network)

@@ -21,7 +21,7 @@ def agree(a, b, metric):
     """Networks sum to the inner product as far as rounding in the largest of them lets it be known."""
     found = [
         weight * network.contract(output_inds=(), optimize="greedy")
-        for weight, network in tnsim.networks(a, b, metric)
+        for weight, network in tnsim.tensor_networks.networks(a, b, metric)
     ]
     assert_close(sum(found), tnsim.inner(a, b, metric), scale=sum(map(abs, found)), rtol=1e-11)
 
@@ -33,7 +33,7 @@ def test_network_is_the_model(layers, rng):
         legs = [
             qtn.Tensor(np.concatenate([[1.0], x.ravel()]), (f"in{n}",)) for n in range(model.degree)
         ]
-        network = tnsim.network(model)
+        network = tnsim.tensor_networks.network(model)
         assert set(network.outer_inds()) == {"out", *(f"in{n}" for n in range(model.degree))}
         found = network.combine(legs).contract(output_inds=("out",), optimize="greedy").data
         assert_close(found, np.ravel(model(x)), rtol=1e-11)
@@ -44,7 +44,11 @@ def test_network_is_the_dense_tensor(layers):
     """Entry by entry: constant, biases and skip sit where the lift wants them, the skip shared equally by all legs."""
     for model in pair(ONE_LAYER[layers], 3):
         legs = [f"in{n}" for n in range(model.degree)]
-        found = tnsim.network(model).contract(output_inds=("out", *legs), optimize="greedy").data
+        found = (
+            tnsim.tensor_networks.network(model)
+            .contract(output_inds=("out", *legs), optimize="greedy")
+            .data
+        )
         assert_close(found, dense_sequence_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
 
 
@@ -71,7 +75,7 @@ def test_gaussian_networks_are_inner(layers, form):
 def test_orbits_stand_for_all_pairings():
     """Two attention layers without constants have 945 pairings; symmetrised, three networks weigh as much."""
     a, b = pair(ONE_LAYER["plain"], 2)
-    found = list(tnsim.networks(a, b))
+    found = list(tnsim.tensor_networks.networks(a, b))
     assert [weight for weight, _ in found] == [225, 600, 120]
     agree(a, b, tnsim.Symmetric())
 
@@ -83,7 +87,7 @@ def test_attention_may_meet_a_bilinear_layer(rng):
     metric = tnsim.Gaussian(rng.normal(size=2))
     found = sum(
         weight * network.contract(output_inds=(), optimize="greedy")
-        for weight, network in tnsim.networks(a, b, metric)
+        for weight, network in tnsim.tensor_networks.networks(a, b, metric)
     )
     assert_close(found, sequence_products(a, b, metric).sum(), rtol=1e-10)
 
@@ -100,7 +104,7 @@ def test_closure_over_attention(rng):
         tnsim.TooLarge,
         match=r"Gaussian joins the legs of whole models.*degree 20 and 20.*Use GaussianClosure",
     ):
-        tnsim.networks(*deeper)
+        tnsim.tensor_networks.networks(*deeper)
 
 
 def test_tags(rng):
@@ -112,7 +116,7 @@ def test_tags(rng):
         ],
         2,
     )
-    network = tnsim.network(model)
+    network = tnsim.tensor_networks.network(model)
     assert network.select("LAYER0").num_tensors == 25
     assert network.select("LAYER1").num_tensors == 5 * 7
     assert {
@@ -125,7 +129,7 @@ def test_tags(rng):
         2,
         1 + 2 * 2,
     )  # position; heads, the constant's and the skip's; score; flattened leg
-    _, closed = next(tnsim.networks(model, model, tnsim.TreeSymmetric()))
+    _, closed = next(tnsim.tensor_networks.networks(model, model, tnsim.TreeSymmetric()))
     (node,) = closed.select_tensors(["SYMMETRISER", "B"], which="all")[:1]
     assert node.shape == (5,) * 5
     assert np.count_nonzero(node.data) == 120
@@ -135,19 +139,19 @@ def test_tags(rng):
 def test_refusals(rng):
     model = tnsim.Model([attention(rng, 2, 1, 2, 1, 2)] * 5, n_ctx=2)
     with pytest.raises(tnsim.TooLarge, match=r"5,467 tensors, more than max_tensors=4,096"):
-        tnsim.network(model)
+        tnsim.tensor_networks.network(model)
     open_ended = tnsim.Model([attention(rng, 2, 1, 2, 1, 2)])
     with pytest.raises(
         tnsim.ModelError, match=r"sequences of one length: give tnsim.Model\(layers, n_ctx=...\)"
     ):
-        tnsim.network(open_ended)
+        tnsim.tensor_networks.network(open_ended)
     with pytest.raises(tnsim.ModelError, match="sequences of one length"):
-        tnsim.networks(open_ended, open_ended)
+        tnsim.tensor_networks.networks(open_ended, open_ended)
     one = tnsim.Model([attention(rng, 2, 1, 2, 1, 2)], n_ctx=2)
     with pytest.raises(tnsim.ModelError, match=r"covariance has shape \(3, 3\).*need one of"):
-        tnsim.networks(one, one, tnsim.Gaussian(None, np.eye(3)))
+        tnsim.tensor_networks.networks(one, one, tnsim.Gaussian(None, np.eye(3)))
     with pytest.raises(tnsim.ModelError, match="Categorical adds up over inputs and joins no legs"):
-        tnsim.networks(one, one, tnsim.Categorical())
+        tnsim.tensor_networks.networks(one, one, tnsim.Categorical())
 
 
 def test_drawing(rng):
@@ -155,7 +159,7 @@ def test_drawing(rng):
         tnsim.Model([tnsim.Residual(attention(rng, 2, 1, 2, 1, 2, True))], n_ctx=2)
         for _ in range(2)
     )
-    _, network = next(tnsim.networks(a, b, tnsim.TreeSymmetric()))
+    _, network = next(tnsim.tensor_networks.networks(a, b, tnsim.TreeSymmetric()))
     legend = [text.get_text() for text in figures.draw(network).axes[0].get_legend().get_texts()]
     assert legend == ["Layer0", "symmetriser", "bra (A)", "ket (B)"]
 
@@ -169,7 +173,7 @@ def test_deep_networks_of_sequences_join_whole_trees():
     for one, two, metric in ((a, a, tnsim.Gaussian()), (a, b, tnsim.Symmetric())):
         terms = [
             weight * float(net.contract(output_inds=()))
-            for weight, net in tnsim.networks(one, two, metric)
+            for weight, net in tnsim.tensor_networks.networks(one, two, metric)
         ]
         scale = np.abs(terms).sum()  # networks cancel one another
         assert_close(sum(terms), tnsim.inner(one, two, metric), scale=scale, rtol=1e-10)

@@ -386,7 +386,7 @@ def edges(
     """A graph of components in which the width of a line is the effect of an edge.
 
     Args:
-        labels: Labels of edges, as `tnsim.Edges` has them.
+        labels: Labels of edges, as `tnsim.localise.edges.Edges` has them.
         values: Number for each edge, such as `Edges.cut`.
         title: Title above the graph.
         most: Number of edges that are drawn, those of the largest numbers.
@@ -442,7 +442,7 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     Every layer and every kind of operator node has a colour; bra and ket differ by marker.
 
     Args:
-        network: Network from `tnsim.network` or `tnsim.networks`.
+        network: Network from `tnsim.tensor_networks.network` or `tnsim.tensor_networks.networks`.
         title: Title above the network.
         drawing: Axes, size and colour map, see `Drawing`.
 
@@ -455,7 +455,7 @@ def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]
     Example:
         >>> import numpy as np, tnsim
         >>> model = tnsim.Model([tnsim.Linear(np.eye(2))])
-        >>> legend = draw(tnsim.network(model)).axes[0].get_legend()
+        >>> legend = draw(tnsim.tensor_networks.network(model)).axes[0].get_legend()
         >>> [text.get_text() for text in legend.get_texts()]
         ['Layer0']
     """

@@ -18,3 +18,7 @@ The modules in their reading order:
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     guard                     every failure of reading becomes a single sentence
 """
+
+import lazy_loader
+
+__getattr__, _, _ = lazy_loader.attach(__name__, ("dialects",))  # a public name of tnsim

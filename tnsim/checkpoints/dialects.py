@@ -27,6 +27,8 @@ from tnsim.checkpoints.rules import (
     PROJECTIONS,
     AttentionRule,
     BilinearRule,
+    ElementwiseRule,
+    GatedRule,
     LinearRule,
     Rule,
     check_rule,
@@ -34,6 +36,16 @@ from tnsim.checkpoints.rules import (
     rule_of,
 )
 from tnsim.errors import CheckpointError, printable
+
+__all__ = [
+    "AttentionRule",
+    "BilinearRule",
+    "Dialect",
+    "ElementwiseRule",
+    "GatedRule",
+    "LinearRule",
+    "Rule",
+]
 
 FORMAT = 1  # version of the JSON of dialects
 PATTERN_CHARACTERS = 2**14

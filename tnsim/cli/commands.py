@@ -131,7 +131,7 @@ def _introduce(series: Series) -> None:
         f"steps {series.labels[0]} to {series.labels[-1]}"
     )
     say(f"{series[-1]}\n")
-    network = tnsim.network(series[-1])
+    network = tnsim.tensor_networks.network(series[-1])
     say(f"network: {network.num_tensors} tensors, tags {', '.join(sorted(network.tags))}\n")
     say(f"{tnsim.plan(series[0], series[-1])}\n")
 
@@ -186,7 +186,7 @@ def _facts() -> dict[str, Any]:
     # Every other fact helps to find out why JAX has no device.
     try:
         backend()
-    except tnsim.ExecutorError as error:
+    except tnsim.errors.ExecutorError as error:
         devices = [str(error)]
     else:
         devices = [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()]

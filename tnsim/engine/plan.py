@@ -213,7 +213,7 @@ class Plan:
             >>> import numpy as np, tnsim
             >>> model = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
             >>> plan = tnsim.plan(model, model).contraction
-            >>> tnsim.Plan.from_json(plan.to_json()) == plan
+            >>> tnsim.engine.plan.Plan.from_json(plan.to_json()) == plan
             True
         """
         return plan_from(text, cls)

@@ -338,7 +338,7 @@ def with_dense_matrices(model: Any) -> Any:
 
     Example:
         >>> import numpy as np, tnsim
-        >>> model = Model([tnsim.Linear(tnsim.SparseMatrix.of(np.eye(2)))])
+        >>> model = Model([tnsim.Linear(tnsim.models.matrices.SparseMatrix.of(np.eye(2)))])
         >>> with_dense_matrices(model).layers[0].weight.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """

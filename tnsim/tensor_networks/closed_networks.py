@@ -55,7 +55,7 @@ from tnsim.problems.kernel_models import last_segments, under
 from tnsim.problems.kernels import answers, readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
-from tnsim.tensor_networks.network import (
+from tnsim.tensor_networks.model_networks import (
     AS_EXPRESSION,
     MAX_TENSORS,
     Copy,

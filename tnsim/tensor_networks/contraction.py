@@ -147,8 +147,8 @@ def contract(
 
     Args:
         networks: A quimb `TensorNetwork`, or any iterable of networks, which are added up, or of
-            (weight, network), such as `tnsim.networks` gives. Hyperindices are summed like any
-            other index.
+            (weight, network), such as `tnsim.tensor_networks.networks` gives. Hyperindices are
+            summed like any other index.
         output_inds: Indices of the result, in order; all other indices are summed over. None for
             the outer indices (on a single tensor each) in the order of the first network; all
             networks must then have the same outer indices.
@@ -183,15 +183,15 @@ def contract(
     Example:
         >>> import quimb.tensor as qtn, tnsim
         >>> a, b, c = (qtn.Tensor(n * np.eye(2), ("i", "j")) for n in (1, 2, 3))
-        >>> float(tnsim.contract([(1.0, a & b), (0.5, a & c)]))
+        >>> float(tnsim.tensor_networks.contract([(1.0, a & b), (0.5, a & c)]))
         7.0
-        >>> float(tnsim.contract([a & b, a & c]))
+        >>> float(tnsim.tensor_networks.contract([a & b, a & c]))
         10.0
-        >>> tnsim.contract(a & c.reindex({"i": "j", "j": "k"}), ("k", "i"))
+        >>> tnsim.tensor_networks.contract(a & c.reindex({"i": "j", "j": "k"}), ("k", "i"))
         array([[3., 0.],
                [0., 3.]])
         >>> square = tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])])
-        >>> float(tnsim.contract(tnsim.networks(square, square)))
+        >>> float(tnsim.tensor_networks.contract(tnsim.tensor_networks.networks(square, square)))
         3.0
     """
     expression = contract_expression(
@@ -238,7 +238,7 @@ def contract_expression(
         >>> import jax, quimb.tensor as qtn, tnsim
         >>> state = qtn.Tensor(np.ones(3), ("i",), "STATE")
         >>> matrix = qtn.Tensor(np.eye(3), ("i", "j"), "MATRIX")
-        >>> energy = tnsim.contract_expression(
+        >>> energy = tnsim.tensor_networks.contract_expression(
         ...     state & matrix & state.reindex({"i": "j"}), shared_tags=["STATE"]
         ... )
         >>> float(energy()), float(energy({"STATE": np.array([1.0, 2.0, 3.0])}))

@@ -103,7 +103,7 @@ def network(model: Model, max_tensors: int = MAX_TENSORS) -> qtn.TensorNetwork:
         >>> import quimb.tensor as qtn
         >>> import tnsim
         >>> squares = tnsim.Model([tnsim.Bilinear(np.eye(2), np.eye(2), np.eye(2))])
-        >>> tn = tnsim.network(squares)
+        >>> tn = tnsim.tensor_networks.network(squares)
         >>> for leg in ("in0", "in1"):
         ...     tn = tn & qtn.Tensor([1.0, 2.0, 3.0], (leg,))
         >>> tn.contract(output_inds=("out",)).data
