@@ -12,9 +12,9 @@ import sums
 
 import tnsim
 from tnsim.cli.bench import hand_written, random_stack
-from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.execution import precision
 from tnsim.engine.runtime.gradients import pulled_back
+from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 
 CLOSURE = tnsim.GaussianClosure()
 
@@ -113,9 +113,9 @@ def _planned(estimate: tnsim.Estimate) -> Planned:
 
 
 def _of_contraction(plan: Any) -> Planned:
-    expected = rates.seconds(plan)
-    peak = plan.interpreted_bytes if expected.tier == "interpret" else plan.peak_bytes
-    return Planned(plan.multiplications, peak, expected.total, expected.tier)
+    tier = tier_in_use()
+    peak = plan.interpreted_bytes if tier == "interpret" else plan.peak_bytes
+    return Planned(plan.multiplications, peak, seconds_of(plan), tier)
 
 
 def cross_term(n_ctx: int) -> Callable[[str], Work]:
@@ -171,7 +171,7 @@ def one_gradient(dtype: str) -> Work:
         assert plan is not None
         back = pulled_back(plan, frozenset(n for n in plan.shapes if n[1] == "."))
         work = plan.multiplications + back.multiplications
-        return Planned(work, back.kept_bytes + back.own_bytes, tier=rates.tier_of(plan))
+        return Planned(work, back.kept_bytes + back.own_bytes, tier=tier_in_use())
 
     def call() -> None:
         tnsim.torch.similarity(*models, dtype=dtype).backward()

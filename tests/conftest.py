@@ -7,6 +7,11 @@ import os
 import sys
 import tempfile
 
+if sys.dont_write_bytecode:
+    # Every worker and every process that a test starts would compile all files anew.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # No test reads what an earlier version searched or compiled.
     kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)

@@ -173,3 +173,34 @@ def test_the_loops_of_others(monkeypatch, wandb):
     callback.on_step_end(None, state, None, model=net)
     assert [row["step"] for row in state.log_history] == [2]
     assert_close(state.log_history[0]["similarity/first"], 1.0, rtol=1e-12)
+
+
+def deep():
+    layers = (torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    return torch.nn.Sequential(*layers, torch.nn.Softmax(-1))
+
+
+def test_networks_without_an_exact_product_are_estimated():
+    torch.manual_seed(0)
+    net, metric = deep(), tnsim.Gaussian(samples=1024)
+    before = copy.deepcopy(net).eval()
+    monitor = tnsim.torch.Monitor(metric, every=1)
+    assert monitor(0, net) == {}
+    with torch.no_grad():
+        net[0].weight += 0.5
+    found = monitor(1, net)["similarity/first"]
+    assert_close(found, tnsim.similarity(before, net.eval(), metric), rtol=1e-12)
+    assert 0 < found < 1
+    first = tnsim.torch.similarity(before, net, metric)
+    assert_close(first.item(), found, rtol=1e-6, limited_by="modules run in float32")
+    first.backward()
+    assert net[0].weight.grad.abs().sum() > 0
+
+
+def test_networks_of_tokens_name_the_monitor_to_use():
+    tokens = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Softmax(-1))
+    with pytest.raises(tnsim.TnsimError, match=r"tnsim.torch.Monitor\(tnsim.Empirical\(inputs\)\)"):
+        tnsim.torch.Monitor()(0, tokens)
+    monitor = tnsim.torch.Monitor(tnsim.Empirical(np.arange(5)[:, None]), every=1)
+    monitor(0, tokens)
+    assert_close(monitor(1, tokens)["similarity/first"], 1.0, rtol=1e-12)

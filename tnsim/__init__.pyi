@@ -4,6 +4,7 @@ from . import errors as errors
 from . import tensor_networks as tensor_networks
 from . import torch as torch
 from .activations.activation import Activation as Activation
+from .all_pairs.composition import composition as composition
 from .all_pairs.heads import heads as heads
 from .all_pairs.result import Pairwise as Pairwise
 from .all_pairs.run import open_pairwise as open_pairwise

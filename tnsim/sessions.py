@@ -246,8 +246,8 @@ class Session:
         device_bytes: Limit in bytes for the arrays of models, laid out for plans and put on the
             device. Arrays are dropped with their model, or when a plan needs the memory.
         tier: Way in which plans run on a CPU: "interpret" by NumPy, at once; "compile" by XLA;
-            "auto" for the tier that is expected to end first, with compiling, over all runs asked
-            for. On other devices and inside traces of JAX all plans are compiled.
+            "auto" as "interpret". On other devices and inside traces of JAX all plans are
+            compiled.
 
     Raises:
         ModelError: The tier is none of the three.

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
 import tempfile
@@ -57,8 +56,8 @@ import recursion_oracle  # pyright: ignore[reportMissingImports]
 from jax.core import Tracer
 
 import tnsim
-from tnsim.all_pairs import run_plan
-from tnsim.compare import by_points
+from tnsim.all_pairs import preparation
+from tnsim.compare import by_features, by_points
 from tnsim.engine import precision
 from tnsim.engine.runtime import execution
 
@@ -379,18 +378,19 @@ ROUTES = {
 @contextlib.contextmanager
 def along(route: str) -> Iterator[None]:
     """Runs over all pairs take the named route, and exact deep metrics go by diagrams."""
-    plan = run_plan.plan
+    table = preparation.routes_of_run
 
     def forced(*arguments: Any) -> Any:
-        found = plan(*arguments)
-        name = run_plan.FEATURES if route.endswith("features") else run_plan.CONTRACTIONS
-        if all(one.route != name for one in found.plan.routes):
+        name = "features" if route.endswith("features") else "contractions"
+        routes = [one for one in table(*arguments) if one.name == name]
+        if not routes:
             raise NotOffered
-        return found._replace(plan=dataclasses.replace(found.plan, route=name))
+        return routes
 
     with (
-        mock.patch.object(run_plan, "plan", forced),
+        mock.patch.object(preparation, "routes_of_run", forced),
         mock.patch.object(by_points, "gaussian_points", lambda *arguments: None),
+        mock.patch.object(by_features, "polynomials", lambda *arguments: None),
     ):
         yield
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from optional import skip_without
 
 import tnsim
 
 torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+skip_without("peft", "transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -27,6 +27,8 @@ def network():
 
 
 def transformer(kind):
+    import transformers
+
     torch.manual_seed(0)
     if kind == "gpt2":
         config = transformers.GPT2Config(
@@ -47,6 +49,8 @@ def transformer(kind):
 
 def adapted(base, seed=1, **settings):
     """A base with an adapter whose weights are no longer those of its start."""
+    import peft
+
     settings = {"r": 3, "lora_alpha": 5, **settings}
     model = peft.get_peft_model(base, peft.LoraConfig(**settings)).double().eval()
     torch.manual_seed(seed)

@@ -76,6 +76,10 @@ def test_what_could_be_meant_is_not_chosen(rng):
         ),
         (["seed=1-lr=2.ckpt", "seed=2-lr=1.ckpt"], ("seed=1-lr=2", "seed=2-lr=1")),
         (["step_9.pt", "step_10.pt", "final.pt"], ("step_9", "step_10", "final")),
+        (
+            ["epoch=3-val=0.12.ckpt", "epoch=12-val=0.09.ckpt", "model_best.pt", "last.pt"],
+            ("3", "12", "model_best", "last"),
+        ),
     ],
 )
 def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):

@@ -7,6 +7,7 @@ configuration as it was written, without the library. They are then held to the 
 import copy
 
 import pytest
+from optional import skip_without
 from transformer_cases import module
 
 import tnsim
@@ -16,7 +17,7 @@ from tnsim.circuits.standard_parts import KINDS, StandardParts, View
 from tnsim.circuits.transformer import Transformer
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+skip_without("transformers")
 
 SIZES = {
     "vocab_size": 13,
@@ -112,6 +113,8 @@ READ = {"gpt2": 39, "gpt_neox": 43, "llama": 42, "mistral": 42, "qwen2": 42, "ge
 
 def made(written):
     """The library's module of a configuration, with random weights; None where it has none."""
+    import transformers
+
     own = copy.deepcopy(written)
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)

@@ -244,3 +244,128 @@ def test_heads_without_an_inner_product(rng):
     state["transformer.h.1.attn.c_proj.weight"][:] = 0
     with pytest.raises(tnsim.ModelError, match="layer 1 head 0 is the zero function"):
         tnsim.heads(module(state, config), module(state, config), "ov")
+
+
+# Composition, chance, and what softmax does not see
+
+
+def maps_of(side, kind):
+    """Matrices of heads from their models alone: bilinear forms of qk, linear maps of ov."""
+    found = {}
+    for label in side:
+        model = side[label]
+        if kind == "ov":
+            values, out = model.layers
+            found[label] = np.asarray(out.weight) @ np.asarray(values.weight)
+        else:
+            (form,) = model.layers
+            d = form.left.shape[1] // 2
+            whole = np.asarray(form.left).T @ np.diag(np.asarray(form.down)[0]) @ form.right
+            found[label] = whole[:d, d:]
+    return found
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "gpt_neox"])
+def test_composition_is_the_norm_of_products(case, rng):
+    config = cases.CONFIGS[case]
+    net = module(cases.checkpoint(rng, config), config)
+    sides = {kind: tnsim.parts(net, kind, distances=[0]) for kind in ("qk", "ov")}
+    maps = {kind: maps_of(side, kind) for kind, side in sides.items()}
+    found = tnsim.composition(net)
+    for reader, writer in itertools.product(found.reader.values, found.writer.values):
+        here = found.sel(reader=reader, writer=writer).values
+        if not reader.startswith("layer 1") or not writer.startswith("layer 0"):
+            assert np.isnan(here).all()
+            continue
+        written = maps["ov"][f"{writer} ov"]
+        qk, ov = maps["qk"][f"{reader} qk"], maps["ov"][f"{reader} ov"]
+        for score, matrix in zip(here, (qk.T, qk, ov), strict=True):
+            size = np.linalg.norm(matrix) * np.linalg.norm(written)
+            assert_close(score, np.linalg.norm(matrix @ written) / size)
+
+
+def test_composition_by_chance_and_its_refusals(rng):
+    config = cases.CONFIGS["llama"]
+    squares = []
+    for _ in range(20):
+        found = tnsim.composition(module(cases.checkpoint(rng, config), config))
+        squares.append(np.nanmean(found.values**2))
+    # Independent normal maps are turned against each other at random.
+    assert abs(np.mean(squares) * cases.WIDTH - 1) < 5 * np.std(squares) * cases.WIDTH / 20**0.5
+    assert found.attrs["chance"] == cases.WIDTH**-0.5
+    with pytest.raises(tnsim.UnsupportedLayer, match="legs=True"):
+        tnsim.composition(attention_model(rng, None))
+
+
+@pytest.mark.parametrize("kind", ["qk", "ov"])
+@pytest.mark.parametrize("through", [None, "embedding"])
+def test_chance_is_the_spread_among_random_heads(kind, through, rng):
+    from tnsim.all_pairs import heads as module_of_heads
+
+    config = cases.CONFIGS["gpt2"]
+    a, b = (tnsim.parts(module(cases.checkpoint(rng, config), config), kind) for _ in range(2))
+    sides = [module_of_heads._side(side.anatomy, kind, through, side.view) for side in (a, b)]
+    squares = module_of_heads._squares(sides[0])
+    spread = module_of_heads._spread_of_chance(*sides, squares)
+    drawn = []
+    circuits = sides[1].circuits
+    for _ in range(400):
+        random = circuits._replace(
+            left=rng.normal(size=circuits.left.shape), right=rng.normal(size=circuits.right.shape)
+        )
+        side = sides[1]._replace(circuits=random)
+        inner = module_of_heads._inner(
+            sides[0].circuits, random, module_of_heads._moments(sides[0], side)
+        )
+        drawn.append(inner / np.sqrt(np.outer(squares, module_of_heads._squares(side))))
+    # Exact for streams of standard normal numbers; else the mean norm stands for the norm.
+    ratio = np.sqrt((np.array(drawn) ** 2).mean((0, 2))) / spread
+    assert np.abs(ratio - 1).max() < (0.06 if through is None else 0.35)
+
+
+def test_a_match_by_chance_is_named(rng):
+    config = cases.CONFIGS["gpt2"]
+    states = [cases.checkpoint(rng, config) for _ in range(2)]
+    same = tnsim.heads(*[module(states[0], config)] * 2, "ov")
+    assert same.attrs["by_chance"] == [] and (same.matched > same.chance).all()
+    apart = tnsim.heads(*(module(state, config) for state in states), "ov")
+    assert len(apart.attrs["by_chance"]) >= 4
+    several = tnsim.heads(
+        *[module(cases.checkpoint(rng, cases.CONFIGS["llama"]), cases.CONFIGS["llama"])] * 2,
+        distances=[1, 2],
+    )
+    assert np.isnan(several.chance).all() and several.attrs["by_chance"] == []
+
+
+def test_a_bias_of_keys_changes_no_centred_score(rng):
+    config = cases.CONFIGS["gpt2"]
+    state = cases.checkpoint(rng, config)
+    moved = dict(state)
+    width = cases.WIDTH
+    for i in range(cases.LAYERS):
+        name = f"transformer.h.{i}.attn.c_attn.bias"
+        moved[name] = state[name].copy()
+        moved[name][width : 2 * width] += rng.normal(size=width)
+    # Softmax sees no bias of keys: both networks give the same.
+    tokens = rng.integers(0, cases.VOCABULARY, size=cases.LENGTH)
+    layers = [cases.forward(one, config, tokens) for one in (state, moved)]
+    for before, after in zip(*layers, strict=True):
+        assert_close(after.pattern, before.pattern, scale=1.0)
+    nets = [module(one, config) for one in (state, moved)]
+    plain, centred = (
+        [tnsim.parts(net, "qk", centred=apart) for net in nets] for apart in (False, True)
+    )
+    label = next(iter(plain[0]))
+    assert tnsim.similarity(plain[0][label], plain[1][label]) < 0.999
+    assert_close(tnsim.similarity(centred[0][label], centred[1][label]), 1.0)
+    found = tnsim.heads(*nets, centred=True)
+    assert_close(np.diagonal(found.similarity.values), np.ones(len(found.a)))
+    # The scores are those of the part less their mean over keys of mean zero.
+    query, keys = rng.normal(size=width), rng.normal(size=(4, width))
+    keys = np.concatenate([keys, -keys])
+    both = np.hstack([np.tile(query, (8, 1)), keys])
+    scores = np.asarray(plain[0][label](both))
+    assert_close(centred[0][label](both), scores - scores.mean(), scale=1.0)
+    turned = module(cases.checkpoint(rng, cases.CONFIGS["llama"]), cases.CONFIGS["llama"])
+    with pytest.raises(tnsim.UnsupportedLayer, match="depends on the distance"):
+        tnsim.parts(turned, "qk", centred=True)["layer 0 head 0 qk"]

@@ -5,11 +5,12 @@ import copy
 import numpy as np
 import pytest
 from closeness import assert_close
+from optional import skip_without
 
 import tnsim
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+skip_without("transformers")
 
 SIZES = {
     "vocab_size": 13,
@@ -24,22 +25,26 @@ SIZES = {
 }
 OF_GPT2 = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "n_inner": 10}
 CONFIGS = {
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=13, bos_token_id=1, eos_token_id=2, **OF_GPT2),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, rotary_pct=0.5),
-    "llama": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=1),
-    "mistral": lambda: transformers.MistralConfig(**SIZES, num_key_value_heads=1),
-    "qwen2": lambda: transformers.Qwen2Config(**SIZES, num_key_value_heads=1),
-    "gemma": lambda: transformers.GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=4),
-    "opt": lambda: transformers.OPTConfig(**SIZES, ffn_dim=10, word_embed_proj_dim=8),
-}  # fmt: skip
+    "gpt2": ("GPT2Config", {"vocab_size": 13, "bos_token_id": 1, "eos_token_id": 2, **OF_GPT2}),
+    "gpt_neox": ("GPTNeoXConfig", {**SIZES, "rotary_pct": 0.5}),
+    "llama": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
+    "mistral": ("MistralConfig", {**SIZES, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2Config", {**SIZES, "num_key_value_heads": 1}),
+    "gemma": ("GemmaConfig", {**SIZES, "num_key_value_heads": 1, "head_dim": 4}),
+    "opt": ("OPTConfig", {**SIZES, "ffn_dim": 10, "word_embed_proj_dim": 8}),
+}
 
 
 @pytest.fixture(scope="module")
 def modules():
+    import transformers
+
     made = {}
-    for name, config in CONFIGS.items():
+    for name, (config, sizes) in CONFIGS.items():
         torch.manual_seed(0)
-        made[name] = transformers.AutoModelForCausalLM.from_config(config())
+        made[name] = transformers.AutoModelForCausalLM.from_config(
+            getattr(transformers, config)(**sizes)
+        )
         for parameter in made[name].parameters():
             torch.nn.init.normal_(parameter, std=0.5)
     return made
@@ -144,6 +149,8 @@ def test_a_module_as_it_was_made_has_its_parts(name, modules):
 @pytest.mark.parametrize("window", [2, 7, 4096])
 @pytest.mark.parametrize("config", ["MistralConfig", "Qwen2Config"])
 def test_windows_of_keys_are_no_part(config, window):
+    import transformers
+
     torch.manual_seed(0)
     sizes = {**SIZES, "num_key_value_heads": 1, "sliding_window": window}
     if config == "Qwen2Config":

@@ -209,3 +209,57 @@ def test_a_constant_function_has_no_similarity():
     model = tnsim.Model([tnsim.Linear(np.zeros((1, 3)), bias=[2.0])])
     with pytest.raises(tnsim.ModelError, match="zero"):
         tnsim.similarity(model, model, centred=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_similarities_of_means_say_so(kind):
+    """The share of the mean by NumPy, at weighted inputs, of models, functions and differences."""
+    rng = generator(6)
+    a, b = (network(rng, kind) for _ in range(2))
+    weights = rng.uniform(size=len(X))
+    shares = []
+    for offset in (0.0, 1e5):
+        one, two = (tnsim.Model((*model.layers, linear_offset(offset))) for model in (a, b))
+        of_each = []
+        for model in (one, two):
+            y = np.asarray(model(X))
+            mean = weights @ y / weights.sum()
+            of_each.append((mean**2).sum() / (weights @ (y**2).sum(1) / weights.sum()))
+        metric = tnsim.Empirical(X, weights)
+        found = tnsim.similarity(one, two, metric)
+        assert_close(found.mean_share, min(of_each), scale=1.0, rtol=1e-11)
+        plain = tnsim.similarity(lambda x, own=one: np.asarray(own(x)), two, metric)
+        assert_close(plain.mean_share, min(of_each), scale=1.0, rtol=1e-11)
+        assert ("squared norm is the mean" in str(found)) == (min(of_each) > 0.5)
+        assert tnsim.similarity(one, two, metric, centred=True).mean_share < 1e-20
+        shares.append(min(of_each))
+    assert shares[1] > 0.9
+
+
+def linear_offset(offset):
+    return tnsim.Linear(np.eye(2), np.full(2, offset))
+
+
+def test_means_of_sequences_and_of_draws():
+    rng = generator(8)
+    weight = rng.normal(size=(2, 3))
+    x = rng.normal(size=(50, 4, 3)) + 1.0
+    model = tnsim.Model([tnsim.Linear(weight)], n_ctx=4)
+    y = x @ weight.T
+    wanted = 4 * (y.mean((0, 1)) ** 2).sum() / (y**2).sum((1, 2)).mean()
+    found = tnsim.similarity(model, lambda x: x @ weight.T + 1e-3 * x[..., :2], tnsim.Empirical(x))
+    other = y + 1e-3 * x[..., :2]
+    wanted = min(wanted, 4 * (other.mean((0, 1)) ** 2).sum() / (other**2).sum((1, 2)).mean())
+    assert_close(found.mean_share, wanted, scale=1.0, rtol=1e-11)
+    constant = tnsim.similarity(
+        lambda x: np.ones((len(x), 2)),
+        lambda x: x[:, :2] * 0 + 2,
+        tnsim.Gaussian(mean=np.zeros(3), samples=1024),
+    )
+    assert_close(constant.mean_share, 1.0, scale=1.0, rtol=1e-12)
+    assert "100 % of the squared norm" in str(constant)
+    odd = tnsim.similarity(np.tanh, lambda x: x, tnsim.Gaussian(mean=np.zeros(3)))
+    assert odd.mean_share < 1e-4
+    assert "mean" not in str(odd)
+    exact = tnsim.similarity(network(rng, "linear"), network(rng, "linear"))
+    assert exact.mean_share is None

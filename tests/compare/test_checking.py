@@ -112,3 +112,21 @@ def test_sequences_are_sampled_as_their_metric_says(metric, rng):
     found = tnsim.check(a, b, metric, samples=20_000)
     assert abs(found.deviation) < 6
     assert found.standard_error < 0.2
+
+
+def test_errors_of_an_estimate_and_of_its_check_add_up(rng):
+    weights = [rng.normal(size=(6, 3)), rng.normal(size=(4, 6)), rng.normal(size=(2, 4))]
+
+    def network(sign):
+        def run(x):
+            for n, weight in enumerate(weights):
+                x = x @ weight.T if n == 0 else np.maximum(x, sign * x) @ weight.T
+            return x
+
+        return run
+
+    metric = tnsim.Gaussian(mean=np.zeros(3), samples=1024)
+    found = tnsim.check(network(0.0), network(0.3), metric, samples=1024, seed=3)
+    both = np.hypot(found.standard_error, found.similarity.standard_error)
+    assert_close(found.deviation, (found.similarity - found.estimate) / both, rtol=1e-12)
+    assert abs(found.deviation) < 5 and found.similarity.inputs == 1024

@@ -16,7 +16,7 @@ from tnsim import Session, session, using
 from tnsim.compare import by_plans, resident
 from tnsim.engine.runtime import execution
 from tnsim.models.arrays import is_fixed
-from tnsim.problems import state_sizes
+from tnsim.problems import conditioning
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.families import Sequences
 from tnsim.sessions import WeakCache
@@ -125,8 +125,7 @@ def test_the_conditioning_of_a_model_is_measured_once(rng, monkeypatch):
         counted.append(model)
         return amplification(model, metric)
 
-    monkeypatch.setattr(resident, "amplification", counting)
-    monkeypatch.setattr(state_sizes, "amplification", counting)
+    monkeypatch.setattr(conditioning, "amplification", counting)
     a, b, c = (model_of(rng) for _ in range(3))
     for other in (b, c):
         tnsim.similarity(a, other, tnsim.TreeSymmetric())

@@ -20,7 +20,7 @@ from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime import binding, execution, rates
+from tnsim.engine.runtime import binding, execution, tiers
 from tnsim.engine.runtime.stacking import stacked_stages
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -230,34 +230,26 @@ def test_a_session_knows_three_tiers():
         Session(tier="jit")
 
 
-def test_little_work_is_interpreted():
+def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
     a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
-    with using(Session()) as fresh:
-        tnsim.similarity(a, b)
-        assert rates.tier_of(tnsim.plan(a, b).contraction) == "interpret"
-        assert not len(fresh.programs)
+    found = {}
+    for tier in ("auto", "interpret", "compile"):
+        with using(Session(tier=tier)) as fresh:
+            assert tiers.tier_in_use() == ("compile" if tier == "compile" else "interpret")
+            found[tier] = tnsim.inner(a, b)
+            assert bool(len(fresh.programs)) == (tier == "compile")
+    assert found["auto"] == found["interpret"]
+    assert_close(found["compile"], found["auto"], rtol=1e-12)
 
 
-GIVEN = rates.Rates(large=1e10, small=1e10, passing=1e9, starting=1e-6, compiling=0.05)
-SLOW = costs.Speeds(call=1e-6, product=1e-7, multiplying=1e9, passing=1e9)
-
-
-@pytest.mark.slow
-def test_many_runs_are_compiled_where_that_repays(monkeypatch):
-    """XLA ten times as fast, after seconds of compiling; the tier does not depend on what is compiled already."""
-    monkeypatch.setattr(rates, "USUAL_RATES", {8: GIVEN})
-    monkeypatch.setattr(costs, "USUAL", {8: SLOW})
-    a, b = (bench.random_stack(48, 64, 2, "float64", seed) for seed in (1, 2))
-    plan = tnsim.plan(a, b).contraction
-    with using(Session()):
-        once, often = (rates.tier_of_all([rates.Runs(plan, n)]) for n in (1, 10_000))
-        assert (once, often) == ("interpret", "compile")
-    with using(Session(tier="compile")):
-        expected = tnsim.inner(a, b)
-        assert rates.tier_of(plan) == "compile"
-        tnsim.session().tier = "auto"
-        assert rates.tier_of_all([rates.Runs(plan)]) == "interpret"
-        assert_close(tnsim.inner(a, b), expected, rtol=1e-12)
+def test_batches_take_the_time_of_their_number():
+    a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
+    plan = tnsim.plan(a, b, tnsim.TreeSymmetric()).contraction
+    over = {name: (name.startswith("A"), name.startswith("B")) for name in plan.shapes}
+    once, batch = tiers.seconds_of(plan), tiers.seconds_of(plan, 1, 4, over)
+    assert once < batch < 16 * once
+    assert_close(tiers.seconds_of(plan, 3), 3 * once, rtol=1e-12)
+    assert_close(tiers.seconds_of(plan, 33, 4, over), 3 * batch, rtol=1e-12)
 
 
 def test_a_store_keeps_its_tier(tmp_path):

@@ -1,8 +1,5 @@
 """Orders of axes that spare copies: the same numbers, of the same shapes."""
 
-import itertools
-
-import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from eager import run_program
@@ -14,8 +11,6 @@ from tnsim import using
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import layout
 from tnsim.engine.passes.layout import laid_out, moved
-from tnsim.engine.search.canonical import exchanges
-from tnsim.engine.search.sharing import Builder, Use, program_of
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
@@ -78,43 +73,6 @@ def test_a_copy_is_spared(always):
     program = Program(((30, 30),) * 3, (outer, later), (4,))
     assert all_moved(program) and all_moved(laid_out(program)) < all_moved(program)
     assert laid_out(program).value_shapes[-1] == program.value_shapes[-1]
-
-
-@pytest.mark.parametrize("exchangeable", [0, 2])
-def test_symmetric_arguments_are_read_in_place(exchangeable, always, rng):
-    """Of a symmetric x, sum_i x[i, j] y[i, l] reads the axis that costs no copy."""
-    builder = Builder()
-    x, y = builder.atom((4, 4), exchangeable), builder.atom((4, 6))
-    product = builder.contract([Use(x, ("i", "j")), Use(y, ("i", "l"))], ["j", "l"])
-    program = program_of(builder, [product.value], 2)
-    assert builder.symmetries(x) == [(0, 1)] * (exchangeable == 2)
-    assert (all_moved(program) == 0) == (exchangeable == 2)
-    matrix = rng.normal(size=(4, 4))
-    arrays = [matrix + matrix.T, rng.normal(size=(4, 6))]
-    (found,), _ = run_program(program, arrays)
-    order = "".join(product.labels)
-    assert_close(found, np.einsum(f"ij,il->{order}", *arrays), rtol=1e-12)
-
-
-def test_symmetries_are_those_of_the_array(rng):
-    """Found on networks, checked on arrays of whole numbers, whose products are exact."""
-    a, b = rng.integers(-1000, 1000, size=(2, 3, 3))
-    symmetric = a + a.T
-    networks = [
-        [(0, (0, 9)), (0, (1, 9)), (1, (2, 8)), (1, (3, 8))],
-        [(2, (0, 1)), (2, (2, 3))],
-        [(0, (0, 9)), (2, (9, 1)), (0, (2, 3))],
-        [(2, (0, 9)), (2, (9, 1)), (0, (2, 8)), (1, (3, 8))],
-    ]
-    arrays = [a, b, symmetric]
-    for tensors in networks:
-        of = {0: 0, 1: 0, 2: 2}
-        found = set(exchanges(tensors, [0, 1, 2, 3], of.__getitem__))
-        operands = itertools.chain.from_iterable((arrays[ref], list(ls)) for ref, ls in tensors)
-        array = np.einsum(*operands, [0, 1, 2, 3])
-        for one, other in itertools.combinations(range(4), 2):
-            is_symmetric = np.array_equal(array, np.swapaxes(array, one, other))
-            assert ((one, other) in found) == is_symmetric
 
 
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.GaussianClosure()])

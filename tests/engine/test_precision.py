@@ -16,7 +16,7 @@ from tnsim.all_pairs import preparation
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import amplification, regauged, without_skew
-from tnsim.problems.state_sizes import common_units, scaled_under
+from tnsim.problems.state_sizes import common_units, in_own_basis
 from tnsim.scaled import ScaledSum
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -334,8 +334,8 @@ def test_another_basis_that_cancels_more_is_not_taken(rng):
             layers.append(tnsim.Bilinear(*weights[:3], *(2.0**18 * x for x in weights[3:])))
         model = tnsim.Model(layers)
         units = common_units([model], metric)
-        given = scaled_under(model, units, False, lambda *_: 0.0).value
-        found, _ = without_skew(given, units.metric)
+        given = in_own_basis(model, units, False)[0].value
+        found = without_skew(given, units.metric)[0]
         before, after = (amplification(x, units.metric) for x in (given, found))
         assert after <= 4 * before
 

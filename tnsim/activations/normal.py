@@ -104,6 +104,10 @@ def owens_t(h: Real, a: Real) -> Real:
         True
     """
     xp = library(h, a)
+    if xp is np:
+        from scipy.special import owens_t as of_scipy  # here, as its import takes a while
+
+        return of_scipy(h, a)
     # T is even in h and odd in a, so absolute values do, and the sign of a returns at the end.
     h, size = xp.abs(h), xp.minimum(xp.abs(a), 1 / smallest(xp.result_type(h, a)) ** 2)
     large = size > 1

@@ -32,8 +32,8 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
 from tnsim.engine.runtime.execution import Backend, Result
-from tnsim.engine.runtime.rates import BACKENDS, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
+from tnsim.engine.runtime.tiers import BACKENDS, Tier
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of

@@ -12,6 +12,7 @@ place of the queries and the identity, or the product of the unembeddings, in th
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -56,6 +57,7 @@ def heads(
     *,
     through: str | None = None,
     distances: Sequence[int] = (1,),
+    centred: bool = False,
 ) -> xr.Dataset:
     """Similarity of every head of one transformer with every head of another, and their matching.
 
@@ -69,13 +71,16 @@ def heads(
             the width of a stream matters.
         distances: Numbers of positions by which keys stand before queries, over which inner
             products of rotated scores are added up.
+        centred: Whether scores are less their mean over keys, as in `parts`.
 
     Returns:
         A Dataset: `similarity` (a, b), float64 in [-1, 1]; `inner` (a, b), the inner products;
         `became` (a), the head of `b` that each head of `a` is matched with, empty where `b` has
         fewer heads; `matched` (a), the similarity with it, NaN where there is none. The matching
-        has the largest sum of similarities. Attribute `symmetry` says which changes of basis inside
-        a head change nothing.
+        has the largest sum of similarities. `chance` (a) is what the most alike of all pairs
+        reaches in one of twenty cases where the heads of `b` are random matrices: a match that is
+        no better says nothing, and attribute `by_chance` names it. Attribute `symmetry` says which
+        changes of basis inside a head change nothing.
 
     Raises:
         ModelError: An argument is unknown, widths or vocabularies differ, or a head is zero.
@@ -99,31 +104,72 @@ def heads(
         raise ModelError(f"kind of heads is qk or ov, found {kind!r}")
     if through not in (None, "embedding"):
         raise ModelError(f"through is None or 'embedding', found {through!r}")
-    view = checked_view(distances, "fold")
+    if centred and through is not None:
+        raise ModelError("centred scores are those of streams of mean 0: leave through out")
+    view = checked_view(distances, "fold", centred)
     first, second = (_anatomy(model) for model in (a, b))
     if not (first.names(kind) and second.names(kind)):
         raise ModelError("the model has no head")
     own = [isinstance(anatomy, OwnParts) for anatomy in (first, second)]
     if kind == "qk" and all(own) and through is None:
         inner, norms, names = _of_products_of_scores(first, second, view)
+        sides = None
     else:
         bra, ket = (_side(anatomy, kind, through, view) for anatomy in (first, second))
         _check_sides(bra, ket, through)
         inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
         norms = [_squares(side) for side in (bra, ket)]
         names = [_labels(side.circuits) for side in (bra, ket)]
+        sides = bra, ket
     for label_list, squares in zip(names, norms, strict=True):
         if not (squares > 0).all():
             zero = label_list[int(np.argmin(squares))]
             raise ModelError(f"{zero} is the zero function: it has no similarity")
     similarity = inner / np.sqrt(np.outer(norms[0], norms[1]))
+    spread = np.full(len(names[0]), np.nan)
+    if sides is not None:
+        spread = _spread_of_chance(*sides, norms[0])
     about = {
         "kind": kind,
         "through": through or "",
         "symmetry": _symmetry(kind, view, first, second),
         "distances": list(view.distances),
     }
-    return _labelled(similarity, inner, names, about)
+    return _labelled(similarity, inner, names, _chance(spread, similarity.size), about)
+
+
+def _spread_of_chance(a: _Side, b: _Side, squares: np.ndarray) -> Float[np.ndarray, " A"]:
+    """Standard deviations of the similarities of heads with random matrices in the streams of b.
+
+    Let B = L^T R have normal entries in L and R, and let T be the matrix with <A, B> = sum(T * B).
+    Then `E <A, B>^2 = r |T|^2`, and `E |B|^2 = r tr(M_L) tr(M_R)` for the moments M of the two
+    streams of b, over r rows of L and R. Rotations R_d of a single distance change neither. NaN for
+    several distances, where the matrices of one head depend on each other.
+    """
+    turns = a.circuits.turns if a.circuits.turns is not None else b.circuits.turns
+    if turns is not None and len(turns) > 1:
+        return np.full(len(a.circuits.names), np.nan)
+    crossed, own = _moments(a, b), _moments(b, b)
+    traces = []
+    maps = []
+    for moment, mine, left, right in zip(
+        crossed,
+        own,
+        (b.circuits.left, b.circuits.right),
+        (a.circuits.left, a.circuits.right),
+        strict=True,
+    ):
+        traces.append(float(left.shape[-1]) if mine is None else float(np.trace(mine)))
+        maps.append(right if moment is None else right @ moment)
+    if a.circuits.turns is not None:
+        maps[1] = np.einsum("ij,hjd->hid", a.circuits.turns[0], maps[1])
+    grams = [side @ side.swapaxes(-1, -2) for side in maps]
+    return np.sqrt(np.einsum("hij,hij->h", *grams) / (squares * traces[0] * traces[1]))
+
+
+def _chance(spread: np.ndarray, pairs: int) -> np.ndarray:
+    """What the largest of several similarities by chance stays below in 19 of 20 cases."""
+    return spread * NormalDist().inv_cdf(0.95 ** (1 / pairs))
 
 
 def _anatomy(model: Any) -> Anatomy:
@@ -138,6 +184,7 @@ def _labelled(
     similarity: Float[np.ndarray, "A B"],
     inner: Float[np.ndarray, "A B"],
     names: list[list[str]],
+    chance: Float[np.ndarray, " A"],
     about: dict[str, Any],
 ) -> xr.Dataset:
     """The result with its matching."""
@@ -148,11 +195,13 @@ def _labelled(
     matched = np.full(len(names[0]), np.nan)
     became[rows] = np.array(names[1], dtype=object)[columns]
     matched[rows] = similarity[rows, columns]
+    about["by_chance"] = [name for n, name in enumerate(names[0]) if matched[n] <= chance[n]]
     variables = {
         "similarity": (("a", "b"), similarity),
         "inner": (("a", "b"), inner),
         "became": ("a", became.astype(str)),
         "matched": ("a", matched),
+        "chance": ("a", chance),
     }
     return xarray.Dataset(variables, {"a": names[0], "b": names[1]}, about)
 

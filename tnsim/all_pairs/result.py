@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
+from tnsim.analysis import summary as summaries
 from tnsim.analysis.matrices import shown_labels
 from tnsim.errors import MissingExtra, ResultError, TnsimError
 from tnsim.files import Kind, beginning, replacing
@@ -122,18 +123,25 @@ class ResultAccessor:
             >>> tnsim.pairwise(models).tnsim.distance.values.round(6).tolist()
             [[0.0, 2.0], [2.0, 0.0]]
         """
-        found = self._result
-        # |b - a|^2 = (|b| - |a|)^2 + 2 |a| |b| (1 - cos), without a difference of squares.
-        with np.errstate(over="ignore"):
-            lengths = np.exp(found.log_norm_a / 2), np.exp(found.log_norm_b / 2)
-            apart = (lengths[1] - lengths[0]) ** 2
-            apart = apart + 2 * lengths[0] * lengths[1] * (1 - found.similarity)
-        if np.isinf(apart).any():
-            raise ResultError(
-                "distances of functions are beyond float64 here: scale down the last layer of all "
-                "models, which changes no similarity"
-            )
-        return np.sqrt(apart).transpose(*found.similarity.dims).rename("distance")
+        return summaries.distance(self._result)
+
+    def summary(self) -> str:
+        """What the run shows in words: the range of similarity, when it changed, and how sure.
+
+        A change is the step between neighbours that moved the function furthest, where it is at
+        least twice the median step. Rows that repeat a step under a name, such as `model_best`, are
+        left out. Of parts, those that moved furthest.
+
+        Raises:
+            ResultError: A similarity is not finite.
+
+        Example:
+            >>> import tnsim
+            >>> models = [tnsim.Model([tnsim.Linear([[w, 1.0]])]) for w in (1.0, 1.1, 5.0)]
+            >>> print(tnsim.pairwise(models).tnsim.summary().splitlines()[1])
+            Changed here: from 1 to 2 (similarity 0.857; the other steps 1 - 0.0011).
+        """
+        return summaries.summary(self._result)
 
     def most_changed(self, a: Any = None, b: Any = None) -> Dataset:
         """The parts of a result over parts, those first whose functions moved furthest.

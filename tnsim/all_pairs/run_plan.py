@@ -30,10 +30,9 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime import rates
 from tnsim.engine.runtime.devices import backend, check_addresses
-from tnsim.engine.runtime.rates import Runs
 from tnsim.engine.runtime.stacking import Axes
+from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 from tnsim.errors import TooLarge
 from tnsim.models.model import Model
 from tnsim.names import SIDES, Pair, side_of
@@ -42,8 +41,9 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.tensors.kinds import Kinds, nonlinear
 
 # Multiplications of a tile: at most one and a half seconds on two cores, so that an interrupted
-# tile loses little, and long enough that the overhead of a tile is small.
-_TILE_WORK = 2**34
+# tile loses little, and long enough that the overhead of a tile is small. On an accelerator a tile
+# has so many times the work.
+_TILE_WORK, _ACCELERATED = 2**34, 2**5
 LARGEST_TILE = 128  # models per side of a tile
 _UNKNOWN = 2**33  # bytes assumed free where the platform does not tell
 # Multiplications as which a written element counts. Over plans of all families and widths 16 to
@@ -179,7 +179,7 @@ def _tile_work() -> int:
 
     They are never measured: equal runs have equal tiles, and so equal bits.
     """
-    return _TILE_WORK if backend() == "cpu" else rates.ACCELERATED * _TILE_WORK
+    return _TILE_WORK if backend() == "cpu" else _ACCELERATED * _TILE_WORK
 
 
 def estimated(
@@ -202,7 +202,7 @@ def estimated(
         tiles: How the run goes.
         multiplications: Scalar multiplications of all pairs together.
         peak_bytes: Bytes alive at once: weights, vectors and products of a tile.
-        seconds: Expected seconds with compiling, without reading models.
+        seconds: Expected seconds without compiling and without reading models.
         facts: Counts by which the route tells its size.
     """
     return Estimate(
@@ -279,8 +279,8 @@ class ContractedRun:
         one_tile = stacks + work.intermediate_bytes
         is_large = tile == 1 and work.multiplications >= _LARGE * run.pairs
         together = max(1, min(_AT_ONCE, int(run.available / 4 // one_tile))) if is_large else 1
-        runs = _runs(work.plans, tile, work.budget)
-        tier = rates.tier_of_all(runs)
+        seconds = sum(_seconds(times, plan, tile, work.budget) for times, plan in work.plans)
+        tier = tier_in_use()
         programs = len(work.programs) if tier == "compile" else 0
         return estimated(
             self.name,
@@ -289,7 +289,7 @@ class ContractedRun:
             Tiles(run.pairs, tile, run.tiles(tile), together, programs=programs, tier=tier),
             multiplications=work.multiplications,
             peak_bytes=together * one_tile + run.tile_bytes(tile),
-            seconds=PREPARING + AROUND * sum(found.total for found in rates.seconds_of(runs, tier)),
+            seconds=PREPARING + AROUND * seconds,
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
@@ -500,16 +500,13 @@ def in_turn(several: Sequence[Estimate]) -> Estimate:
     )
 
 
-def _runs(contracted: Contracted, tile: int, budget: Budget) -> list[Runs]:
-    """The plans of all pairs, each with the batches in which it runs."""
-    runs = []
-    for times, plan in contracted:
-        side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
-        over: dict[str, Axes] = {}
-        for name in plan.shapes if side > 1 else ():
-            owner = side_of(name)
-            # The first stacked axis belongs to rows, the second to columns.
-            if owner is not None:
-                over[name] = (owner == SIDES[0], owner == SIDES[1])
-        runs.append(Runs(plan, times, side, over))
-    return runs
+def _seconds(times: int, plan: Plan, tile: int, budget: Budget) -> float:
+    """Seconds of a number of pairs with one plan, in the batches in which they run."""
+    side = min(batched_plans.batch_side(plan, tile, budget), max(1, times))
+    over: dict[str, Axes] = {}
+    for name in plan.shapes if side > 1 else ():
+        owner = side_of(name)
+        # The first stacked axis belongs to rows, the second to columns.
+        if owner is not None:
+            over[name] = (owner == SIDES[0], owner == SIDES[1])
+    return seconds_of(plan, times, side, over)

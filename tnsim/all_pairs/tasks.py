@@ -27,7 +27,6 @@ from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.model import Model, terms
 from tnsim.problems import features, forward
-from tnsim.problems.conditioning import cancellations
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.forward import Sums
 from tnsim.problems.state_sizes import scaled_under
@@ -262,17 +261,17 @@ def _prepared(job: Job, entries: tuple[Entry, ...], section: FeatureSpace | None
     units = job.setting.units
     # Models in scientific notation, in units that all models of the run share.
     made = [scaled_under(model, units, job.setting.slices) for model in models]
-    models = tuple(product.value for product in made)
-    exponents = np.array([product.exponent for product in made])
     if section is None:
         digests = tuple(dict.fromkeys(digest for entry in entries for digest, _ in entry.bases))
-        roots = np.sqrt(cancellations(models, units.metric))
-        return batched_plans.StackBlock(models, digests, exponents, combined, roots)
+        exponents = np.array([model.exponent for model in made])
+        roots = np.sqrt([model.cancels for model in made])
+        values = tuple(model.value for model in made)
+        return batched_plans.StackBlock(values, digests, exponents, combined, roots)
     # Where every entry is a single model with coefficient 1, features need no sums.
     single_terms = combined.index.shape[1] == 1 and (combined.coefficients == 1).all()
     plain = single_terms and len(models) == len(entries)
     weights = None if plain else _dense(combined, len(models))
-    return features.block(models, exponents, weights, section, units.metric)
+    return features.block(made, weights, section, units.metric)
 
 
 def _terms(entries: tuple[Entry, ...], dtype: str) -> tuple[tuple[Model, ...], Terms]:

@@ -54,6 +54,7 @@ from tnsim.analysis.canvas import (
 )
 from tnsim.analysis.correlations import correlation, paired_entries
 from tnsim.analysis.matrices import matrix, square
+from tnsim.analysis.summary import without_copies
 from tnsim.errors import MissingExtra, ResultError
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
 
@@ -938,6 +939,7 @@ def _trajectories(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     chosen = canvas(drawing, (1.7 * _PANEL, _PANEL))
+    result, points = _steps_alone(result, points)
     labels = result["a"].values
     rows = np.arange(len(labels))
     curves = []
@@ -955,12 +957,20 @@ def _trajectories(
     return chosen.figure
 
 
+def _steps_alone(result: xr.Dataset, points: Sequence[int]) -> tuple[xr.Dataset, Sequence[int]]:
+    """A run without copies of its steps, and the rows at which its phases start then."""
+    kept = without_copies(result)
+    rows = np.flatnonzero(np.isin(result["a"].values, kept["a"].values))
+    return kept, np.unique(np.searchsorted(rows, points)).tolist()
+
+
 def _embeddings(
     result: xr.Dataset, names: Sequence[str], points: Sequence[int], drawing: Drawing
 ) -> Figure:
     size = (1.2 * _PANEL * len(names), 1.2 * _PANEL)
     chosen = canvas(drawing, size, len(names), layout="compressed")
     refuse_span(chosen, "an embedding")
+    result, points = _steps_alone(result, points)
     for axes, name in zip(chosen.panels, names, strict=True):
         embedding = reading.mds(result[name])
         _draw_path(chosen, axes, embedding.points, points)

@@ -37,6 +37,16 @@ class Segmentation(NamedTuple):
     labels: tuple[Any, ...]
     cost: float
 
+    def __str__(self) -> str:
+        """The division in words.
+
+        Example:
+            >>> str(Segmentation((1, 3), (100, 300), 0.5))
+            '3 phases, changed here: 100, 300'
+        """
+        here = f", changed here: {', '.join(map(str, self.labels))}" if self.labels else ""
+        return f"{len(self.labels) + 1} phases{here}"
+
 
 def phase_of_rows(change_points: Sequence[int], count: int) -> Int[np.ndarray, " count"]:
     """The phase of every row.

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
 from tnsim.analysis.matrices import is_symmetric, matrix, shown_labels
+from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
 from tnsim.tables import cell, in_words
@@ -214,6 +215,7 @@ def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
         "cells": {"rows": list(map(cell, rows)), "columns": list(map(cell, columns))},
         "oneSet": one_set,
         "curves": _curves(result, one_set),
+        "findings": findings(result),
         "caveats": caveats,
         "guarantee": _guarantee(result),
         "provenance": [[str(key), str(value)] for key, value in in_words(result.attrs).items()],

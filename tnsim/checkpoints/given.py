@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tnsim.errors import ModelError, TnsimError, UnsupportedLayer
+from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
 
@@ -56,7 +57,7 @@ def given_model(
         (True, 3)
     """
     if isinstance(given, str | os.PathLike):
-        given = _read_model(given, n_ctx)
+        given = _read_model(given, n_ctx, inputs is not None)
     elif inputs is None and is_module(given):
         from tnsim.checkpoints.modules import from_module
 
@@ -115,6 +116,8 @@ def given_models(
     # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
+    if inputs is not None and dialect is None and _are_folders_of_networks(models):
+        return {Path(path).name: given_model(path, n_ctx, inputs, output) for path in models}
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if is_module(dialect) else None
@@ -170,6 +173,16 @@ def is_path_or_paths(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
+def _are_folders_of_networks(models: Any) -> bool:
+    """Whether a list names folders of Hugging Face, each by a name of its own."""
+    from tnsim.checkpoints.hugging_face import architecture_of
+
+    if not isinstance(models, list) or not is_path_or_paths(models):
+        return False
+    names = {Path(path).name for path in models}
+    return len(names) == len(models) and all(map(architecture_of, models))
+
+
 def is_module(given: Any) -> bool:
     """Whether a value is a PyTorch module; PyTorch itself is not imported.
 
@@ -193,11 +206,20 @@ def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 
 
-def _read_model(path: str | os.PathLike[str], n_ctx: int | None) -> Model:
-    """The model of a file; several files are refused with the verb that compares them."""
+def _read_model(path: str | os.PathLike[str], n_ctx: int | None, on_inputs: bool) -> Any:
+    """The model of a file; several files are refused with the verb that compares them.
+
+    On inputs a folder of Hugging Face that is no model is the module of its library.
+    """
+    from tnsim.checkpoints.hugging_face import architecture_of, module_in
     from tnsim.checkpoints.load import Series, load
 
-    read = load(path, n_ctx=n_ctx)
+    try:
+        read = load(path, n_ctx=n_ctx)
+    except (UnsupportedLayer, CheckpointError):
+        if not on_inputs or architecture_of(path) is None:
+            raise
+        return module_in(path)
     if isinstance(read, Series):
         raise ModelError(
             f"{os.fspath(path)} holds {len(read)} checkpoints, {read.labels[0]} to "

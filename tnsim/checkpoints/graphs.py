@@ -555,13 +555,24 @@ def _graph(
     )
 
 
+def _drops(node: torch.fx.Node) -> bool:
+    """Whether an operation that may draw numbers does: attention without dropout does not."""
+    operator: Any = node.target
+    arguments = [argument.name for argument in operator._schema.arguments]
+    if "dropout_p" not in arguments:
+        return True
+    place = arguments.index("dropout_p")
+    chosen = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return not isinstance(chosen, int | float) or chosen != 0
+
+
 def _check_repeatable(traced: torch.fx.GraphModule, places: Mapping[str, str]) -> None:
     """Raise `UnsupportedLayer` where the output depends on random numbers."""
     needed = list(traced.graph.find_nodes(op="output"))
     found = set(needed)
     while needed:
         node = needed.pop()
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _drops(node):
             place = places.get(node.name, "the forward pass")
             raise UnsupportedLayer(
                 f"{place} computes {_name(node)}, which draws random numbers: the module gives "

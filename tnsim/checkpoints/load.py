@@ -477,12 +477,20 @@ def _name_part(part: str) -> tuple[int, int, str]:
 
 
 def _series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The single number that tells the names apart, or the names."""
+    """The single number that tells the names apart, or the names.
+
+    Names without a digit, such as `model_best` beside `epoch=3-val=0.12`, stay names.
+    """
     stems = [path.stem for path in paths]
-    numbers = _differing_numbers([re.split(r"(\d+)", stem) for stem in stems])
-    # The step is shorter than the name and is what plots need on their axis.
-    if numbers is not None:
-        return numbers
+    parts = {stem: re.split(r"(\d+)", stem) for stem in stems}
+    counted = [stem for stem in stems if len(parts[stem]) > 1]
+    numbers = _differing_numbers([parts[stem] for stem in counted])
+    # The step is shorter than the name and is what plots need on their axis. Beside names without
+    # a number those with a single one stay whole, as all are short then and of one kind.
+    whole = len(counted) < len(stems) and max((len(parts[stem]) for stem in counted), default=0) < 5
+    if numbers is not None and len(set(stems)) == len(stems) and not whole:
+        by_stem = dict(zip(counted, numbers, strict=True))
+        return tuple(by_stem.get(stem, stem) for stem in stems)
     if len(set(stems)) == len(stems):
         return tuple(stems)
     # Equal stems, as in `step_9/model.pt`, need the folders in front.

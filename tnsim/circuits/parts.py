@@ -351,6 +351,7 @@ def parts(
     *,
     distances: Sequence[int] = (1,),
     norm: str = "fold",
+    centred: bool = False,
 ) -> SeriesParts: ...
 
 
@@ -361,6 +362,7 @@ def parts(
     *,
     distances: Sequence[int] = (1,),
     norm: str = "fold",
+    centred: bool = False,
 ) -> Parts: ...
 
 
@@ -370,6 +372,7 @@ def parts(
     *,
     distances: Sequence[int] = (1,),
     norm: str = "fold",
+    centred: bool = False,
 ) -> Parts | SeriesParts:
     r"""The parts of a standard transformer as models, each with exact inner products.
 
@@ -400,6 +403,8 @@ def parts(
         distances: Numbers of positions by which keys stand before their queries.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm being folded
             into them; "leave" where parts read the output of the norm.
+        centred: Whether qk parts are scores less their mean over keys of mean 0, which softmax does
+            not see: biases of keys change no attention where positions are not rotated.
 
     Returns:
         A mapping from names, such as `layer 0 head 3 qk`, to models with float64 weights; an MLP
@@ -426,7 +431,7 @@ def parts(
         Elhage et al., A Mathematical Framework for Transformer Circuits, 2021, section on
         attention heads, for QK and OV circuits.
     """
-    view = checked_view(distances, norm)
+    view = checked_view(distances, norm, centred)
     chosen = checked_kinds(kinds)
     if isinstance(checkpoint, (str, os.PathLike)) and is_several(checkpoint):
         checkpoint = Series(checkpoint)

@@ -61,14 +61,30 @@ class View(NamedTuple):
             each.
         norm: "fold" where parts read the normalised stream, gain and bias of the norm folded into
             them; "leave" where parts read the output of the norm.
+        centred: Whether scores are less their mean over keys, which softmax does not see.
     """
 
     distances: tuple[int, ...] = (1,)
     norm: str = "fold"
+    centred: bool = False
 
     def behind(self, norm: Norm, after: Affine) -> Affine:
         """The map of a part that stands behind a norm."""
         return norm.folded(after) if self.norm == "fold" else after
+
+    def key(self, transformer: Transformer, key: Affine) -> Affine:
+        """The map of a key: of scores less their mean over keys the map without its bias.
+
+        For keys x of mean 0 the mean of `q^T (K x + c)` is `q^T c`, a number for each query.
+        """
+        if not self.centred:
+            return key
+        if transformer.rotary is not None:
+            raise UnsupportedLayer(
+                "scores with rotated keys have a mean that depends on the distance, which softmax "
+                "sees: leave centred out"
+            )
+        return Affine(key.weight, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +166,8 @@ class StandardParts:
                 # multiplied.
                 scale = transformer.score_scale(i)
                 left.append(view.behind(norm, transformer.head_maps(i, "q")).lifted() * scale)
-                right.append(view.behind(norm, transformer.head_maps(i, "k")).lifted())
+                keys = view.behind(norm, transformer.head_maps(i, "k"))
+                right.append(view.key(transformer, keys).lifted())
             else:
                 left.append(transformer.outputs(i).swapaxes(-1, -2))
                 right.append(view.behind(norm, transformer.head_maps(i, "v")).lifted())
@@ -182,7 +199,8 @@ class StandardParts:
         query, key = (
             view.behind(norm, _of_head(transformer.head_maps(i, role), h)) for role in "qk"
         )
-        keys, said = [key], "scores before mask and softmax"
+        keys, said = [view.key(transformer, key)], "scores before mask and softmax"
+        said += ", less their mean over keys" if view.centred else ""
         if transformer.rotary is not None:
             turns = [
                 transformer.rotary.turn(transformer.d_head, distance) for distance in view.distances
@@ -333,12 +351,13 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def checked_view(distances: Sequence[int], norm: str) -> View:
+def checked_view(distances: Sequence[int], norm: str, centred: bool = False) -> View:
     """Choices about parts, checked.
 
     Args:
         distances: Distances of keys before their queries.
         norm: Treatment of norms.
+        centred: Whether scores are less their mean over keys.
 
     Returns:
         The choices.
@@ -363,4 +382,4 @@ def checked_view(distances: Sequence[int], norm: str) -> View:
             "distances lists by how many positions keys stand before queries, different whole "
             f"numbers from 0, such as (1, 2, 4), found {distances!r}"
         )
-    return View(tuple(map(int, several)), norm)
+    return View(tuple(map(int, several)), norm, centred)

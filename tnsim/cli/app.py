@@ -197,6 +197,7 @@ def _as_data(
         answer["slices"] = by_output
     if value.standard_error is not None:
         answer |= {"standard_error": float(value.standard_error), "inputs": value.inputs}
+        answer["mean_share"] = value.mean_share
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}
     return answer
@@ -204,9 +205,9 @@ def _as_data(
 
 def _tier(estimate: Estimate) -> str | None:
     """The tier in which a plan of contractions runs; None where another route answers."""
-    from tnsim.engine.runtime.rates import tier_of
+    from tnsim.engine.runtime.tiers import tier_in_use
 
-    return None if estimate.contraction is None else tier_of(estimate.contraction)
+    return None if estimate.contraction is None else tier_in_use()
 
 
 def _say_similarity(
@@ -223,6 +224,9 @@ def _say_similarity(
         said = f"{kind} {value.inputs:,} inputs, standard error {value.standard_error:.1g}"
     said += ", without means" if centred else ""
     say(f"metric      {value.metric} ({said})")
+    if value.mean_share is not None and value.mean_share > 0.5:
+        share = f"{100 * value.mean_share:.0f} % of the squared norm"
+        say(f"means       {share}: --centred compares without them")
     if sampled is not None:
         estimate = f"{sampled.estimate:.6g} +- {sampled.standard_error:.2g}"
         say(f"sampled     {estimate}, {sampled.deviation:+.1f} standard errors away")
@@ -302,7 +306,6 @@ def plan(
 ) -> None:
     """The cost of a single inner product, without computing it."""
     import tnsim
-    from tnsim.engine.runtime.rates import seconds
 
     networks = networks_of(reading, asked.metric)
     one, two = networks.single(a), networks.single(b)
@@ -314,8 +317,9 @@ def plan(
     contraction = planned.contraction
     if contraction is None:
         return
-    say(f"{'tier':<16} {_tier(planned)}")
-    say(f"{'estimated':<16} {seconds(contraction)}")
+    tier = _tier(planned)
+    note = "; the expected seconds are those of NumPy" if tier == "compile" else ""
+    say(f"{'tier':<16} {tier}{note}")
     counts = f"{'program':>5} {'runs':>5} {'contractions':>13} {'multiplications':>16}"
     say(f"\n{counts}  inputs of the first run")
     for n, program in enumerate(contraction.programs):

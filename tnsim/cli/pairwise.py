@@ -324,6 +324,7 @@ def _print_result(result: Pairwise) -> None:
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
+    from tnsim.analysis.summary import findings
     from tnsim.tables import in_words
 
     sizes, about = result.sizes, result.attrs
@@ -337,6 +338,8 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     say(f"metric      {about['metric']} ({said})")
     say(f"route       {about['plan']}")
     say(f"lowest      {_lowest(result)}")
+    for n, sentence in enumerate(findings(result)):
+        say(f"{'' if n else 'found':<12}{sentence}")
     if "rest" in about:
         say(f"rest        what belongs to no part {in_words(about)['rest']}")
     say(f"wrote       {', '.join(map(str, written))}")

@@ -18,10 +18,9 @@ from typing import Any
 
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import InnerProducts, Question, Request, is_exact
-from tnsim.compare.resident import conditioning, in_units
+from tnsim.compare.resident import in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.precision import cancellation
 from tnsim.long_work import announced
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.protocol import Metric
@@ -123,8 +122,7 @@ def by_vectors(
     units = common_units(models.values(), metric)
     prepared = {}
     for key, model in models.items():
-        part = in_units(model, units, slices)
-        prepared[key] = part, cancellation(conditioning(part.value, units.metric))
+        prepared[key] = in_units(model, units, slices)
     return features.compared(space, one, two, prepared, units.metric, slices)
 
 

@@ -35,7 +35,7 @@ from tnsim.compare.request import (
     numbered_models,
     pairs_of_models,
 )
-from tnsim.compare.resident import conditioning, in_units, placed_weights
+from tnsim.compare.resident import in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
@@ -44,7 +44,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
-from tnsim.engine.runtime.rates import USUAL_CORES, backend_of, usual_seconds
+from tnsim.engine.runtime.tiers import USUAL_CORES, backend_in_use, seconds_of
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.orbits import expected_count
@@ -132,7 +132,7 @@ class Contractions:
             outputs=plan.outputs,
             multiplications=plan.multiplications,
             peak_bytes=plan.interpreted_bytes,
-            seconds=PREPARING + AROUND * usual_seconds(plan),
+            seconds=PREPARING + AROUND * seconds_of(plan),
             facts=(("diagrams", plan.diagrams), ("runs", plan.runs)),
             contraction=plan,
         )
@@ -206,7 +206,7 @@ class Written(NamedTuple):
 
     Args:
         exponents: Exponents that the models lack.
-        factors: Factors by which rounding is amplified within the models, see `conditioning`.
+        factors: Factors by which terms cancel within the models, see `problems.conditioning`.
     """
 
     exponents: Sequence[Any]
@@ -236,8 +236,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     pairs = planned_pairs([one.value for one in known], places, request, traced)
     run = _traced_runs if traced else _host_runs
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
-    factors = [precision.cancellation(conditioning(one.value, units.metric)) for one in known]
-    written = Written([one.exponent for one in known], factors)
+    written = Written([one.exponent for one in known], [one.cancels for one in known])
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if traced or _are_single(first, second):
         return found
@@ -380,7 +379,7 @@ def _of_models(
 def _host_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
     plan = pair.plan(request)
-    backend = backend_of(plan)
+    backend = backend_in_use()
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, None if pair.alone else b).items():

@@ -81,7 +81,10 @@ class AtPoints:
         if traced:
             inner = partial(forward.inner_product, points=points, slices=slices, dtype=dtype)
             return _traced_products(one, two, request.squared_norms, inner, self.name)
-        sampled = forward.sums([one], [two], points, slices, dtype, request.budget)
+        # Draws are single inputs; other points may be beginnings of sequences.
+        sampled = forward.sums(
+            [one], [two], points, slices, dtype, request.budget, means=points.drawn
+        )
         sampled = forward.with_cancellation(sampled, [one], [two], points)
         # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
         values = {
@@ -89,7 +92,8 @@ class AtPoints:
             "AA": taken(forward.total(sampled.rows), 0),
             "BB": taken(forward.total(sampled.columns), 0),
         }
-        return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count)
+        share = forward.mean_share(sampled)
+        return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count, share)
 
 
 def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) -> InnerProducts:

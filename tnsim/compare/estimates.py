@@ -9,7 +9,7 @@ from typing import Any
 
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.rates import Tier
+from tnsim.engine.runtime.tiers import Tier
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
 from tnsim.tables import html_table
@@ -57,7 +57,7 @@ class Estimate:
         multiplications: Scalar multiplications.
         peak_bytes: Bytes of all arrays alive at once, without the arrays of the models.
         seconds: Expected time of a call that has its plan, on two cores of a usual processor; of
-            many pairs with compiling and without reading files. The speed of the machine in use
+            many pairs without compiling and without reading files. The speed of the machine in use
             plays no part, so equal questions have equal routes, and numbers have equal bits.
         facts: Counts by which a route tells its size, such as ("forward passes", 1000), the passes
             of each model.

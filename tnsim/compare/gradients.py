@@ -46,16 +46,15 @@ from tnsim.compare.request import (
     check_comparison,
     numbered_models,
 )
-from tnsim.compare.resident import conditioning, in_new_gauge, in_units, placed_weights
+from tnsim.compare.resident import in_new_gauge, in_units, placed_weights
 from tnsim.compare.routes import routes_of
-from tnsim.engine import precision
 from tnsim.engine.budget import check_pullbacks
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
-from tnsim.engine.runtime.rates import backend_of
+from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
@@ -224,14 +223,13 @@ def _along_plans(
     moved, pullback, others = _arrays(form, moves, layouts, tuple(pairs), moving, fixed, found)
     runs = list(_runs(pairs, layouts, moves, written, request, moved, moved | others))
     results, back = _with_pullbacks(runs, request)
-    factors = [precision.cancellation(conditioning(model, units.metric)) for model in written]
     value, (own, slopes) = _answer_of_plans(
         form,
         moves.places,
         tuple(pairs),
         {n: moving[n] for n in form.coefficients if n in moving},
         fixed | moving,
-        Written([made.exponent for made in known], factors),
+        Written([made.exponent for made in known], [made.cancels for made in known]),
         [result.values for result in results],
         [result.exponents for result in results],
     )
@@ -285,7 +283,7 @@ def _arrays(
         models = _by_number(a, b, moves.places)
         made: _Arrays = {}
         for n, (model, family, names) in enumerate(layouts):
-            written = in_gauge(models[model], found.gauges[model]).value
+            written = in_gauge(models[model], found.gauges[model])
             of_model = family.weights("A", family.prepare(written))
             made |= {(n, name): array for name, array in of_model.items() if name in names}
         if moves.metric:
@@ -364,7 +362,7 @@ def _runs(
             layout = numbers.get((n, pair.family.layout))
             if layout is None:
                 weights |= placed_weights(
-                    pair.family, side, written[n], request.dtype, backend_of(plan)
+                    pair.family, side, written[n], request.dtype, backend_in_use()
                 )
                 continue
             for key in made:

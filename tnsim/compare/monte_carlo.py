@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from tnsim.checkpoints.given import given_model
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.centred import without_mean
 from tnsim.compare.numbers import Number, cosine_error
-from tnsim.compare.request import Comparable
+from tnsim.compare.request import Comparable, highest_degree, parts, with_metric
 from tnsim.compare.similarity import similarity
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.metrics.categorical import Categorical
+from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.checks import Seed, check_untraced, seed_number
-from tnsim.models.model import terms
+from tnsim.models.model import Model
 from tnsim.problems import forward
 from tnsim.problems.forward import GROUPS, Sums
 from tnsim.tables import html_table
@@ -41,8 +42,8 @@ class Check(NamedTuple):
         similarity: Closed form, a `Number`.
         estimate: True cosine as estimated from samples.
         standard_error: Standard error of the estimate.
-        deviation: Difference of closed form and estimate in standard errors: of order 1 where
-            the closed form is the true value.
+        deviation: Difference of closed form and estimate in standard errors, of both where the
+            similarity is an estimate itself: of order 1 where it is the true value.
         samples: Number of inputs that were drawn.
         seed: Number from which `check` draws the same inputs again.
 
@@ -111,19 +112,24 @@ def check(
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
-    a, b = given_model(a), given_model(b)
+    a, b, chosen = with_metric(a, b, metric, None)
     check_untraced("check", a, b, metric)
     if centred:
-        a, b = without_mean(a, metric), without_mean(b, metric)
+        a, b = without_mean(a, chosen), without_mean(b, chosen)
     seed = seed_number(seed, "the seed of a check")
-    closed = similarity(a, b, metric)
-    models = [part for _, part in (*terms(a), *terms(b))]
-    points = _drawn_points(metric, reading_of(models), samples, seed)
+    closed = similarity(a, b, chosen)
+    models = [part for _, part in (*parts(a), *parts(b)) if isinstance(part, Model)]
+    reading = reading_of(models)
+    if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate
+        *positions, width = chosen.inputs.shape[1:]
+        reading = Reading(width, positions[0] if positions else None, 1)
+    points = _drawn_points(metric, reading, samples, seed)
     with _with_bar(points, progress) as watched:
-        sums = forward.sums([terms(a)], [terms(b)], watched, False, "float64")
-    estimate, error = _estimated_cosine(sums, Arithmetic(max(m.growth for m in models), "float64"))
+        sums = forward.sums([parts(a)], [parts(b)], watched, False, "float64")
+    estimate, error = _estimated_cosine(sums, Arithmetic(highest_degree((a, b)), "float64"))
     # Without spread, as between a model and its copy, nothing deviates.
-    deviation = float((closed - estimate) / error) if error else 0.0
+    both = math.hypot(error, float(closed.standard_error or 0.0))
+    deviation = float((closed - estimate) / both) if both else 0.0
     return Check(closed, estimate, error, deviation, samples, seed)
 
 

@@ -115,8 +115,11 @@ class Number(np.float64):
             points are drawn from; None where nothing was sampled.
         caveats: Differences between the models and the networks they were read from.
         inputs: Number of inputs on which the models ran; None where the weights were compared.
+        mean_share: Share of the squared norm that both models have in their means over the inputs,
+            the smaller of the two; None where the models did not run on draws or data.
 
-    A number that was sampled is printed with its standard error and its inputs.
+    A number that was sampled is printed with its standard error and its inputs, and with the share
+    of the means where this is more than a half: such a similarity says little beyond the means.
 
     Example:
         >>> Number(0.5, "gaussian", True)
@@ -125,6 +128,8 @@ class Number(np.float64):
         0.9250 ± 0.0003 (estimate, 16,384 normal inputs)
         >>> print(Number(0.92503, "empirical", True, "data", 0.009, inputs=1000))
         0.925 ± 0.009 (on 1,000 inputs)
+        >>> str(Number(0.993, "empirical", True, "data", 0.001, (), 500, 0.98)).split("; ")[1]
+        '98 % of the squared norm is the mean: centred=True compares without it)'
     """
 
     metric: str
@@ -133,6 +138,7 @@ class Number(np.float64):
     standard_error: np.float64 | None
     caveats: tuple[str, ...]
     inputs: int | None
+    mean_share: float | None
 
     def __new__(
         cls,
@@ -143,10 +149,12 @@ class Number(np.float64):
         standard_error: Any = None,
         caveats: tuple[str, ...] = (),
         inputs: int | None = None,
+        mean_share: float | None = None,
     ) -> Number:
         self = super().__new__(cls, value)
         self.metric, self.exact, self.caveats = metric, exact, caveats
         self.route, self.standard_error, self.inputs = route, standard_error, inputs
+        self.mean_share = mean_share
         return self
 
     def __repr__(self) -> str:
@@ -156,10 +164,16 @@ class Number(np.float64):
         if self.inputs is None or self.standard_error is None:
             return repr(float(self))
         said = f"{_with_error(float(self), float(self.standard_error))} ("
-        if self.exact:
-            return f"{said}on {self.inputs:,} inputs)"
         kind = "normal " if self.metric == "gaussian" else ""
-        return f"{said}estimate, {self.inputs:,} {kind}inputs)"
+        said += "on " if self.exact else "estimate, "
+        advice = f"; {self._of_means}: centred=True compares without it" if self._of_means else ""
+        return f"{said}{self.inputs:,} {kind}inputs{advice})"
+
+    @property
+    def _of_means(self) -> str:
+        """How much of the similarity is due to means, where it is more than half."""
+        share = self.mean_share or 0.0
+        return f"{100 * share:.0f} % of the squared norm is the mean" if share > 0.5 else ""
 
     def _repr_html_(self) -> str:
         rows = [("metric", self.metric), ("exact", self.exact)]
@@ -170,6 +184,8 @@ class Number(np.float64):
         rows += [("caveat", caveat) for caveat in self.caveats]
         if self.inputs is not None:
             rows.append(("inputs", self.inputs))
+        if self.mean_share is not None:
+            rows.append(("share of the mean", f"{self.mean_share:.3g}"))
         return html_table(repr(float(self)), rows)
 
 
@@ -263,6 +279,8 @@ def _number_facts(number: Number | Numbers) -> str:
             formatter={"float_kind": "{:.3g}".format},
         )
         facts += f", standard_error={error}"
+    if isinstance(number, Number) and (number.mean_share or 0.0) > 0.5:
+        facts += f", mean_share={number.mean_share:.3g}"
     return facts
 
 
@@ -407,7 +425,7 @@ def _labelled_values(
     plain = [part for model in _read_models(models) for _, part in terms(model)]
     facts = metric.name, is_exact(metric, plain), products.route, error, _model_caveats(models)
     if np.ndim(values) == 0:
-        return Number(values, *facts, products.inputs)
+        return Number(values, *facts, products.inputs, products.mean_share)
     return Numbers(values, *facts)
 
 

@@ -11,7 +11,7 @@ from tnsim.engine.budget import Budget, within
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE, plan_problem
 from tnsim.engine.runtime.devices import backend
-from tnsim.engine.runtime.rates import usual_seconds
+from tnsim.engine.runtime.tiers import seconds_of
 from tnsim.engine.search.progress import planning
 from tnsim.long_work import announced
 from tnsim.names import Pair
@@ -94,6 +94,6 @@ def announced_plans(plans: Sequence[Plan]) -> AbstractContextManager[None]:
     """Announce runs of plans that are expected to be long, each plan with all its runs."""
     seconds = 0.0
     if sum(plan.multiplications for plan in plans) > _BRIEF:
-        seconds = AROUND * sum(map(usual_seconds, plans))
+        seconds = AROUND * sum(map(seconds_of, plans))
     name = plans[0].metric if plans else ""
     return announced(f"contractions of {name}", seconds)

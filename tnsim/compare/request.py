@@ -110,6 +110,8 @@ class InnerProducts(NamedTuple):
         route: Name of the route, see `Estimate.route`.
         sums: Sums of the forward passes over groups of points, for standard errors.
         inputs: Number of inputs of the forward passes, None where nothing was run.
+        mean_share: Share of the squared norm that both functions have in their means over drawn
+            inputs, the smaller of the two; None where it is not known.
     """
 
     values: dict[str, ScaledSum]
@@ -119,6 +121,7 @@ class InnerProducts(NamedTuple):
     route: str
     sums: Sums | None = None
     inputs: int | None = None
+    mean_share: float | None = None
 
 
 Two: TypeAlias = tuple[Comparable, Comparable]

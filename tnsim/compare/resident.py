@@ -23,9 +23,7 @@ from tnsim.models.arrays import is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
-from tnsim.problems.conditioning import amplification
-from tnsim.problems.state_sizes import Gauge, Units, scaled_under, with_gauge
-from tnsim.scaled import Scaled
+from tnsim.problems.state_sizes import Gauge, ScaledModel, Units, scaled_under, with_gauge
 from tnsim.sessions import per_object_cache, session
 
 V = TypeVar("V")
@@ -101,7 +99,7 @@ def _view(leaf: Any) -> Any:
     return leaf.view() if isinstance(leaf, np.ndarray) else leaf
 
 
-def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
+def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     """A model in scientific notation, see `scaled_under`; the same object at every call.
 
     Args:
@@ -110,13 +108,13 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
         slices: Whether each output has an exponent of its own.
     """
 
-    def make() -> Scaled[Model]:
-        made = scaled_under(model, units, slices, _measured_once)
-        _measured_once(made.value, units.metric)
+    def make() -> ScaledModel:
+        made = scaled_under(model, units, slices)
+        _fixed(made.value)
         return made
 
     # Arrays that the scaled model shares with the model count with the model.
-    def own_bytes(made: Scaled[Model]) -> int:
+    def own_bytes(made: ScaledModel) -> int:
         known = set(map(id, jax.tree.leaves(model)))
         return _total_bytes(leaf for leaf in jax.tree.leaves(made.value) if id(leaf) not in known)
 
@@ -128,7 +126,7 @@ def in_units(model: Model, units: Units, slices: bool) -> Scaled[Model]:
     return session().belongings.get(model, key, make, own_bytes)
 
 
-def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model], Gauge]:
+def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[ScaledModel, Gauge]:
     """A model in scientific notation, and its gauge for derivatives; made at every call.
 
     Args:
@@ -138,42 +136,21 @@ def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model
         The model, and a gauge of arrays whose shapes do not depend on numbers: whatever the units,
         one compiled program writes models of one form.
     """
-    made, gauge = with_gauge(model, units, slices, _measured_once)
-    _measured_once(made.value, units.metric)
+    made, gauge = with_gauge(model, units, slices)
+    _fixed(made.value)
 
     def of_each(array: Any, by: Any) -> Any:
         # Beside rows of zeros exponents are infinite. `shifted` clips them no later than here.
         return np.broadcast_to(np.clip(by, -_FAR, _FAR), np.shape(array)).astype(np.int32)
 
-    shifts = [
-        None if by is None else jax.tree.map(of_each, model, by)
-        for by in (gauge.shifts, gauge.further_shifts)
-    ]
-    return made, gauge._replace(shifts=shifts[0], further_shifts=shifts[1])
+    return made, gauge._replace(shifts=jax.tree.map(of_each, model, gauge.shifts))
 
 
-def _measured_once(made: Model, metric: Metric) -> Any:
-    """The conditioning of a model made here, which comparisons ask for again."""
+def _fixed(made: Model) -> None:
+    """Forbid to write to the arrays of a model that no caller holds, so that it is a constant."""
     for leaf in jax.tree.leaves(made):
         if isinstance(leaf, np.ndarray):
-            leaf.flags.writeable = False  # no caller holds this new array
-    return conditioning(made, metric)
-
-
-def conditioning(model: Model, metric: Metric) -> Any:
-    """The amplification of rounding by a model, measured once for a model and a metric.
-
-    Args:
-        model: Model in scientific notation.
-        metric: Metric of the comparison.
-
-    Returns:
-        Amplification as a float, inside a trace as an array.
-    """
-    if not is_constant(model) or is_traced(metric):
-        return amplification(model, metric)
-    key = conditioning, content(metric)
-    return session().belongings.get(model, key, lambda: amplification(model, metric))
+            leaf.flags.writeable = False
 
 
 def content(metric: Metric) -> Hashable:

@@ -49,12 +49,12 @@ from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.arrays import add, in_float64
 from tnsim.models.checks import Seed, check_numbers, check_untraced, seed_number
+from tnsim.models.components import with_core
 from tnsim.models.forward import plain_states
 from tnsim.models.layers import (
     Bilinear,
     Linear,
     Multilinear,
-    Residual,
     activation_of,
     innermost,
 )
@@ -297,7 +297,7 @@ def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, d
     rows = np.asarray(gate, np.float64)
     offset = np.zeros(len(rows)) if bias is None else np.asarray(bias, np.float64)
     known = _hermite_layer(core.activation, moments, degree, (rows, offset), up, down, constant)
-    layers.append(_with_core(layer, known))
+    layers.append(with_core(layer, known))
 
 
 def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
@@ -308,13 +308,6 @@ def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
     if isinstance(layer, Multilinear):
         return Multilinear(layer.legs, down, layer.leg_biases, bias)
     return Bilinear(layer.left, layer.right, down, layer.left_bias, layer.right_bias, bias)
-
-
-def _with_core(layer: Layer, core: Layer) -> Layer:
-    """A new core inside the residuals of a layer."""
-    if isinstance(layer, Residual):
-        return Residual(_with_core(layer.layer, core), layer.skip, layer.scale)
-    return core
 
 
 def _hermite_layer(

@@ -15,7 +15,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices
 from tnsim.engine.runtime.gradients import Pullback
-from tnsim.engine.runtime.rates import seconds, tier_of
+from tnsim.engine.runtime.tiers import seconds_of, tier_in_use
 from tnsim.engine.search.routes import BeyondLimit
 from tnsim.errors import ModelError, TooLarge
 from tnsim.sessions import session
@@ -95,7 +95,7 @@ class _Needed(NamedTuple):
 
 def _needed_bytes(plan: Plan) -> _Needed:
     """The bytes that a plan needs. Raises `TooLarge` where it cannot be compiled but has to be."""
-    if tier_of(plan) == "interpret":
+    if tier_in_use() == "interpret":
         return _Needed(plan.interpreted_bytes, 0)
     devices.check_addresses()
     return _Needed(plan.peak_bytes, plan.program_bytes)
@@ -175,8 +175,8 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
     if best.multiplications > limit:
         raise TooLarge(
             f"{name} needs {best.multiplications:.3g} multiplications here, "
-            f"more than the budget of {limit:.3g}, and would run "
-            f"{seconds(best)}; {advice}"
+            f"more than the budget of {limit:.3g}, and would run about "
+            f"{seconds_of(best):.2g} s in NumPy; {advice}"
         )
     needed = _needed_bytes(best)
     allowed = budget.room(needed.programs, needed.arrays)

@@ -347,7 +347,7 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
     for k, part in enumerate(own):
         if part.bias and bias is not None:
             values[bias_name(output)] = bias * z[k]
-    return _with_core(layer, replaced(core, values))
+    return with_core(layer, replaced(core, values))
 
 
 def _column_factors(own: Sequence[Component], z: Any, width: int) -> Any:
@@ -373,10 +373,15 @@ def _part_columns(part: Component, width: int) -> slice:
     return slice(part.part * step, (part.part + 1) * step)
 
 
-def _with_core(layer: Layer, core: Any) -> Any:
-    """The residuals of a layer around another core."""
+def with_core(layer: Layer, core: Any) -> Any:
+    """The residuals of a layer around another core.
+
+    Example:
+        >>> with_core(Residual(Linear([[1.0]]), skip=0.5), Linear([[2.0]]))(np.ones(1))
+        array([2.5])
+    """
     if isinstance(layer, Residual):
-        return replaced(layer, {"layer": _with_core(layer.layer, core)})
+        return replaced(layer, {"layer": with_core(layer.layer, core)})
     return core
 
 
@@ -617,7 +622,7 @@ def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
                 values[bias_name(name)] = _rows_from(cores, bias_name(name), part, name)
         columns = [np.asarray(getattr(core, output)).T for core in cores]
         values[output] = _with_rows(columns[0], columns[1], part).T
-    return _with_core(own, replaced(cores[0], values))
+    return with_core(own, replaced(cores[0], values))
 
 
 def _with_unit_scale(layer: Layer) -> Residual:
@@ -697,7 +702,7 @@ def in_basis(model: Model, basis: Float[np.ndarray, "width width"]) -> Model:
             values[output] = basis @ values.get(output, np.asarray(getattr(core, output)))
             if _output_bias(core) is not None:
                 values[bias_name(output)] = basis @ np.asarray(_output_bias(core))
-        layers.append(_with_core(layer, replaced(core, values)))
+        layers.append(with_core(layer, replaced(core, values)))
     return Model(layers, model.n_ctx, model.origin)
 
 

@@ -18,9 +18,8 @@ cancels no more. The basis stays as it was given where the new one raises A, as 
 thousandfold beside biases that are far larger than the weights. The change of basis itself would
 round by kappa eps: products with T cancel as the network does. Its products are therefore taken
 with 31 bits more than a float has, and the inverse of T is that of the rounded T, `T' (1 - E)` with
-`E = T T' - 1`. Rounding is then relative to every entry. Each new coordinate has a power of two as
-its unit, near its size beside the largest. Bonds at the ends of a skip have one basis in common;
-the input and the output retain their bases.
+`E = T T' - 1`. Rounding is then relative to every entry. Bonds at the ends of a skip have one basis
+in common; the input and the output retain their bases.
 
 *Inside a JAX trace* the same functions run on arrays of JAX. The change of a forward pass is there
 a derivative, since float32 has no room for a step that is small and yet above rounding. Derivatives
@@ -37,7 +36,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -45,7 +44,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import marginals
 from tnsim.metrics.points import Points
@@ -75,8 +73,6 @@ _POSITIONS = 32
 """Most positions of a sequence on which a model is run: few show the cancellation."""
 _ELEMENTS = 2**22
 """Most elements of a state on all inputs; wider models are measured on fewer inputs."""
-_MOST_UNITS = 30
-"""Largest exponent of the unit of a coordinate; what is smaller is hardly more than rounding."""
 _LARGEST = 3
 """Exponent of the largest states beside the median, where the axes of states are looked for."""
 _MORE_BITS = 31
@@ -212,9 +208,9 @@ def _with_changes(
     # In NumPy the derivative is a difference of two runs, so small that it is linear and so large
     # that rounding is below it.
     outputs, changed = run(model), []
-    shifted = jax.tree.map(_shifted_by, model, changes)
+    several = jax.tree.map(_shifted_by, model, changes)
     for n in range(_DRAWS):
-        moved, exponents = run(jax.tree.map(operator.itemgetter(n), shifted))
+        moved, exponents = run(jax.tree.map(operator.itemgetter(n), several))
         shape = -1, *(1,) * (np.ndim(moved) - 1)
         # The changed run has exponents of its own; its outputs are brought to the exponents of the
         # first run before they are subtracted.
@@ -239,62 +235,56 @@ def _widest(model: Model) -> Model:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, widest), model)
 
 
-def cancellations(models: Sequence[Model], metric: Metric) -> list[float]:
-    """`precision.cancellation` of some models in scientific notation, not traced."""
-    return [cancellation(amplification(model, metric)) for model in models]
-
-
 Bases: TypeAlias = dict[int, "Basis"]
 """The bases of some bonds by the number of the bond; bond n stands before layer n."""
 
 
-def without_skew(
-    model: Model,
-    metric: Metric,
-    measured: Callable[[Model, Metric], Any] = amplification,
-) -> tuple[Model, Bases | None]:
+def without_skew(model: Model, metric: Metric) -> tuple[Model, Bases | None, Any]:
     """A model in another basis where the basis that it has makes sums cancel more, else the model.
 
     Args:
         model: A model in scientific notation, traced or not.
         metric: Metric with the mean and variances of the inputs.
-        measured: Function that gives the amplification of a model, as `amplification` does.
 
     Returns:
-        The model, and the bases that its bonds have been given; None where the model is unchanged,
-        and inside a trace.
+        The model; the bases that its bonds have been given, None where the model is unchanged, and
+        inside a trace; the amplification of the model that is returned.
 
     Example:
         >>> import tnsim
         >>> layers = tnsim.Linear([[1.0, 1.0], [1.0, 1.001]]), tnsim.Linear([[1e3, -1e3]])
         >>> model, metric = tnsim.Model(layers), tnsim.Gaussian()
-        >>> other, bases = without_skew(model, metric)
-        >>> [amplification(x, metric) > 1e4 for x in (model, other)], list(bases)
-        ([True, False], [1])
+        >>> _, bases, amplified = without_skew(model, metric)
+        >>> amplification(model, metric) > 1e4, list(bases), amplified > 1e4
+        (True, [1], False)
     """
+    given = amplification(model, metric)
     if not any(_free_bonds(model.layers)):
-        return model, None
-    given = measured(model, metric)
+        return model, None, given
     if not is_traced(given):
         if given < SKEWED:
-            return model, None
+            return model, None, given
         other, bases = regauged(model, metric)
-        is_kept = measured(other, metric) <= _WORSE * given
-        return (other, bases) if is_kept else (model, None)
+        found = amplification(other, metric)
+        return (other, bases, found) if found <= _WORSE * given else (model, None, given)
 
-    def in_another_basis(model: Model) -> Model:
+    def in_another_basis(model: Model) -> tuple[Model, Any]:
         other, _ = regauged(model, metric)
-        is_better = amplification(other, metric) <= _WORSE * given
+        found = amplification(other, metric)
+        is_better = found <= _WORSE * given
 
         def better(new: Any, old: Any) -> Any:
             return jnp.where(is_better, jnp.asarray(new, old.dtype), old)
 
-        return jax.tree.map(better, other, model)
+        return jax.tree.map(better, (other, found), (model, given))
 
     # A trace cannot branch in Python: both models are prepared as arrays of equal types, and the
     # condition chooses when the program runs.
     arrays = jax.tree.map(jnp.asarray, model)
-    return jax.lax.cond(given >= SKEWED, in_another_basis, lambda model: model, arrays), None
+    made, amplified = jax.lax.cond(
+        given >= SKEWED, in_another_basis, lambda model: (model, given), arrays
+    )
+    return made, None, amplified
 
 
 def regauged(model: Model, metric: Metric) -> tuple[Model, Bases]:
@@ -398,21 +388,19 @@ def _free_bonds(layers: Sequence[Layer]) -> Iterator[list[int]]:
 
 
 class Basis(NamedTuple):
-    """A basis of a state: the coordinates `units * (axes @ h)`.
+    """A basis of a state: the coordinates `axes @ h`.
 
     Args:
         axes: Orthogonal matrix T, a row for each new coordinate.
         excess: `T T' - 1`, what rounding has left of T being orthogonal.
-        units: Powers of two.
     """
 
     axes: Float[np.ndarray, "width width"]
     excess: Float[np.ndarray, "width width"]
-    units: Float[np.ndarray, " width"]
 
 
 def _principal_axes(states: Sequence[Samples]) -> Basis:
-    """A basis that makes the coordinates of states uncorrelated, and of about one size."""
+    """A basis that makes the coordinates of states uncorrelated."""
     xp = library(states[0])
     moment: Any = 0.0
     # Each bond of a group counts by its own size, so that a large state does not hide the axes of a
@@ -422,13 +410,10 @@ def _principal_axes(states: Sequence[Samples]) -> Basis:
         flat = flat / xp.maximum(abs(flat).max(), xp.finfo(flat.dtype).tiny)
         square = flat.T @ flat
         moment = moment + square / xp.maximum(square.trace(), 1.0)
-    squares, vectors = xp.linalg.eigh(moment)
-    largest = xp.where(squares.max() > 0, squares.max(), 1.0)  # states that vanish have any units
-    # The unit is the power of two next to the inverse of the coordinate's root mean square.
-    powers = -xp.rint(xp.log2(xp.clip(squares / largest, 4.0**-_MOST_UNITS, 1.0)) / 2)
+    _, vectors = xp.linalg.eigh(moment)
     square, error = _product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
-    return Basis(vectors.T, excess, shifted(xp.ones((), flat.dtype), powers))
+    return Basis(vectors.T, excess)
 
 
 def _layer_in_bases(layer: Layer, below: Basis | None, above: Basis | None) -> Layer:
@@ -458,12 +443,8 @@ def _layer_in_bases(layer: Layer, below: Basis | None, above: Basis | None) -> L
             rest = rest + more
             if bias is not None:
                 turned, left = _product(writes.axes, bias[:, None])
-                arrays[bias_name(name)] = (turned + left)[:, 0] * writes.units
-        weight = weight + rest
-        # New coordinates are `units * (axes @ h)`: who reads them divides by the units, who writes
-        # them multiplies.
-        weight = weight if reads is None else weight / reads.units
-        arrays[name] = weight if writes is None else weight * writes.units[:, None]
+                arrays[bias_name(name)] = (turned + left)[:, 0]
+        arrays[name] = weight + rest
     return replaced(layer, arrays)
 
 
@@ -478,7 +459,11 @@ def _product(a: Any, b: Any) -> tuple[Any, Any]:
     if library(a, b) is np:
         return _sliced_product(a, b)
     with jax.default_matmul_precision("highest"):
-        return _product_by_jax(a, b)
+        known, rest = _sliced_product(*map(jax.lax.stop_gradient, (a, b)))
+        # Slices have no derivative of use; that of the plain product cancels no further than
+        # products of rounded numbers do.
+        plain = a @ b
+    return plain + jax.lax.stop_gradient(known - plain), rest
 
 
 def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
@@ -502,7 +487,8 @@ def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
         terms = lefts[of_left] @ rights[of_right].swapaxes(1, 2)
         (total, rest), _ = jax.lax.scan(lambda x, y: (_added(x, y), None), (zero, zero), terms)
     both = total + rest
-    return both, rest - (both - total)
+    rest = rest - (both - total)
+    return both, rest
 
 
 def _added(summed: tuple[Any, Any], term: Any) -> tuple[Any, Any]:
@@ -513,20 +499,6 @@ def _added(summed: tuple[Any, Any], term: Any) -> tuple[Any, Any]:
     both = total + term
     part = both - total
     return both, rest + ((total - (both - part)) + (term - part))
-
-
-@jax.custom_jvp
-def _product_by_jax(a: Any, b: Any) -> tuple[Any, Any]:
-    """The product of traced matrices, whose slices have no derivative of use."""
-    return _sliced_product(a, b)
-
-
-@_product_by_jax.defjvp
-def _derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """The derivative of the product, which cancels no further than a product of rounded numbers."""
-    (a, b), (da, db) = primals, tangents
-    change = da @ b + a @ db
-    return _product_by_jax(a, b), (change, jnp.zeros_like(change))
 
 
 def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices rows columns"]:

@@ -34,15 +34,14 @@ from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import in_float64, is_fixed
 from tnsim.models.model import Model
-from tnsim.problems.conditioning import cancellations
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
+from tnsim.problems.state_sizes import ScaledModel
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import (
     SMALLEST,
     Numeric,
-    Scaled,
     ScaledSum,
     add,
     library,
@@ -255,7 +254,7 @@ def compared(
     space: FeatureSpace,
     one: Sequence[tuple[Any, Model]],
     two: Sequence[tuple[Any, Model]],
-    prepared: Mapping[int, tuple[Scaled[Model], float]],
+    prepared: Mapping[int, ScaledModel],
     metric: Metric,
     slices: bool,
 ) -> dict[str, ScaledSum]:
@@ -264,8 +263,7 @@ def compared(
     Args:
         space: Space that holds the models.
         one, two: Coefficients and models of each combination.
-        prepared: Every model in scientific notation and the factor by which sums within it cancel,
-            by the `id` of the model.
+        prepared: Every model in scientific notation, by the `id` of the model.
         metric: Metric in the units of the prepared models.
         slices: Whether outputs are told apart.
 
@@ -281,12 +279,10 @@ def compared(
         for coefficient, model in weighted:
             row[number[id(model)]] += coefficient
     plain = None if np.array_equal(weights, np.eye(len(number))) else weights
-    parts, factors = zip(*(prepared[key] for key in number), strict=True)
-    exponents = np.array([part.exponent for part in parts])
-    models = [part.value for part in parts]
+    models = [prepared[key] for key in number]
     crossed, squared = [], []
     for part in space.parts:  # in turn, so that one part is held at a time
-        both = block(models, exponents, plain, part, metric, factors)
+        both = block(models, plain, part, metric)
         crossed.append(products(both, both, slices))
         squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
@@ -317,31 +313,28 @@ def common_space(models: Sequence[Model], metric: Metric) -> FeatureSpace | None
 
 
 def block(
-    models: Sequence[Model],
-    exponents: Float[np.ndarray, " models"] | Float[np.ndarray, "models out"],
+    models: Sequence[ScaledModel],
     weights: Float[np.ndarray, "rows models"] | None,
     space: FeatureSpace,
     metric: Metric,
-    cancelled: Sequence[float] | None = None,
 ) -> FeatureBlock:
-    """Features of `2 ** exponents * models`, or of combinations of these, in float64.
+    """Features of models, or of combinations of these, in float64.
 
     Args:
-        models: Models that the space holds.
-        exponents: Exponents of whole models, or of every output.
+        models: Models that the space holds, in scientific notation.
         weights: Coefficients of the combinations, in rows; None for the models themselves.
         space: Space of the vectors.
         metric: Metric of the inner products.
-        cancelled: Factors by which sums within each model cancel, measured now where None.
     """
-    values, own = _of_models(models, space, metric)
+    exponents = np.array([model.exponent for model in models])
+    values, own = _of_models([model.value for model in models], space, metric)
     if exponents.ndim == 2:  # one exponent per output
         own = own[:, None]
     lengths = _vector_lengths(values)
     is_zero = lengths == 0 if exponents.ndim == 2 else (lengths == 0).all(axis=1)
     exponent = np.where(is_zero, SMALLEST, own + exponents)
     # The relative error of a vector is the root of the factor for its square.
-    factors = np.sqrt(cancellations(models, metric) if cancelled is None else cancelled)
+    factors = np.sqrt([model.cancels for model in models])
     single = FeatureBlock(values, exponent, lengths, factors[:, None] * lengths)
     return single if weights is None else _combined_features(single, weights)
 

@@ -65,6 +65,7 @@ from tnsim.scaled import (
     larger,
     library,
     magnified,
+    power,
     shifted,
     split,
     stacked,
@@ -124,18 +125,21 @@ class Gram(NamedTuple):
 class Sums(NamedTuple):
     """The fields of a `Gram` for groups of points, with a first axis of groups.
 
-    `shares` are the total weights of the groups.
+    `shares` are the total weights of the groups. `means`, where they were asked for, are the means
+    (out,) of every row and of every column over all inputs and positions, times the root of the
+    number of positions, so that their squares are parts of the squared norms.
     """
 
     products: ScaledSum
     rows: ScaledSum
     columns: ScaledSum
     shares: Float[np.ndarray, " groups"]
+    means: tuple[list[ScaledSum], ...] | None = None
 
     def over_outputs(self) -> Sums:
         """These sums, added up over outputs that are told apart."""
         summed = [over_last_axis(value, slices=True) for value in self[:3]]
-        return Sums(summed[0], summed[1], summed[2], self.shares)
+        return self._replace(products=summed[0], rows=summed[1], columns=summed[2])
 
     @property
     def nbytes(self) -> int:
@@ -232,6 +236,8 @@ def sums(
     slices: bool,
     dtype: str,
     budget: Budget = Budget(),
+    *,
+    means: bool = False,
 ) -> Sums:
     """Inner products of all rows with all columns, with themselves where there are none.
 
@@ -241,6 +247,7 @@ def sums(
         slices: Whether outputs are told apart, on the last axis.
         dtype: Precision of the forward passes of models; functions have their own.
         budget: Budget that bounds the memory of a batch.
+        means: Whether means are computed as well; every point is an input of its own.
 
     Returns:
         `Sums` of a single group, or of several where the points are draws.
@@ -256,7 +263,7 @@ def sums(
     work = passes_of(parts.values(), points)
     bounds = groups(points)
     size, together = batches_of_groups(list(parts.values()), points, dtype, budget)
-    grams, shares = [], []
+    grams, shares, added = [], [], []
     begun, due, passed = time.monotonic(), _FIRST_LINE, 0
     with announced("forward passes", work.seconds), execution.precision():
         # Compiling takes memory of its own, which a small budget does not leave.
@@ -277,6 +284,8 @@ def sums(
                 if columns is not None:
                     second = [_sum_vector(terms, vectors, dtype) for terms in columns]
                 batches.append(_gram_block(first, second, slices))
+                if means:
+                    added.append([_means(side, batch) for side in (first, second)])
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
                     batches = [Gram(*(add(same) for same in _by_field(batches)))]
@@ -289,7 +298,47 @@ def sums(
             grams.append(Gram(*(taken(value, slice(len(own))) for value in totals)))
             shares.append(share[: len(own)])
     joined = Gram(*(_joined(same) for same in _by_field(grams)))
-    return Sums(*joined, np.concatenate(shares))
+    found = None
+    if means:
+        of_rows, of_columns = zip(*added, strict=True)
+        found = tuple(
+            [add(same) for same in zip(*side, strict=True)] for side in (of_rows, of_columns)
+        )
+    return Sums(*joined, np.concatenate(shares), found)
+
+
+def _means(vectors: Sequence[Vector], batch: WeightedPoints) -> list[ScaledSum]:
+    """What a batch adds to the means of some functions, see `Sums`."""
+    found = []
+    for values, exponent, *_ in vectors:
+        # Features hold the roots of the weights once, position after position of an input.
+        positions = values.shape[1] // len(batch.log_weights)
+        roots = np.exp(np.repeat(batch.log_weights, positions) / 2) / math.sqrt(positions)
+        summed = np.asarray(values @ roots.astype(values.dtype), np.float64)
+        found.append(contribution(summed, np.broadcast_to(exponent, summed.shape)))
+    return found
+
+
+def mean_share(sums: Sums) -> float | None:
+    """The share of the squared norm that both of two functions have in their means.
+
+    Args:
+        sums: Sums of a row and a column.
+
+    Returns:
+        The smaller share of the two, from 0 to 1; None where means were not asked for, or a norm
+        vanishes.
+    """
+    if sums.means is None:
+        return None
+    shares = []
+    for (mean,), norms in zip(sums.means, (sums.rows, sums.columns), strict=True):
+        norm = over_last_axis(taken(total(norms), 0), slices=norms.mantissa.ndim > 2)
+        if norm.mantissa <= 0:
+            return None
+        scaled = power(mean.mantissa, mean.exponent - norm.exponent / 2)
+        shares.append(float((scaled * scaled).sum() / norm.mantissa))
+    return min(1.0, *shares)  # a constant function by rounding
 
 
 def with_cancellation(

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.engine.precision import cancellation
 from tnsim.metrics.categorical import Categorical, token_probabilities
 from tnsim.metrics.input_moments import (
     GaussianMoments,
@@ -74,8 +75,9 @@ _SAMPLES = 64
 """Number of inputs on which the states of sparse layers are measured."""
 
 Joinings: TypeAlias = tuple[Joining, ...]
-LegRows: TypeAlias = Float[Array, "rows lifted"] | Literal["state", "constant"]
-"""Vectors by which a leg reads the lifted state: rows, each coordinate, or the constant alone."""
+LegRows: TypeAlias = Float[Array, "rows lifted"] | None
+"""Vectors by which a leg reads the lifted state; None for each coordinate, as the identity would.
+A single row, such as that of the constant, stands for as many equal rows as other legs have."""
 
 
 class Units(NamedTuple):
@@ -93,12 +95,22 @@ class Units(NamedTuple):
     by_states: bool
 
 
-def scaled_under(
-    model: Model,
-    units: Units,
-    slices: bool,
-    measured: Callable[[Model, Metric], float] = amplification,
-) -> Scaled[Model]:
+class ScaledModel(NamedTuple):
+    """A model in scientific notation, `2 ** exponent * value`.
+
+    Attributes:
+        value: Model with weights and states near 1, read in the units of the inputs.
+        exponent: Exponent of the model, or of each output.
+        cancels: Ratio of the terms within its inner products to the inner products, as forward
+            passes show it (see `precision.cancellation`); inside a trace an array.
+    """
+
+    value: Model
+    exponent: Unit
+    cancels: Any
+
+
+def scaled_under(model: Model, units: Units, slices: bool) -> ScaledModel:
     """A model in scientific notation under a metric, see `scaling.scaled`.
 
     A model with a hidden basis far from orthogonal gets another, see `conditioning`.
@@ -107,7 +119,6 @@ def scaled_under(
         model: Any model of known layers, traced or not.
         units: Units of the comparison, under a metric that joins legs or `Categorical`.
         slices: Whether each output has an exponent of its own.
-        measured: Function that measures the amplification of a model under a metric.
 
     Example:
         The states of this model are of size 18, 2,900 and 7 * 10^7, so its bonds take the units
@@ -118,11 +129,11 @@ def scaled_under(
         >>> layer = tnsim.Bilinear(two, two, two, two[0], two[0], two[0])
         >>> cube = tnsim.Model([layer] * 3)
         >>> units = common_units([cube], tnsim.TreeSymmetric())
-        >>> model, exponent = scaled_under(cube, units, slices=False)
+        >>> model, exponent, _ = scaled_under(cube, units, slices=False)
         >>> float(exponent), [float(abs(model(np.zeros(1)))[0]) < 16]
         (40.0, [True])
     """
-    return with_gauge(model, units, slices, measured)[0]
+    return with_gauge(model, units, slices)[0]
 
 
 class Gauge(NamedTuple):
@@ -131,49 +142,50 @@ class Gauge(NamedTuple):
     Attributes:
         shifts: A model with exponents of two in the place of every number of its arrays.
         bases: Bases that bonds are given then; None where they have their own, and in a trace.
-        further_shifts: Exponents for the arrays in these bases; None where they are in range.
-        exponent: Exponent of the model that is written so.
     """
 
     shifts: Model
     bases: Bases | None
-    further_shifts: Model | None
-    exponent: Unit
 
 
-def with_gauge(
-    model: Model,
-    units: Units,
-    slices: bool,
-    measured: Callable[[Model, Metric], float] = amplification,
-) -> tuple[Scaled[Model], Gauge]:
+def with_gauge(model: Model, units: Units, slices: bool) -> tuple[ScaledModel, Gauge]:
     """A model in scientific notation, see `scaled_under`, and the changes that write it so.
 
     Args:
-        model, units, slices, measured: Arguments of `scaled_under`.
+        model, units, slices: Arguments of `scaled_under`.
 
     Returns:
         The model that `scaled_under` gives, and its gauge. The function that the model computes
         does not depend on it, so derivatives take the gauge as a constant, see `in_gauge`.
     """
-    metric = units.metric
-    sparse = is_sparse(model)
+    (made, exponent), shifts = in_own_basis(model, units, slices)
+    if is_sparse(model):  # another basis would fill its matrices
+        bases, amplified = None, amplification(made, units.metric)
+    else:
+        made, bases, amplified = without_skew(made, units.metric)
+    return ScaledModel(made, exponent, cancellation(amplified)), Gauge(shifts, bases)
+
+
+def in_own_basis(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model], Model]:
+    """A model in the units of a comparison, and its shifts, see `scaling.scaled_with_shifts`.
+
+    Args:
+        model, units, slices: Arguments of `scaled_under`.
+
+    Example:
+        >>> import tnsim
+        >>> line = tnsim.Model([tnsim.Linear([[2.0**80]])])
+        >>> float(in_own_basis(line, common_units([line], tnsim.Gaussian()), False)[0].exponent)
+        80.0
+    """
     states: States | None = None
     if units.by_states:
-        states = _sampled_states(model, metric) if sparse else _input_states(model, metric)
-    made, shifts = scaled_with_shifts(model, slices, states, units.inputs)
-    if sparse:  # another basis would fill its matrices
-        return made, Gauge(shifts, None, None, made.exponent)
-    gauged, bases = without_skew(made.value, metric, measured)
-    if gauged is made.value or units.by_states:  # in any basis the states are near one
-        return Scaled(gauged, made.exponent), Gauge(shifts, bases, None, made.exponent)
-    # In a rotated basis rows of all sizes meet, so units follow the states.
-    again, further = scaled_with_shifts(gauged, slices, _input_states(gauged, metric))
-    exponent = made.exponent + again.exponent
-    return Scaled(again.value, exponent), Gauge(shifts, bases, further, exponent)
+        measured = _sampled_states if is_sparse(model) else _input_states
+        states = measured(model, units.metric)
+    return scaled_with_shifts(model, slices, states, units.inputs)
 
 
-def in_gauge(model: Model, gauge: Gauge) -> Scaled[Model]:
+def in_gauge(model: Model, gauge: Gauge) -> Model:
     """A model in a gauge that was found for its numbers, as a function with derivatives.
 
     Args:
@@ -185,16 +197,14 @@ def in_gauge(model: Model, gauge: Gauge) -> Scaled[Model]:
         >>> line = tnsim.Model([tnsim.Linear(np.array([[3e-200, 1e-200]]))])
         >>> found, gauge = with_gauge(line, common_units([line], tnsim.Gaussian()), False)
         >>> again = in_gauge(line, gauge)
-        >>> bool((again.value.layers[0].weight == found.value.layers[0].weight).all())
+        >>> bool((again.layers[0].weight == found.value.layers[0].weight).all())
         True
     """
     made = jax.tree.map(shifted, model, gauge.shifts)
-    if gauge.bases is not None:
-        gauged = in_given_bases(made, gauge.bases)
-        made = jax.tree.map(lambda new, old: new.astype(old.dtype), gauged, made)
-    if gauge.further_shifts is not None:
-        made = jax.tree.map(shifted, made, gauge.further_shifts)
-    return Scaled(made, gauge.exponent)
+    if gauge.bases is None:
+        return made
+    gauged = in_given_bases(made, gauge.bases)
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), gauged, made)
 
 
 def follow_states(models: Iterable[Model]) -> bool:
@@ -378,9 +388,10 @@ class MeasuredStates:
         mean = down @ moments.mean(legs)
         if isinstance(layer, Residual):
             skip = roles[SKIP][0]
+            constant = np.eye(1, len(self.mean))
             streams: list[list[LegRows]] = []
             for j in range(order):
-                streams.append(["state" if i == j else "constant" for i in range(order)])
+                streams.append([None if i == j else constant for i in range(order)])
             crossed: Any = 0.0
             for stream in streams:
                 crossed = crossed + down @ moments.product(legs, stream) / order
@@ -562,37 +573,24 @@ class _JoinedLegs:
 
     def _pair_moments(self, rows: LegRows, others: LegRows) -> Any:
         """The moments `<rows[r] others[q]>` of two legs, for all pairs of rows."""
-        second = self.states.second
-        if isinstance(rows, str):
-            if isinstance(others, str):
-                matrix = _moment_matrix(second)
-                matrix = matrix[:, :1] if others == "constant" else matrix
-                return matrix[:1] if rows == "constant" else matrix
-            return self._pair_moments(others, rows).T
-        read = _times_moment(rows, second)
-        if isinstance(others, str):
-            return read[:, :1] if others == "constant" else read
-        return read @ others.T
+        read = self._times_moment(rows)
+        return read if others is None else read @ others.T
 
     def _pair_of(self, rows: LegRows, others: LegRows) -> Any:
         """The moments `<rows[r] others[r]>` of two legs of a single side."""
-        if isinstance(rows, str) and not isinstance(others, str):
+        if others is None:
             rows, others = others, rows
+        assert others is not None  # at most one leg of a stream reads the state
+        return (self._times_moment(rows) * others).sum(axis=1)
+
+    def _times_moment(self, rows: LegRows) -> Any:
         second = self.states.second
-        if not isinstance(rows, str) and not isinstance(others, str):
-            return (_times_moment(rows, second) * others).sum(axis=1)
-        if not isinstance(rows, str):
-            return self._pair_moments(rows, "constant")[:, 0]
-        # At most one leg of a stream reads the state.
-        matrix = _moment_matrix(second)
-        return matrix[0] if "state" in (rows, others) else matrix[:1, 0]
+        return _moment_matrix(second) if rows is None else _times_moment(rows, second)
 
     def _leg_means(self, rows: LegRows) -> Any:
         """The means `<rows[r]>` of a leg, (rows,)."""
         mean = self.states.mean
-        if isinstance(rows, str):
-            return mean[:1] if rows == "constant" else mean
-        return rows @ mean
+        return mean if rows is None else rows @ mean
 
 
 def _sampled_states(model: Model, metric: Metric) -> SampledStates:

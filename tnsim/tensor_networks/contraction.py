@@ -36,7 +36,7 @@ from tnsim.engine.ir.dtypes import ALL_DTYPES, DTYPES, dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.rates import backend_of
+from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array
@@ -146,8 +146,9 @@ def contract(
     parts of networks are contracted once and common factors are taken out of the sum.
 
     Args:
-        networks: A quimb `TensorNetwork`, or any iterable of (weight, network), such as
-            `tnsim.tensor_networks.networks` gives. Hyperindices are summed like any other index.
+        networks: A quimb `TensorNetwork`, or any iterable of networks, which are added up, or of
+            (weight, network), such as `tnsim.tensor_networks.networks` gives. Hyperindices are
+            summed like any other index.
         output_inds: Indices of the result, in order; all other indices are summed over. None for
             the outer indices (on a single tensor each) in the order of the first network; all
             networks must then have the same outer indices.
@@ -184,6 +185,8 @@ def contract(
         >>> a, b, c = (qtn.Tensor(n * np.eye(2), ("i", "j")) for n in (1, 2, 3))
         >>> float(tnsim.tensor_networks.contract([(1.0, a & b), (0.5, a & c)]))
         7.0
+        >>> float(tnsim.tensor_networks.contract([a & b, a & c]))
+        10.0
         >>> tnsim.tensor_networks.contract(a & c.reindex({"i": "j", "j": "k"}), ("k", "i"))
         array([[3., 0.],
                [0., 3.]])
@@ -254,7 +257,7 @@ def contract_expression(
         plan = within(
             budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
         )
-    way = backend_of(plan) if backend is None else _WAYS[backend]
+    way = backend_in_use() if backend is None else _WAYS[backend]
     leaves = dict(total.leaves)
     exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:

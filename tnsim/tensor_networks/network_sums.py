@@ -43,13 +43,14 @@ def weighted(networks: Any) -> Iterator[WeightedNetwork]:
     import quimb.tensor as qtn
 
     if isinstance(networks, qtn.TensorNetwork):
-        networks = [(1.0, networks)]
+        networks = [networks]
     for number, item in enumerate(networks):
         # A network alone has the weight 1.
-        pair = item if isinstance(item, tuple | list) else (item,)
+        pair = (1.0, item) if isinstance(item, qtn.TensorNetwork) else item
+        pair = pair if isinstance(pair, tuple | list) else (pair,)
         if len(pair) != 2 or not isinstance(pair[1], qtn.TensorNetwork):
             raise ModelError(
-                "contract takes a quimb TensorNetwork or pairs (weight, TensorNetwork); "
+                "contract takes a quimb TensorNetwork, several, or pairs (weight, TensorNetwork); "
                 f"item {number} is ({', '.join(type(part).__name__ for part in pair)})"
             )
         weight, network = pair

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import DTypeLike
 
+from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.module_calls import require_torch
 from tnsim.checkpoints.modules import Declared
-from tnsim.compare.request import comparables
+from tnsim.compare.request import comparables, estimated, may_estimate
 from tnsim.engine.budget import Budget
+from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -52,10 +54,12 @@ def similarity(
     """The similarity of two models, with gradients with respect to the tensors in either model.
 
     Under `Empirical` modules run on the inputs in PyTorch, in their own mode, precision and place,
-    whatever they compute. Models are computed on the default device of JAX. Tensors on this device
-    pass without a copy, all others through the host (also tensors on a GPU, where JAX knows the CPU
-    alone). Gradients come back in the type and on the device of each tensor. Second derivatives
-    with respect to weights of models are not supported.
+    whatever they compute; and so they do under a `Gaussian` without an exact inner product, on the
+    normal inputs of its estimate, which `Gaussian(samples=1024)` makes fewer. Models are computed
+    on the default device of JAX. Tensors on this device pass without a copy, all others through the
+    host (also tensors on a GPU, where JAX knows the CPU alone). Gradients come back in the type and
+    on the device of each tensor. Second derivatives with respect to weights of models are not
+    supported.
 
     Args:
         a: An `nn.Module`, which is recognised at every call as by `tnsim.from_module`, and under
@@ -102,6 +106,15 @@ def similarity(
     from tnsim.torch.autograd import compared
     from tnsim.torch.outputs import compared_on_inputs
 
+    if may_estimate(metric):
+        try:
+            return compared(a, b, metric, n_ctx, dtype, budget)
+        except UnsupportedLayer:
+            # No exact inner product: the estimate of `tnsim.similarity`, on the same inputs.
+            a, b = (given_model(x, n_ctx) if is_path_or_paths(x) else x for x in (a, b))
+            metric = estimated(metric, (a, b), n_ctx)
+            if not isinstance(metric, Empirical):
+                raise
     if isinstance(metric, Empirical):
         # Modules run on the inputs as they are.
         a, b = comparables(a, b, metric, n_ctx)

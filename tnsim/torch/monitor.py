@@ -22,8 +22,9 @@ import numpy as np
 
 from tnsim.analysis import figures, matrices
 from tnsim.checkpoints.given import given_model
+from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
-from tnsim.errors import MissingExtra, ModelError
+from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -40,7 +41,9 @@ class Monitor:
     """Similarity of a network in training to its first, its previous and a reference state.
 
     Args:
-        metric: Metric that weighs the inputs; `Empirical` for networks that are no polynomials.
+        metric: Metric that weighs the inputs; under `Gaussian` networks without an exact inner
+            product are estimated on normal inputs. `Empirical` for networks that read tokens or
+            images, or for inputs of yours.
         reference: Model, module or path of a file to compare with; None for none.
         every: Steps from one record to the next.
         matrix: Most models in the matrix, at least 2; where it is full, every second of its models
@@ -193,7 +196,20 @@ class Monitor:
         # training stays in its mode. A model holds copies of the weights.
         if hasattr(module, "named_parameters"):
             module = copy.deepcopy(module).eval().requires_grad_(False)
-        return given_model(module, self._n_ctx, self._inputs)
+        try:
+            runs = may_estimate(self._metric)
+            function = given_model(module, self._n_ctx, self._inputs, runs=runs)
+            self._metric = estimated(self._metric, [function], self._n_ctx)
+            if isinstance(self._metric, Empirical):  # later states run as they are
+                self._inputs = self._metric.inputs
+        except (UnsupportedLayer, ModelError) as refusal:
+            if self._inputs is not None:
+                raise
+            raise type(refusal)(
+                "this network is monitored on inputs of yours: "
+                f"tnsim.torch.Monitor(tnsim.Empirical(inputs)); {refusal}"
+            ) from None
+        return function
 
     def _keep(self, step: int, model: Any, row: list[float]) -> None:
         """Add a model to the matrix; a full matrix loses every second of its models first."""

@@ -234,6 +234,7 @@ function fillModels() {
 }
 
 byId("title").textContent = run.title;
+byId("findings").textContent = run.findings.join(" ");
 fillSubtitle();
 fillCaveats();
 fillModels();

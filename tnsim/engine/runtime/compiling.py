@@ -85,10 +85,6 @@ class Files(NamedTuple):
         made_with = (*_versions(device), *about, flags, repr(settings))
         return cls(_folder(), device, made_with)
 
-    def has(self, key: str) -> bool:
-        """Whether there is a file for a compiled program, sound or not."""
-        return self.folder is not None and os.path.exists(self._file(key))
-
     def read(self, key: str) -> Compiled | None:
         """The compiled program in the file of a key; None where the file is absent or unsound."""
         if self.folder is None or not _is_private(self.folder):
@@ -314,14 +310,6 @@ def ready(
     return [
         kept.get((program, place), lambda program=program: compiled(program)) for program in wanted
     ]
-
-
-def to_compile(wanted: Sequence[Wanted]) -> list[Wanted]:
-    """The keys whose compiled programs neither the session nor the disk has, without repeats."""
-    kept, place = session().programs, _place()
-    files = Files.here(default_device(), _settings())
-    absent = (program for program in dict.fromkeys(wanted) if (program, place) not in kept)
-    return [program for program in absent if not files.has(repr(program))]
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 of a compiled program that is given the number of the turn. Sums are taken in the order of the
 turns, so they are equal to the last bit, however many cores there are.
 
-**Plans.** A plan is compiled or interpreted (see `rates`). A program is bound once to functions of
+**Plans.** A plan is compiled or interpreted (see `tiers`). A program is bound once to functions of
 arrays (`binding`), which run in NumPy, or are what XLA compiles: a compiled program per program and
 dtype, whatever the number of stages that use it. After each stage the values of a
 scale group are divided by the group's scale. The exponent of the scale is kept per stage, so that a

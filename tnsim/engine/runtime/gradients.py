@@ -53,9 +53,9 @@ from tnsim.engine.runtime.binding import (
 )
 from tnsim.engine.runtime.compiling import Wanted, ready
 from tnsim.engine.runtime.execution import Result
-from tnsim.engine.runtime.rates import backend_of
 from tnsim.engine.runtime.stacking import Run, stacked_stages
 from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
+from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.scaled import shifted
 from tnsim.sessions import per_object_cache, session
 
@@ -553,7 +553,7 @@ def run_kept(pullback: Pullback, arrays: Mapping[str, Any]) -> tuple[Result, Kep
         The result of the plan, and the arrays for `gradients`.
     """
     plan = pullback.forward
-    backend = backend_of(plan)
+    backend = backend_in_use()
     placed = execution.placed(dict(arrays), plan.dtype, backend)
     result = execution.run(plan, placed, backend)
     given = {**arrays, **result.values}
@@ -574,7 +574,7 @@ def gradients(kept: Kept, cotangents: Mapping[str, Any]) -> dict[str, Any]:
         is absent.
     """
     pullback, plan = kept.pullback, kept.pullback.forward
-    backend = backend_of(plan)
+    backend = backend_in_use()
     arrays = execution.placed(dict(kept.arrays), plan.dtype, backend)
     slopes = {name: np.asarray(cotangents[name], plan.dtype) for name in pullback.outputs}
     own: set[str] = set()

@@ -15,8 +15,7 @@ by the equality of two encodings.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 Labels = tuple[int, ...]
@@ -80,46 +79,6 @@ def canonical(
     # Ranks of the open labels belong to the key: the same tensors with other labels open are
     # another array.
     return (encoding, tuple(ranks[label] for label in order)), order
-
-
-def exchanges(
-    tensors: Sequence[Tensor], open_labels: Sequence[int], exchangeable: Callable[[int], int]
-) -> Iterator[tuple[int, int]]:
-    """The pairs of axes in which the array of a network is symmetric.
-
-    Args:
-        tensors: Reference and labels of each tensor.
-        open_labels: Labels that are not summed over, the axes of the array.
-        exchangeable: Function from a reference to the number of its last axes that may be
-            exchanged.
-
-    Yields:
-        Positions of two such axes in `open_labels`.
-
-    Example:
-        `A A^T` is symmetric, `A B^T` is not.
-
-        >>> list(exchanges([(7, (0, 1)), (7, (2, 1))], [0, 2], lambda ref: 0))
-        [(0, 1)]
-        >>> list(exchanges([(7, (0, 1)), (8, (2, 1))], [0, 2], lambda ref: 0))
-        []
-    """
-
-    def form(labels: Sequence[int]) -> Hashable:
-        """The key of the network with its open labels in an order."""
-        # A tensor per axis marks its place: keys are equal only where places may be exchanged.
-        marks = [(-1 - place, (label,)) for place, label in enumerate(labels)]
-        key, _ = canonical(
-            [*tensors, *marks], labels, lambda ref: 0 if ref < 0 else exchangeable(ref)
-        )
-        return key
-
-    given = form(open_labels)
-    for one, other in itertools.combinations(range(len(open_labels)), 2):
-        exchanged = list(open_labels)
-        exchanged[one], exchanged[other] = open_labels[other], open_labels[one]
-        if form(exchanged) == given:
-            yield one, other
 
 
 def _smallest_encoding(network: list[_Tensor], colours: Colours) -> tuple[tuple, Colours]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import layout
-from tnsim.engine.search.canonical import Labels, Tensor, canonical, exchanges
+from tnsim.engine.search.canonical import Labels, Tensor, canonical
 
 Label = int | str
 
@@ -92,7 +92,6 @@ class Builder:
         self._alone: dict[tuple[Labels, int], int | None] = {}
         self._products: dict[Hashable, tuple[int, Labels]] = {}
         self._contracted: dict[tuple, Tensor] = {}
-        self._symmetries: dict[int, list[tuple[int, int]]] = {}
 
     def atom(
         self,
@@ -232,14 +231,6 @@ class Builder:
         yield
         self.settled -= new
 
-    def symmetries(self, number: int) -> list[tuple[int, int]]:
-        """The pairs of axes in which a value is symmetric."""
-        if number not in self._symmetries:
-            value = self.values[number]
-            exchanged = exchanges(value.atoms, value.axes, self.exchangeable.__getitem__)
-            self._symmetries[number] = list(exchanged)
-        return self._symmetries[number]
-
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
         """The value with its axes in a given order."""
         return use if use.labels == output else self.sum([WeightedValue(1.0, use)], output)
@@ -263,34 +254,11 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
     for number in needed:
         operation = builder.values[number].operation
         assert operation is not None, "every value after the inputs is computed"
-        if operation.kind == "contract" and len(operation.args) == 2:
-            operation = _as_it_stands(builder, operation)
         args = tuple(numbers[arg] for arg in operation.args)
         operations.append(operation._replace(args=args))
     shapes = tuple(value.shape for value in builder.values[:inputs])
     given = tuple(numbers[n] for n in outputs)
     return layout.laid_out(Program(shapes, tuple(operations), given, **scaling))
-
-
-def _as_it_stands(builder: Builder, product: Operation) -> Operation:
-    """The product with its large symmetric arguments read along axes that need no copy.
-
-    Where X[i, j] = X[j, i], `sum_i X[i, j] Y[i]` may read rows of X instead of columns.
-    """
-    sizes = builder.sizes(product)
-    for place, arg in enumerate(product.args):
-        if math.prod(builder.values[arg].shape) <= layout.LARGE:
-            continue
-        readings = [product]
-        for first, second in builder.symmetries(arg):
-            labels = list(product.labels[place])
-            # X[i, j] = X[j, i]: reading the exchanged axes gives the same numbers.
-            labels[first], labels[second] = labels[second], labels[first]
-            both = list(product.labels)
-            both[place] = tuple(labels)
-            readings.append(product._replace(labels=tuple(both)))
-        product = min(readings, key=lambda reading: layout.moved(reading, sizes))
-    return product
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:

@@ -1,0 +1,88 @@
+"""The words of a summary, held to what the matrix was made to show."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from sample_runs import shipped
+
+import tnsim
+from tnsim.analysis import reading
+from tnsim.analysis.summary import findings, without_copies
+
+
+def run_of(points, labels=None, **more):
+    """A result of unit vectors."""
+    points = np.asarray(points, float)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    labels = list(range(len(points))) if labels is None else labels
+    values = {"similarity": (("a", "b"), points @ points.T)}
+    return xr.Dataset(values, {"a": labels, "b": labels, **more})
+
+
+def on_a_circle(angles):
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+@pytest.mark.parametrize("jump", [1, 4, 6])
+def test_a_jump_is_named_and_drift_is_not(jump):
+    angles = 0.05 * np.arange(8.0)
+    even = findings(run_of(on_a_circle(angles)))
+    assert even[1].startswith("It changed evenly") and "Changed here" not in " ".join(even)
+    angles[jump:] += 1.0
+    said = findings(run_of(on_a_circle(angles), labels=(100 * np.arange(8)).tolist()))
+    assert f"Changed here: from {100 * jump - 100} to {100 * jump} (similarity" in said[1]
+    assert f"{np.cos(1.05):.3g}; the other steps" in said[1]
+    assert said[0].startswith(f"8 models, 0 to 700: similarity from {np.cos(1.35):.3g} (0 and 700)")
+
+
+def test_phases_are_those_of_segment():
+    run = shipped()
+    found = reading.segment(run, 3)
+    said = " ".join(findings(run))
+    for label in found.labels:
+        assert f"; {label} to" in said or f"; {label}" in said
+    assert "13 models" in said
+    assert str(found) == f"3 phases, changed here: {', '.join(map(str, found.labels))}"
+
+
+def test_small_changes_are_told_by_their_difference_from_one():
+    said = findings(run_of(on_a_circle(np.array([0.0, 1e-4, 2e-4, 1e-2]))))
+    assert "(similarity 1 - 4.8e-05; the other steps 1 - 5e-09)" in said[1]
+    assert findings(run_of(np.ones((3, 2))))[1] == "The function did not change."
+
+
+def test_copies_of_steps_are_left_out_of_words_and_curves():
+    angles = np.array([0.0, 0.1, 1.5, 1.6, 0.1])
+    digests = ("a", ["p", "q", "r", "s", "q"])
+    run = run_of(on_a_circle(angles), ["1", "2", "3", "4", "model_best"], hash_a=digests)
+    said = findings(run)
+    assert said[0].startswith("4 models, 1 to 4") and "model_best = 2" in said[1]
+    assert "from 2 to 3" in said[2]
+    figure = run.tnsim.plot("trajectory", change_points=[2])
+    assert len(figure.axes[0].lines[0].get_xdata()) == 4
+    # Steps with equal weights are steps.
+    same = run.assign_coords(a=[1, 2, 3, 4, 5], b=[1, 2, 3, 4, 5])
+    assert without_copies(same).sizes["a"] == 5
+
+
+def test_sets_and_pairs_and_runs_over_parts():
+    models = [tnsim.Model([tnsim.Linear([[w, 1.0]])]) for w in (1.0, 2.0, 5.0)]
+    two = tnsim.pairwise(models[:2], other=models[1:])
+    assert findings(two)[0].startswith("2 x 2 models: similarity from")
+    assert "2 models, 0 and 1: similarity" in tnsim.pairwise(models[:2]).tnsim.summary()
+    data = tnsim.pairwise(models, tnsim.Empirical(np.ones((40, 2))), centred=False)
+    assert "On these inputs under empirical, with standard errors up to" in data.tnsim.summary()
+    part = {"part": ["p", "q"], "kind": ("part", ["ov", "ov"])}
+    norms = {
+        f"log_norm_{side}": (("part", side), np.log([[1.0, 4.0], [1.0, 9.0]])) for side in "ab"
+    }
+    ones = {"similarity": (("part", "a", "b"), np.ones((2, 2, 2)))}
+    steps = {side: [0, 1] for side in "ab"}
+    said = findings(xr.Dataset({**ones, **norms}, {**part, **steps}))
+    assert said[1] == "ov: q (|b - a| 2, similarity 1), p (|b - a| 1, similarity 1)."
+
+
+def test_runs_that_are_not_finished_are_refused():
+    values = {"similarity": (("a", "b"), np.array([[1.0, np.nan], [np.nan, 1.0]]))}
+    with pytest.raises(tnsim.ResultError, match="finish the run first"):
+        findings(xr.Dataset(values, {"a": [0, 1], "b": [0, 1]}))

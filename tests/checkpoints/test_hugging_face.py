@@ -1,0 +1,49 @@
+"""Folders of Hugging Face run on inputs as the modules of its library."""
+
+import numpy as np
+import pytest
+from closeness import assert_close
+
+import tnsim
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    where = tmp_path_factory.mktemp("hub")
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    torch.manual_seed(0)
+    for name in "ab":
+        transformers.GPT2LMHeadModel(config).save_pretrained(where / name)
+    return where / "a", where / "b"
+
+
+def test_folders_are_what_their_modules_are(folders):
+    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
+    nets = [transformers.GPT2LMHeadModel.from_pretrained(path).eval() for path in folders]
+    data = tnsim.Empirical(tokens)
+    wanted = tnsim.similarity(*nets, data)
+    assert_close(tnsim.similarity(*folders, data), wanted, rtol=1e-12)
+    run = tnsim.pairwise(list(folders), data)
+    assert run.a.values.tolist() == ["a", "b"]
+    assert_close(run.similarity[0, 1], wanted, rtol=1e-12)
+    layers = tnsim.layer_similarity(*folders, tokens)
+    assert_close(layers.values, tnsim.layer_similarity(*nets, tokens).values, rtol=1e-12)
+
+
+def test_folders_without_inputs_name_the_way(folders):
+    with pytest.raises(tnsim.UnsupportedLayer, match="attention"):
+        tnsim.similarity(*folders)
+    (folders[1] / "config.json").write_text('{"architectures": ["os"]}')
+    with pytest.raises(tnsim.CheckpointError, match="no network of transformers"):
+        tnsim.similarity(*folders, tnsim.Empirical(np.ones((3, 4), int)))
+
+
+def test_attention_without_dropout_draws_nothing(folders):
+    net = transformers.GPT2LMHeadModel.from_pretrained(folders[0]).eval()
+    with pytest.raises(tnsim.UnsupportedLayer) as refused:
+        tnsim.from_module(net, n_ctx=4)
+    assert "random numbers" not in str(refused.value)

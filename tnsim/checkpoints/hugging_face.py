@@ -1,0 +1,60 @@
+"""Folders of Hugging Face as the modules that its library makes of them.
+
+Only networks whose code is the library's own are made, and only of safetensors files: a folder is
+trusted in nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tnsim.errors import CheckpointError, MissingExtra
+
+
+def architecture_of(path: Any) -> str | None:
+    """The class that a folder names for its network; None where it names none.
+
+    Args:
+        path: Path of anything.
+
+    Example:
+        >>> architecture_of("no folder") is None
+        True
+    """
+    try:
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        name = config["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+    return name if isinstance(name, str) and name.isidentifier() else None
+
+
+def module_in(path: str | os.PathLike[str]) -> Any:
+    """The network of a folder, in evaluation mode, as a module of PyTorch.
+
+    Args:
+        path: Folder with `config.json` and weights as safetensors.
+
+    Raises:
+        CheckpointError: The folder names no network of the library, or has no such weights.
+        MissingExtra: transformers is not installed.
+    """
+    name = architecture_of(path)
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("transformers", None, f"running {os.fspath(path)} on inputs") from None
+    made = getattr(transformers, name or "", None)
+    if not isinstance(made, type) or not hasattr(made, "from_pretrained"):
+        raise CheckpointError(
+            f"{os.fspath(path)}: config.json names {name!r}, which is no network of transformers "
+            f"{transformers.__version__}: load it by its own code and give the module"
+        )
+    try:
+        loaded = made.from_pretrained(path, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{os.fspath(path)}: cannot be loaded as {name}: {error}") from error
+    return loaded.eval()
