@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import jupytext
@@ -29,6 +30,8 @@ ELSEWHERE = (  # .gitignore lists the copies
 )
 DOWNLOADS = "notebooks/ipynb"
 """Tutorials as notebooks without outputs, made of the scripts; .gitignore lists the folder."""
+MATHJAX = ("es5/tex-chtml.js", "es5/output/chtml/fonts/woff-v2")
+"""What a page with formulas loads of MathJax, copied from its package; .gitignore lists the copy."""
 PAPER = "https://arxiv.org/abs/2605.15183"
 os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of notebooks
 
@@ -43,7 +46,10 @@ exclude_patterns = ["_build", "*.py", f"{DOWNLOADS}/*"]
 
 html_theme = "furo"
 html_title = f"tnsim {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 copybutton_prompt_text = ">>> "
+mathjax_path = "mathjax/es5/tex-chtml.js"  # with the site, so that it needs no network
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
@@ -69,6 +75,7 @@ napoleon_use_ivar = True
 
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", _copy_pages)
+    app.connect("config-inited", _copy_mathjax)
     app.connect("source-read", _link_copies)
     app.connect("source-read", _link_notebook)
     app.connect("autodoc-process-docstring", _link_names)
@@ -84,6 +91,17 @@ def _copy_pages(app: Sphinx, config: object) -> None:
     for script in (HERE / "notebooks").glob("*.py"):
         notebook = jupytext.read(script, fmt="py:percent")
         jupytext.write(notebook, HERE / DOWNLOADS / f"{script.stem}.ipynb")
+
+
+def _copy_mathjax(app: Sphinx, config: object) -> None:
+    package = Path(str(files("mathjax"))) / "static" / "mathjax"
+    for name in MATHJAX:
+        source, copy = package / name, HERE / "_static" / "mathjax" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, copy, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, copy)
 
 
 def _link_copies(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -1,4 +1,8 @@
-"""tnsim: exact similarity of polynomial networks, from their weights.
+"""tnsim: which neural networks are the same function, and where a run changed.
+
+`similarity` compares two, `pairwise` all of a run, `parts` and `change` say which part. Polynomial
+networks and networks with one hidden layer are compared exactly, from their weights; all others by
+an estimate that says so. Types of results, errors, dialects and tensor networks stand in modules.
 
 Names are loaded on first use, so that `import tnsim` is cheap and changes nothing in JAX. Functions
 that need an optional package say so when they are called, not when they are named: `help(tnsim)`

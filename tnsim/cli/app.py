@@ -72,7 +72,10 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Exact similarity of polynomial networks, from their weights."""
+    """Which neural networks are the same function, and where a run changed.
+
+    Exact from the weights where that can be, else an estimate that says so.
+    """
 
 
 def similarity(
