@@ -115,7 +115,7 @@ def test_a_loop_of_turns_is_a_part_of_its_own():
     assert [bool(part.program.scales) for part in parts] == [False, False, True]
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "metric, n_ctx, large, backends",
     [

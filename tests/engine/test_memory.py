@@ -15,6 +15,7 @@ from oracles import bilinear
 import tnsim
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling, devices, execution
 from tnsim.engine.runtime.compiling import Wanted
 from tnsim.problems import features
@@ -132,7 +133,7 @@ def test_planned_arrays_hold_what_xla_allocates(metric, rng):
     check_allocations(tnsim.plan(a, b, metric).contraction)
 
 
-def check_allocations(planned: tnsim.Plan) -> None:
+def check_allocations(planned: Plan) -> None:
     large = [program for program in planned.programs if costs.peak_elements(program) > 2**15]
     assert large
     for program in large:

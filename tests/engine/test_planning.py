@@ -85,6 +85,7 @@ def test_plan_reads_shapes_only_and_knows_its_guarantee(rng):
     assert "scalar multiplications" in str(planned) and "MiB of float32" in str(planned)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", cases.SHALLOW | cases.DEEP)
 def test_json_both_ways(name, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
@@ -106,6 +107,7 @@ def fresh(model, metric):
     return tnsim.plan(model, model, metric, cosine=True).contraction
 
 
+@pytest.mark.slow
 def test_deterministic_cached_and_a_damaged_cache_is_a_miss(tmp_path, monkeypatch):
     model = stack(6, 9, 3)
     monkeypatch.setenv("TNSIM_CACHE_DIR", "")

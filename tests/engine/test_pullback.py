@@ -43,6 +43,7 @@ def along(slopes, values):
     return sum(x.sum() for x in terms), sum(abs(x).sum() for x in terms)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(programs(), st.data())
 def test_ways_back_of_any_programs(program, data):
@@ -82,6 +83,7 @@ def test_a_loop_over_blocks():
     assert_close(second, a.T @ weighted, scale="largest", rtol=1e-13)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(programs(), st.data())
 def test_ways_back_of_any_programs_in_jax(program, data):
@@ -159,6 +161,7 @@ def test_derivatives_of_plans(work, rng):
         assert_close(value, expected, scale=size, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_both_tiers():
     """NumPy and XLA."""
     plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True).contraction
