@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -52,7 +53,7 @@ def train(net: nn.Module, steps: int, first: int = 0) -> nn.Module:
     net = copy.deepcopy(net)
     optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
     for _ in range(steps):
-        x = torch.randn(256, INPUTS)
+        x = torch.randn(128, INPUTS)
         optimiser.zero_grad()
         (net(x) - products(x, first)).square().mean().backward()
         optimiser.step()
@@ -85,13 +86,13 @@ def questions(make: Callable[[], nn.Module]) -> Iterator[tuple[str, list[Pair]]]
     for seed in SEEDS:
         torch.manual_seed(seed)
         fresh.append(make())
-        early.append(train(fresh[-1], 1000))
-        late.append(train(early[-1], 1000))
+        early.append(train(fresh[-1], 400))
+        late.append(train(early[-1], 400))
     yield "two random initialisations", list(itertools.combinations(fresh, 2))
     yield "before and after training", list(zip(fresh, late, strict=True))
-    yield "two seeds, 1,000 steps on one task", list(itertools.combinations(early, 2))
-    yield "two seeds, 2,000 steps", list(itertools.combinations(late, 2))
-    yield "step 1,000 and step 2,000 of one run", list(zip(early, late, strict=True))
+    yield "two seeds, 400 steps on one task", list(itertools.combinations(early, 2))
+    yield "two seeds, 800 steps", list(itertools.combinations(late, 2))
+    yield "step 400 and step 800 of one run", list(zip(early, late, strict=True))
     yield (
         "200 steps on another task",
         [(net, train(net, 200, first=8)) for net in late],
@@ -112,10 +113,12 @@ def row(pairs: list[Pair]) -> str:
 
 def main() -> None:
     """Print the table."""
+    torch.set_num_threads(1)
     rows: dict[str, list[str]] = {}
     for make in (relu, Bilinear):
         for question, pairs in questions(make):
             rows.setdefault(question, []).append(row(pairs))
+            print(question, rows[question], file=sys.stderr)
     print("| pair | ReLU | bilinear |\n|---|---|---|")
     for question, cells in rows.items():
         print(f"| {question} | {' | '.join(cells)} |")

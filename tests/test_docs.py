@@ -178,14 +178,20 @@ def architecture():
     return (ROOT / "ARCHITECTURE.md").read_text()
 
 
+def pages_of_code():
+    """ARCHITECTURE.md, and the pages to which it leads for more."""
+    pages = DOCS / "mathematics-in-code.md", DOCS / "how-to" / "extend.md"
+    return "\n".join([architecture(), *(page.read_text() for page in pages)])
+
+
 def in_the_repository(name):
     """A path of ARCHITECTURE.md, which is below `tnsim/` or, of tests and pages, the repository."""
     return next((top / name for top in (ROOT / "tnsim", ROOT) if (top / name).exists()), None)
 
 
-def test_architecture_names_files_that_exist():
+def test_pages_of_code_name_files_that_exist():
     """`folder/file.py` and `folder/`, and after a colon a name that stands in the file."""
-    named = re.findall(r"`([\w/]+(?:\.py|/))(?:: (\w+))?`", architecture())
+    named = re.findall(r"`([\w/]+(?:\.py|/))(?:: (\w+))?`", pages_of_code())
     assert len(named) > 100
     for name, inside in named:
         path = in_the_repository(name)

@@ -24,6 +24,7 @@ from oracles import bilinear
 from sample_runs import blocks
 
 import tnsim
+import tnsim.compare.estimates
 import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
 from tnsim.metrics.metric import check_metric
@@ -111,7 +112,7 @@ def test_an_estimate_answers_by_any_route(rng):
     for metric in (tnsim.TreeSymmetric(), tnsim.Empirical(rng.normal(size=(5, 3)))):
         for cosine in (False, True):
             plan = tnsim.plan(a, b, metric, cosine=cosine)
-            assert isinstance(plan, tnsim.Estimate) and plan.routes == (plan,)
+            assert isinstance(plan, tnsim.compare.estimates.Estimate) and plan.routes == (plan,)
             assert plan.outputs == (("AA", "AB", "BB") if cosine else ("AB",))
             assert plan.metric == metric.name and plan.exact and plan.dtype == "float64"
             assert plan.multiplications > 0 and plan.peak_bytes > 0 and 0 < plan.seconds < 1

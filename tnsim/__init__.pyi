@@ -28,7 +28,6 @@ from .checkpoints.modules import from_module as from_module
 from .checkpoints.native import save as save
 from .circuits.parts import Parts as Parts
 from .circuits.parts import parts as parts
-from .compare.estimates import Estimate as Estimate
 from .compare.monte_carlo import check as check
 from .compare.numbers import Number as Number
 from .compare.similarity import inner as inner
