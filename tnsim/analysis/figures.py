@@ -933,7 +933,10 @@ def _part_panels(
     kinds = list(dict.fromkeys(table["kind"].values.tolist()))
     grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
     widths = [max(grid.shape[1], 2) for grid in grids]
-    size = (0.4 * sum(widths) + 1.4 * len(kinds), 0.4 * max(map(len, grids)) + 1.6)
+    # Cells of few layers are larger, so that the bar holds its numbers and the words beside it.
+    rows = max(map(len, grids))
+    cell = max(0.4, min(0.9, 2.4 / rows))
+    size = (cell * sum(widths) + 1.4 * len(kinds), max(cell * rows + 1.6, 3.6))
     options: dict[str, Any] = {"layout": "compressed", "width_ratios": widths}
     chosen = canvas(drawing, size, len(kinds), **options)
     finite = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
@@ -946,7 +949,8 @@ def _part_panels(
         axes.set_yticks(range(len(grid)) if len(grid) > 1 else ())
         axes.set_xlabel("head" if grid.shape[1] > 1 else "")
         axes.set_ylabel("layer" if len(grid) > 1 else "")
-    of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
+    ends = " and ".join(written(table[side].item()) for side in "ab")
+    of = f"{title_of(names[0])}\nof {ends}"
     colour_bar(image, list(chosen.panels), label=of)
     return chosen.figure
 
