@@ -430,11 +430,11 @@ def interpreted() -> Iterator[None]:
     """Plans run by NumPy; a trace calls out to it, so that nothing but the trace is compiled."""
     run = execution.run
 
-    def by_numpy(plan: Any, arrays: Any, backend: str = "jax", over: Any = None) -> Any:
+    def by_numpy(plan: Any, arrays: Any, backend: Any = "jax", over: Any = None) -> Any:
         over = over or {}
         if not any(isinstance(x, Tracer) for x in arrays.values()):
             read = {name: np.asarray(x) for name, x in arrays.items()}
-            return run(plan, read, "numpy", over)
+            return run(plan, read, "interpreted", over)
 
         def on_host(given: Any) -> Any:
             found = by_numpy(plan, given)

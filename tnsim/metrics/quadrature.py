@@ -45,7 +45,7 @@ def gauss_rule(diagonal: Float[np.ndarray, " n"], off_diagonal: Float[np.ndarray
     """
     from scipy.linalg import eigh_tridiagonal  # here, as its import takes a while
 
-    nodes = eigh_tridiagonal(diagonal, off_diagonal, eigvals_only=True)
+    nodes: Any = eigh_tridiagonal(diagonal, off_diagonal, eigvals_only=True)
     # The recurrence runs at all nodes at once. Polynomials grow beyond floats at the outer nodes:
     # every step divides both values by the root of the sum of squares so far. This sum is
     # total * exp(log).
