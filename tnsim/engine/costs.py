@@ -53,7 +53,7 @@ COMPILED = 1.4
 as a multiple of those that NumPy takes (1.25), and some room."""
 
 
-PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 2**20, 86 * 2**20
+PROGRAM_BYTES, LOOP_BYTES, REPEATING_BYTES = 112 * 2**20, 5 * 2**18, 86 * 2**20
 """Memory of compiling in a process that has compiled nothing before: XLA itself, every loop over
 entries of the programs that are compiled at once (matrix products are calls of a library), and the
 loops over runs of plans that run several times. Later programs reuse the memory of programs that
