@@ -31,7 +31,7 @@ ELSEWHERE = (  # .gitignore lists the copies
 DOWNLOADS = "notebooks/ipynb"
 """Tutorials as notebooks without outputs, made of the scripts; .gitignore lists the folder."""
 MATHJAX = ("es5/tex-chtml.js", "es5/output/chtml/fonts/woff-v2")
-"""What a page with formulas loads of MathJax, copied from its package; .gitignore lists the copy."""
+"""What a page with formulas loads of MathJax, copied from its package; git ignores the copy."""
 PAPER = "https://arxiv.org/abs/2605.15183"
 os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # of notebooks
 

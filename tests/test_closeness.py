@@ -56,6 +56,7 @@ def test_errors_are_recorded(monkeypatch, tmp_path):
     assert 0.0999 < record["ratio"] < 0.1001
 
 
+@pytest.mark.slow
 def test_no_test_compares_by_other_means():
     """`approx` and the functions of NumPy have default tolerances that no result justifies."""
     for path in TESTS.rglob("*.py"):

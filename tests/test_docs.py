@@ -64,6 +64,7 @@ def test_training(clone):
     assert space["low"].grad.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_non_polynomial_models(clone):
     space = run(DOCS / "how-to" / "non-polynomial-models.md")
     assert space["value"].standard_error > 0
@@ -81,12 +82,13 @@ def by_length(pages):
         yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.sampled(quick=2)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("page", by_length(OTHERS))
 def test_snippets_run(page, clone):
     run(page)
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_readme_runs(clone):
     space = run(ROOT / "README.md")
@@ -199,6 +201,7 @@ def test_pages_of_code_name_files_that_exist():
             assert re.search(written, path.read_text(), re.MULTILINE), f"{name}: {inside}"
 
 
+@pytest.mark.slow
 def test_argument_entries_name_arguments():
     """An entry of a docstring goes with its argument when that is renamed."""
     for path in (ROOT / "tnsim").rglob("*.py"):

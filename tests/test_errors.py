@@ -197,6 +197,7 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
             tnsim.similarity(a, diff)
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_nothing_is_nan(rng):
     """Neither weights nor inputs exceed a float32 range: both have units of their own."""

@@ -56,6 +56,7 @@ def models(nets):
     return [tnsim.from_module(net) for net in nets]
 
 
+@pytest.mark.slow
 def test_modules_are_models(nets, models):
     a, b, _ = nets
     assert_close(tnsim.similarity(a, b), tnsim.similarity(*models[:2]))
@@ -71,6 +72,7 @@ def test_modules_are_models(nets, models):
     assert tnsim.baselines.cka(named, 200).a.values.tolist() == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_paths_are_models(nets, models, tmp_path):
     for n, net in enumerate(nets):
         torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
@@ -99,6 +101,7 @@ def attention(rng, width=4):
     return tnsim.Model([tnsim.Attention(n_heads=1, **arrays)])
 
 
+@pytest.mark.slow
 def test_lengths_of_sequences(rng, tmp_path):
     """Given as `n_ctx`, or told by the inputs."""
     models = [attention(rng) for _ in range(2)]
@@ -124,6 +127,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["tuple", "object", *map(slow, ("mapping", "loss first", "states"))]
 )
@@ -195,6 +199,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["last_hidden_state", slow("states"), slow(1)])
 def test_an_output_is_named(output, nets, models, tmp_path):
     """`output=` chooses the states where `logits` would count; the head behind has no share."""

@@ -140,6 +140,7 @@ def test_bounds_are_within_a_hundred_errors():
     assert max(ratios) <= 1
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu", "tanh", "elu"])
 def test_bounds_of_truncation_are_within_a_hundred_errors(name):
     """What a series leaves out after 4, 8, ... orders, for all pairs and for equal units."""
@@ -176,6 +177,7 @@ def test_sines_of_any_scale():
         assert_close(found, expected, scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", sorted(set(ACTIVATIONS) - {"sin"}))
 def test_inputs_of_any_scale_end_in_numbers(name):
     """Finite within Cauchy-Schwarz, at deviations and means from nothing to 1e8."""
@@ -431,6 +433,7 @@ def test_a_kink_far_out_beside_an_equal_unit():
     assert_close(found, expected, scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_forward_values():
     x = np.array([-2.0, 0.0, 0.5, 7.0])
     assert_close(activation("relu6")(x), np.clip(x, 0, 6))

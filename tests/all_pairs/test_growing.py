@@ -352,7 +352,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
     assert tnsim.open_pairwise(stores[0]).identical(whole)
 
 
-@pytest.mark.sampled(quick=2, slow=6)
+@pytest.mark.sampled(quick=0, slow=6)
 @pytest.mark.filterwarnings("ignore::tnsim.errors.DuplicateWarning")
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]

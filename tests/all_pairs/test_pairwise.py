@@ -356,6 +356,7 @@ def test_models_that_cannot_be_compared(rng):
             call()
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_ranges(rng, route):
     a, b = models(rng, 2, biases=False)
@@ -434,7 +435,7 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     assert not traced
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "package, code, extra",
     [

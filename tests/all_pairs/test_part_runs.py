@@ -70,6 +70,7 @@ def test_the_plan_of_parts_is_the_sum_over_parts(run):
         tnsim.plan_pairwise(parts, slices=True)
 
 
+@pytest.mark.slow
 def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     """Stopped in the second part, whose later pairs are missing, and not its earlier pairs."""
     series, store = tnsim.load(run), tmp_path / "store"
@@ -204,6 +205,7 @@ def test_pictures_of_parts(run):
         result.tnsim.plot("heatmap")
 
 
+@pytest.mark.slow
 def test_the_command(run, tmp_path):
     out = tmp_path / "out"
     shown = command("pairwise", run, "--parts", "qk,ov", "--dry-run")

@@ -82,7 +82,7 @@ def by_plans(monkeypatch):
     monkeypatch.setattr(features, "spaces", lambda *arguments: [])
 
 
-@pytest.mark.sampled(quick=4)
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
 def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
     make, metric, slices = RUNS.get(name, (language_model, CLOSURE, False))

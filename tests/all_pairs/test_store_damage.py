@@ -236,6 +236,7 @@ def test_every_byte_of_lists(name, whole, tmp_path):
     assert tnsim.open_pairwise(store).identical(result)
 
 
+@pytest.mark.slow
 def test_files_exchanged(models, whole, tmp_path):
     """Whole records, and whole lists, in the place of others and linked there."""
     original, result = whole

@@ -198,6 +198,7 @@ def test_a_store_is_no_address(store, tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_xarray_writes_a_result_as_zarr_and_opens_it_lazily(tmp_path, rng):
     import xarray
 

@@ -288,7 +288,7 @@ def shown_range(axes):
     return [axes.get_xlim(), axes.get_ylim()]
 
 
-@pytest.mark.sampled(quick=9)
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_plot_takes_axes_size_colours_and_range(run, name):
     plots = every_plot(run)
@@ -365,6 +365,7 @@ def covered(figure):
     return behind
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ["shares over training", "edges", "depth", "curves", "curves above", "trajectory"])  # fmt: skip
 def test_a_legend_covers_no_curve_and_no_title(run, name):
     panels, _, plot = every_plot(run)[name]

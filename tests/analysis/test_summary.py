@@ -84,5 +84,5 @@ def test_sets_and_pairs_and_runs_over_parts():
 
 def test_runs_that_are_not_finished_are_refused():
     values = {"similarity": (("a", "b"), np.array([[1.0, np.nan], [np.nan, 1.0]]))}
-    with pytest.raises(tnsim.ResultError, match="finish the run first"):
+    with pytest.raises(tnsim.errors.ResultError, match="finish the run first"):
         findings(xr.Dataset(values, {"a": [0, 1], "b": [0, 1]}))

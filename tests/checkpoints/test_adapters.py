@@ -129,7 +129,7 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_adapters_of_transformers(case, tmp_path, rng):
     """Parts of the adapter's folder and of the PeftModel are parts of the merged transformer."""

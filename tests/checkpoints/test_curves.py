@@ -38,7 +38,7 @@ def assert_same(curve, function, kinks=(), scale=1.0):
     assert np.all(np.abs(curve(u) - values) <= 3e-11 * (size + np.abs(u * scale)))
 
 
-@pytest.mark.sampled(quick=9)
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_beside_every_activation(name, rng):
     """Scales, shifts, factors, lines and offsets are found, whatever kinks are given beside."""

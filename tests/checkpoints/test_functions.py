@@ -101,7 +101,7 @@ def beside(function, params, model, x, given):
     assert_close(found, wanted, scale=LARGEST, rtol=1e-9)
 
 
-@pytest.mark.sampled(quick=9)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("name", VECTORS)
 def test_functions_of_vectors(name, rng):
     params = weights(rng)
@@ -114,7 +114,7 @@ def test_functions_of_vectors(name, rng):
     beside(VECTORS[name], params, model, kinks, kinks)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_functions_of_sequences(name, rng):
     params, function = weights(rng), SEQUENCES[name]
@@ -127,7 +127,7 @@ def test_functions_of_sequences(name, rng):
         assert f"at n_ctx {POSITIONS}" in model.origin.assumptions[0]
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("name", OF_TOKENS)
 def test_functions_of_tokens(name, rng):
     params, function = weights(rng), OF_TOKENS[name]
@@ -193,6 +193,7 @@ def test_weights_of_any_kind_are_read_on_their_own_numbers(rng):
     assert rounded.layers[0].weight.shape == (HIDDEN, WIDTH)
 
 
+@pytest.mark.slow
 def test_the_same_network_in_pytorch(rng):
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(

@@ -99,6 +99,7 @@ def window(n):
     return torch.ones(n, n, dtype=torch.float64).tril().triu(-7)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("length", [2, 3, 8])
 @pytest.mark.parametrize(
     ("function", "kind"),

@@ -95,6 +95,7 @@ def test_only_what_the_dialect_uses_is_read(tmp_path):
     refused(tmp_path / "a.npz", "tensor 'epoch' cannot be read: Bad CRC-32", dialect=dialect)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", [name for name in files.sound() if "safetensors" not in name])
 def test_no_flipped_bit_changes_a_number_where_there_are_checksums(name, tmp_path):
     data, refusals = files.sound()[name], 0

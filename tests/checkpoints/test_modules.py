@@ -98,6 +98,7 @@ def forward(module, x):
         return module.double()(torch.tensor(x)).numpy()
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", MODULES)
 def test_what_is_recognised_computes_the_same(name, rng):
     module = MODULES[name]()
@@ -174,7 +175,7 @@ class Language(nn.Module):
         return self.unembed(x)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "options",
     [(False, True, 2), (True, True, 1), (True, False, 2, True)],
@@ -210,6 +211,7 @@ class Stacked(nn.Module):
         return x + self.second((scores @ v).transpose(1, 2).flatten(-2))
 
 
+@pytest.mark.slow
 def test_fused_attention_by_what_it_gives(rng):
     module, x = Stacked(), rng.normal(size=(3, 4, 8))
     model = tnsim.from_module(module, n_ctx=4, inputs=torch.ones(2, 4, 8))
@@ -241,7 +243,7 @@ class LinearAttention(nn.Module):
         return out((scores @ v).transpose(1, 2).flatten(-2)) + self.residual * x
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "options",
     [
@@ -283,6 +285,7 @@ class ByHead(nn.Module):
         return torch.einsum("bhst,bhtv,hvd->bsd", scores, v, self.W_O) + self.b_O
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [1, 2])
 def test_attention_of_parameters_by_head(scores, rng):
     torch.manual_seed(0)
@@ -297,12 +300,14 @@ def test_attention_of_parameters_by_head(scores, rng):
     assert_close(read(x), forward(module, x), scale=LARGEST, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_parameters_tell_the_width_of_a_sequence(rng):
     module, x = ByHead(1).double(), rng.normal(size=(3, 4, 6))
     model = tnsim.from_module(module, n_ctx=4)
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_an_example_of_zeros_tells_attention_by_its_shape(rng):
     module, x = LinearAttention().double().eval(), rng.normal(size=(3, 5, 8))
     model = tnsim.from_module(module, inputs=torch.zeros(1, 5, 8))
@@ -606,6 +611,7 @@ def test_a_constant_factor_is_said_as_a_factor(build, options, words):
         tnsim.from_module(build(), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
@@ -755,6 +761,7 @@ def test_norms_are_folded_at_their_energy_on_inputs(rng):
     assert_close(single(one), forward(module, one), scale=LARGEST, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ["softsign", "softmax", "normalize", "layer_norm", "rms_norm"])  # fmt: skip
 @pytest.mark.parametrize("last", [False, True])
 def test_functions_that_are_no_submodules_are_named_wherever_they_stand(name, last):
@@ -830,6 +837,7 @@ ACTIVATED = {
 }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", ACTIVATED)
 def test_activations_are_told_by_their_values(name, tmp_path):
     build, layers = ACTIVATED[name]

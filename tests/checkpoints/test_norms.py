@@ -201,6 +201,7 @@ def test_the_command_line_says_it_too(file, tmp_path, rng):
     assert "norm before layer 1: mean energy" in done.stdout and "% of their size" in done.stdout
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("size", [1e-4, 1.0])
@@ -227,6 +228,7 @@ def test_an_rms_norm_among_several_dtypes_is_asked_for_its_epsilon():
         tnsim.from_module(net, norm_inputs=np.ones((2, 6)))
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize(
     "place",

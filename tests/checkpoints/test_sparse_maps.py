@@ -369,6 +369,7 @@ class Masked(nn.Module):
         return one * two
 
 
+@pytest.mark.slow
 def test_places_that_another_checkpoint_lacks_are_found_anew(rng):
     example = torch.zeros(1, 10, 12)
     torch.manual_seed(0)

@@ -103,7 +103,7 @@ QUICK = ("cp by einsum", "quadratic activation", "two residuals", "sum times sum
 """An export by PyTorch takes a second."""
 
 
-@pytest.mark.sampled(quick=4)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in POLYNOMIALS],
@@ -384,6 +384,7 @@ class Ways(nn.Module):
 QUICK = ("silu", "relu", "leaky_relu")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WAYS]
 )
@@ -519,6 +520,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_operation_outlives_what_it_was_read_from(name, monkeypatch):
     torch.manual_seed(0)
@@ -652,6 +654,7 @@ def test_hidden_units_of_plain_parameters_have_their_activation(name):
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [torch.tanh, functional.logsigmoid])
 def test_a_transcoder_with_a_linear_map_around(function, rng):
     """Compared exactly, with a hidden unit for each unit of the module and none for the map."""
@@ -699,6 +702,7 @@ class Twice(nn.Module):
         return functional.gelu(functional.gelu(x))
 
 
+@pytest.mark.slow
 def test_an_activation_of_an_activation_is_an_own_activation():
     """The refusal says how both become a single one, which is exact."""
     modules = [nn.Sequential(nn.Linear(2, 5), Twice(), nn.Linear(5, 3)).double() for _ in range(2)]

@@ -192,6 +192,7 @@ def test_configurations_with_two_meanings_are_refused_by_name(layout, change, sa
         [parts[label] for label in parts]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     ("layout", "change"),
     [

@@ -15,6 +15,7 @@ def head_names(parts):
     return [label.rsplit(" ", 1)[0] for label in parts if label.endswith(" qk")]
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("case", ["gpt2", "llama", "gpt_neox", "gemma"])
 @pytest.mark.parametrize("kind", ["qk", "ov"])
 def test_heads_are_compared_as_their_models_are(case, kind, rng):

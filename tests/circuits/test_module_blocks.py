@@ -162,7 +162,7 @@ def test_windows_of_keys_are_no_part(config, window):
         assert all(parts[label] for label in parts)
 
 
-@pytest.mark.sampled(quick=9)
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize(
     ("edit", "name"), [(edit, name) for edit, (names, _, _) in EDITS.items() for name in names]
 )

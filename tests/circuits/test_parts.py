@@ -133,6 +133,7 @@ def direct_path(rng, count, width, bias):
     return tnsim.Model([tnsim.Linear(embedding), last])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
     """Peaks of NumPy's memory, for a vocabulary of which all pairs are 488 MiB."""
@@ -157,6 +158,7 @@ def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
     assert_close(found, wanted, scale=1.0, rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moments", "bias"),
     [

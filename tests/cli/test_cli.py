@@ -117,6 +117,7 @@ def test_demo(tmp_path):
     assert matrix[np.ix_(memorised, understood)].max() < 0.35
 
 
+@pytest.mark.slow
 def test_bench_depth(tmp_path):
     done = command(
         "bench",

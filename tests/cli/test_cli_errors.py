@@ -56,6 +56,7 @@ def test_a_closed_stderr_is_no_error(tmp_path, monkeypatch):
     assert ended.value.code == 0
 
 
+@pytest.mark.slow
 def test_a_process_says_the_same(tmp_path):
     done = process("similarity", "absent.npz", "b.npz", check=False, cwd=tmp_path)
     assert done == (2, "", "tnsim: error: absent.npz: no such file\n")

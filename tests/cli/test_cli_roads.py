@@ -23,6 +23,7 @@ def files(tmp_path, rng):
     return paths
 
 
+@pytest.mark.slow
 def test_version_and_completion():
     assert command("--version").stdout == f"tnsim {tnsim.__version__}\n"
     assert "--install-completion" in command("--help").stdout
@@ -116,6 +117,7 @@ def test_what_is_no_text_on_standard_input(tmp_path, rng, monkeypatch):
             assert done.returncode == 2 and "unforeseen" not in done.stderr, data
 
 
+@pytest.mark.slow
 def test_a_platform_without_a_device_is_a_sentence(files):
     """From every verb that computes, and told by `info`."""
     verbs = ["similarity"], ["pairwise", "--dry-run"]
@@ -143,6 +145,7 @@ for name in ("cuda", "nonsense"):
     ]
 
 
+@pytest.mark.slow
 def test_what_is_done_is_logged(files):
     code = "import logging, sys, tnsim; logging.basicConfig(level='DEBUG', format='%(name)s %(message)s');"
     code += "tnsim.load(sys.argv[1])"

@@ -256,6 +256,7 @@ def test_options_that_do_not_go_together(options, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr and done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 def test_an_interrupt_ends_it_in_one_line(tmp_path):
     (tmp_path / "run").mkdir()

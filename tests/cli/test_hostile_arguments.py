@@ -126,6 +126,7 @@ def test_numbers_that_are_none(folder):
         refused("bench", "depth", option, "-1", said=option)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$x$_$y^{$", r"a\$b$", "\udcff", "a\nb", "<b>"])
 def test_names_in_pictures(name, tmp_path, rng):
     result = blocks(rng, [2, 2])
@@ -166,6 +167,7 @@ def processor_limit():
     signal.signal(signal.SIGPROF, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()])
 def test_a_plan_does_not_take_longer_for_longer_sequences(metric, processor_limit):
     args = (files.attention(), "quadratic-attention", 2 * 10**9, files.CONFIG)

@@ -22,6 +22,7 @@ sys.meta_path.insert(0, Finder())
 MODULES = ("typer", "tnsim.cli.options", "numpy", "jax", "jax._src.lib", "jaxlib.xla_client")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as POSIX has them")
 @pytest.mark.parametrize("module", MODULES)
 def test_an_interrupt_while_something_is_imported(module, tmp_path):

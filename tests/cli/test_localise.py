@@ -15,6 +15,7 @@ DATA = Path(tnsim.__file__).parent / "data" / "induction"
 TOKENS = ("--metric", "categorical", "--samples", 64, "--n-ctx", 4)
 
 
+@pytest.mark.slow
 def test_paths_of_a_run_and_of_a_checkpoint(tmp_path):
     early, file = (DATA / f"step_{step}.safetensors" for step in ("000900", "004000"))
     picture = tmp_path / "run.png"
@@ -45,6 +46,7 @@ def test_edges_by_legs(tmp_path):
     assert_close([edge["cut"] for edge in edges.values()], wanted.cut, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_change_between_two_checkpoints(tmp_path):
     files = [DATA / f"step_{step:06}.safetensors" for step in (900, 4000)]
     picture = tmp_path / "change.png"
@@ -77,6 +79,7 @@ def test_errors_are_one_line(arguments, message):
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
     inputs = rng.normal(size=(30, 3))
     np.save(tmp_path / "x.npy", inputs)
@@ -95,6 +98,7 @@ def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
     assert found["share"] == tnsim.change(*models, metric).share.tolist()
 
 
+@pytest.mark.slow
 def test_a_change_of_any_module(tmp_path):
     """The weights of a network of the user's own code are exchanged by module, on inputs."""
     torch = pytest.importorskip("torch")

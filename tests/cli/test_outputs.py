@@ -62,6 +62,7 @@ def contents(folder):
     }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", WRITING)
 def test_a_file_of_another_kind_stays(name, other, files, tmp_path):

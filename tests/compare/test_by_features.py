@@ -38,7 +38,7 @@ def by_diagrams(verb, a, b, metric, monkeypatch):
         return verb(a, b, metric)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_numbers_as_diagrams(case, inputs, features, rng, monkeypatch):
@@ -54,6 +54,7 @@ def test_the_same_numbers_as_diagrams(case, inputs, features, rng, monkeypatch):
     assert_close(sign * np.exp(log), float(tnsim.inner(a, b, metric)), rtol=1e-11)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("case", DEEP)
 def test_symmetrised_tensors(case, features, rng, monkeypatch):
     a, b = cases.pair(DEEP[case], rng)

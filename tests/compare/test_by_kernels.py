@@ -28,6 +28,7 @@ def assert_right(a, b, metric, tolerance=1e-12):
     assert_close(slices, cross / np.sqrt(first * second), scale=1.0, rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_relu_network(rng):
     assert_right(mlp(rng, "relu"), mlp(rng, "relu"), gaussian(rng))
 
@@ -290,6 +291,7 @@ def test_gradients_against_differences(case, rng):
     assert_gradient_is_slope(lambda model: tnsim.similarity(model, b, metric), a, rng)
 
 
+@pytest.mark.slow
 def test_gradients_in_the_coordinates_of_one_root(rng):
     """A root of the covariance is unique but for a rotation, and both models read one."""
     metric, a, b = gaussian(rng), mlp(rng, "relu"), mlp(rng, "relu")
@@ -330,6 +332,7 @@ def with_activation(model, name):
     return tnsim.Model([first, tnsim.Elementwise(name), others[-1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(mlp, marks=pytest.mark.slow), gated])
 def test_a_student_begins_as_a_copy_with_another_activation(rng, make):
     """Gated ones were off by 1e-2, and called exact: all units are parallel to units of the other."""

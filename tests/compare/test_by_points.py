@@ -118,6 +118,7 @@ def test_functions_stand_beside_models(rng):
         tnsim.similarity(a, lambda x: a(x) * np.inf, metric)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("sizes", [(1e-200,), (1e200,), (1e-310,), (1e-200, 1e200, 1.0)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_outputs_of_functions_are_of_any_size(sizes, dtype, rng):
@@ -201,6 +202,7 @@ def test_combinations_and_small_differences(rng):
         tnsim.similarity(a - a, b, metric)
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repeated_samples(rng):
     """Over many samples, estimates spread as their standard errors say."""
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
@@ -477,6 +479,7 @@ def test_beginnings_of_very_different_sizes(rng):
         assert_close(tnsim.similarity(*models, metric), wanted, scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
     a, b = (language_model(rng, 50, 12) for _ in range(2))
     with pytest.raises(

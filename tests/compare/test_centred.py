@@ -43,6 +43,7 @@ def network(rng, kind):
 KINDS = ("linear", "bilinear", "two layers", "relu", "activation last")
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_inputs(kind):
     rng = generator(1)
@@ -120,6 +121,7 @@ def attention(rng, d_in, d):
     return tnsim.Attention(q1, k1, q2, k2, v, rng.normal(size=(d, d)), n_heads=1, rope_base=None)
 
 
+@pytest.mark.slow
 def test_sequences_under_a_gaussian():
     """Exact, by quadrature over both positions of two coordinates."""
     rng = generator(8)
@@ -184,6 +186,7 @@ def test_files_are_centred_and_their_store_knows(tmp_path):
         assert "(exact, without means)" in command(verb, *files[:2], "--centred", *out).stdout
 
 
+@pytest.mark.slow
 def test_modules_are_centred():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)

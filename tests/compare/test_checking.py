@@ -14,6 +14,7 @@ import tnsim
 from tnsim.compare import monte_carlo
 
 
+@pytest.mark.slow
 def test_check_agrees_where_the_metric_is_exact(rng):
     for name in ("two with biases", "two residual"):
         a, b = cases.pair(cases.DEEP[name], rng)

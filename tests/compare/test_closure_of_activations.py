@@ -306,6 +306,7 @@ def test_means_that_are_large_beside_deviations(rng):
     )
 
 
+@pytest.mark.slow
 def test_verbs(rng):
     metric = input_law(rng)
     a, b, c = (network(rng, *names) for names in (("relu", "tanh"), ("tanh", "gelu"), ("relu",)))

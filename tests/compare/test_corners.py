@@ -17,6 +17,7 @@ def in_dtype(model, dtype):
     return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
 def test_a_zero_term_changes_nothing_however_small_the_others_are(metric, rng):
     layers = [[bilinear(rng, 2, 2, 2), bilinear(rng, 2, 2, 2)] for _ in range(2)]
@@ -42,6 +43,7 @@ def test_float32_weights_are_not_rounded_again(metric, rng):
     assert_close(tnsim.pairwise(models, metric).similarity[0, 1], wanted, scale=1.0, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.GaussianClosure(), tnsim.Categorical()])
 def test_float32_attention_is_not_rounded_again(metric, rng):
     models = []

@@ -32,6 +32,7 @@ def standardised(value, expected):
     return abs(float(value) - expected) / float(value.standard_error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
 def test_errors_are_as_large_as_stated(rng, activation):
     a, b = deep(rng, activation=activation), deep(rng, activation=activation)
@@ -79,6 +80,7 @@ def test_points_are_normal_and_the_same_in_every_block(rng):
     assert sequences[:].shape == (64, 5, 3)
 
 
+@pytest.mark.slow
 def test_errors_are_smaller_than_those_of_as_many_draws(rng):
     """A quarter of them at eight inputs, as the page on calls says, in the median of pairs."""
     draws = tnsim.Empirical.normal(mean=np.zeros(8), samples=2**14)
@@ -151,6 +153,7 @@ def test_a_number_says_how_it_was_found(rng):
     assert f"{value:.3f}" == f"{float(value):.3f}"
 
 
+@pytest.mark.slow
 def test_modules_that_are_no_models_run_on_normal_inputs():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -178,6 +181,7 @@ def test_modules_that_are_no_models_run_on_normal_inputs():
         tnsim.similarity(*nets, tnsim.Gaussian(samples=0))
 
 
+@pytest.mark.slow
 def test_files_of_a_module_that_is_no_model_run_on_normal_inputs(tmp_path):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -192,6 +196,7 @@ def test_files_of_a_module_that_is_no_model_run_on_normal_inputs(tmp_path):
     assert found.a.values.tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_an_estimate_has_gradients_at_its_points(rng):
     a, b = deep(rng, activation="gelu"), deep(rng, activation="gelu")
     metric, weight = tnsim.Gaussian(samples=256), np.asarray(a.layers[0].weight)

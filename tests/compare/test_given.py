@@ -62,7 +62,7 @@ VERBS = {
 }
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("verb", VERBS)
 def test_modules_and_files_are_the_models_read_from_them(verb, nets, models, run):
     expected = VERBS[verb](*models[:2])
@@ -71,6 +71,7 @@ def test_modules_and_files_are_the_models_read_from_them(verb, nets, models, run
         assert_close(VERBS[verb](*pair), expected, scale=np.max(np.abs(expected)), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_all_pairs_of_whatever_there_is(nets, models, run):
     expected = tnsim.pairwise(models).similarity.values
     for given in (
@@ -98,6 +99,7 @@ def test_what_stands_for_several_is_refused_where_one_is_compared(run, models):
             tnsim.pairwise(given, dialect=nn.Linear(3, 2))
 
 
+@pytest.mark.slow
 def test_baselines_take_what_pairwise_takes(nets, models, run, rng):
     inputs = rng.normal(size=(20, 4))
     named = {"first": nets[0], "second": nets[1]}
@@ -113,6 +115,7 @@ def test_baselines_take_what_pairwise_takes(nets, models, run, rng):
         assert (tnsim.baselines.cka(run / "own", given).values == expected).all()
 
 
+@pytest.mark.slow
 def test_inputs_say_the_length_in_whatever_they_come(rng, tmp_path):
     """Models in files are open in their length; a loader of sequences closes them."""
     torch.manual_seed(0)

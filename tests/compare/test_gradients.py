@@ -63,7 +63,7 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize(
     "work, verb",
     [
@@ -163,6 +163,7 @@ def test_maps_checkpoints_and_second_derivatives(weights, cosine):
     assert_close(twice, compiled.sum(axis=(0, 1)), scale=LARGEST, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_sums_with_traced_coefficients(weights, never_traced, rng):
     """c M - N beside N, where c moves too."""
     other = product([rng.normal(size=x.shape) for x in weights])
@@ -240,6 +241,7 @@ def test_a_number_without_digits_is_nan(verb, never_traced, rng):
         assert all(np.isfinite(x).all() == is_known for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_the_way_back_counts_in_the_budget(rng):
     a, b = (tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 8, 8)))]) for _ in range(2))
     plan = tnsim.plan(a, b, cosine=True).contraction
@@ -253,6 +255,7 @@ def test_the_way_back_counts_in_the_budget(rng):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
 
 
+@pytest.mark.slow
 def test_steps_of_training_trace_nothing_anew(weights, cosine, monkeypatch):
     optax = pytest.importorskip("optax")
     adam = optax.adam(0.05)

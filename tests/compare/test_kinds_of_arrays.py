@@ -262,6 +262,7 @@ def test_coefficients_of_sums():
     assert_close(found, float(third) ** 2 * float(tnsim.inner(a, b)), rtol=TIGHT)
 
 
+@pytest.mark.slow
 def test_origins_are_kept():
     origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
     layers = pair("Elementwise", "jax float32")[0].layers

@@ -63,6 +63,7 @@ def split(rng, x):
     return replaced(x, x.left[rows], x.right[rows], down, x.left_bias[rows], x.right_bias[rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [permuted, rescaled, swapped, split])
 @pytest.mark.parametrize("metric", METRICS)
 @LAWS
@@ -81,6 +82,7 @@ def test_hidden_symmetries_leave_similarity_at_one(metric, change, seed):
     )
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("metric", METRICS)
 @LAWS
 @given(seed=SEEDS)
@@ -107,6 +109,7 @@ def test_frobenius_sees_the_left_right_swap(rng):
     assert tnsim.similarity(tnsim.Model([layer]), tnsim.Model([other]), tnsim.Frobenius()) < 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 @LAWS
 @given(seed=SEEDS)

@@ -105,7 +105,7 @@ def check(b, make, metric, dtype, tolerance):
         assert_close(found, expected, scale=1.0, rtol=tolerance, limited_by=dtype)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(HOMOGENEOUS, slow=["bilinear, then attention"]))
 @LAWS
@@ -122,7 +122,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
     check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS
@@ -384,7 +384,7 @@ def test_traced(rng):
         assert_close(jax.vmap(cosine)(both), [value] * 2, scale=1.0, rtol=1e-13)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "seed, scales", [(242, (3, -5)), (282, (4, 2)), (332, (-1, -5)), (378, (2, 1))]
 )

@@ -102,7 +102,7 @@ def check(value, a, b, metric, dtype):
 sizes = st.integers(-40, 40)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize(
     "kinds", [slow(["bilinear"]), slow(["residual"]), ["linear", "bilinear", "residual"]]
 )
@@ -138,7 +138,7 @@ def value_is_unsure(a, b, metric, dtype):
     return any(issubclass(warning.category, tnsim.PrecisionWarning) for warning in told)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", EPS)
 @settings(max_examples=5)
@@ -182,6 +182,7 @@ def test_states_without_constants_at_any_depth(size, metric):
     assert_close(tnsim.similarity(a, b, METRICS[metric]), expected, scale=1.0, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])
 def test_ordinary_deep_networks(depth, metric):
@@ -217,7 +218,7 @@ def route(request, monkeypatch):
     monkeypatch.setattr(preparation, "routes_of_run", forced)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("dtype", EPS)
 @pytest.mark.parametrize("metric", METRICS)
 def test_all_pairs(metric, dtype, route):
@@ -278,6 +279,7 @@ def test_hidden_units_in_other_units(power):
             assert_close(float(value), 1.0, rtol=8 * MARGIN * eps, limited_by=dtype)
 
 
+@pytest.mark.slow
 def test_units_follow_the_metric():
     """A metric with inputs of another size gives other units, and is not taken for the first."""
     a = model(0, 3, ["bilinear"], 1.0, 1.0, 0)

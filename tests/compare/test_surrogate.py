@@ -24,7 +24,7 @@ def cut(activation, mean, deviation, degree):
     return lambda u: hermite_e.hermeval((u - mean) / deviation, series)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize(
     "degree",
     [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(6, marks=pytest.mark.slow)],
@@ -134,7 +134,7 @@ def test_polynomials_and_constants_stay_as_they_are(rng):
     assert_close(found(np.array([5.0]))[0], 2.0)
 
 
-@pytest.mark.sampled(quick=3)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     ("attempt", "words"),
     [

@@ -184,6 +184,7 @@ def test_what_reads_numbers_says_so_in_a_trace(name, transform, rng):
         transform(lambda model: READING[name](model, x))(model)
 
 
+@pytest.mark.slow
 def test_gradient_through_a_difference(rng):
     (a, b), (c, _) = (cases.pair(cases.SHALLOW["bilinear"], rng) for _ in range(2))
     with jax.enable_x64(True):
@@ -231,6 +232,7 @@ def test_narrow_and_whole_numbers_of_jax_are_widened_as_those_of_numpy(dtype):
     assert_close(float(traced), float(cosine(numbers)), scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_trace_tells_what_it_cannot_refuse():
     """Inside a trace a difference of models that float32 cannot tell apart has no number."""
     rng = np.random.default_rng(0)

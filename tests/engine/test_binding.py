@@ -64,6 +64,7 @@ def test_programs_of_any_operations(program, precision):
                      limited_by="float32")  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(programs())
 def test_programs_of_any_operations_in_jax(program):
@@ -144,6 +145,7 @@ def test_the_bits_are_those_of_one_thread(metric, monkeypatch):
         assert one.exponents == other.exponents
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("depth, metric", [(2, tnsim.Gaussian()), (3, tnsim.GaussianClosure())])
 @pytest.mark.parametrize("stack", [0, 4])
 def test_threads_may_run_one_plan(depth, metric, stack, rng):
@@ -191,6 +193,7 @@ def test_memory_is_within_half_of_what_was_planned(threads, at_once, monkeypatch
     assert at_once or own < 1.5 * peak
 
 
+@pytest.mark.slow
 def test_stacks_are_runs_one_by_one(rng):
     """Two models on one side, three on the other; norms have the axis of one side."""
     a, b = (bench.random_stack(4, 5, 3, "float64", seed) for seed in (1, 2))
@@ -252,6 +255,7 @@ def test_batches_take_the_time_of_their_number():
     assert_close(tiers.seconds_of(plan, 33, 4, over), 3 * batch, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_store_keeps_its_tier(tmp_path):
     pytest.importorskip("xarray")
     models = [bench.random_stack(20, 4, 2, "float64", seed) for seed in range(3)]

@@ -93,14 +93,14 @@ PLANNED = [
 ]
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("name, metric", PLANNED)
 def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
     all_tiers(a, b, METRICS[metric], monkeypatch)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), tnsim.Categorical()], ids=lambda m: m.name
 )
@@ -182,7 +182,7 @@ def test_visible_rounding_is_not_silent():
         tnsim.similarity(a, b, tnsim.TreeSymmetric(), dtype="float32", budget=narrow)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), tnsim.GaussianClosure()], ids=lambda m: m.name
 )
@@ -222,6 +222,7 @@ def test_a_loop_is_compiled_once():
     np.testing.assert_array_equal(found, expected)  # whole numbers below 2^24
 
 
+@pytest.mark.slow
 def test_nothing_global_changes(rng):
     a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
     assert not jax.config.jax_enable_x64

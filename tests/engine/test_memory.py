@@ -15,6 +15,7 @@ from oracles import bilinear
 import tnsim
 from tnsim.engine import costs
 from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import compiling, devices, execution
 from tnsim.engine.runtime.compiling import Wanted
 from tnsim.problems import features
@@ -113,40 +114,31 @@ def test_address_space(tmp_path, monkeypatch):
 
 
 def test_copies_that_a_matrix_product_needs_are_counted():
-    """x[b, i, j] y[b, j, k] is one product; with axes in other orders each side is copied first."""
+    """x[b, i, j] y[b, j, k] is one product; its result in another order is copied once more."""
     shapes = ((4, 8, 16), (4, 16, 32))
     straight = Operation("contract", (0, 1), ((0, 1, 2), (0, 2, 3)), (0, 1, 3))
     program = Program(shapes, (straight,), (2,))
     assert costs.peak_elements(program) == 512 + 2048 + 1024
-    shapes = ((8, 16, 4), (4, 16, 32))
-    turned = Operation("contract", (0, 1), ((1, 2, 0), (0, 2, 3)), (3, 0, 1))
+    turned = Operation("contract", (0, 1), ((0, 1, 2), (0, 2, 3)), (3, 0, 1))
     program = Program(shapes, (turned,), (2,))
-    assert costs.peak_elements(program) == 512 + 2048 + max(512 + 1024, 1024 + 1024)
-
-
-def test_what_is_fused_is_not_counted():
-    """Entry-by-entry products read by one sum are never stored; read by two they are."""
-    outer = Operation("contract", (0, 1), ((0,), (1,)), (0, 1))
-    total = Operation("sum", (2, 2), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
-    again = Operation("sum", (2, 3), ((0, 1), (0, 1)), (0, 1), (1.0, 1.0))
-    assert costs.peak_elements(Program(((8,), (8,)), (outer, total), (3,))) == 16 + 64
-    assert costs.peak_elements(Program(((8,), (8,)), (outer, total, again), (4,))) == 16 + 2 * 64
+    assert costs.peak_elements(program) == 512 + 2048 + 2 * 1024
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the buffers of CPU programs")
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
-def test_planned_arrays_are_what_xla_allocates(metric, rng):
+def test_planned_arrays_hold_what_xla_allocates(metric, rng):
     """XLA's own count of every compiled program of a size that matters."""
     a, b = (tnsim.Model([bilinear(rng, 64, 96, 64), bilinear(rng, 64, 96, 8)]) for _ in range(2))
-    large = [
-        program
-        for program in tnsim.plan(a, b, metric).contraction.programs
-        if costs.peak_elements(program) > 2**15
-    ]
+    check_allocations(tnsim.plan(a, b, metric).contraction)
+
+
+def check_allocations(planned: Plan) -> None:
+    large = [program for program in planned.programs if costs.peak_elements(program) > 2**15]
     assert large
     for program in large:
-        assert 0.8 < 8 * costs.peak_elements(program) / allocated_by_xla(program) < 1.3
+        ratio = 8 * costs.COMPILED * costs.peak_elements(program) / allocated_by_xla(program)
+        assert 1 <= ratio < 2.1
 
 
 def allocated_by_xla(program: Program) -> int:
@@ -168,12 +160,7 @@ def test_planned_bytes_of_attention_hold_all_that_xla_allocates(rng):
         )
         for _ in range(2)
     )
-    planned = tnsim.plan(a, b, tnsim.TreeSymmetric(), cosine=True).contraction
-    slack = planned.peak_bytes / planned.array_bytes
-    large = [program for program in planned.programs if costs.peak_elements(program) > 2**15]
-    assert large
-    for program in large:
-        assert 1 <= slack * 8 * costs.peak_elements(program) / allocated_by_xla(program) < 2
+    check_allocations(tnsim.plan(a, b, tnsim.TreeSymmetric(), cosine=True).contraction)
 
 
 @pytest.mark.slow

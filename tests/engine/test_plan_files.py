@@ -76,6 +76,7 @@ def changes(value):
         yield from (dict(others), {**value, "more": 1}, dict([*others, (first[0], None)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_a_changed_plan_is_an_error_or_the_same_plan(name, rng):
     """Every field of the document, changed in every way: no number comes out of another plan."""

@@ -68,7 +68,7 @@ def cosines(monkeypatch):
     return seen
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("size", [1e-6, 5e-7, 1e-10])
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_small_difference_keeps_its_digits(metric, size, rng):
@@ -285,7 +285,7 @@ def skewed(rng, condition):
     return a, tnsim.Model([there, tnsim.Bilinear(second[0] @ back, second[1] @ back, second[2])])
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("condition", [pytest.param(1, marks=pytest.mark.slow), 100, 10_000])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), CLOSURE, tnsim.TreeSymmetric()])
@@ -359,7 +359,7 @@ def with_cancelling_units(rng, model, size):
     return tnsim.Model(layers)
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("metric", [CLOSURE, tnsim.TreeSymmetric()])
 def test_the_bound_of_three_layers_is_of_use(metric, cancels, cosines, rng):

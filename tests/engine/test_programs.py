@@ -89,6 +89,7 @@ def others(content):
         yield sealed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damages", [truncations, bit_flips, others])
 def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilations):
     fresh = value(made())
@@ -102,6 +103,7 @@ def test_a_damaged_file_is_compiled_again_and_replaced(damages, folder, compilat
         assert len(compilations) == count
 
 
+@pytest.mark.slow
 def test_a_program_never_answers_for_another(folder, compilations):
     """Files exchanged among programs of equal and of other shapes, dtypes included."""
     other_weights = Program(PROGRAM.shapes, (OUTER, TWICE._replace(weights=(3.0,))), (3,))

@@ -43,6 +43,7 @@ def along(slopes, values):
     return sum(x.sum() for x in terms), sum(abs(x).sum() for x in terms)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(programs(), st.data())
 def test_ways_back_of_any_programs(program, data):
@@ -82,6 +83,7 @@ def test_a_loop_over_blocks():
     assert_close(second, a.T @ weighted, scale="largest", rtol=1e-13)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(programs(), st.data())
 def test_ways_back_of_any_programs_in_jax(program, data):
@@ -159,6 +161,7 @@ def test_derivatives_of_plans(work, rng):
         assert_close(value, expected, scale=size, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_both_tiers():
     """NumPy and XLA."""
     plan = tnsim.plan(*stacks(3, 1), tnsim.Gaussian(), cosine=True).contraction
@@ -181,7 +184,7 @@ def test_nothing_is_computed_for_arrays_that_are_not_wanted():
 @pytest.mark.parametrize("metric", [tnsim.Gaussian(), tnsim.TreeSymmetric()], ids=lambda m: m.name)
 def test_memory_of_the_way_back(metric, monkeypatch):
     """Never more than was planned, which is within half of it where stages run one by one."""
-    monkeypatch.setattr(costs, "_HOST_AT_ONCE", 1)
+    monkeypatch.setattr(costs, "_AT_ONCE", 1)
     monkeypatch.setattr(binding, "processors", lambda: 1)
     plan = tnsim.plan(*stacks(40, 2), metric, cosine=True).contraction
     found = pulled_back(plan, frozenset(plan.shapes))

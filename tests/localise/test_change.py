@@ -76,6 +76,7 @@ def test_shares_are_integrals_of_component_functions(case, rng):
     check_against_complex_steps(found, a, b, x, np.full(len(x), 1 / len(x)), by, ends)
 
 
+@pytest.mark.slow
 def test_exact_gaussian_change_against_quadrature(rng):
     a, b = (tnsim.Model([oracle.mlp(rng, 2, 2), oracle.mlp(rng, 2, 2)]) for _ in range(2))
     x, w = quadrature(5, np.zeros(2), np.eye(2))
@@ -126,6 +127,7 @@ def test_parts_along_plans_sum_to_the_distance(name, rng):
         assert_close(rows / found.total, found.share, scale=LARGEST, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_without_repeated_use_the_parts_are_shapley_values(rng):
     """Layers of order 1 reach no component twice: the average over all orders of swaps."""
     a, b = (
@@ -158,6 +160,7 @@ def test_swaps_put_one_component_back_or_in(rng):
         assert_close(found.alone[c], (added**2).sum() / len(x), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_swaps_of_units_follow_scales_and_biases(rng):
     """Scales of residuals that differ, zero among them, and biases that one of the models lacks."""
     a = tnsim.Model([oracle.mlp(rng, 3, 2, scale=0.6), oracle.mlp(rng, 3, 2, scale=0.0)])
@@ -190,6 +193,7 @@ def test_a_planted_change_is_found_under_scrambled_gauges(rng):
     assert_close(found.share, wanted, scale=1.0, rtol=1e-9)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=4)
 @pytest.mark.parametrize("name", ["mlp", slow("attention")])
@@ -222,6 +226,7 @@ def in_other_basis(model, basis):
     return tnsim.Model(layers)
 
 
+@pytest.mark.slow
 def test_streams_in_other_bases_are_aligned(rng):
     embed, head = linear(rng, 6, 4), linear(rng, 4, 2)
     first, second, third = (oracle.mlp(rng, 4, 2) for _ in range(3))
@@ -241,6 +246,7 @@ def test_streams_in_other_bases_are_aligned(rng):
     assert abs(tnsim.change(a, turned, metric).share[1] - 1) > 0.01
 
 
+@pytest.mark.slow
 def test_a_change_of_similarity_sums_to_its_loss(rng):
     a, b = pair("mlp", rng)
     start = with_ends_of(a, b)
@@ -266,6 +272,7 @@ def test_a_change_of_similarity_sums_to_its_loss(rng):
         found.matrix  # noqa: B018
 
 
+@pytest.mark.slow
 def test_ends_stand_on_both_sides_unless_they_are_components(rng):
     a, b = pair("mlp", rng)
     metric = tnsim.Empirical(points(a, rng))
@@ -279,6 +286,7 @@ def test_ends_stand_on_both_sides_unless_they_are_components(rng):
     assert "Change |b - a|^2" in whole._repr_html_()
 
 
+@pytest.mark.slow
 def test_tiny_changes_keep_their_digits(rng):
     """A change of 1e-7 of the weights: its square is 1e-14 of the norms."""
     a, _ = pair("mlp", rng)
@@ -357,6 +365,7 @@ def skewed(rng, condition):
     return tnsim.Model([tnsim.Bilinear(*layer) for layer in layers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", slow("empirical")])
 def test_float32_is_taken_again_between_skewed_bases(name, rng):
     """Shares of about 1 were off by 2, as models between the two are a thousand times as large."""

@@ -202,6 +202,7 @@ def test_neither_network_is_changed(pair):
         assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norms_are_weights():
     torch.manual_seed(0)
     a = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 2)).eval()
@@ -212,6 +213,7 @@ def test_statistics_of_batch_norms_are_weights():
     assert_close(found.removed[1], found.total, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_functions_of_jax_are_those_of_torch(pair):
 
     def run(weights, x):
@@ -241,6 +243,7 @@ def deep(activation):
     ).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_deep_networks_run_on_normal_inputs(activation):
     a = deep(activation)
@@ -259,6 +262,7 @@ def test_deep_networks_run_on_normal_inputs(activation):
     assert_close(other.removed, found.removed, scale=LARGEST, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_hidden_layer_is_exact_by_kernels():
     torch.manual_seed(0)
     a = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
@@ -294,6 +298,7 @@ def test_networks_without_common_weights_are_warned_of():
     assert said[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_transformer_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

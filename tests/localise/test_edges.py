@@ -145,7 +145,7 @@ def by_of(model):
     return "head" if model.attends else "layer"
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("name", ["mlp", "no skip", slow("nested"), slow("attention"), "mixed"])
 def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
     model = stack(name, rng)
@@ -170,6 +170,7 @@ def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
         assert_close(found.share[n], share, scale=abs(found.share).max(), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_edges_name_the_legs_that_no_gauge_mixes(rng):
     model = stack("mixed", rng)
     found = tnsim.paths(

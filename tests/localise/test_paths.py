@@ -79,6 +79,7 @@ ACTIVATED = {
 }
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("by", ["layer", "unit"])
 @pytest.mark.parametrize("name", ACTIVATED)
 def test_paths_through_activations_at_any_depth(name, by, rng):
@@ -246,6 +247,7 @@ def scrambled_heads(g, core):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=6)
 @pytest.mark.parametrize("name", ["mlp", "attention", "mixed"])

@@ -113,6 +113,7 @@ def test_every_metric_keeps_its_value(kind, metric, rng):
     keeps_its_value(c, a, turned(rng, a), metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric",
     [
@@ -138,6 +139,7 @@ def test_what_is_no_small_difference_stays(rng):
     assert len(terms(by_differences(moved(rng, a, 0.02) - a, "float32"))) == 1
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("size", [1e-4, 3e-4, 1e-3, 1e-2, 2e-2])
 def test_no_size_of_a_difference_loses_half_of_the_digits(size, rng):
     """Differences as models and as combinations, beside recursions in 60 digits.

@@ -55,6 +55,7 @@ def pair(name, rng, n_ctx=None):
     return tuple(tnsim.Model(layers, n_ctx=n_ctx) for layers in CASES[name](rng))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("moments", ["standard", "mean and covariance"])
 def test_gaussian_is_the_expectation(name, moments, rng):
@@ -83,6 +84,7 @@ def test_tree_metrics_are_those_of_the_dense_tensor(name, rng):
         assert_close(tnsim.inner(a, b, metric), expected, scale=scale, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_two_cubic_layers_are_exact(rng):
     a = tnsim.Model([cubic(rng, 1, 2, 1), cubic(rng, 1, 1, 2)])
     b = tnsim.Model([cubic(rng, 1, 1, 1), cubic(rng, 1, 2, 2)])

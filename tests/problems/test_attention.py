@@ -36,7 +36,7 @@ def test_forward_pass_is_the_formula(rope_base, mask, rng):
     )
 
 
-@pytest.mark.crossing(quick=1, slow=1)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "form", ["standard", slow("alike"), slow("diagonal"), slow("each"), "full"]
 )
@@ -60,6 +60,7 @@ def test_one_nonlinear_layer_is_exact(layers, form):
         )
 
 
+@pytest.mark.slow
 def test_three_positions():
     a, b = (
         tnsim.Model(m.layers, n_ctx=3)
@@ -74,6 +75,7 @@ def test_three_positions():
 DEEP_QUICK = "bilinear, then attention"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["standard", slow("full")])
 @pytest.mark.parametrize("layers", [DEEP_QUICK, *(slow(x) for x in DEEP if x != DEEP_QUICK)])
 def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
@@ -85,7 +87,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     assert not found.exact
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("symmetrised", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
 def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
@@ -119,7 +121,7 @@ OVER_TOKENS = {
 }
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(quick=0)
 @pytest.mark.parametrize("n_ctx", [1, 3])
 @pytest.mark.parametrize("second", OVER_TOKENS)
 @pytest.mark.parametrize("first", OVER_TOKENS)
@@ -149,6 +151,7 @@ def test_categorical_is_the_sum_over_all_sequences(first, second, n_ctx):
     assert tnsim.similarity(a, b, metric).exact
 
 
+@pytest.mark.slow
 def test_a_constant_second_score_costs_no_digits():
     """Linear attention over tokens, on samples, and with weights of any size."""
     rng = generator(15)
@@ -239,6 +242,7 @@ def test_symmetries_leave_the_similarity_at_one():
     assert tnsim.similarity(model, tnsim.Model([swapped], n_ctx=3), tnsim.Frobenius()) < 0.99
 
 
+@pytest.mark.slow
 def test_deep_attention_grows_without_overflow():
     rng = generator(6)
     layers = [attention(rng, 4, 2, 2, 2, 4, rope_base=None) for _ in range(4)]

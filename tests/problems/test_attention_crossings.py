@@ -348,6 +348,7 @@ def in_dtype(model, dtype):
     return jax.tree.map(lambda x: np.asarray(x, dtype) if np.ndim(x) else x, model)
 
 
+@pytest.mark.slow
 @PRECISIONS
 @pytest.mark.parametrize("metric", ["tree", slow("closure")])
 def test_every_projection_in_a_unit_of_its_own(metric, dtype, rng):
@@ -455,7 +456,7 @@ def test_mapped_over_models(case, metric, rng, one_by_one):
     assert_close(found, expected, scale=1.0, rtol=1e-11)
 
 
-@pytest.mark.sampled(quick=1, slow=4)
+@pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize("metric", ["gaussian", "closure"])
 @pytest.mark.parametrize("case", ["no constants", slow("biases, no rotation, no mask")])
 def test_pairs_over_dependent_positions(case, metric, rng):
@@ -471,7 +472,7 @@ def test_pairs_over_dependent_positions(case, metric, rng):
     assert_close(run.similarity, gram / np.outer(norms, norms), scale=1.0, rtol=1e-11)
 
 
-@pytest.mark.sampled(quick=1, slow=4)
+@pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize("size", [1e-5, 1e-8, 1e-11])
 def test_differences_of_attention_in_fractions(size, rng):
     """`b - a` of models that nearly agree, inputs dependent or of rank one, to the last digits."""
@@ -536,7 +537,7 @@ def of_path(label, names, own, value):
     return found
 
 
-@pytest.mark.sampled(quick=1, slow=4)
+@pytest.mark.sampled(quick=0, slow=4)
 @backends.interpreted
 @pytest.mark.parametrize(
     ("case", "by", "within"),
@@ -572,7 +573,7 @@ def test_paths_over_dependent_positions(case, by, within, rng, diagrams):
     assert_close(found.values, wanted, scale=LARGEST, rtol=1e-10)
 
 
-@pytest.mark.sampled(quick=1, slow=4)
+@pytest.mark.sampled(quick=0, slow=4)
 @backends.interpreted
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()], ids=lambda m: m.name)
 @pytest.mark.parametrize("by", ["layer", "head"])

@@ -164,7 +164,7 @@ def _cut(plan: Plan, family: Family, pairs: int) -> Shares:
     compiling = sum(program.length for program in set(crossing.programs).difference(plan.programs))
     worth = saved >= SAVING * plan.multiplications and saved * pairs >= COMPILING * compiling
     # The values kept of one model may take no more memory than one pair computed whole.
-    fits = crossing.input_bytes - plan.input_bytes <= plan.array_bytes
+    fits = crossing.input_bytes - plan.input_bytes <= plan.interpreted_bytes
     return cut if fits and worth else uncut(plan)
 
 
@@ -313,7 +313,7 @@ def pair_plan(a: Model, b: Model | None, setting: PairSetting) -> Plan:
 
 def intermediate_bytes(plan: Plan) -> int:
     """Bytes that one pair needs in addition to the weights."""
-    return max(1, plan.array_bytes - plan.input_bytes)
+    return max(1, plan.interpreted_bytes - plan.input_bytes)
 
 
 def batch_side(plan: Plan, models: int, budget: Budget) -> int:

@@ -858,10 +858,13 @@ def _part_panels(
         rows, columns = (range(n) if n > 1 else () for n in grid.shape)
         named = ("layer" if rows else "", "head" if columns else "")
         panels.append(Panel(grid, rows, columns, written(kind), named))
-    of = f"{title_of(names[0])} of {written(table['a'].item())} and {written(table['b'].item())}"
-    margin = (1.4 * len(kinds), 1.6)
+    # Cells of few layers are larger, so that the bar holds its numbers and the words beside it.
+    most = max(map(len, grids))
+    cell = max(0.4, min(0.9, 2.4 / most))
+    margin = (1.4 * len(kinds), max(1.6, 3.6 - cell * most))
+    of = f"{title_of(names[0])}\nof {written(table['a'].item())} and {written(table['b'].item())}"
     return show_matrices(
-        drawing, panels, colour_range(finite), cell=0.4, margin=margin, bar=of
+        drawing, panels, colour_range(finite), cell=cell, margin=margin, bar=of
     ).figure
 
 

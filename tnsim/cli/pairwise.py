@@ -124,7 +124,7 @@ def pairwise(
     import tnsim
 
     _check_follow(follow, until, dry_run, as_json)
-    as_it_is = asked.metric if parts is None and not dry_run else None
+    as_it_is = asked.metric if parts is None else None
     networks = networks_of(reading, as_it_is)
 
     def models_of(names: Sequence[str | Path]) -> Any:

@@ -143,7 +143,11 @@ def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[ScaledModel,
         # Beside rows of zeros exponents are infinite. `shifted` clips them no later than here.
         return np.broadcast_to(np.clip(by, -_FAR, _FAR), np.shape(array)).astype(np.int32)
 
-    return made, gauge._replace(shifts=jax.tree.map(of_each, model, gauge.shifts))
+    shifts = [
+        None if by is None else jax.tree.map(of_each, model, by)
+        for by in (gauge.shifts, gauge.further_shifts)
+    ]
+    return made, gauge._replace(shifts=shifts[0], further_shifts=shifts[1])
 
 
 def _fixed(made: Model) -> None:

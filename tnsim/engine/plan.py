@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tnsim.engine import costs
 from tnsim.engine.contraction_paths import ContractionPath, path_of, tree_of
-from tnsim.engine.costs import ParallelGroup, rounds
+from tnsim.engine.costs import Round
 from tnsim.engine.ir import stages as stages_module
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.plan_json import document, plan_from
@@ -92,29 +92,31 @@ class Plan:
         return sum(program.contractions for program in self.programs)
 
     @cached_property
-    def rounds(self) -> tuple[ParallelGroup, ...]:
+    def rounds(self) -> tuple[Round, ...]:
         """The rounds of stages that run at once, in their order."""
-        return rounds(self)
+        programs = [self.programs[stage.program] for stage in self.stages]
+        return costs.rounds(self.whole, programs, ITEM_BYTES[self.dtype])
 
     @cached_property
     def peak_elements(self) -> int:
         """Most elements alive at once: arrays, values for later stages, and running stages."""
-        return costs.plan_peak_elements(self.shapes, self.rounds)
+        read = sum(map(math.prod, self.shapes.values()))
+        # A plan without rounds holds its inputs alone.
+        return max([read, *(each.elements for each in self.rounds)])
 
-    @cached_property
+    @property
+    def interpreted_bytes(self) -> int:
+        """Bytes of all arrays alive at once in a single run, without the arrays of the models."""
+        return self.peak_elements * ITEM_BYTES[self.dtype]
+
+    @property
     def peak_bytes(self) -> int:
-        """Bytes of all arrays alive at once in a single run, without the arrays of the models.
+        """Bytes of all arrays alive at once where the plan is compiled, an estimate.
 
         Weights laid out in NumPy are freed singly as they are put on the device, so they
         count once.
         """
-        return costs.allocated_bytes(self.programs, self.array_bytes)
-
-    @cached_property
-    def interpreted_bytes(self) -> int:
-        """Bytes of all arrays alive at once where the plan is interpreted, an estimate."""
-        item = ITEM_BYTES[self.dtype]
-        return item * costs.host_elements_of_plan(self.whole, item)
+        return math.ceil(costs.COMPILED * self.interpreted_bytes)
 
     @cached_property
     def program_bytes(self) -> int:
@@ -143,11 +145,6 @@ class Plan:
         """Bytes of the arrays that the plan reads: weights, moments, masks and positions."""
         elements = sum(math.prod(shape) for shape in self.shapes.values())
         return elements * ITEM_BYTES[self.dtype]
-
-    @property
-    def array_bytes(self) -> int:
-        """Bytes of the arrays alive at once."""
-        return self.peak_elements * ITEM_BYTES[self.dtype]
 
     @property
     def details(self) -> list[tuple[str, str]]:

@@ -7,10 +7,11 @@ no spaces), so a document may be indented or reordered, but no value in it may d
 protects against damage and editing, not against forgery, as anybody can compute a digest.
 
 `plan_from_data` and `program_from_data` turn parsed JSON into plans and programs that can run, or
-raise `ValueError`. They check every assumption of the runtime: arguments are earlier values, every
-axis has a label, equal labels have equal sizes, results have the shapes that their readers expect,
-weights are finite. Data that passes these checks may still be another plan than the written plan,
-which only the digest tells.
+raise `ValueError` with the place of the error. `_decoder` makes values of the types that the fields
+of plans are annotated with. Then every assumption of the runtime is checked: arguments are earlier
+values, every axis has a label, equal labels have equal sizes, results have the shapes that their
+readers expect. Data that passes these checks may still be another plan than the written plan, which
+only the digest tells.
 
 `document` and `plan_from` combine both: a plan as a sealed document, and back.
 """
@@ -22,16 +23,16 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from tnsim.engine.ir.dtypes import ALL_DTYPES
 from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage, Schedule
+from tnsim.engine.ir.stages import Schedule
 from tnsim.errors import CheckpointError
 
 DIGEST = "digest"
-T = TypeVar("T")
 S = TypeVar("S", bound=Schedule)
 Shape = tuple[int, ...]
 MOST = 10**200  # bound on counts: sums and quotients of counts below it are finite as floats
@@ -90,37 +91,19 @@ def plan_from_data(data: Any, form: type[S]) -> S:
     Raises:
         ValueError: For data that is no plan, with the place of the error.
     """
-    fields = _checked_fields(data, form)
-    programs = _converted_items(fields["programs"], "program", program_from_data)
-    with _naming_place("shapes"):
-        shapes = {
-            name: _checked_shape(shape) for name, shape in _checked_object(fields["shapes"]).items()
-        }
-    stages = _converted_items(fields["stages"], "stage", _stage_from)
-    outputs = _converted_items(fields["outputs"], "output", _checked_text)
-    with _naming_place("scales"):
-        scales = {
-            name: _checked_pairs(rows) for name, rows in _checked_object(fields["scales"]).items()
-        }
-    plan: S = cast(Any, form)(
-        metric=_checked_text(fields["metric"]),
-        exact=_checked_flag(fields["exact"]),
-        dtype=_checked_text(fields["dtype"]),
-        diagrams=_checked_integer(fields["diagrams"]),
-        programs=programs,
-        stages=stages,
-        shapes=shapes,
-        outputs=outputs,
-        scales=scales,
-        searched_with=_checked_text(fields["searched_with"]),
-        runs=_checked_integer(fields["runs"]),
-    )
+    plan: S = _decoder(form, "plan")(data)
     if plan.runs < 1:
         raise ValueError("a plan is run at least once")
     if plan.dtype not in ALL_DTYPES:
         raise ValueError(
             f"dtype must be one of {', '.join(ALL_DTYPES)}, found {_shown_value(plan.dtype)}"
         )
+    for n, program in enumerate(plan.programs):
+        with _naming_place(f"program {n}"):
+            _check_program(program)
+    for name, shape in plan.shapes.items():
+        with _naming_place(f"shape of {name}"):
+            _check_shape(shape)
     _check_wiring(plan)
     return plan
 
@@ -149,44 +132,122 @@ def program_from_data(data: Any) -> Program:
     Raises:
         ValueError: For data that is no program, with the place of the error.
     """
-    fields = _checked_fields(data, Program)
-    shapes = _converted_items(fields["shapes"], "shape", _checked_shape)
-    values, operations = list(shapes), []
-    # Each operation is checked against the shapes of all earlier values, and adds its own.
-    for n, row in enumerate(_checked_rows(fields["operations"])):
-        with _naming_place(f"operation {n}"):
-            operation = _operation_from(row)
-            values.append(_shape_of(operation, values))
-        operations.append(operation)
-    outputs = _checked_integers(fields["outputs"], len(values))
-    scales = _converted_items(
-        fields["scales"], "scale", lambda row: _integer_pair(row, len(outputs), lowest_second=1)
-    )
-    powers = _converted_items(
-        fields["powers"],
-        "powers of output",
-        lambda rows: _converted_items(rows, "power", lambda row: _integer_pair(row, len(scales))),
-    )
-    if powers and len(powers) != len(outputs):
-        raise ValueError(f"powers of {len(powers)} outputs, and there are {len(outputs)}")
-    program = Program(
-        shapes, tuple(operations), outputs, scales, powers, _checked_integer(fields["unshared"])
-    )
-    _checked_integer(
-        program.multiplications
-    )  # sizes pass one by one, but their products may be too large
+    program = _decoder(Program, "program")(data)
+    _check_program(program)
     return program
 
 
-def _stage_from(data: Any) -> PlanStage:
-    fields = _checked_fields(data, PlanStage)
-    return PlanStage(
-        program=_checked_integer(fields["program"]),
-        inputs=_converted_items(fields["inputs"], "input", _checked_text),
-        outputs=_converted_items(fields["outputs"], "output", _checked_text),
-        groups=_converted_items(fields["groups"], "group", _checked_text),
-        degrees=_checked_pairs(fields["degrees"]),
-    )
+_EXPECTED: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    # Booleans are refused as numbers, although Python counts them as integers.
+    int: (f"a whole number from 0, below {MOST:.3g}", lambda x: type(x) is int and 0 <= x < MOST),
+    float: ("a finite number", lambda x: type(x) is float and math.isfinite(x)),
+    str: ("text", lambda x: type(x) is str),
+    bool: ("true or false", lambda x: type(x) is bool),
+    list: ("a list", lambda x: type(x) is list),
+    dict: ("an object", lambda x: type(x) is dict),
+}
+"""What is expected of a plain value, by its type: in words, and whether a value is one."""
+
+
+def _plain(value: Any, form: Any) -> Any:
+    """The value, if it is one of a type of `_EXPECTED`."""
+    what, is_one = _EXPECTED[form]
+    if not is_one(value):
+        raise ValueError(f"expected {what}, found {_shown_value(value)}")
+    return value
+
+
+@cache
+def _decoder(form: Any, what: str) -> Callable[[Any], Any]:
+    """The function that turns parsed JSON into a value of a type.
+
+    Args:
+        form: Annotation of a field: a plain type, a tuple, a dictionary by names, a dataclass, a
+            named tuple, or one of these or None.
+        what: Name of the items of a tuple, for messages.
+    """
+    arguments = get_args(form)
+    if form in _EXPECTED:
+        return lambda data: _plain(data, form)
+    if type(None) in arguments:  # looked up when called, as programs may hold programs
+        return lambda data: None if data is None else _decoder(arguments[0], what)(data)
+    if get_origin(form) is dict:
+        item = _decoder(arguments[1], what)
+        return lambda data: dict(_decoded(_plain(data, dict).items(), item, what))
+    if get_origin(form) is tuple and arguments[-1] is ...:
+        item = _decoder(arguments[0], what)
+        return lambda data: tuple(x for _, x in _decoded(enumerate(_plain(data, list)), item, what))
+    if get_origin(form) is tuple:
+        items = [_decoder(each, what) for each in arguments]
+        return lambda data: tuple(item(x) for item, x in zip(items, _row(data, items), strict=True))
+    hints = get_type_hints(form)
+    is_row = issubclass(form, tuple)
+    names = [*hints] if is_row else [field.name for field in dataclasses.fields(form)]
+    fields = {name: _decoder(hints[name], name.removesuffix("s")) for name in names}
+
+    def made(data: Any) -> Any:
+        if is_row:
+            data = dict(zip(fields, _row(data, fields), strict=True))
+        elif odd := set(_plain(data, dict)) ^ set(fields):
+            raise ValueError(
+                f"missing or unknown fields of a {form.__name__}: {', '.join(sorted(odd))}"
+            )
+        return form(**{name: field(data[name]) for name, field in fields.items()})
+
+    return made
+
+
+def _decoded(
+    pairs: Iterable[tuple[Any, Any]], item: Callable[[Any], Any], what: str
+) -> Iterator[tuple[Any, Any]]:
+    """The pairs with their second items decoded; an error names the first."""
+    for place, value in pairs:
+        try:
+            yield place, item(value)
+        except ValueError as error:
+            raise ValueError(f"{what} {place}: {error}") from None
+
+
+def _row(data: Any, items: Sized) -> list[Any]:
+    """The data, a list of as many items."""
+    if len(_plain(data, list)) != len(items):
+        raise ValueError(f"expected {len(items)} items, found {len(data)}")
+    return data
+
+
+def _check_program(program: Program) -> None:
+    """Raise `ValueError` unless a program can run."""
+    values: list[Shape] = []
+    for n, shape in enumerate(program.shapes):
+        with _naming_place(f"shape {n}"):
+            _check_shape(shape)
+        values.append(shape)
+    # Each operation is checked against the shapes of all earlier values, and adds its own.
+    for n, operation in enumerate(program.operations):
+        with _naming_place(f"operation {n}"):
+            values.append(_shape_of(operation, values))
+    _check_numbers(program.outputs, len(values), "value")
+    _check_numbers([output for output, _ in program.scales], len(program.outputs), "output")
+    if any(power < 1 for _, power in program.scales):
+        raise ValueError("the power of a scale is at least 1")
+    if program.powers:
+        _same_length(program.powers, program.outputs, "powers of outputs")
+    for powers in program.powers:
+        _check_numbers([scale for scale, _ in powers], len(program.scales), "scale")
+    # Sizes pass one by one, but their products may be too large.
+    _plain(program.multiplications, int)
+
+
+def _check_shape(shape: Shape) -> None:
+    if not all(shape):
+        raise ValueError(f"a size is at least 1, found {shape}")
+    _plain(math.prod(shape), int)
+
+
+def _check_numbers(numbers: Sequence[int], count: int, what: str) -> None:
+    for number in numbers:
+        if number >= count:
+            raise ValueError(f"there is no {what} {number}")
 
 
 def _check_wiring(plan: Schedule) -> None:
@@ -226,23 +287,6 @@ def _check_wiring(plan: Schedule) -> None:
         raise ValueError("scales are of other names than the outputs")
 
 
-def _operation_from(row: Any) -> Operation:
-    if not isinstance(row, list) or len(row) != len(Operation._fields):
-        raise ValueError(f"expected {len(Operation._fields)} fields")
-    kind, args, labels, output, weights, chunks, body, together, block = row
-    return Operation(
-        kind=_checked_text(kind),
-        args=_checked_integers(args),
-        labels=_converted_items(labels, "labels of argument", _checked_integers),
-        output=_checked_integers(output),
-        weights=_converted_items(weights, "weight", _checked_weight),
-        chunks=_checked_integers(chunks),
-        body=None if body is None else program_from_data(body),
-        concurrency=_checked_integer(together, lowest=1),
-        block_size=_checked_integer(block),
-    )
-
-
 def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
     """The shape of an operation's result, after the checks of its kind."""
     if operation.kind not in _CHECKS:
@@ -250,6 +294,8 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
             f"kind must be one of {', '.join(_CHECKS)}, found {_shown_value(operation.kind)}"
         )
     _same_length(operation.args, operation.labels, "arguments")
+    if operation.concurrency < 1:
+        raise ValueError("an operation has at least one turn at once")
     sizes: dict[int, int] = {}
     for arg, labels in zip(operation.args, operation.labels, strict=True):
         if arg >= len(values):
@@ -262,7 +308,7 @@ def _shape_of(operation: Operation, values: Sequence[Shape]) -> Shape:
         raise ValueError("a label of the output is on no argument")
     _CHECKS[operation.kind](operation, values)
     shape = tuple(sizes[label] for label in operation.output)
-    _checked_integer(math.prod(shape))
+    _check_shape(shape)
     return shape
 
 
@@ -304,6 +350,8 @@ def _check_loop(operation: Operation, values: Sequence[Shape]) -> None:
     body, chunks = operation.body, operation.chunks
     if body is None or operation.weights or not chunks:
         raise ValueError("a loop takes labels to loop over, a body, and no weights")
+    with _naming_place("body"):
+        _check_program(body)
     _check_distinct(chunks)
     sizes: dict[int, int] = {}
     inner = []
@@ -356,99 +404,6 @@ def _naming_place(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
-
-
-def _checked_fields(data: Any, form: type) -> dict[str, Any]:
-    """The data, which is an object with exactly the fields of a dataclass."""
-    names = {field.name for field in dataclasses.fields(form)}
-    odd = set(_checked_object(data)) ^ names
-    if odd:
-        raise ValueError(
-            f"missing or unknown fields of a {form.__name__}: {', '.join(sorted(odd))}"
-        )
-    return data
-
-
-def _checked_object(data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise ValueError(f"expected an object, found {type(data).__name__}")
-    return data
-
-
-def _checked_rows(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise ValueError(f"expected a list, found {type(data).__name__}")
-    return data
-
-
-def _converted_items(data: Any, what: str, convert: Callable[[Any], T]) -> tuple[T, ...]:
-    """The converted items of a list; an error names `what` and the number of the item."""
-    converted = []
-    for n, item in enumerate(_checked_rows(data)):
-        with _naming_place(f"{what} {n}"):
-            converted.append(convert(item))
-    return tuple(converted)
-
-
-def _checked_integer(value: Any, end: int = MOST, lowest: int = 0) -> int:
-    """The value, a whole number from `lowest` up to but without `end`.
-
-    Booleans are refused, although Python counts them as integers.
-    """
-    if type(value) is not int or not lowest <= value < end:
-        raise ValueError(
-            f"expected a whole number from {lowest}, below {end:.3g}, found {_shown_value(value)}"
-        )
-    return value
-
-
-def _checked_integers(data: Any, end: int = MOST) -> tuple[int, ...]:
-    return tuple(_checked_integer(value, end) for value in _checked_rows(data))
-
-
-def _integer_pair(data: Any, end: int, lowest_second: int = 0) -> tuple[int, int]:
-    """The pair (number, power), whose number is below `end`."""
-    first, second = _checked_pair(data)
-    return _checked_integer(first, end), _checked_integer(second, lowest=lowest_second)
-
-
-def _checked_pairs(data: Any) -> tuple[tuple[str, int], ...]:
-    """The pairs (scale group, count) of a list."""
-    pairs = []
-    for row in _checked_rows(data):
-        name, count = _checked_pair(row)
-        pairs.append((_checked_text(name), _checked_integer(count)))
-    return tuple(pairs)
-
-
-def _checked_pair(data: Any) -> list[Any]:
-    if len(_checked_rows(data)) != 2:
-        raise ValueError(f"expected a pair, found {len(data)} items")
-    return data
-
-
-def _checked_shape(data: Any) -> Shape:
-    shape = tuple(_checked_integer(size, lowest=1) for size in _checked_rows(data))
-    _checked_integer(math.prod(shape))
-    return shape
-
-
-def _checked_weight(value: Any) -> float:
-    if type(value) is not float or not math.isfinite(value):
-        raise ValueError(f"expected a finite number, found {_shown_value(value)}")
-    return value
-
-
-def _checked_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, found {type(value).__name__}")
-    return value
-
-
-def _checked_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, found {_shown_value(value)}")
-    return value
 
 
 def _shown_value(value: Any) -> str:

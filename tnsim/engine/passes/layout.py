@@ -85,7 +85,8 @@ def moved(op: Operation, sizes: Mapping[int, int]) -> int:
         return 0  # the values around a loop keep their order
     chosen = None
     if op.kind == "contract" and len(op.args) == 2:
-        chosen = matrix_product(*op.labels, op.output, sizes)
+        first, second = op.labels
+        chosen = matrix_product(first, second, op.output, sizes)
     if chosen is None:  # entry by entry, from one end of the result to the other
         orders = []
         for labels in op.labels:

@@ -5,8 +5,8 @@ once for a program: the order in which `matmul` reads an argument, the shape of 
 value that is free after the operation. What is left is a row of functions of arrays, which NumPy
 runs at once, and which XLA compiles under `jax.jit`. In NumPy every value is written in the order
 of its labels, so a later operation knows which of its arguments BLAS reads where they stand (see
-`ir/matmul_form: host_product`), and memory is known beforehand (`costs.host_elements`). XLA orders
-axes itself, and fuses loops over entries.
+`ir/matmul_form: host_product`), and memory is known beforehand (`costs.working_elements`). XLA
+orders axes itself, and fuses loops over entries.
 
 *Loops.* A turn is the bound body on slices of the arguments. NumPy deals turns to lanes, each of
 which adds up its own; the lanes are added in order. In JAX the body is traced once.
@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.engine import costs
-from tnsim.engine.costs import HostRound
+from tnsim.engine.costs import Round
 from tnsim.engine.ir.matmul_form import host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
@@ -566,7 +566,7 @@ class Prepared(NamedTuple):
     """
 
     stages: tuple[Stage, ...]
-    rounds: tuple[HostRound, ...]
+    rounds: tuple[Round, ...]
 
 
 @per_object_cache
@@ -586,7 +586,7 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
         if key not in made:
             made[key] = Stage.of(whole.programs[stage.program], over)
         stages.append(made[key])
-    rounds = costs.host_rounds(whole, [stage.program for stage in stages], item)
+    rounds = costs.rounds(whole, [stage.program for stage in stages], item)
     return Prepared(tuple(stages), rounds)
 
 

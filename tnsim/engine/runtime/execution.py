@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tnsim.engine.costs import Round
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
@@ -190,7 +191,7 @@ def run(
             inputs = [values[name] for name in plan.stages[n].inputs]
             calls.append(partial(runners[n], inputs))
         if backend == "jax":
-            results, ahead = _sent(calls, each.own, ahead)
+            results, ahead = _sent(calls, each, ahead)
         else:
             results = [call() for call in calls]
         for n, (outputs, scales) in zip(each.stages, results, strict=True):
@@ -324,7 +325,7 @@ class _Ahead(NamedTuple):
 
 
 def _sent(
-    calls: Sequence[Callable[[], Any]], own: int, ahead: _Ahead
+    calls: Sequence[Callable[[], Any]], each: Round, ahead: _Ahead
 ) -> tuple[Sequence[Any], _Ahead]:
     """The results of a round, and the rounds that are not waited for after it.
 
@@ -334,13 +335,13 @@ def _sent(
     """
     # JAX returns from a call before the result is there. Not waiting lets Python prepare the next
     # round meanwhile.
-    if own <= _SHORT and ahead.elements + own <= _AHEAD:
+    if each.own <= _SHORT and ahead.elements + each.own <= _AHEAD:
         results = tuple(call() for call in calls)
-        return results, _Ahead((*ahead.results, *results), ahead.elements + own)
+        return results, _Ahead((*ahead.results, *results), ahead.elements + each.own)
     # The stages run in threads, each of which waits for its own result, so that several cores are
     # busy.
     blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
-    results = tuple(at_once(blocking, len(calls)))
+    results = tuple(at_once(blocking, each.at_once))
     # Everything sent earlier has to be done as well before its memory counts as free.
     jax.block_until_ready(ahead.results)
     return results, _Ahead((), 0)

@@ -35,7 +35,7 @@ Axes = dict[str, int]
 """The axis of a loop's index in each array that has the index, by name."""
 
 
-MOST_TURNS = 4
+MOST_TURNS = 2
 """Most turns of a loop that run at once: more turns need more memory and use the cores little
 better."""
 
