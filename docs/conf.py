@@ -108,6 +108,8 @@ def _link_copies(app: Sphinx, docname: str, source: list[str]) -> None:
     """A link that leaves this folder, as it must on a page of the repository, goes to the copy."""
     out_of_docs = "../" * (docname.count("/") + 1)
     source[0] = source[0].replace(f"]({out_of_docs}", "](/")
+    if f"{docname}.md" in ELSEWHERE:  # and a link from the root into this folder to its page
+        source[0] = source[0].replace("](docs/", "](/")
 
 
 def _link_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
