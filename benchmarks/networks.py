@@ -151,9 +151,9 @@ def jax_function(scale: float) -> Any:
     weights["in"] = weights["in"] * scale
 
     def run(w: Any, x: Any) -> Any:
-        return w["out"] @ jnp.tanh(w["in"] @ x)
+        return jnp.tanh(x @ w["in"].T) @ w["out"].T
 
-    return tnsim.from_function(run, weights, np.zeros(8))
+    return tnsim.from_function(run, weights, np.zeros((2, 8)))
 
 
 GPT2 = {"n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}

@@ -161,8 +161,12 @@ def induction(seed: int) -> Iterator[tuple[str, nn.Module, nn.Module, Any, Any]]
 def put_back(a: nn.Module, b: nn.Module, part: str) -> nn.Module:
     """The second network with the weights of one part of the first."""
     mixed, old = copy.deepcopy(b), a.state_dict()
-    chosen = {k: v for k, v in old.items() if k == part or k.startswith(part + ".")}
-    mixed.load_state_dict({**b.state_dict(), **chosen})
+    new = b.state_dict()
+    own = [k for k in new if k == part or k.startswith(part + ".")]
+    places = {new[k].data_ptr() for k in own}
+    # Tied weights have several names, of which the last would win.
+    chosen = {k: old[k] for k, weight in new.items() if weight.data_ptr() in places}
+    mixed.load_state_dict({**new, **chosen})
     return mixed
 
 
@@ -192,12 +196,10 @@ def alone(a: nn.Module, b: nn.Module, part: str, x: Any) -> tuple[float, float]:
 
 def measured(a: nn.Module, b: nn.Module, x: Any, loss: Any) -> dict[str, np.ndarray]:
     """Every measure, and the truth, of all parts."""
-    parts = {n: p for n, p in b.named_children()}
     by: Any = "module"
     if isinstance(b, Residual):
         by = ["read", *(f"blocks.{n}" for n in range(BLOCKS)), "out"]
     found = tnsim.change(a, b, tnsim.Empirical(x), by=by)
-    assert parts
     old, new = a.state_dict(), b.state_dict()
     values: dict[str, list[float]] = {name: [] for name in (*MEASURES, "truth")}
     with torch.no_grad():
@@ -224,8 +226,8 @@ def main() -> None:
     torch.set_num_threads(1)
     every: dict[str, list[dict[str, np.ndarray]]] = {}
     for seed in range(asked.seeds):
-        torch.manual_seed(seed)
         for runs in (mlp_runs, induction):
+            torch.manual_seed(seed)
             for name, a, b, x, loss in runs(seed):
                 every.setdefault(name, []).append(measured(a, b, x, loss))
                 print(seed, name, file=sys.stderr, flush=True)

@@ -423,3 +423,19 @@ def test_a_path_that_is_too_rough_is_said(pair):
         found = tnsim.change(a, b, of=steps)
     assert found.caveats
     assert "split the change at a checkpoint in between" in str(said[-1].message)
+
+
+def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
+    rng = np.random.default_rng(0)
+    read, write = rng.normal(size=(5, 3)), rng.normal(size=(2, 5))
+    a, b = (
+        tnsim.Model([tnsim.Linear(w * read), tnsim.Elementwise("tanh"), tnsim.Linear(write)])
+        for w in (1.0, 1.2)
+    )
+    found = tnsim.change(a, b)
+    changed, kept = np.argsort(-np.abs(found.share))[:2]
+    assert found.share[kept] == 0 and found.removed[kept] == 0
+    assert abs(found.share[changed] - 1) < 1e-3
+    difference = b - a
+    assert abs(found.removed[changed] / tnsim.inner(difference, difference) - 1) < 1e-9
+    assert tnsim.inner(b - b, a) == 0

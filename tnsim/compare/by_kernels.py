@@ -247,7 +247,9 @@ def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> _Ter
     # Small differences become functions of their own; all others are prepared once for as long as
     # their model lives.
     made = []
-    for c, units in small_differences(known, KERNEL_DTYPE) if len(known) > 1 else known:
+    if len(known) > 1:  # equal functions leave nothing, which is a summand without weight
+        known = [*small_differences(known, KERNEL_DTYPE)] or [(0.0, known[0][1])]
+    for c, units in known:
         if id(units) in models:
             made.append((c, prepared_under(models[id(units)], metric, KERNEL_DTYPE)))
         else:
