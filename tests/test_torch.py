@@ -588,9 +588,7 @@ def test_refusals_on_inputs(case):
         )
 
 
-@pytest.mark.parametrize(
-    "metric", [tnsim.Gaussian(), tnsim.Symmetric(), tnsim.Product(([-1.0], [1.0]))]
-)
+@pytest.mark.parametrize("metric", [tnsim.Symmetric(), tnsim.Product(([-1.0], [1.0]))])
 def test_modules_that_are_no_models_need_inputs(metric):
     with pytest.raises(tnsim.TnsimError):
         tnsim.torch.similarity(units(2, 3, 3, 2), units(2, 3, 2), metric)

@@ -349,7 +349,6 @@ ONE, TWO = (
 )
 REFUSED = {
     "equal outer indices: network 0 has 'i', 'j', network 1 has 'i', 'k'": [(1, ONE), (1, TWO)],
-    r"item 0 is \(TensorNetwork\)": [ONE],
     r"item 1 is \(int, Tensor\)": [(1, ONE), (1, ONE["T"])],
     "weight of network 0 is no finite number: nan": [(np.nan, ONE)],
     "network 0 has no tensors": [(1.0, qtn.TensorNetwork([]))],
