@@ -34,6 +34,7 @@ def test_what_runs_anyway_is_counted():
     assert combinations(both, 2) == combinations(CASES, 2)
 
 
+@pytest.mark.slow
 def test_suites_share_a_crossing(pytester):
     pytester.makeconftest(
         "from covering import share_out\n"

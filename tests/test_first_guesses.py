@@ -234,6 +234,7 @@ class Cubes(nn.Module):
         return torch.einsum("oijk,bi,bj,bk->bo", self.cube, x, x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [slow("last_hidden_state"), slow("states"), 1])
 def test_files_have_the_output_named(output, nets, models, tmp_path):
     """State dicts of a module with several outputs are read for the output that is named."""

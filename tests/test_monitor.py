@@ -40,6 +40,7 @@ def trained(net, steps, monitor):
     return states, numbers
 
 
+@pytest.mark.slow
 def test_numbers_are_similarities_of_the_states():
     torch.manual_seed(0)
     net, goal = Net(), Net()
@@ -69,6 +70,7 @@ def test_a_network_in_training_is_compared_as_in_evaluation():
     assert net.training and all(one.requires_grad for one in net.parameters())
 
 
+@pytest.mark.slow
 def test_any_network_on_inputs_and_a_full_matrix():
     """Dropout is off in what is recorded; a full matrix loses every second of its models."""
     torch.manual_seed(0)
@@ -116,6 +118,7 @@ def wandb(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_loggers_get_numbers_and_the_matrix(wandb):
     torch.manual_seed(0)
     writer, run, rows = Writer(), Run(), []

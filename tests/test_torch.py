@@ -160,6 +160,7 @@ def test_gradients_along_plans(case):
 POINTS = np.random.default_rng(0).normal(size=(5, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, metric",
     [
@@ -200,6 +201,7 @@ def test_gradcheck_of_forward_passes(build, shapes, metric):
     assert_close(value, tnsim.similarity(*plain, metric), scale=1.0, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_a_batch_of_each_step_needs_no_new_program():
     module, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
     net = tnsim.torch.from_module(module)
@@ -213,6 +215,7 @@ def test_a_batch_of_each_step_needs_no_new_program():
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 
 
+@pytest.mark.slow
 def test_a_module_and_finite_differences():
     """Every parameter of a module, through fused halves and a learned scale."""
     net, goal = Net(), tnsim.from_module(Net())
@@ -233,6 +236,7 @@ def test_a_module_and_finite_differences():
     assert len(used) == 8
 
 
+@pytest.mark.slow
 def test_one_step_of_training_goes_up():
     net, goal = Net(), tnsim.from_module(Net())
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -247,6 +251,7 @@ def test_one_step_of_training_goes_up():
     assert value.dtype == torch.float64 and net.head.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_state_dict_with_its_parameters_needs_no_recognition():
     net, goal = Net(), tnsim.from_module(Net())
     rules = (
@@ -292,6 +297,7 @@ class Turned(nn.Module):
         return self.o((query @ key.mT / 4) ** 2 @ value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, options",
     [
@@ -442,6 +448,7 @@ def sum_of_models(weight, scale, down):
     return model - scale * tnsim.Model([tnsim.Residual(tnsim.Linear(weight), scale=scale)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, live_first",
     [
@@ -588,6 +595,7 @@ def test_refusals_on_inputs(case):
         )
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("metric", [tnsim.Symmetric(), tnsim.Product(([-1.0], [1.0]))])
 def test_modules_that_are_no_models_need_inputs(metric):
     with pytest.raises(tnsim.TnsimError):
@@ -608,6 +616,7 @@ class Sides:
         return product_rule([side] * reading.d_in)
 
 
+@pytest.mark.slow
 def test_single_precision_and_a_metric_from_outside():
     net, goal = nn.Linear(2, 2), tnsim.from_module(nn.Linear(2, 2))
     value = tnsim.torch.similarity(net, goal, Sides(), dtype="float32")
@@ -729,6 +738,7 @@ def zero(module):
         nn.init.zeros_(parameter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_gradient_is_refused(case):
     attempt, message = REFUSED[case]

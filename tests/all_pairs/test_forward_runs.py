@@ -28,6 +28,7 @@ def agrees(found, rows, columns, metric):
                 )
 
 
+@pytest.mark.slow
 def test_all_pairs_with_functions_and_differences(rng):
     several = models(rng, 4)
     metric = tnsim.Empirical(rng.normal(size=(100, 3)), rng.uniform(size=100))

@@ -62,6 +62,7 @@ def test_weight_cosine(models):
     assert found.attrs["needs_data"] == 0 and found.a.values.tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_weight_cosine_of_modules_that_are_no_models():
     """By their parameters, each once, as of networks with softmax and max pooling."""
     torch = pytest.importorskip("torch")

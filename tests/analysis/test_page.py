@@ -413,6 +413,7 @@ def run_of_parts():
     )
 
 
+@pytest.mark.slow
 def test_parts_layer_by_head_open_their_matrices(show):
     run = run_of_parts()
     window = show(run)

@@ -229,6 +229,7 @@ def test_own_format(tmp_path, rng):
     assert tnsim.compare_forward(model, lambda x: again(x)).relative < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric", [tnsim.TreeSymmetric(), pytest.param(tnsim.Gaussian(), marks=pytest.mark.slow)]
 )

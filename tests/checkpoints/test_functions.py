@@ -137,6 +137,7 @@ def test_functions_of_tokens(name, rng):
     beside(function, params, model, tokens, np.eye(TOKENS)[tokens])
 
 
+@pytest.mark.slow
 def test_convolutions_have_receptive_fields(rng):
     def network(params, x):
         def conv(kernel):
@@ -247,6 +248,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_makes_no_layers_is_refused_by_name(name, rng):
     function, said = REFUSED[name]

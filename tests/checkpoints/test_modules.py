@@ -746,6 +746,7 @@ class Normed(nn.Module):
         return self.head(self.last(x))
 
 
+@pytest.mark.slow
 def test_norms_are_folded_at_their_energy_on_inputs(rng):
     """The error that is reported is that of the module's own forward pass."""
     module, x = Normed(), rng.normal(size=(200, 6))

@@ -56,6 +56,7 @@ def test_float32_attention_is_not_rounded_again(metric, rng):
     assert_close(tnsim.similarity(*models, metric), wanted, scale=1.0, rtol=1e-14)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("metric", [*WHOLE, *LAYERED])
 def test_a_product_of_one_map_is_a_linear_layer(metric, rng):
     leg, down, first, last = (rng.normal(size=shape) for shape in ((3, 2), (2, 3), 3, 2))

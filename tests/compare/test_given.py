@@ -89,6 +89,7 @@ def test_all_pairs_of_whatever_there_is(nets, models, run):
     assert_close(named.similarity.values, expected[:2], scale=1, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_stands_for_several_is_refused_where_one_is_compared(run, models):
     with pytest.raises(tnsim.ModelError, match=r"holds 3 checkpoints, 0 to 2: choose one, as"):
         tnsim.similarity(run / "own", models[0])

@@ -82,7 +82,7 @@ def test_hidden_symmetries_leave_similarity_at_one(metric, change, seed):
     )
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("metric", METRICS)
 @LAWS
 @given(seed=SEEDS)

@@ -60,6 +60,7 @@ def test_a_gaussian_over_many_factors_is_quadrature(order, equal, skip, rng):
     assert_close(shares.sum(), expected(a, b), scale=length(a) * length(b), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal", [False, True])
 def test_wide_powers_are_compared_or_refused_at_once(equal, rng):
     """Ten minutes of pairings; of equal factors a single power is left."""

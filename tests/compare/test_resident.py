@@ -133,6 +133,7 @@ def test_the_conditioning_of_a_model_is_measured_once(rng, monkeypatch):
     assert len(counted) == len(set(map(id, counted)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "biases"),
     [

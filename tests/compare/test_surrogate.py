@@ -49,7 +49,7 @@ def test_every_unit_is_the_best_polynomial_of_its_degree(rng, activation, degree
         assert [type(layer) for layer in found.layers] == [tnsim.Bilinear]
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_gates_keep_their_factors_and_residuals_their_skips(rng, degree, monkeypatch):
     monkeypatch.setattr("tnsim.compare.surrogate.LARGEST_ERROR", np.inf)

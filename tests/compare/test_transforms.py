@@ -215,7 +215,7 @@ before_f16c = "xla_cpu_max_isa=SSE4_2" in os.environ.get("XLA_FLAGS", "")
 float16 = pytest.param("float16", marks=pytest.mark.skipif(before_f16c, reason="XLA needs F16C"))
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize("dtype", ["bfloat16", float16, "int32", "uint8"])
 def test_narrow_and_whole_numbers_of_jax_are_widened_as_those_of_numpy(dtype):
     import ml_dtypes

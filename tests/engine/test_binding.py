@@ -233,6 +233,7 @@ def test_a_session_knows_three_tiers():
         Session(tier="jit")
 
 
+@pytest.mark.slow
 def test_a_processor_runs_numpy_unless_the_session_asks_for_xla():
     a, b = (bench.random_stack(8, 8, 2, "float64", seed) for seed in (1, 2))
     found = {}

@@ -425,6 +425,7 @@ def test_a_path_that_is_too_rough_is_said(pair):
     assert "split the change at a checkpoint in between" in str(said[-1].message)
 
 
+@pytest.mark.slow
 def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
     rng = np.random.default_rng(0)
     read, write = rng.normal(size=(5, 3)), rng.normal(size=(2, 5))

@@ -100,6 +100,7 @@ def drawn(kinds):
     return [{r: rng.normal(size=s) for r, s in sequence_shapes(k, N_CTX).items()} for k in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("orders", [(3, 3), (2, 3), (4, 3)])
 def test_expectations_of_any_order(orders, constants, products):
@@ -112,6 +113,7 @@ def test_expectations_of_any_order(orders, constants, products):
     assert_close(products(kinds, weights, tnsim.Gaussian(mean, cov)), expected, rtol=1e-10)
 
 
+@pytest.mark.sampled(quick=1)
 @pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Frobenius()])
 @pytest.mark.parametrize("order", [3, 4])

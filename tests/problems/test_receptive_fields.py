@@ -153,6 +153,7 @@ def holed_model(rng, width):
     return tnsim.Model([*layers, tnsim.Linear(rng.normal(size=(2, inner)))])
 
 
+@pytest.mark.slow
 def test_random_layers_with_rows_and_columns_without_entries(rng):
     """Against Gauss-Hermite nodes of the models written out."""
     x, w = np.polynomial.hermite_e.hermegauss(5)
@@ -237,6 +238,7 @@ def test_all_pairs_of_a_run(rng, tmp_path):
         assert_close(found.slices.sel(a=i, b=j).values, expected, scale=1, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_other_metrics_and_verbs_write_out(rng):
     """Whatever has no receptive fields sees the same function."""
     a, b = (network(rng, size=4, kernels=(3,), biases=True) for _ in "ab")

@@ -366,6 +366,12 @@ REFUSED = {
 }
 
 
+def test_a_plain_list_of_networks_is_added_up(rng):
+    networks = [chain(rng, 3) for _ in range(2)]
+    expected = sum(network.contract() for network in networks)
+    assert_close(tnsim.tensor_networks.contract(networks), expected)
+
+
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_is_no_sum_is_refused(message):
     with pytest.raises(tnsim.ModelError, match=message):
@@ -451,6 +457,7 @@ def test_an_expression_is_a_function_of_arrays(rng, backend):
         )
 
 
+@pytest.mark.slow
 @backends.compiled
 def test_scaled_results_differentiate(rng, backend):
     """Units are constants: the gradient of mantissa times 10**exponent is that of the value."""
