@@ -1,17 +1,22 @@
 """Folders of Hugging Face run on inputs as the modules of its library."""
 
+import shutil
+
 import numpy as np
 import pytest
 from closeness import assert_close
+from optional import skip_without
 
 import tnsim
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+skip_without("transformers")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
+    import transformers
+
     where = tmp_path_factory.mktemp("hub")
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
@@ -22,6 +27,8 @@ def folders(tmp_path_factory):
 
 
 def test_folders_are_what_their_modules_are(folders):
+    import transformers
+
     tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
     nets = [transformers.GPT2LMHeadModel.from_pretrained(path).eval() for path in folders]
     data = tnsim.Empirical(tokens)
@@ -42,7 +49,34 @@ def test_folders_without_inputs_name_the_way(folders):
         tnsim.similarity(*folders, tnsim.Empirical(np.ones((3, 4), int)))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("transformer.h.0.mlp.c_fc.weight", None, "are not in its files: transformer.h.0.mlp.c_fc"),
+        ("transformer.h.7.mlp.c_fc.weight", (8, 32), "in no layer: transformer.h.7.mlp.c_fc"),
+        ("transformer.wte.weight", (12, 8), "transformer.wte.weight"),
+    ],
+)
+def test_files_of_other_tensors_are_no_network(folders, tmp_path, name, change, said):
+    """The library gives random numbers to what a file lacks, and goes on."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folders[0], tmp_path / "c")
+    file = tmp_path / "c" / "model.safetensors"
+    tensors = load_file(file)
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = torch.ones(change)
+    save_file(tensors, file, {"format": "pt"})
+    data = tnsim.Empirical(np.ones((3, 4), int))
+    with pytest.raises(tnsim.CheckpointError, match=said):
+        tnsim.similarity(folders[0], tmp_path / "c", data)
+
+
 def test_attention_without_dropout_draws_nothing(folders):
+    import transformers
+
     net = transformers.GPT2LMHeadModel.from_pretrained(folders[0]).eval()
     with pytest.raises(tnsim.UnsupportedLayer) as refused:
         tnsim.from_module(net, n_ctx=4)

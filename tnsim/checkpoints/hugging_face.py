@@ -13,6 +13,13 @@ from typing import Any
 
 from tnsim.errors import CheckpointError, MissingExtra
 
+_FAULTS = {
+    "missing_keys": "are not in its files",
+    "mismatched_keys": "have other shapes in its files",
+    "unexpected_keys": "are in its files and in no layer",
+}
+"""What the library reports of a folder that is not the network it names, in words."""
+
 
 def architecture_of(path: Any) -> str | None:
     """The class that a folder names for its network; None where it names none.
@@ -39,7 +46,8 @@ def module_in(path: str | os.PathLike[str]) -> Any:
         path: Folder with `config.json` and weights as safetensors.
 
     Raises:
-        CheckpointError: The folder names no network of the library, or has no such weights.
+        CheckpointError: The folder names no network of the library, or its files are not all of
+            the tensors of that network and no others.
         MissingExtra: transformers is not installed.
     """
     name = architecture_of(path)
@@ -54,7 +62,17 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             f"{transformers.__version__}: load it by its own code and give the module"
         )
     try:
-        loaded = made.from_pretrained(path, local_files_only=True, use_safetensors=True)
+        loaded, told = made.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{os.fspath(path)}: cannot be loaded as {name}: {error}") from error
+    # The library fills what a file lacks with random numbers.
+    for kind, said in _FAULTS.items():
+        if found := sorted(map(str, told.get(kind, ()))):
+            shown = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+            raise CheckpointError(
+                f"{os.fspath(path)}: {len(found)} tensors of {name} {said}: {shown}; load the "
+                "network by code of your own and give the module"
+            )
     return loaded.eval()
