@@ -58,6 +58,20 @@ def test_the_change_between_two_checkpoints(tmp_path):
     assert np.all(np.array(found["alone"]) > 0)
 
 
+def test_the_changes_of_a_run(tmp_path):
+    files = [DATA / f"step_{step:06}.safetensors" for step in (0, 900, 4000)]
+    picture = tmp_path / "changes.png"
+    text = command("change", *files, *TOKENS, "--plot", picture).stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[0] for line in lines[-2:]] == ["900", "4000"] and picture.stat().st_size > 5_000
+    found = json.loads(command("change", *files, *TOKENS, "--json").stdout)
+    assert set(found["totals"]) == set(found["shares"]) == {"900", "4000"}
+    for row in found["shares"].values():
+        assert_close(sum(row.values()), 1.0, rtol=1e-9)
+    done = command("change", *files, *TOKENS, "--swaps", check=False)
+    assert done.returncode == 2 and "--swaps shows one change" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

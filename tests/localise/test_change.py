@@ -302,6 +302,34 @@ def test_tiny_changes_keep_their_digits(rng):
     assert_close(found.removed, np.array([0.0, found.total]), scale=found.total, rtol=1e-9)
 
 
+def test_a_run_has_the_change_of_every_step(rng):
+    a, b = pair("mlp", rng)
+    run = {"start": a, 10: b, 20: b, 30: a}
+    found = tnsim.change(run)
+    assert found.labels == (10, 20, 30) and found.each[1] is None
+    there, back = tnsim.change(a, b), tnsim.change(b, a)
+    nothing = np.zeros(len(there.components))
+    assert found.components == there.components
+    assert_close(found.share, np.array([there.share, nothing, back.share]), rtol=1e-12)
+    assert_close(found.removed, np.array([there.removed, nothing, back.removed]), rtol=1e-12)
+    assert_close(found.total, np.array([there.total, 0.0, back.total]), rtol=1e-12)
+    assert "<td>30</td>" in found._repr_html_() or "<th>30</th>" in found._repr_html_()
+
+
+def test_what_is_no_run_is_refused(rng):
+    a, b = pair("mlp", rng)
+    cubic, _ = pair("cubic", rng)
+    cases = {
+        "two networks, or the checkpoints of a run in the place of both, found one Model": a,
+        "two checkpoints or more, found 1": [a],
+        "all checkpoints are the same function": [a, a, a],
+        "have 4 and 3 layers": [a, b, cubic],
+    }
+    for message, run in cases.items():
+        with pytest.raises(tnsim.ModelError, match=message):
+            tnsim.change(run)
+
+
 def test_what_is_no_change_is_refused_in_one_line(rng):
     a, b = pair("mlp", rng)
     wide = tnsim.Model(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tnsim.cli.options import (
-    File,
     JsonOption,
     MetricName,
     MetricOptions,
@@ -29,7 +28,7 @@ from tnsim.errors import ModelError
 from tnsim.files import PNG
 
 if TYPE_CHECKING:
-    from tnsim.localise.change import Change
+    from tnsim.localise.change import Change, ChangeSeries
     from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries
 
@@ -180,7 +179,7 @@ def _guarantee(result: Paths | Change) -> str:
     )
 
 
-def _about(each: Sequence[Paths] | Sequence[Edges]) -> dict[str, Any]:
+def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[str, Any]:
     """Metric, guarantee and caveats of a run, which is exact where all of its checkpoints are."""
     said = dict.fromkeys(caveat for result in each for caveat in result.caveats)
     exact = all(result.exact for result in each)
@@ -197,27 +196,63 @@ def _say_shares(labels: tuple[str, ...], shares: list[float]) -> None:
 
 
 def _say_run(run: PathSeries, as_json: bool) -> None:
-    table = run.share
     if as_json:
-        shares = {
-            str(label): dict(zip(run.paths, row.tolist(), strict=True))
-            for label, row in zip(run.labels, table, strict=True)
-        }
+        shares = _by_label(run.labels, run.paths, run.share)
         print_json({**_about(run.each), "shares": shares})
         return
     told = next((result for result in run.each if not result.exact), run.each[0])
     say(f"metric      {told.metric} ({_guarantee(told)})")
-    order = sorted(range(len(run.paths)), key=lambda n: -abs(table[:, n]).max())[:6]
+    _say_table(run.labels, run.paths, run.share)
+
+
+def _say_changes(run: ChangeSeries, as_json: bool) -> None:
+    each = [found for found in run.each if found is not None]
+    if as_json:
+        totals = dict(zip(map(str, run.labels), run.total.tolist(), strict=True))
+        shares = _by_label(run.labels, run.components, run.share)
+        print_json({**_about(each), "of": each[0].of, "totals": totals, "shares": shares})
+        return
+    from tnsim.localise.change import TOTALS
+
+    told = next((result for result in each if not result.exact), each[0])
+    say(f"metric      {told.metric} ({told.how or _guarantee(told)})")
+    largest = int(run.total.argmax())
+    say(f"most        {TOTALS[told.of]} {run.total[largest]:.6g}, up to {run.labels[largest]}")
+    totals = [f"{total:>11.4g}" for total in run.total]
+    _say_table(run.labels, run.components, run.share, (f"{'change':>11}", totals))
+
+
+def _by_label(labels: Sequence[Any], names: Sequence[str], table: Any) -> dict[str, Any]:
+    """Rows of a table by the label of a checkpoint, each by name, for JSON."""
+    rows = zip(labels, table.tolist(), strict=True)
+    return {str(label): dict(zip(names, row, strict=True)) for label, row in rows}
+
+
+def _say_table(
+    labels: Sequence[Any],
+    names: Sequence[str],
+    table: Any,
+    beside: tuple[str, Sequence[str]] | None = None,
+) -> None:
+    """The columns of the largest shares, under letters, behind a column of other numbers."""
+    head, numbers = beside or ("", [""] * len(labels))
+    order = sorted(range(len(names)), key=lambda n: -abs(table[:, n]).max())[:6]
     for n in order:
-        say(f"{'abcdef'[order.index(n)]:>11} {run.paths[n]}")
-    say(f"{'checkpoint':<11}" + "".join(f"{letter:>9}" for letter in "abcdef"[: len(order)]))
-    for label, row in zip(run.labels, table, strict=True):
-        say(f"{label!s:<11}" + "".join(f"{row[n]:>+9.4f}" for n in order))
+        say(f"{'abcdef'[order.index(n)]:>11} {names[n]}")
+    letters = "".join(f"{letter:>9}" for letter in "abcdef"[: len(order)])
+    say(f"{'checkpoint':<11}{head}{letters}")
+    for label, number, row in zip(labels, numbers, table, strict=True):
+        say(f"{label!s:<11}{number}" + "".join(f"{row[n]:>+9.4f}" for n in order))
 
 
 def change(
-    a: File,
-    b: File,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Two checkpoints, or those of a run in their order: files, folders, globs or "
+            "names in a Hugging Face cache."
+        ),
+    ],
     by: Annotated[
         ChangeBy | None,
         typer.Option(
@@ -242,7 +277,7 @@ def change(
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A change of checkpoints, split by layer, head, hidden unit or module."""
+    """A change of checkpoints, or each of a run, split by layer, head, hidden unit or module."""
     import tnsim
     from tnsim.analysis import figures
 
@@ -258,18 +293,27 @@ def change(
                 "FILE.py:NAME"
             )
         networks = dataclasses.replace(networks, run_as_they_are=True)
-    one, two = networks.single(a), networks.single(b)
+    options: dict[str, Any] = {
+        "metric": metric_of(asked),
+        "by": None if by is None else by.value,
+        "of": of.value,
+        "ends": ends,
+        "align": "embedding" if align else None,
+        "dtype": asked.dtype.value,
+    }
+    if len(files) != 2:
+        if swaps:
+            raise ModelError("--swaps shows one change: give two checkpoints, or leave it out")
+        with compiling_shown():
+            run = tnsim.change(networks.several(files), **options)
+        _say_changes(run, as_json)
+        if plot is not None:
+            drawn = figures.shares_over_training(run.labels, run.components, run.share)
+            save_picture(drawn, plot)
+        return
+    one, two = (networks.single(Path(file)) for file in files)
     with compiling_shown():
-        result = tnsim.change(
-            one,
-            two,
-            metric_of(asked),
-            by=None if by is None else by.value,
-            of=of.value,
-            ends=ends,
-            align="embedding" if align else None,
-            dtype=asked.dtype.value,
-        )
+        result = tnsim.change(one, two, **options)
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
     if as_json:
         print_json(_as_data(result) | {name: each.tolist() for name, each in swapped.items()})

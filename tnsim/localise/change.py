@@ -17,10 +17,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 import jax
 import numpy as np
@@ -28,6 +28,8 @@ from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from tnsim.checkpoints.given import is_path_or_paths
+from tnsim.checkpoints.load import Series, load
 from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
 from tnsim.compare.similarity import inner, similarity
@@ -42,6 +44,7 @@ from tnsim.localise.change_of_weights import (
     Lineage,
     OfModels,
     OnInputs,
+    Unchanged,
     check_finite,
     groups_of,
     integral_of_weights,
@@ -85,6 +88,8 @@ TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
 """Values of `of`, and what they are measures of."""
 _CLOSE = 1e-9
 """Error of a sum of shares at which an integral that is not polynomial counts as found."""
+_SHOWN = 8
+"""Most components of a table in a notebook."""
 _NO_LINEAGE = (
     "putting back any single component moves the function further than the whole change did: the "
     "two are no checkpoints of one network, or hidden units moved, so that exchanged weights mean "
@@ -279,6 +284,51 @@ class Change:
         return html_table(title, rows, ("component", "share"))
 
 
+@dataclass(frozen=True, eq=False)
+class ChangeSeries:
+    """The changes of a run from every checkpoint to the next.
+
+    Attributes:
+        labels: Labels of the later checkpoints.
+        each: `Change` of every step; None where a step left the function as it was.
+        components: Labels of the components.
+    """
+
+    labels: tuple[Any, ...]
+    each: tuple[Change | None, ...]
+    components: tuple[str, ...]
+
+    @property
+    def share(self) -> Float[np.ndarray, "steps components"]:
+        """Signed shares, of which those of a step sum to 1; 0 where nothing changed."""
+        return self._table(lambda found: found.share)
+
+    @property
+    def removed(self) -> Float[np.ndarray, "steps components"]:
+        """The measure between a checkpoint and itself with one component of the one before."""
+        return self._table(lambda found: found.removed)
+
+    @property
+    def total(self) -> Float[np.ndarray, " steps"]:
+        """The measure of every step; 0 where nothing changed."""
+        return np.array([0.0 if found is None else found.total for found in self.each])
+
+    def _table(self, row: Callable[[Change], np.ndarray]) -> np.ndarray:
+        nothing = np.zeros(len(self.components))
+        return np.array([nothing if found is None else row(found) for found in self.each])
+
+    def _repr_html_(self) -> str:
+        shares = self.share
+        order = np.argsort(-abs(shares).max(axis=0), kind="stable")[:_SHOWN]
+        rows = [
+            (label, f"{total:.4g}", *(f"{share:.3g}" for share in row[order]))
+            for label, total, row in zip(self.labels, self.total, shares, strict=True)
+        ]
+        names = ("", "change", *(self.components[n] for n in order))
+        return html_table("Shares of every change", rows, names)
+
+
+@overload
 def change(
     a: Comparable,
     b: Comparable,
@@ -291,8 +341,39 @@ def change(
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
     budget: Budget = Budget(),
-) -> Change:
-    """Split the change from one network to another by component.
+) -> Change: ...
+
+
+@overload
+def change(
+    a: Any,
+    b: None = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str | int | Sequence[str] | None = None,
+    of: str | Callable[[Any], Any] = "distance",
+    ends: bool = False,
+    align: Any = None,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> ChangeSeries: ...
+
+
+def change(
+    a: Any,
+    b: Any = None,
+    metric: Metric = Gaussian(),
+    *,
+    by: str | int | Sequence[str] | None = None,
+    of: str | Callable[[Any], Any] = "distance",
+    ends: bool = False,
+    align: Any = None,
+    n_ctx: int | None = None,
+    dtype: DTypeLike = "float64",
+    budget: Budget = Budget(),
+) -> Change | ChangeSeries:
+    """Split the change from one network to another by component, or every step of a run.
 
     Of polynomials, component functions are interpolated, never weights, so shares are exact and
     depend on what components compute: an order of hidden units, a scale moved from one factor to
@@ -308,7 +389,9 @@ def change(
 
     Args:
         a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
-            models; ranks may differ by layer. Or two networks with equal names of weights.
+            models; ranks may differ by layer. Or two networks with equal names of weights. Without
+            b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files, a sequence or
+            a mapping from labels, in their order.
         metric: Metric that weighs the inputs, any but `GaussianClosure`.
         by: Granularity of components. Of polynomials `"layer"`, `"head"` or `"unit"`, as for
             `components`. Of weights `"module"` for what stands inside of a numbered block (its
@@ -329,7 +412,8 @@ def change(
         budget: Limits of memory and work for the computation.
 
     Returns:
-        A `Change`: float64 shares, which sum to 1, and the total.
+        A `Change`: float64 shares, which sum to 1, and the total; of a run a `ChangeSeries`, which
+        holds that of every checkpoint from the one before.
 
     Raises:
         ModelError: The layers or weights of the networks do not correspond, the networks are equal,
@@ -365,10 +449,69 @@ def change(
         >>> found.components, found.share.round(3).tolist()
         (('0', '2'), [0.0, 1.0])
 
+        Every step of a run:
+
+        >>> run = [model(1.0, 1.0), model(1.0, 2.0), model(3.0, 2.0)]
+        >>> tnsim.change(run).share.round(9).tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+
     Source:
         Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
         Sundararajan et al. 2017, on functions of components, or on weights, in the place of inputs.
     """
+    options = {"by": by, "of": of, "ends": ends, "align": align, "n_ctx": n_ctx}
+    options |= {"dtype": dtype, "budget": budget}
+    if b is None:
+        return _changes(a, metric, options)
+    return _change(a, b, metric, **options)
+
+
+def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeries:
+    """The change of every checkpoint of a run from the one before, see `change`."""
+    if is_path_or_paths(run):
+        run = load(run, n_ctx=options["n_ctx"])
+    if isinstance(run, Series):
+        labels, networks = run.labels, iter(run)
+    elif isinstance(run, Mapping):
+        labels, networks = tuple(run), iter(run.values())
+    elif isinstance(run, list | tuple):
+        labels, networks = tuple(map(str, range(len(run)))), iter(run)
+    else:
+        raise ModelError(
+            "change takes two networks, or the checkpoints of a run in the place of both, found "
+            f"one {type(run).__name__}"
+        )
+    if len(labels) < 2:
+        raise ModelError(f"a run has two checkpoints or more, found {len(labels)}")
+    # Two networks at a time: a run may be longer than memory.
+    before, each = next(networks), []
+    for after in networks:
+        try:
+            each.append(_change(before, after, metric, **options))
+        except Unchanged:
+            each.append(None)
+        before = after
+    known = [found.components for found in each if found is not None]
+    if not known:
+        raise ModelError("all checkpoints are the same function: there is no change to split")
+    if any(names != known[0] for names in known):
+        raise ModelError("the checkpoints have different components, so that no table holds them")
+    return ChangeSeries(labels[1:], tuple(each), known[0])
+
+
+def _change(
+    a: Any,
+    b: Any,
+    metric: Metric,
+    by: Any,
+    of: Any,
+    ends: bool,
+    align: Any,
+    n_ctx: int | None,
+    dtype: DTypeLike,
+    budget: Budget,
+) -> Change:
+    """The change between two networks, see `change`."""
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, n_ctx)
     setting = Setting(metric, dtype_name(dtype), budget)
     if exchanges_weights:
@@ -405,7 +548,7 @@ def _change_of_functions(
     said = caveats(a, b)
     total = _measure(start, b, of, setting)
     if total <= 0:
-        raise ModelError("the models are the same function: there is no change to split")
+        raise Unchanged("the models are the same function: there is no change to split")
     # Shares are relative to |b - a|^2, those of a cosine to its own change in units of |b|.
     relative_to = total if of == "distance" else total**2 * _squared_norm(b, setting)
     pair, error = pair.certified(relative_to, 1)
@@ -422,7 +565,7 @@ def _change_of_functions(
     # left.
     missed = abs(together.sum() / total - 1)
     precision.report(max(missed, error), "a share of the change", arithmetic, 2)
-    warn_of_caveats(said, stacklevel=3)
+    warn_of_caveats(said, stacklevel=4)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
     spread = _jackknife(slopes)
@@ -497,7 +640,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
     check_finite(total)
     if total == 0:
         what = f"have one {name}" if callable(of) else "are the same function on these inputs"
-        raise ModelError(f"the networks {what}: there is no change to split")
+        raise Unchanged(f"the networks {what}: there is no change to split")
     slopes = integral_of_weights(lineage, total) @ np.stack(list(parts.values())).T
     share = slopes.sum(axis=0) / total
     if abs(share.sum() - 1) > CLOSE:
@@ -521,7 +664,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
     if not callable(of) and len(parts) > 1 and (found.removed > total).all():
         found = dataclasses.replace(found, caveats=(*said, _NO_LINEAGE))
     for caveat in found.caveats:
-        warnings.warn(caveat, CaveatWarning, stacklevel=3)
+        warnings.warn(caveat, CaveatWarning, stacklevel=4)
     return found
 
 

@@ -61,6 +61,10 @@ _MOST_GROUPS = 8
 """Most groups of draws."""
 
 
+class Unchanged(ModelError, ResultError):
+    """Two networks that are one function, or differ by rounding: there is no change to split."""
+
+
 def groups_of(
     names: Sequence[str], by: str | int | Sequence[str]
 ) -> dict[str, Float[np.ndarray, " parameters"]]:
@@ -203,7 +207,7 @@ class OnInputs:
         rounding = (_ROUNDING * float(np.finfo(setting.dtype).eps)) ** 2
         least = rounding * squares if of == "distance" else rounding / 2
         if 0 < self.total <= least:
-            raise ResultError(
+            raise Unchanged(
                 "the networks differ by less than rounding on these inputs: there is no change to "
                 "split"
             )
