@@ -220,6 +220,7 @@ def test_equal_units_of_a_step_have_correlation_one():
     assert_close(np.diag(values), mean, scale=1.0, rtol=1e-15)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sin", "relu"])
 def test_gradients_are_finite_differences(name):
@@ -534,6 +535,7 @@ def test_steps_without_variance_are_shut_at_their_threshold():
         assert_close(found[1], first, rtol=1e-14)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_gradients_of_gated_units_are_finite_differences():
     """A pair of equal gates, computed alone, among pairs of the series."""
@@ -682,6 +684,7 @@ def test_slopes_of_elu_where_thresholds_meet(alpha):
     assert_close(np.array(slopes), expected, scale=1 + np.abs(expected), rtol=1e-13)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_slopes_of_equal_and_opposite_units_of_elu(compiled):

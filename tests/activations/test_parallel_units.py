@@ -202,7 +202,7 @@ def test_values_and_slopes_go_on_to_parallel_units(f, g):
 PAIRS = sorted(combinations_with_replacement(sorted(ACTIVATIONS), 2))
 
 
-@pytest.mark.sampled(quick=0, slow=60)
+@pytest.mark.sampled(quick=0, slow=30)
 @pytest.mark.slow
 @pytest.mark.parametrize("f, g", PAIRS)
 def test_parallel_units_of_every_pair_of_activations(f, g):
@@ -216,6 +216,7 @@ def test_parallel_units_of_every_pair_of_activations(f, g):
         assert_gated(f, g, EXACT)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "f, g, gaps", [("relu6", "sigmoid", (0.0, 1e-12, 1e-4)), ("sin", "hardswish", (0.0,))]

@@ -32,7 +32,7 @@ def changed(before, after):
     return {name for name in {*before, *after} if before.get(name) != after.get(name)}
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("case", LAYOUTS)
 @pytest.mark.parametrize(
     ("kinds", "norm"),

@@ -82,7 +82,7 @@ def by_plans(monkeypatch):
     monkeypatch.setattr(features, "spaces", lambda *arguments: [])
 
 
-@pytest.mark.sampled(quick=1)
+@pytest.mark.sampled(quick=1, slow=6)
 @pytest.mark.parametrize("name", [*RUNS, pytest.param("language models", marks=pytest.mark.slow)])
 def test_the_numbers_are_those_of_single_pairs(name, rng, always, by_plans):
     make, metric, slices = RUNS.get(name, (language_model, CLOSURE, False))
@@ -196,6 +196,7 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
     assert again.identical(found) and contents(parts) == contents(whole)
 
 
+@pytest.mark.full
 @compiled
 @pytest.mark.slow
 def test_worker_processes_cut_plans_of_large_models(rng):

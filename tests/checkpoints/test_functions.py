@@ -101,7 +101,7 @@ def beside(function, params, model, x, given):
     assert_close(found, wanted, scale=LARGEST, rtol=1e-9)
 
 
-@pytest.mark.sampled(quick=0)
+@pytest.mark.sampled(quick=0, slow=17)
 @pytest.mark.parametrize("name", VECTORS)
 def test_functions_of_vectors(name, rng):
     params = weights(rng)
@@ -337,6 +337,7 @@ def test_random_programs(rng):
     assert check_programs(rng, 6) <= 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_many_random_programs(rng):
     assert check_programs(rng, 300) <= 60

@@ -154,7 +154,7 @@ def crossed():
             yield pytest.param(name, way, id=f"{name}-{way}", marks=marks)
 
 
-@pytest.mark.sampled(quick=1, slow=100)
+@pytest.mark.sampled(quick=1, slow=50)
 @pytest.mark.parametrize(("name", "way"), crossed())
 def test_single_modules(name, way, tmp_path):
     WAYS[way](cases.SINGLE[name], tmp_path, 0)
@@ -179,7 +179,7 @@ def crossed_sequences():
             yield pytest.param(name, way, length, id=f"{name}-{at}", marks=marks)
 
 
-@pytest.mark.sampled(quick=0, slow=30)
+@pytest.mark.sampled(quick=0, slow=15)
 @pytest.mark.parametrize(("name", "way", "length"), crossed_sequences())
 def test_sequences(name, way, length, tmp_path):
     """At the length asked for; without one, a model that claims no length is right at each."""
@@ -321,12 +321,14 @@ def test_programs(tmp_path):
     assert read_all(partial(read_from_file, folder=tmp_path), OPERATIONS, 10, longest=3) > 0.8
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_many_programs(tmp_path):
     assert read_all(read_as_module, OPERATIONS, 150) > 0.8
     assert read_all(partial(read_from_file, folder=tmp_path), OPERATIONS, 150) > 0.8
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_programs_beyond_layers():
     """What no layer describes is refused, wherever it stands, or does not reach the output."""

@@ -35,6 +35,7 @@ def refused(path, message, error=tnsim.CheckpointError, **options):
     return caught.value
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_whole_corpus():
     """Loaded or refused, within two seconds each and 200 MiB, in a process with limits."""

@@ -20,6 +20,7 @@ METRICS = {
 }
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
@@ -67,6 +68,7 @@ def test_gradient_with_respect_to_the_metric(rng):
     assert_close(gradient, slope, scale=LARGEST, rtol=1e-6, limited_by="finite differences")
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
@@ -89,6 +91,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
     assert_close(batched, expected, scale=1.0, rtol=1e-12)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
@@ -129,6 +132,7 @@ def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
     assert_close(value, tnsim.similarity(a, b), scale=1, rtol=1e-5, limited_by="float32")
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case, metric, first",
@@ -270,6 +274,7 @@ def in_basis(matrices, basis, inverse):
     return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), tnsim.Bilinear(*second)])
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, condition, rtol",

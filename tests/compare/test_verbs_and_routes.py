@@ -112,7 +112,7 @@ def forced(name):
         yield
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("pair, metric", CROSSED)
 def test_every_verb_by_every_route(pair, metric, rng):
     metric = METRICS[metric](rng)

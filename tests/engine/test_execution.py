@@ -93,7 +93,7 @@ PLANNED = [
 ]
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("name, metric", PLANNED)
 def test_all_tiers_run_the_same_plan(name, metric, rng, monkeypatch):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)

@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_integrals_of_component_functions(case, rng):
@@ -193,6 +194,7 @@ def test_a_planted_change_is_found_under_scrambled_gauges(rng):
     assert_close(found.share, wanted, scale=1.0, rtol=1e-9)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=4)

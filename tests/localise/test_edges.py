@@ -145,7 +145,7 @@ def by_of(model):
     return "head" if model.attends else "layer"
 
 
-@pytest.mark.sampled(quick=0)
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.parametrize("name", ["mlp", "no skip", slow("nested"), slow("attention"), "mixed"])
 def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
     model = stack(name, rng)

@@ -121,7 +121,7 @@ def test_paths_and_their_series(made, metric, route, by, dtype):
     assert_close(other.values.sum(), inner, scale=abs(other.values).max(), **tolerance)
 
 
-@pytest.mark.sampled(quick=0, slow=3)
+@pytest.mark.sampled(quick=0, slow=1)
 def test_changes_and_edges(made, rng, route):
     """Derivatives are compiled, which takes most of the time: one metric stands for all."""
     metric = METRICS["mean and covariance"](rng)

@@ -95,7 +95,7 @@ def keeps_its_value(c, a, b, metric):
     assert_close(tnsim.similarity(c, diff, metric), cosine, scale=1.0, rtol=1e-12)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(slow=1)
 @pytest.mark.parametrize(
     "metric",
     [

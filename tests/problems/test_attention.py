@@ -75,6 +75,7 @@ def test_three_positions():
 DEEP_QUICK = "bilinear, then attention"
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["standard", slow("full")])
 @pytest.mark.parametrize("layers", [DEEP_QUICK, *(slow(x) for x in DEEP if x != DEEP_QUICK)])
@@ -87,7 +88,7 @@ def test_closure_is_the_joint_gaussian_layer_by_layer(layers, form):
     assert not found.exact
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("symmetrised", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layers", [*ONE_LAYER, *DEEP])
 def test_tree_metrics_are_those_of_dense_tensors(layers, symmetrised):
@@ -253,6 +254,7 @@ def test_deep_attention_grows_without_overflow():
         assert np.isfinite(log)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @backends.compiled
 def test_jax_agrees():

@@ -240,6 +240,7 @@ def test_gradients_of_slices(case, metric, rng, eager):
     )
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
 @pytest.mark.parametrize("case", TWO)
@@ -288,6 +289,7 @@ def test_gradients_of_moments_and_differences(rng, eager):
     )
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.Categorical([0.3, 0.7]), tnsim.Categorical(samples=5)])
 def test_gradients_over_tokens(metric, rng, eager):
