@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from covering import covering
 
 pytest_plugins = "pytester"
