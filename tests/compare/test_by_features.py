@@ -38,7 +38,7 @@ def by_diagrams(verb, a, b, metric, monkeypatch):
         return verb(a, b, metric)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_numbers_as_diagrams(case, inputs, features, rng, monkeypatch):
@@ -101,6 +101,7 @@ def test_weights_and_answers_of_either_precision(dtype, features, rng):
         assert_close(tnsim.similarity(a, b, dtype=precision), tnsim.similarity(*wide), rtol=1e-13)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_cheaper_route_is_taken(rng):
     """Search is a part of the cost: of ten diagrams of two layers as of hundreds of three."""

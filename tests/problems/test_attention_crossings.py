@@ -442,6 +442,7 @@ def one_by_one(monkeypatch):
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
@@ -606,6 +607,7 @@ def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
 # ------------------------------------------------------------------------------- three layers
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @backends.interpreted
 @pytest.mark.parametrize("d", [3, 4])
