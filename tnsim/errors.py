@@ -6,6 +6,24 @@ which the command line prints as a line before it exits with status 2.
 
 from __future__ import annotations
 
+__all__ = [
+    "CaveatWarning",
+    "CheckpointError",
+    "DamagedStore",
+    "DuplicateWarning",
+    "ExecutorError",
+    "MissingExtra",
+    "ModelError",
+    "NegativeEigenvalueWarning",
+    "PrecisionWarning",
+    "ResultError",
+    "StoreMismatch",
+    "StoreWarning",
+    "TnsimError",
+    "TooLarge",
+    "UnsupportedLayer",
+]
+
 ON_INPUTS = (
     "What has no layer here (softmax, norms, top-k) is compared by its outputs on inputs of "
     "yours: tnsim.similarity(net, other, tnsim.Empirical(inputs)), many by "
