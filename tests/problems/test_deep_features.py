@@ -162,7 +162,7 @@ def test_vectors_too_many_to_be_kept(blocks, rng, monkeypatch):
     assert plan.route == "features" and plan.tiles.streamed and plan.peak_bytes <= room
     made = []
     making = features.block
-    monkeypatch.setattr(features, "block", lambda *a: made.append(a[3]) or making(*a))
+    monkeypatch.setattr(features, "block", lambda *a: made.append(a[2]) or making(*a))
     run = tnsim.pairwise(some, budget=small)
     whole = vectors(some, tnsim.Gaussian()).reshape(len(some), -1)
     whole /= np.linalg.norm(whole, axis=1, keepdims=True)

@@ -1,6 +1,6 @@
 """Coverage of stated errors: how often intervals of 95 % hold the exact similarity, and the bias.
 
-    python benchmarks/coverage.py [--cases N] [--samples N] [--out FILE]
+    python benchmarks/stated_errors.py [--cases N] [--samples N] [--out FILE]
 
 A case is a pair of networks of one hidden layer of ReLU units, of random sizes and weights, the
 second on the way from the first to a network of its own. Its exact similarity is that of arc-cosine
