@@ -380,6 +380,7 @@ def test_gradients_beyond_the_budget_are_refused(rng):
         jax.grad(lambda model: tnsim.similarity(model, b, budget=budget))(a)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_gradients_outside_of_a_trace_are_those_inside(rng):
     """Slopes of kernels by NumPy and by a compiled program, of the model with itself as well."""
@@ -399,6 +400,7 @@ def test_gradients_outside_of_a_trace_are_those_inside(rng):
                 assert_close(of_program, inside, scale=LARGEST, rtol=1e-11)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, transform", [("tanh", lambda f: f), ("relu", jax.jit)])
 def test_a_partner_in_float64_leaves_the_floats_of_a_trace(name, transform, rng):

@@ -279,7 +279,7 @@ WIDE = {
 }
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

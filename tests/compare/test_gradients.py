@@ -63,7 +63,7 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "work, verb",
     [
@@ -128,6 +128,7 @@ def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng
         assert_close(square, 2 * cosine(weights) * one, scale=LARGEST, rtol=1e-12)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
@@ -145,6 +146,7 @@ def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
                 assert_close(other, one, scale=LARGEST, rtol=rtol, limited_by=reason)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_maps_checkpoints_and_second_derivatives(weights, cosine):
     gradient = differentiated(jax.grad, cosine, weights)

@@ -234,6 +234,7 @@ def test_every_verb(layers, kind):
         check_alike(layers, kind, name)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["Bilinear", "Elementwise", "Embedding"])
 @pytest.mark.parametrize("kind", ["jax float32", "jax float64"])

@@ -63,6 +63,7 @@ def split(rng, x):
     return replaced(x, x.left[rows], x.right[rows], down, x.left_bias[rows], x.right_bias[rows])
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [permuted, rescaled, swapped, split])
 @pytest.mark.parametrize("metric", METRICS)

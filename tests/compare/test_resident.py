@@ -151,6 +151,7 @@ def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
     assert (tnsim.similarity(a, b, metric), tnsim.log_inner(a, b, metric)) == first
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("slices", [False, True])
 @compiled

@@ -105,7 +105,7 @@ def check(b, make, metric, dtype, tolerance):
         assert_close(found, expected, scale=1.0, rtol=tolerance, limited_by=dtype)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(HOMOGENEOUS, slow=["bilinear, then attention"]))
 @LAWS
@@ -122,7 +122,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
     check(b, HOMOGENEOUS[name], metric, dtype, tolerance)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("dtype", RANGES)
 @pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
 @LAWS
@@ -367,6 +367,7 @@ def test_many_models(case, rng):
     assert_close(run.slices, expected.slices, scale=1.0, rtol=1e-11)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_traced(rng):
     """Derivatives, compiled and mapped calls, for weights of any size."""

@@ -102,7 +102,7 @@ def check(value, a, b, metric, dtype):
 sizes = st.integers(-40, 40)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "kinds", [slow(["bilinear"]), slow(["residual"]), ["linear", "bilinear", "residual"]]
 )
@@ -182,6 +182,7 @@ def test_states_without_constants_at_any_depth(size, metric):
     assert_close(tnsim.similarity(a, b, METRICS[metric]), expected, scale=1.0, rtol=1e-9)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])

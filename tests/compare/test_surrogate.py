@@ -24,7 +24,7 @@ def cut(activation, mean, deviation, degree):
     return lambda u: hermite_e.hermeval((u - mean) / deviation, series)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "degree",
     [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(6, marks=pytest.mark.slow)],

@@ -100,6 +100,7 @@ def drawn(kinds):
     return [{r: rng.normal(size=s) for r, s in sequence_shapes(k, N_CTX).items()} for k in kinds]
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("orders", [(3, 3), (2, 3), (4, 3)])

@@ -91,7 +91,7 @@ WRITTEN_OUT = [
 ]
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(slow=1)
 @pytest.mark.parametrize(("form", "metric"), WRITTEN_OUT)
 def test_as_if_written_out(form, metric, rng):
     a, b = (network(rng, **NETWORKS[form]) for _ in "ab")

@@ -57,7 +57,7 @@ def meet_inner(a, b, metric):
     assert_close(found, tnsim.inner(a, b, metric), scale=scale, rtol=1e-10)
 
 
-@pytest.mark.crossing
+@pytest.mark.crossing(slow=1)
 @pytest.mark.parametrize("name, metric", two_roads())
 def test_networks_of_a_metric_give_inner(name, metric, rng):
     a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)

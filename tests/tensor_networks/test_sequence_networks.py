@@ -63,7 +63,7 @@ def test_tree_networks_are_inner(layers, metric):
     agree(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
 
 
-@pytest.mark.crossing(quick=0)
+@pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "form", [slow("standard"), slow("alike"), slow("diagonal"), slow("each"), "full"]
 )
