@@ -1,6 +1,6 @@
 """Networks that people have, each through similarity, pairwise, change and the page at first try.
 
-    python benchmarks/networks.py [--rows NAMES] [--out FILE]
+    python benchmarks/networks.py [--rows NAMES]
 
 Every network is tiny, in two versions of which the second has other weights by a fifth. Networks of
 vectors are compared as they are; those that read tokens, images or sequences on 64 inputs, as
@@ -263,10 +263,9 @@ def row(name: str) -> list[str]:
 
 
 def main() -> None:
-    """Print, or write, the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="", help="names with commas; all by default")
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     names = [name for name in NETWORKS if not asked.rows or name in asked.rows.split(",")]
@@ -274,11 +273,7 @@ def main() -> None:
     for name in names:
         lines.append("| " + " | ".join(row(name)) + " |")
         print(lines[-1], file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
-    if asked.out is None:
-        print(text)
-    else:
-        asked.out.write_text(text)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Coverage of stated errors: how often intervals of 95 % hold the exact similarity, and the bias.
 
-    python benchmarks/stated_errors.py [--cases N] [--samples N] [--out FILE]
+    python benchmarks/stated_errors.py [--cases N] [--samples N]
 
 A case is a pair of networks of one hidden layer of ReLU units, of random sizes and weights, the
 second on the way from the first to a network of its own. Its exact similarity is that of arc-cosine
@@ -11,7 +11,6 @@ less than the number of groups.
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -73,11 +72,10 @@ def case(seed: int, samples: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    """Print, or write, the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=4096)
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     every = np.array([case(seed, asked.samples) for seed in range(asked.cases)])
     lines = [f"| {COLUMNS} |", "|---|---|---|---|---|---|"]
@@ -88,11 +86,7 @@ def main() -> None:
         size = float(np.sqrt(np.mean(errors**2)))
         row = f"{held[0]:.1f} % | {held[1]:.1f} % | {bias:+.1f} | {size:.1e}"
         lines.append(f"| {kind} | {len(errors):,} | {row} |")
-    text = "\n".join(lines) + "\n"
-    if asked.out is None:
-        print(text)
-    else:
-        asked.out.write_text(text)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

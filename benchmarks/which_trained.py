@@ -1,6 +1,6 @@
 """Which part changed, on trained runs: measures beside the loss when a part is put back.
 
-    python benchmarks/which_trained.py [--seeds N] [--out FILE]
+    python benchmarks/which_trained.py [--seeds N]
 
 Four runs of small networks, each over several seeds, each a pair of checkpoints:
 
@@ -27,7 +27,6 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -217,10 +216,9 @@ def measured(a: nn.Module, b: nn.Module, x: Any, loss: Any) -> dict[str, np.ndar
 
 
 def main() -> None:
-    """Print, or write, the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -241,11 +239,7 @@ def main() -> None:
             ranked = f"{np.mean(ranks):.2f} ({min(ranks):.2f}), " if name[:3] != "one" else ""
             cells.append(f"{ranked}{first} of {len(found)}")
         lines.append(f"| {name} | {len(found[0]['truth'])} | {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
-    if asked.out is None:
-        print(text)
-    else:
-        asked.out.write_text(text)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -86,3 +86,10 @@ def test_runs_that_are_not_finished_are_refused():
     values = {"similarity": (("a", "b"), np.array([[1.0, np.nan], [np.nan, 1.0]]))}
     with pytest.raises(tnsim.errors.ResultError, match="finish the run first"):
         findings(xr.Dataset(values, {"a": [0, 1], "b": [0, 1]}))
+
+
+def test_a_run_of_thousands_takes_matrices_and_no_list_of_pairs(rng):
+    run = run_of(rng.normal(size=(1500, 4)).cumsum(axis=0))
+    above = run.similarity.values[np.triu_indices(1500, 1)]
+    said = findings(run)[0]
+    assert said.startswith(f"1500 models, 0 to 1499: similarity from {above.min():.3g} (")

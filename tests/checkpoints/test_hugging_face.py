@@ -1,5 +1,6 @@
 """Folders of Hugging Face run on inputs as the modules of its library."""
 
+import re
 import shutil
 
 import numpy as np
@@ -72,6 +73,17 @@ def test_files_of_other_tensors_are_no_network(folders, tmp_path, name, change, 
     data = tnsim.Empirical(np.ones((3, 4), int))
     with pytest.raises(tnsim.CheckpointError, match=said):
         tnsim.similarity(folders[0], tmp_path / "c", data)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\x00" * 64])
+def test_damaged_folders_are_refused_in_one_way(folders, tmp_path, name, content):
+    shutil.copytree(folders[0], tmp_path / "c")
+    (tmp_path / "c" / name).write_bytes(content)
+    data = tnsim.Empirical(np.ones((3, 4), int))
+    for call in (tnsim.similarity, lambda *pair: tnsim.pairwise(list(pair[:2]), pair[2])):
+        with pytest.raises(tnsim.CheckpointError, match=re.escape(str(tmp_path / "c"))):
+            call(folders[0], tmp_path / "c", data)
 
 
 def test_attention_without_dropout_draws_nothing(folders):

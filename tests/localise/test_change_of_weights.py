@@ -299,6 +299,40 @@ def test_networks_without_common_weights_are_warned_of():
     assert said[0].filename == __file__
 
 
+def test_a_run_of_modules_by_distance_similarity_and_score():
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2), nn.Tanh()).double()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second[0].weight.add_(0.1)
+    third = copy.deepcopy(second)
+    with torch.no_grad():
+        third[2].bias.add_(0.2)
+    x = torch.randn(20, 3, dtype=torch.float64)
+
+    def loss(net):
+        return net(x).square().mean()
+
+    data = tnsim.Empirical(x)
+    for options in ({}, {"of": "similarity"}, {"of": loss}, {"by": "parameter"}):
+        run = tnsim.change([first, second, third], metric=data, **options)
+        assert run.labels == ("1", "2")
+        for found, pair in zip(run.each, [(first, second), (second, third)], strict=True):
+            alone = tnsim.change(*pair, data, **options)
+            assert found.components == alone.components == run.components
+            assert_close(found.share, alone.share, rtol=1e-12)
+            assert_close(found.total, alone.total, rtol=1e-12)
+
+
+def test_a_folder_of_a_run_is_its_checkpoints(tmp_path, rng):
+    nets = [tnsim.Model([tnsim.Bilinear(*rng.normal(size=(3, 2, 2)))]) for _ in range(3)]
+    for step, net in enumerate(nets):
+        tnsim.save(net, tmp_path / f"step_{step * 10}.safetensors")
+    found = tnsim.change(tmp_path)
+    assert found.labels == ("10", "20")
+    assert_close(found.total, tnsim.change(nets).total, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_a_transformer_of_hugging_face():
     transformers = pytest.importorskip("transformers")

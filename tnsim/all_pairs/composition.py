@@ -107,9 +107,12 @@ def _scores(
         read: Maps V by which it reads values.
     """
     outer, inner = (maps @ maps.swapaxes(-1, -2) for maps in (beside, read))
-    between = np.einsum("aid,bjd->abij", reads, written)
-    # |B^T X V|^2 = trace of (B B^T) X (V V^T) X^T, with X = R W^T.
-    squares = np.einsum("aik,abkl,blj,abij->ab", outer, between, inner, between, optimize=True)
+    # |B^T X V|^2 = trace of (B B^T) X (V V^T) X^T, with X = R W^T. One reader at a time: all pairs
+    # of a thousand heads of width 128 would take 137 GB.
+    squares = np.empty((len(reads), len(written)))
+    for n, (gram, reader) in enumerate(zip(outer, reads, strict=True)):
+        between = reader @ written.swapaxes(-1, -2)
+        squares[n] = ((gram @ between @ inner) * between).sum(axis=(-1, -2))
     norms = [
         np.einsum("hij,hij->h", gram, maps @ maps.swapaxes(-1, -2))
         for gram, maps in ((outer, reads), (inner, written))

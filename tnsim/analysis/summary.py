@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis.matrices import square
-from tnsim.analysis.phases import segment
+from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
@@ -170,21 +170,20 @@ def _is_one_set(result: xr.Dataset) -> bool:
 
 def _range(result: xr.Dataset, one_set: bool) -> str:
     values, (rows, columns) = result["similarity"].values, (result[dim].values for dim in "ab")
-    if one_set:
-        counted = f"{len(rows)} models, {rows[0]}"
-        pairs = [(i, j) for i in range(len(rows)) for j in range(i + 1, len(rows))]
-    else:
-        counted = f"{len(rows)} x {len(columns)} models"
-        pairs = list(np.ndindex(values.shape))
-    if not pairs:
+    counted = (
+        f"{len(rows)} models, {rows[0]}" if one_set else f"{len(rows)} x {len(columns)} models"
+    )
+    if one_set and len(rows) < 2:
         return "1 model: nothing to compare it with."
     if one_set and len(rows) == 2:
         return f"{counted} and {rows[1]}: similarity {_shown(values[0, 1])}."
-    of_pairs = [values[pair] for pair in pairs]
-    ends = [
-        f"{_shown(values[i, j])} ({rows[i]} and {columns[j]})"
-        for i, j in (pairs[int(np.argmin(of_pairs))], pairs[int(np.argmax(of_pairs))])
+    # Of one set each pair once, and no model beside itself.
+    counts = np.triu(np.ones(values.shape, bool), 1) if one_set else np.ones(values.shape, bool)
+    places = [
+        np.unravel_index(find(np.where(counts, values, beyond)), values.shape)
+        for find, beyond in ((np.argmin, np.inf), (np.argmax, -np.inf))
     ]
+    ends = [f"{_shown(values[i, j])} ({rows[i]} and {columns[j]})" for i, j in places]
     counted += f" to {rows[-1]}" if one_set else ""
     return f"{counted}: similarity from {ends[0]} to {ends[1]}."
 
@@ -209,8 +208,8 @@ def _changes(similarity: xr.DataArray) -> list[str]:
             f"Changed here: {place} (similarity {_shown(along[largest])}; the other steps {rest})."
         ]
     if len(labels) >= 2 * _PHASES:
-        found = segment(table, _PHASES)
-        within = found.cost / segment(table, 1).cost
+        whole, *_, found = segmentations(table, _PHASES)
+        within = found.cost / whole.cost
         spans = [
             f"{labels[start]} to {labels[stop - 1]}" if stop - start > 1 else f"{labels[start]}"
             for start, stop in zip(

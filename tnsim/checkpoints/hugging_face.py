@@ -6,11 +6,12 @@ trusted in nothing.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from tnsim.checkpoints.configurations import configuration
+from tnsim.checkpoints.guard import naming, refusing
 from tnsim.errors import CheckpointError, MissingExtra
 
 _FAULTS = {
@@ -27,15 +28,16 @@ def architecture_of(path: Any) -> str | None:
     Args:
         path: Path of anything.
 
+    Raises:
+        CheckpointError: There is a configuration, and it is damaged or too long.
+
     Example:
         >>> architecture_of("no folder") is None
         True
     """
-    try:
-        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-        name = config["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None
+    with naming(path):
+        named = (configuration(Path(path) / "model.safetensors") or {}).get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name.isidentifier() else None
 
 
@@ -61,7 +63,7 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             f"{os.fspath(path)}: config.json names {name!r}, which is no network of transformers "
             f"{transformers.__version__}: load it by its own code and give the module"
         )
-    try:
+    with naming(path), refusing(f"cannot be loaded as {name}"):
         loaded, told = made.from_pretrained(
             path,
             local_files_only=True,
@@ -69,8 +71,6 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, by name
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{os.fspath(path)}: cannot be loaded as {name}: {error}") from error
     # The library fills what a file lacks with random numbers.
     for kind, said in _FAULTS.items():
         keys = (key if isinstance(key, str) else key[0] for key in told.get(kind, ()))

@@ -292,6 +292,13 @@ class ChangeSeries:
         labels: Labels of the later checkpoints.
         each: `Change` of every step; None where a step left the function as it was.
         components: Labels of the components.
+
+    Example:
+        >>> import tnsim
+        >>> model = lambda w: tnsim.Model([tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[w]]))])
+        >>> steps = tnsim.change({0: model(1.0), 10: model(1.0), 20: model(2.0)})
+        >>> steps.labels, steps.share.tolist()
+        ((10, 20), [[0.0], [1.0]])
     """
 
     labels: tuple[Any, ...]
@@ -564,7 +571,7 @@ def _change_of_functions(
     # The parts sum to the total; by how much they miss it shows the digits that cancellation has
     # left.
     missed = abs(together.sum() / total - 1)
-    precision.report(max(missed, error), "a share of the change", arithmetic, 2)
+    precision.report(max(missed, error), "a share of the change", arithmetic, 4)
     warn_of_caveats(said, stacklevel=4)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
