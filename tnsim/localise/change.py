@@ -219,8 +219,8 @@ class Change:
 
     Attributes:
         components: Labels of the components.
-        share: Signed shares (components,), which sum to 1; along weights, to 1 within a thousandth,
-            or a caveat says what is missing.
+        share: Signed shares (components,), which sum to 1; along weights, each and their sum within
+            a thousandth, or a caveat says how well they are known.
         total: Squared distance `|b - a|^2` in units of squared outputs, or `1 - similarity`, or the
             score of b less that of a.
         surroundings: The same measure of the change of linear layers alone, which are no components
@@ -432,7 +432,8 @@ def change(
 
     Warns:
         PrecisionWarning: Few digits of the shares are left.
-        CaveatWarning: Shares along weights miss 1, or any exchange of weights breaks the function.
+        CaveatWarning: Shares along weights are known to less than a thousandth, or any exchange of
+            weights breaks the function.
 
     Example:
         >>> import numpy as np, tnsim
@@ -648,12 +649,13 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
     if total == 0:
         what = f"have one {name}" if callable(of) else "are the same function on these inputs"
         raise Unchanged(f"the networks {what}: there is no change to split")
-    slopes = integral_of_weights(lineage, total) @ np.stack(list(parts.values())).T
+    slopes, error = integral_of_weights(lineage, np.stack(list(parts.values()), axis=1))
     share = slopes.sum(axis=0) / total
-    if abs(share.sum() - 1) > CLOSE:
+    if error > CLOSE:
         said += (
-            f"shares sum to {share.sum():.4g} and not to 1, as the path of weights between the "
-            "networks is too rough for 64 nodes: split the change at a checkpoint in between",
+            f"shares, which sum to {share.sum():.4g}, are known to {error:.1g} only, as the path "
+            "of weights between the networks is too rough for 129 nodes: split the change at a "
+            "checkpoint in between",
         )
     found = Change(
         tuple(label.replace("layers.", "layer ", 1) for label in parts),
