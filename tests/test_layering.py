@@ -30,7 +30,7 @@ FOLDERS = {  # folder (or file of the root): the folders that it imports; nothin
     "all_pairs": "analysis checkpoints circuits compare engine errors files long_work metrics models names problems scaled sessions tables tnsim",
     "localise": "all_pairs checkpoints compare engine errors metrics models problems scaled tables",
     "tensor_networks": "engine errors metrics models names problems scaled sessions",
-    "torch": "analysis checkpoints compare engine errors metrics models problems scaled",
+    "torch": "analysis checkpoints compare engine errors localise metrics models problems scaled",
     "cli": "all_pairs analysis checkpoints circuits compare engine errors files localise metrics models tables tensor_networks tnsim",
     "__main__": "cli",
     "__init__": "activations all_pairs analysis checkpoints circuits compare engine errors localise metrics models sessions tensor_networks torch",

@@ -61,6 +61,47 @@ def test_numbers_are_similarities_of_the_states():
     assert all(parameter.requires_grad for parameter in net.parameters()) and net.training
 
 
+def test_the_parts_that_move_are_told():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+    for parameter in net[0].parameters():
+        parameter.requires_grad_(False)
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    monitor = tnsim.torch.Monitor(tnsim.Empirical(x), every=3, by="module")
+    states, numbers = trained(net, 4, monitor)
+    moved = {name: n for name, n in numbers[3].items() if name.startswith("moved/")}
+    assert set(moved) == {"moved/0", "moved/3"}
+    assert not any(name.startswith("moved/") for name in numbers[0])
+    now = states[3].double()
+    put_back = copy.deepcopy(now)
+    put_back[3].load_state_dict(states[0][3].state_dict())
+    with torch.no_grad():
+        outputs, other = now(torch.as_tensor(x)), put_back(torch.as_tensor(x))
+    assert moved["moved/0"] == 0.0
+    assert_close(moved["moved/3"], float((outputs - other).norm() / outputs.norm()))
+    # A network that stands still moves by none of them.
+    still = monitor(6, states[3])
+    assert [still[name] for name in moved] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("by", ["layer", "module"])
+def test_the_parts_of_models_that_move_are_told(by):
+    torch.manual_seed(0)
+    net = Net()
+    # Under a metric of weights the layers of the model move, and under inputs the modules do.
+    monitor = tnsim.torch.Monitor(tnsim.Gaussian(samples=256), every=3, by=by)
+    states, numbers = trained(net, 4, monitor)
+    moved = {name: n for name, n in numbers[3].items() if name.startswith("moved/")}
+    if by == "module":
+        assert set(moved) == {"moved/left", "moved/right", "moved/down"}
+        assert all(0 < n < 1 for n in moved.values())
+        return
+    change = tnsim.change(states[0], states[3], by="layer")
+    norm = tnsim.inner(tnsim.from_module(states[3]), tnsim.from_module(states[3]))
+    wanted = [(n / float(norm)) ** 0.5 for n in change.removed]
+    assert_close(list(moved.values()), wanted)
+
+
 def test_a_network_in_training_is_compared_as_in_evaluation():
     """Dropout draws anew and batch norm takes the batch while a network trains."""
     torch.manual_seed(0)

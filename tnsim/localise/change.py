@@ -176,11 +176,15 @@ class _Weights(NamedTuple):
 
     Args:
         lineage: The two networks, and those between them.
+        labels: Labels of the components.
         groups: For each component, which weights are its own.
+        caveats: Differences between the models and the networks they were read from.
     """
 
     lineage: Lineage
+    labels: tuple[str, ...]
     groups: tuple[Float[np.ndarray, " weights"], ...]
+    caveats: tuple[str, ...]
 
     def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
         """See `_Exchanges`."""
@@ -534,14 +538,13 @@ def _change(
     return _change_of_functions(a, b, setting, by, of, ends, align)
 
 
-def _change_of_functions(
-    a: Any, b: Any, setting: Setting, by: Any, of: Any, ends: bool, align: Any
-) -> Change:
-    """The change of polynomials whose component functions are interpolated, see `change`."""
-    metric = setting.metric
-    check_bilinear(metric)
+def _functions_exchanged(
+    a: Any, b: Any, setting: Setting, by: Any, ends: bool, align: Any
+) -> tuple[_Pair, Model]:
+    """Two polynomials of one basis whose components are exchanged, and the first as it is."""
+    check_bilinear(setting.metric)
     one, two = with_dense_matrices(a), with_dense_matrices(b)
-    check_untraced("change", one, two, metric)
+    check_untraced("change", one, two, setting.metric)
     parts = components_of([one, two], by, linear=ends)
     check_polynomial(one, two)
     a, b = check_exchangeable(one, two, by)
@@ -551,7 +554,16 @@ def _change_of_functions(
     # A model between the two takes part in the choice of points, as its kinds of layers may be
     # those of neither end.
     middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
-    pair = _Pair(start, b, parts, setting, setting.points(start, middle, b))
+    return _Pair(start, b, parts, setting, setting.points(start, middle, b)), a
+
+
+def _change_of_functions(
+    a: Any, b: Any, setting: Setting, by: Any, of: Any, ends: bool, align: Any
+) -> Change:
+    """The change of polynomials whose component functions are interpolated, see `change`."""
+    metric = setting.metric
+    pair, a = _functions_exchanged(a, b, setting, by, ends, align)
+    start, b, parts = pair.a, pair.b, pair.parts
     exact_nodes(pair.family.degree)  # refused before anything is computed
     said = caveats(a, b)
     total = _measure(start, b, of, setting)
@@ -624,11 +636,53 @@ def _run_model(model: Model, inputs: Any) -> Any:
     return plain_forward(model, as_read(model, inputs))
 
 
-def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Change:
-    """The change of networks whose weights are exchanged, see `change`."""
+def moved_by(
+    a: Any, b: Any, metric: Metric, by: str | int | Sequence[str], n_ctx: int | None
+) -> dict[str, float]:
+    """How far every component alone moved a network, by forward passes or inner products alone.
+
+    Args:
+        a, b: The network before and after, as for `change`.
+        metric: Metric that weighs the inputs.
+        by: Granularity of components, as for `change`.
+        n_ctx: Length of the sequences on which models with attention are compared.
+
+    Returns:
+        `|b - b with the component of a| / |b|` by component.
+
+    Raises:
+        Unchanged: The two are one function, or differ by rounding.
+        ModelError, UnsupportedLayer, TooLarge: Raised as by `change`.
+
+    Example:
+        >>> import torch
+        >>> a = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())
+        >>> b = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())
+        >>> sorted(moved_by(a, b, Empirical([[1.0]]), "module", None))
+        ['0']
+    """
+    a, b, metric, exchanges_weights = _sides(a, b, metric, by, "distance", n_ctx)
+    setting = Setting(metric, "float64", Budget())
+    if exchanges_weights:
+        exchanges: Any = _weights_exchanged(a, b, setting, by, "distance")
+        labels, length = exchanges.labels, exchanges.lineage.length
+    else:
+        exchanges, _ = _functions_exchanged(a, b, setting, by, False, None)
+        labels = tuple(part.label for part in exchanges.parts)
+        length = _squared_norm(exchanges.b, setting) ** 0.5
+    # Rounding may take the squared norm of no difference below 0.
+    back = np.sqrt(np.maximum(exchanges.swapped("distance", True), 0.0))
+    return dict(zip(labels, (back / length).tolist(), strict=True))
+
+
+def _weights_exchanged(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> _Weights:
+    """Two networks, different ones, and the weights of every component.
+
+    Raises:
+        Unchanged: Both measure the same.
+    """
     metric = setting.metric
     said: tuple[str, ...] = ()
-    name: Any = getattr(of, "__name__", "score") if callable(of) else of
     if not callable(of):
         _check_measure(of)
         check_comparison(a, b, metric)
@@ -642,14 +696,27 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
         )
     else:
         check_untraced("change", a, b, metric)
-        lineage, said, by = OfModels(a, b, setting, name), caveats(a, b), "block"
-    parts = groups_of(lineage.names, "module" if by is None else by)
-    total = lineage.total
-    check_finite(total)
-    if total == 0:
-        what = f"have one {name}" if callable(of) else "are the same function on these inputs"
+        lineage, said, by = OfModels(a, b, setting, str(of)), caveats(a, b), "block"
+    check_finite(lineage.total)
+    if lineage.total == 0:
+        what = f"have one {_name(of)}" if callable(of) else "are the same function on these inputs"
         raise Unchanged(f"the networks {what}: there is no change to split")
-    slopes, error = integral_of_weights(lineage, np.stack(list(parts.values()), axis=1))
+    parts = groups_of(lineage.names, "module" if by is None else by)
+    labels = tuple(label.replace("layers.", "layer ", 1) for label in parts)
+    return _Weights(lineage, labels, tuple(parts.values()), said)
+
+
+def _name(of: Any) -> str:
+    """The name of a measure, or of a function that scores."""
+    return getattr(of, "__name__", "score") if callable(of) else of
+
+
+def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Change:
+    """The change of networks whose weights are exchanged, see `change`."""
+    exchanges = _weights_exchanged(a, b, setting, by, of)
+    lineage, labels, _, said = exchanges
+    total = lineage.total
+    slopes, error = integral_of_weights(lineage, np.stack(exchanges.groups, axis=1))
     share = slopes.sum(axis=0) / total
     if error > CLOSE:
         said += (
@@ -658,19 +725,19 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
             "checkpoint in between",
         )
     found = Change(
-        tuple(label.replace("layers.", "layer ", 1) for label in parts),
+        labels,
         share,
         total,
         0.0,
-        name,
-        name if callable(of) else metric.name,
+        _name(of),
+        _name(of) if callable(of) else setting.metric.name,
         False,
         _jackknife(slopes),
         said,
         f"weights exchanged, {lineage.how}",
-        _Weights(lineage, tuple(parts.values())),
+        exchanges,
     )
-    if not callable(of) and len(parts) > 1 and (found.removed > total).all():
+    if not callable(of) and len(labels) > 1 and (found.removed > total).all():
         found = dataclasses.replace(found, caveats=(*said, _NO_LINEAGE))
     for caveat in found.caveats:
         warnings.warn(caveat, CaveatWarning, stacklevel=4)

@@ -361,6 +361,11 @@ class OfModels:
         self.difference = b - a
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
 
+    @property
+    def length(self) -> float:
+        """The norm of B."""
+        return float(inner(self.b, self.b, **self.options)) ** 0.5
+
     def _model(self, switches: Any) -> Model:
         leaves = [(1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)]
         return jax.tree.unflatten(self.form, leaves)

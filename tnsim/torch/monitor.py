@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from tnsim.checkpoints.given import given_model
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
+from tnsim.localise.change import moved_by
+from tnsim.localise.change_of_weights import Unchanged
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.protocol import Metric
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-PREFIX = "similarity/"
-"""Beginning of the names under which loggers show the numbers."""
+PREFIX, MOVED = "similarity/", "moved/"
+"""Beginnings of the names under which loggers show the numbers."""
 
 
 class Monitor:
@@ -49,6 +51,9 @@ class Monitor:
         matrix: Most models in the matrix, at least 2; where it is full, every second of its models
             is left out.
         n_ctx: Length of the sequences on which models with attention are compared.
+        by: Components of which is recorded how far each moved the function since the last record,
+            `"module"`, `"block"`, a list of beginnings of names or another granularity of
+            `tnsim.change`, at a forward pass over the inputs for each; None for none.
         log: Logger: an object with `log(numbers, step=)` as a wandb run, with `add_scalar` as a
             `SummaryWriter`, or a function of (numbers, step); None for none.
 
@@ -80,6 +85,7 @@ class Monitor:
         every: int = 100,
         matrix: int = 32,
         n_ctx: int | None = None,
+        by: str | int | Sequence[str] | None = None,
         log: Any = None,
     ) -> None:
         if every < 1 or matrix < 2:
@@ -90,7 +96,8 @@ class Monitor:
         self.history: list[dict[str, float]] = []
         self._metric, self._every, self._most, self._n_ctx = metric, every, matrix, n_ctx
         self._inputs = metric.inputs if isinstance(metric, Empirical) else None
-        self._reference = None if reference is None else self._function(reference)
+        self._reference = None if reference is None else self._function(_frozen(reference))
+        self._by, self._components, self._before = by, (), None
         self._send = None if log is None else _sender(log)
         self._first: Any = None
         self._previous: Any = None
@@ -106,7 +113,9 @@ class Monitor:
 
         Returns:
             Similarities by name, `similarity/first`, `similarity/previous` and
-            `similarity/reference` as far as there are any; nothing where no record is due.
+            `similarity/reference` as far as there are any, and for each component, as in
+            `moved/h.0.attn`, the norm of what the function loses where the component is put back to
+            the last record, in units of the function's norm; nothing where no record is due.
 
         Raises:
             ModelError, UnsupportedLayer: The module cannot be compared under the metric.
@@ -115,7 +124,8 @@ class Monitor:
         # gradients.
         if step % self._every or (self.history and self.history[-1]["step"] == step):
             return {}
-        now = self._function(module)
+        frozen = _frozen(module)
+        now = self._function(frozen)
         # Comparisons asked for by name, and with all models of the matrix. A model that stands
         # under several names is compared once, which its identity tells.
         named = {"first": self._first, "previous": self._previous, "reference": self._reference}
@@ -127,6 +137,7 @@ class Monitor:
         for key, other in distinct.items():
             by_object[key] = float(similarity(now, other, self._metric))
         numbers = {PREFIX + name: by_object[id(other)] for name, other in named.items()}
+        numbers |= self._moved(frozen)
         self._keep(step, now, [by_object[id(model)] for _, model in self._kept])
         self._first = now if self._first is None else self._first
         self._previous = now
@@ -190,12 +201,20 @@ class Monitor:
         hooks = {"on_train_begin": record, "on_step_end": record}
         return type("SimilarityCallback", (base,), hooks)()
 
+    def _moved(self, now: Any) -> dict[str, float]:
+        """How far every component moved the function since the last record."""
+        before, self._before = self._before, now if self._by is not None else None
+        if self._by is None or before is None:
+            return {}
+        try:
+            moved = moved_by(before, now, self._metric, self._by, self._n_ctx)
+        except Unchanged:
+            moved = dict.fromkeys(self._components, 0.0)
+        self._components = tuple(moved)
+        return {MOVED + name: value for name, value in moved.items()}
+
     def _function(self, module: Any) -> Any:
-        """The function of a module as it is now, which later steps of training leave alone."""
-        # A module is copied whole, with dropout off and without gradients, and the module in
-        # training stays in its mode. A model holds copies of the weights.
-        if hasattr(module, "named_parameters"):
-            module = copy.deepcopy(module).eval().requires_grad_(False)
+        """The function of a module."""
         try:
             runs = may_estimate(self._metric)
             function = given_model(module, self._n_ctx, self._inputs, runs=runs)
@@ -233,6 +252,15 @@ class Monitor:
         canvas = FigureCanvasAgg(self.figure())
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _frozen(module: Any) -> Any:
+    """A copy of a module as it is now, which later steps of training leave alone."""
+    # A module is copied whole, with dropout off and without gradients, and the module in training
+    # stays in its mode.
+    if hasattr(module, "named_parameters"):
+        return copy.deepcopy(module).eval().requires_grad_(False)
+    return module
 
 
 def _base(modules: tuple[str, ...], name: str) -> type:
