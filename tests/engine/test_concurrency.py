@@ -16,8 +16,6 @@ import tnsim.engine.plan
 from tnsim.compare.planned import plan_for
 from tnsim.compare.request import CROSS
 from tnsim.engine import costs
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.passes.splitting import split
 from tnsim.engine.planner import LARGE
 from tnsim.engine.runtime import devices, execution
 from tnsim.problems.base import model_weights
@@ -105,16 +103,6 @@ def test_few_elements_are_sent_ahead_at_a_time():
     assert max(under_way) == execution._AHEAD
 
 
-def test_a_loop_of_turns_is_a_part_of_its_own():
-    body = Program(((3,),), (Operation("sum", (0,), ((0,),), (0,), (2.0,)),), (1,))
-    double = Operation("sum", (0,), ((0, 1),), (0, 1), (2.0,))
-    loop = Operation("loop", (1,), ((0, 1),), (1,), chunks=(0,), body=body, concurrency=2)
-    program = Program(((4, 3),), (double, loop), (2,), ((0, 1),), (((0, 1),),))
-    parts = list(split(program, limit=200))
-    assert [len(part.program.operations) for part in parts] == [1, 1, 0]
-    assert [bool(part.program.scales) for part in parts] == [False, False, True]
-
-
 @pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
     "metric, n_ctx, large, backends",
@@ -132,7 +120,6 @@ def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large
     assert plan_for(family, CROSS, False, "float64", large=LARGE) is whole  # planned once
     turned = plan_for(family, CROSS, False, "float64", large=large)
     (loop,) = [op for program in turned.programs for op in program.operations if op.concurrency > 1]
-    assert any(program.operations == (loop,) for program in turned.programs)
     assert any(op.kind == "loop" for op in loop.body.operations)  # a pair of heads in a turn inside
     assert turned.peak_elements < whole.peak_elements
     assert tnsim.engine.plan.Plan.from_json(turned.to_json()) == turned

@@ -1,12 +1,10 @@
 """The cut of a long program into short parts, which run one after another.
 
-XLA's compile time grows faster than linearly in the length of a program. A loop whose turns may run
-at once also becomes a part of its own, because its turns are calls of a compiled program.
+XLA's compile time grows faster than linearly in the length of a program.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,43 +32,19 @@ class StageSlice(NamedTuple):
 def split(program: Program, limit: int) -> Iterator[StageSlice]:
     """The parts of a program, nearly equally long, in the order in which they run.
 
-    A loop whose turns may run at once is a part of its own. The last part has the outputs and the
-    scales of the whole program.
+    The last part has the outputs and the scales of the whole program.
 
     Args:
         program: Program of any length.
         limit: Most operations of a part.
     """
-    *first, last = _bounds(program, limit)
-    for start, stop in first:
-        yield _part(program, start, stop, last=False)
-    yield _part(program, *last, last=True)
-
-
-def _bounds(program: Program, limit: int) -> Iterator[tuple[int, int]]:
-    """The first operation and the end of each part."""
     count = len(program.operations)
-    start = 0
-    for n, operation in enumerate(program.operations):
-        if operation.concurrency > 1:
-            yield from _evenly(start, n, limit)
-            yield n, n + 1
-            start = n + 1
-    # Outputs of a loop at the end are complete only after all turns have been added up, outside the
-    # compiled program. Scales are read off outputs, so an empty part behind the loop does so.
-    if start == count:  # the last part computes nothing, but gives the outputs and the scales
-        yield count, count
-    yield from _evenly(start, count, limit)
-
-
-def _evenly(start: int, stop: int, limit: int) -> Iterator[tuple[int, int]]:
-    """The bounds of the fewest parts of at most `limit` operations, nearly equally long."""
-    count = stop - start
     # Compile time grows faster than linearly, so parts of equal length take the least time in
     # total.
-    parts = math.ceil(count / limit)
-    bounds = [start + round(count * n / parts) for n in range(parts)]
-    yield from itertools.pairwise([*bounds, stop])
+    parts = max(1, math.ceil(count / limit))
+    for n in range(parts):
+        start, stop = round(count * n / parts), round(count * (n + 1) / parts)
+        yield _part(program, start, stop, last=n == parts - 1)
 
 
 def _part(program: Program, start: int, stop: int, last: bool) -> StageSlice:

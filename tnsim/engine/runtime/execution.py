@@ -1,9 +1,5 @@
 """A `Plan` run on arrays: mantissas, exponents of scales, and results on the host.
 
-**Loops.** A program that is one loop runs turn by turn, several turns at once. A turn is one call
-of a compiled program that is given the number of the turn. Sums are taken in the order of the
-turns, so they are equal to the last bit, however many cores there are.
-
 **Plans.** A plan is compiled or interpreted (see `tiers`). A program is bound once to functions of
 arrays (`binding`), which run in NumPy, or are what XLA compiles: a compiled program per program and
 dtype, whatever the number of stages that use it. After each stage the values of a
@@ -23,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -34,12 +29,12 @@ import numpy as np
 
 from tnsim.engine.costs import Round
 from tnsim.engine.ir.dtypes import ITEM_BYTES
-from tnsim.engine.ir.program import Program, n_iterations
+from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.binding import Stage, run_on_host, turn
+from tnsim.engine.runtime.binding import Stage, run_on_host
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
-from tnsim.engine.runtime.devices import at_once, give_back_freed, resident_bytes
+from tnsim.engine.runtime.devices import give_back_freed, resident_bytes
 from tnsim.engine.runtime.stacking import (
     Axes,
     Run,
@@ -51,62 +46,6 @@ from tnsim.errors import ModelError
 
 Backend = Literal["jax", "interpreted", "traced"]
 """Ways to run a plan: compiled, interpreted, inside a trace of the caller's."""
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """A turn of a program that is one loop, as the work of a compiled program.
-
-    The inputs are those of the program and the number of the turn, in the dtype of the arrays.
-
-    Attributes:
-        program: Program whose only operation is the loop.
-    """
-
-    program: Program
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the inputs."""
-        return (*self.program.shapes, ())
-
-    @property
-    def length(self) -> int:
-        """Number of operations."""
-        return self.program.length
-
-
-def runs_in_turns(program: Program) -> bool:
-    """Whether a program is a single loop whose turns may run at once."""
-    return len(program.operations) == 1 and program.operations[0].concurrency > 1
-
-
-def in_turns(work: Iteration, compiled: Run, dtype: str) -> Run:
-    """A function that runs a loop turn by turn and adds up the turns in order.
-
-    Args:
-        work: A turn of the loop.
-        compiled: Compiled program of a turn.
-        dtype: Type of the arrays, and of the number of the turn.
-    """
-    loop = work.program.operations[0]
-    count = n_iterations(loop, loop.sizes(work.program.shapes))
-
-    # The number travels as an array of the dtype of all other inputs, because a compiled program
-    # expects arrays of one type. Whole numbers up to 2^24 are exact in float32 as well.
-    def one(inputs: list[Any], n: int) -> Any:
-        (added,), _ = compiled([*inputs, np.asarray(n, dtype)])
-        return jax.block_until_ready(added)
-
-    def run(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        calls = (partial(one, inputs, n) for n in range(count))
-        # `at_once` gives results in the order of the turns, whichever thread ends first.
-        total = None
-        for added in at_once(calls, loop.concurrency):
-            total = added if total is None else total + added
-        return [total], []
-
-    return run
 
 
 _SMALL = 2**14  # most elements of arrays that a compiled program places faster than `device_put`
@@ -338,13 +277,13 @@ def _sent(
     if each.own <= _SHORT and ahead.elements + each.own <= _AHEAD:
         results = tuple(call() for call in calls)
         return results, _Ahead((*ahead.results, *results), ahead.elements + each.own)
-    # The stages run in threads, each of which waits for its own result, so that several cores are
-    # busy.
-    blocking = [partial(lambda call: jax.block_until_ready(call()), call) for call in calls]
-    results = tuple(at_once(blocking, each.at_once))
-    # Everything sent earlier has to be done as well before its memory counts as free.
-    jax.block_until_ready(ahead.results)
-    return results, _Ahead((), 0)
+    # As many stages are under way as memory is planned for. Everything sent earlier has to be done
+    # as well before its memory counts as free.
+    found: list[Any] = []
+    for n in range(0, len(calls), each.at_once):
+        found += [call() for call in calls[n : n + each.at_once]]
+        jax.block_until_ready((ahead.results, found))
+    return found, _Ahead((), 0)
 
 
 def _runners(
@@ -355,47 +294,17 @@ def _runners(
     ahead = backend == "jax" and lie_on_default_device(arrays.values())
     dtype = plan.dtype if ahead else None
     # Equal stages have equal keys, and so share a compiled program.
-    wanted = [work_of(program, over, dtype) for program, over in zip(programs, stacks, strict=True)]
-    runners: list[Run] = []
-    for wanted_program, compiled in zip(wanted, ready(wanted, function), strict=True):
-        work = wanted_program.work
-        runners.append(
-            in_turns(work, compiled, plan.dtype) if isinstance(work, Iteration) else compiled
-        )
-    return runners
+    wanted = [
+        Wanted(program, None if over.nothing else over, dtype)
+        for program, over in zip(programs, stacks, strict=True)
+    ]
+    return ready(wanted, function)
 
 
-def work_of(
-    program: Program, over: Stacked | None, dtype: str | None
-) -> Wanted[Program | Iteration]:
-    """The key of the compiled program for a program: the whole of it, or one turn of a loop.
-
-    Args:
-        program: Program of a plan.
-        over: Stacked axes of the program's arrays; None without stacks.
-        dtype: Type of the arrays; None where nothing is compiled ahead.
-    """
-    # On stacks a loop is vectorised as a whole, so that its turns are not called one by one.
-    if over is not None and not over.nothing:
-        return Wanted(program, over, dtype)
-    in_parts = dtype is not None and runs_in_turns(program)
-    return Wanted(Iteration(program) if in_parts else program, None, dtype)
-
-
-def function(wanted: Wanted[Program | Iteration]) -> Run:
-    """The function of JAX arrays that is compiled for a key."""
-    if not isinstance(wanted.work, Iteration):
-        stage = Stage.of(wanted.work, wanted.over, jnp)
-        return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
-    program = wanted.work.program
-    (loop,) = program.operations
-    one = turn(loop, loop.sizes(program.shapes), jnp)
-
-    def summand(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        *arrays, number = inputs
-        return [one([arrays[a] for a in loop.args], number.astype(int))], []
-
-    return summand
+def function(wanted: Wanted[Program]) -> Run:
+    """The function of JAX arrays that is compiled for a program."""
+    stage = Stage.of(wanted.work, wanted.over, jnp)
+    return lambda inputs: stage(inputs)  # JAX keeps weak references to functions
 
 
 LONGEST = 100
