@@ -480,3 +480,61 @@ def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
     difference = b - a
     assert abs(found.removed[changed] / tnsim.inner(difference, difference) - 1) < 1e-9
     assert tnsim.inner(b - b, a) == 0
+
+
+@pytest.mark.parametrize("weights", [np.float64, np.float32])
+def test_where_on_the_inputs_polynomials_differ(rng, weights):
+    a, b = (
+        tnsim.Model([tnsim.Bilinear(*[rng.normal(size=(3, 3)).astype(weights) for _ in range(3)])])
+        for _ in "ab"
+    )
+    x = rng.normal(size=(1030, 3))
+    found = tnsim.change(a, b, tnsim.Empirical(x))
+    wide = [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), model) for model in (a, b)]
+    squares = ((wide[1](x) - wide[0](x)) ** 2).sum(axis=1) / len(x)
+    assert_close(found.by_input, squares, rtol=1e-12)
+    assert_close(found.by_input.sum(), found.total, rtol=1e-12)
+
+
+def test_where_on_the_inputs_networks_differ(pair):
+    a, b = pair
+    with torch.no_grad():
+        y = (b(torch.as_tensor(X)) - a(torch.as_tensor(X))).numpy()
+    found = tnsim.change(a, b, tnsim.Empirical(X))
+    assert_close(found.by_input, (y**2).sum(axis=1) / len(X), rtol=1e-12)
+    # All directions together are the difference itself, and each is of length one.
+    all_of_them = found.directions(100)
+    assert len(all_of_them.direction) == y.shape[1]
+    assert_close(all_of_them.along.values.T @ all_of_them.output.values, y, rtol=1e-11)
+    assert_close(all_of_them.share.sum(), 1.0, rtol=1e-12)
+    gram = all_of_them.output.values @ all_of_them.output.values.T
+    assert_close(gram, np.eye(len(gram)), scale=1.0, rtol=1e-12)
+    # No other direction holds more than the first.
+    variances = np.linalg.eigvalsh(y.T @ y / len(X))[::-1] / found.total
+    assert_close(found.directions(2).share, variances[:2], rtol=1e-11)
+
+
+def test_where_on_sequences_networks_differ():
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)).double()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[0].weight[2] += 1.0  # one token has another embedding
+    tokens = np.array([[0, 2, 1], [1, 1, 1], [2, 2, 3]])
+    found = tnsim.change(a, b, tnsim.Empirical(tokens))
+    assert found.by_input.shape == (3, 3)
+    assert ((found.by_input > 0) == (tokens == 2)).all()
+    leading = found.directions()
+    assert leading.sizes == {"direction": 1, "coordinate": 3, "input": 3, "position": 3}
+    assert_close(leading.share, [1.0])
+
+
+def test_where_is_asked_of_inputs(pair):
+    a, b = pair
+    with pytest.raises(tnsim.ModelError, match=r"and no score; found networks scored"):
+        tnsim.change(a, b, of=lambda net: net(torch.as_tensor(X)).square().mean()).directions()
+    one, two = (tnsim.Model([tnsim.Bilinear([[1.0]], [[1.0]], [[w]])]) for w in (1.0, 2.0))
+    with pytest.raises(tnsim.ModelError, match=r"give tnsim.Empirical\(inputs\), found gaussian"):
+        tnsim.change(one, two).directions()
+    with pytest.raises(tnsim.ModelError, match="count is a number of directions from 1, found 0"):
+        tnsim.change(a, b, tnsim.Empirical(X)).directions(0)

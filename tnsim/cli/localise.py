@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 """Most parts that are printed, those of the largest shares."""
+_MOST_INPUTS = 5
+"""Most inputs that are printed, those that changed most."""
 
 
 class By(enum.StrEnum):
@@ -315,10 +317,15 @@ def change(
     with compiling_shown():
         result = tnsim.change(one, two, **options)
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
+        on_inputs = asked.metric is MetricName.empirical and of is Of.distance
+        by_input = result.by_input if on_inputs else None
     if as_json:
-        print_json(_as_data(result) | {name: each.tolist() for name, each in swapped.items()})
+        data = _as_data(result) | {name: each.tolist() for name, each in swapped.items()}
+        print_json(data if by_input is None else data | {"by_input": by_input.tolist()})
     else:
         _say_change(result, swapped)
+        if by_input is not None:
+            _say_inputs(by_input)
     if plot is not None:
         title = f"share of the change of {result.total:.3g}"
         draw = figures.layers_and_heads
@@ -340,6 +347,16 @@ def _as_data(result: Change) -> dict[str, Any]:
         "components": list(result.components),
         "share": result.share.tolist(),
     }
+
+
+def _say_inputs(by_input: Any) -> None:
+    """The inputs on which most of a change is, and its share on each."""
+    import numpy as np
+
+    each = by_input.reshape(len(by_input), -1).sum(axis=1)
+    first = np.argsort(-each, kind="stable")[:_MOST_INPUTS]
+    shares = ", ".join(f"{n} ({each[n] / each.sum():.1%})" for n in first)
+    say(f"{'most on inputs':<15} {shares}, of {len(each):,}")
 
 
 def _say_change(result: Change, swapped: dict[str, Any]) -> None:

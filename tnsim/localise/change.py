@@ -17,10 +17,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import jax
 import numpy as np
@@ -49,6 +49,7 @@ from tnsim.localise.change_of_weights import (
     groups_of,
     integral_of_weights,
 )
+from tnsim.localise.differences import Batch, by_input, directions
 from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.slopes import (
     Family,
@@ -64,6 +65,7 @@ from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import in_float64
 from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
     GRANULARITIES,
@@ -84,12 +86,17 @@ from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.tables import html_table
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
 """Values of `of`, and what they are measures of."""
 _CLOSE = 1e-9
 """Error of a sum of shares at which an integral that is not polynomial counts as found."""
 _SHOWN = 8
 """Most components of a table in a notebook."""
+_ROWS = 1024
+"""Inputs of a batch of forward passes of models."""
 _NO_LINEAGE = (
     "putting back any single component moves the function further than the whole change did: the "
     "two are no checkpoints of one network, or hidden units moved, so that exchanged weights mean "
@@ -106,6 +113,10 @@ class _Exchanges(Protocol):
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """Inner products of the parts of the change."""
+        ...
+
+    def differences(self) -> Iterator[Batch]:
+        """Outputs of b less those of a on the inputs of the metric."""
         ...
 
 
@@ -170,6 +181,21 @@ class _Pair(NamedTuple):
         )
         return gram_of_parts(pair.family, pair.setting, pair.points)
 
+    def differences(self) -> Iterator[Batch]:
+        """See `_Exchanges`."""
+        metric = self.setting.metric
+        if not isinstance(metric, Empirical):
+            raise ModelError(
+                "where on the inputs a change is, is asked of inputs: give "
+                f"tnsim.Empirical(inputs), found {metric.name}"
+            )
+        # Weights are float64 here, as they are in `total`, whatever a file holds.
+        both, count = (in_float64(self.a), in_float64(self.b)), len(metric.inputs)
+        for start in range(0, count, _ROWS):
+            rows = metric.inputs[start : start + _ROWS]
+            x, y = (np.asarray(_run_model(model, rows)) for model in both)
+            yield Batch(np.full(len(rows), 1.0 / count), y - x)
+
 
 class _Weights(NamedTuple):
     """Two networks of which groups of weights are exchanged.
@@ -199,6 +225,15 @@ class _Weights(NamedTuple):
             "inner products of parts are computed for polynomials, whose parts are functions: of "
             "other networks read `share`, `removed` and `alone`"
         )
+
+    def differences(self) -> Iterator[Batch]:
+        """See `_Exchanges`."""
+        if not isinstance(self.lineage, OnInputs):
+            raise ModelError(
+                "where on the inputs a change is, is asked of functions on inputs: give "
+                f"tnsim.Empirical(inputs), and no score; found networks {self.lineage.how}"
+            )
+        return self.lineage.differences()
 
 
 @dataclass(frozen=True)
@@ -278,6 +313,44 @@ class Change:
                 f"a change of {self.of} has no parts with inner products; use of='distance'"
             )
         return self._exchanges.gram(self.total)
+
+    @cached_property
+    def by_input(self) -> Float[np.ndarray, "inputs *positions"]:
+        """How much of `|b - a|^2` is on each input, and at each position of sequences.
+
+        The sum is `|b - a|^2`, whatever measure was split.
+
+        Raises:
+            ModelError: The networks were not compared on inputs of `Empirical`.
+        """
+        return by_input(self._exchanges.differences())
+
+    def directions(self, count: int = 4) -> xr.Dataset:
+        """The directions of the outputs along which most of the change is, on the inputs.
+
+        Args:
+            count: Most directions.
+
+        Returns:
+            A Dataset over `direction`, that of the largest share first: the `share` of `|b - a|^2`,
+            float64, which sums to 1 over all directions; unit vectors `output` (direction,
+            coordinate); and `along` (direction, input, and position of sequences), in units of
+            outputs, so that b - a is the sum over all directions of `along` times `output`.
+
+        Raises:
+            ModelError: The networks were not compared on inputs of `Empirical`, or `count` is no
+                number from 1.
+            TooLarge: The outputs on all inputs take more than 2 GiB.
+
+        Example:
+            >>> import numpy as np, tnsim
+            >>> square = lambda w: tnsim.Residual(tnsim.Bilinear([[1.0]], [[1.0]], [[w]]))
+            >>> a, b = (tnsim.Model([square(w)]) for w in (1.0, 2.0))
+            >>> found = tnsim.change(a, b, tnsim.Empirical([[1.0], [2.0]]))
+            >>> found.by_input.tolist(), found.directions().along.values.tolist()
+            ([0.5, 8.0], [[1.0, 4.0]])
+        """
+        return directions(self._exchanges.differences(), count)
 
     def _repr_html_(self) -> str:
         guarantee = self.how or ("exact" if self.exact else "approximation or estimate")

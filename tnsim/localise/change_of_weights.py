@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from tnsim.compare.by_points import points_of
 from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
+from tnsim.localise.differences import Batch
 from tnsim.localise.grams import Setting
 from tnsim.localise.switched_weights import (
     SwitchedNetwork,
@@ -252,6 +253,13 @@ class OnInputs:
         # changes.
         lengths = np.sqrt(shorter), np.sqrt(ones)
         return float((differing - (longer / sum(lengths)) ** 2) / (2 * lengths[0] * lengths[1]))
+
+    def differences(self) -> Iterator[Batch]:
+        """Outputs of B less those of A on all inputs."""
+        for _, number, batch in self._batches():
+            x = self._outputs(self.zeros, number, batch.inputs)
+            y = self._outputs(self.ones, number, batch.inputs)
+            yield Batch(np.exp(batch.log_weights), y - x)
 
     def slopes(self, s: float) -> np.ndarray:
         at = np.full(len(self.names), s)
