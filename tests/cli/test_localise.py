@@ -133,6 +133,10 @@ def test_a_change_of_any_module(tmp_path):
     found = json.loads(command(*given, *data, "--json").stdout)
     assert found["components"] == ["0", "2", "3"]
     assert_close(found["share"], [0, 0, 1], scale=1.0, rtol=1e-3, limited_by="an integral")
+    assert_close(sum(found["by_input"]), found["total"])
+    said = command(*given, *data).stdout.splitlines()[-1]
+    most = int(np.argmax(found["by_input"]))
+    assert said.startswith(f"most on inputs  {most} (") and said.endswith("of 30")
     text = command(*given, "--swaps", "--plot", picture).stdout
     assert "gaussian (weights exchanged, on 16,384 normal inputs)" in text
     assert picture.stat().st_size > 5_000
