@@ -280,9 +280,10 @@ def compared(
             row[number[id(model)]] += coefficient
     plain = None if np.array_equal(weights, np.eye(len(number))) else weights
     models = [prepared[key] for key in number]
+    keep = space.length * space.d_out <= _KEPT
     crossed, squared = [], []
     for part in space.parts:  # in turn, so that one part is held at a time
-        both = block(models, plain, part, metric)
+        both = block(models, plain, part, metric, keep)
         crossed.append(products(both, both, slices))
         squared.append(norms(both, slices))
     # Row 0 is the first combination, row 1 the second.
@@ -317,6 +318,7 @@ def block(
     weights: Float[np.ndarray, "rows models"] | None,
     space: FeatureSpace,
     metric: Metric,
+    keep: bool = True,
 ) -> FeatureBlock:
     """Features of models, or of combinations of these, in float64.
 
@@ -325,9 +327,10 @@ def block(
         weights: Coefficients of the combinations, in rows; None for the models themselves.
         space: Space of the vectors.
         metric: Metric of the inner products.
+        keep: Whether small vectors may stay with their models for further comparisons.
     """
     exponents = np.array([model.exponent for model in models])
-    values, own = _of_models([model.value for model in models], space, metric)
+    values, own = _of_models([model.value for model in models], space, metric, keep)
     if exponents.ndim == 2:  # one exponent per output
         own = own[:, None]
     lengths = _vector_lengths(values)
@@ -419,7 +422,7 @@ _compiled_gram = jax.jit(_gram_block, static_argnames="slices")
 
 
 def _of_models(
-    models: Sequence[Model], space: FeatureSpace, metric: Metric
+    models: Sequence[Model], space: FeatureSpace, metric: Metric, keep: bool
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
     inputs = space.inputs(metric, "float64")
@@ -434,7 +437,8 @@ def _of_models(
             return space.vector(in_float64(space.weights(model)), inputs)
 
         # Small vectors of models that nobody can write to are kept as long as these live.
-        if space.length * space.d_out > _KEPT or not all(map(is_fixed, jax.tree.leaves(model))):
+        is_small = keep and space.length * space.d_out <= _KEPT
+        if not (is_small and all(map(is_fixed, jax.tree.leaves(model)))):
             return make()
         return session().belongings.get(model, key, make, lambda made: made.nbytes)
 
@@ -443,9 +447,11 @@ def _of_models(
     alone = one_blas_thread() if min(threads, len(tasks)) > 1 else contextlib.nullcontext()
     with alone:
         vectors = shared(tasks, threads)
-    # Row after row, as products read them.
-    made = np.stack(vectors, out=np.empty((len(vectors), *vectors[0].shape)))
-    exponents = np.array([float(scale_exponent(values)) for values in made])
-    for n, exponent in enumerate(exponents):
-        shifted(made[n], np.array(-exponent), out=made[n])
+    # Row after row, as products read them; each vector is freed as its row is written.
+    made, exponents = np.empty((len(vectors), *vectors[0].shape)), np.empty(len(vectors))
+    for n, row in enumerate(made):
+        row[...] = vectors[n]
+        vectors[n] = None
+        exponents[n] = scale_exponent(row)
+        shifted(row, -exponents[n], out=row)
     return made, exponents

@@ -409,9 +409,12 @@ class PolynomialSpace(NamedTuple):
         # Tables of 32-bit integers say where all splits of an index stand.
         half = self.degree // 2
         tables = math.comb(self.degree, half) * packed.count(width, self.degree)
-        # Blocks are put together of two pieces, and high degrees have matrices of many orders.
-        quarters = 6 if self.degree <= 4 and len(self.parts) == 1 else 9
-        each = quarters * largest // 4 + 2 * longest + 4 * factor
+        # Blocks are put together of two pieces, and high degrees have matrices of many orders, of
+        # which the heaps of threads keep the space that is freed (`benchmarks/memory.py`).
+        quarters = 14 if self.degree > 4 else 11 if len(self.parts) > 1 else 6
+        # NumPy reads by positions of 64 bits, the same for all outputs.
+        positions = 3 * largest // self.d_out
+        each = quarters * largest // 4 + positions + 2 * longest + 4 * factor
         return tables + min(models, self.at_once) * each
 
     @property
