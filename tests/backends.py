@@ -15,14 +15,14 @@ def _on(*backends):
 compiled = _on("compile")
 # crossings whose plans take minutes to compile and milliseconds to interpret
 interpreted = _on("interpret")
-# crossings whose values matter: interpreted always, compiled with `pytest -m slow`
-both = _on("interpret", pytest.param("compile", marks=pytest.mark.slow))
+# crossings whose values matter: interpreted always, compiled with `pytest -m full`, as XLA compiles what NumPy runs
+both = _on("interpret", pytest.param("compile", marks=pytest.mark.full))
 
 
 def with_inputs(several, compiled, rare=()):
-    """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m slow`.
+    """Values of the argument `inputs`, interpreted all of them, and some compiled with `pytest -m full`.
 
-    The rare ones are interpreted there too.
+    The rare ones are interpreted with `pytest -m slow`.
     """
     cases = [pytest.param(name, "interpret", id=f"{name}-interpret") for name in several]
     cases += [
@@ -30,7 +30,7 @@ def with_inputs(several, compiled, rare=()):
         for name in rare
     ]
     cases += [
-        pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.slow)
+        pytest.param(name, "compile", id=f"{name}-compile", marks=pytest.mark.full)
         for name in compiled
     ]
     return pytest.mark.parametrize(("inputs", "backend"), cases, indirect=["backend"])

@@ -6,7 +6,7 @@ every pair of values in the quick and the slow suite together; the other cases a
 two values to show is met by pairs. Strength 0 leaves a suite without cases of its own.
 
 `@pytest.mark.sampled(quick=4, slow=12)` is for a list of cases without factors: so many of them, evenly spaced, run in the
-quick suite, so many more in the slow one. Without `slow` all others run there.
+quick suite, so many more in the slow one. Without `slow` all others run there. Cases that are marked `full` are in neither.
 
 The arrays are greedy (D. M. Cohen et al., IEEE Trans. Softw. Eng. 23 (1997) 437): the case that has most combinations
 that no earlier case has, and of equals the first. So they are the same for every run and every worker.
@@ -54,6 +54,8 @@ def share_out(items: list[pytest.Item]) -> None:
     """Mark the cases of every crossing and of every sampled list as slow or full, but those of the quick suite."""
     tests = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("full"):
+            continue
         if item.get_closest_marker("crossing") or item.get_closest_marker("sampled"):
             seed = item.callspec.params.get("data_seed")
             tests[item.path, item.nodeid.partition("[")[0], seed].append(item)

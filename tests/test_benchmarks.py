@@ -11,7 +11,7 @@ RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
 ROW = "tiny: depth 2, d=8, a cosine, float32"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_row_is_measured_in_halves_and_tabulated(tmp_path):
     out = tmp_path / "engine.json"
     command = [sys.executable, RUN, "--device", "gpu", "--dtype", "float32", "--out", out]

@@ -234,6 +234,7 @@ class Cubes(nn.Module):
         return torch.einsum("oijk,bi,bj,bk->bo", self.cube, x, x, x)
 
 
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("output", [slow("last_hidden_state"), slow("states"), 1])
 def test_files_have_the_output_named(output, nets, models, tmp_path):

@@ -160,7 +160,7 @@ def test_gradients_along_plans(case):
 POINTS = np.random.default_rng(0).normal(size=(5, 2))
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, metric",
@@ -449,7 +449,7 @@ def sum_of_models(weight, scale, down):
     return model - scale * tnsim.Model([tnsim.Residual(tnsim.Linear(weight), scale=scale)])
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, live_first",

@@ -220,7 +220,7 @@ def test_equal_units_of_a_step_have_correlation_one():
     assert_close(np.diag(values), mean, scale=1.0, rtol=1e-15)
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sin", "relu"])
 def test_gradients_are_finite_differences(name):
@@ -562,7 +562,7 @@ def test_gradients_of_gated_units_are_finite_differences():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, gated", [("square", False), pytest.param("square", True, marks=pytest.mark.slow)]
+    "name, gated", [("square", False), pytest.param("square", True, marks=pytest.mark.full)]
 )
 def test_rows_of_zeros_have_gradients(name, gated):
     """They were 0, as such a row has no direction: E f(m + r z) g(v) has the slope f'(m) E z g(v)."""

@@ -216,7 +216,7 @@ def test_parallel_units_of_every_pair_of_activations(f, g):
         assert_gated(f, g, EXACT)
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "f, g, gaps", [("relu6", "sigmoid", (0.0, 1e-12, 1e-4)), ("sin", "hardswish", (0.0,))]

@@ -452,7 +452,7 @@ print(looks, *sorted(sizes))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_hundreds_of_checkpoints_grow_while_a_process_looks(rng, tmp_path):
     """200 checkpoints, then 203, then 210: only new tiles are computed, numbers have equal bits."""
     for n in range(210):

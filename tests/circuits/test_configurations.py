@@ -153,7 +153,7 @@ def is_read(written, net):
     return True
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", BASES)
 def test_configurations_are_read_as_they_are_computed(layout):

@@ -158,7 +158,7 @@ def test_the_direct_path_takes_no_matrix_over_pairs_of_tokens(bias, rng):
     assert_close(found, wanted, scale=1.0, rtol=1e-13)
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("moments", "bias"),

@@ -38,7 +38,7 @@ def by_diagrams(verb, a, b, metric, monkeypatch):
         return verb(a, b, metric)
 
 
-@pytest.mark.crossing(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=4)
 @pytest.mark.parametrize("inputs", cases.INPUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_numbers_as_diagrams(case, inputs, features, rng, monkeypatch):

@@ -279,7 +279,7 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -299,7 +299,7 @@ def test_gradients_in_the_coordinates_of_one_root(rng):
     assert_gradient_is_slope(lambda model: tnsim.similarity(model, b, metric), a, rng)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_gradients_of_sums_in_blocks_against_differences(rng, monkeypatch):
     """A model on both sides, and kernels of several blocks of rows."""
     monkeypatch.setattr(kernels, "_BLOCK", 7)
@@ -341,7 +341,7 @@ def test_a_student_begins_as_a_copy_with_another_activation(rng, make):
     assert_right(with_activation(teacher, "relu6"), teacher, gaussian(rng))
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["grad", "jit", "torch"])
 def test_the_first_step_of_a_student(rng, by):

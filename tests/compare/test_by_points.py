@@ -157,7 +157,7 @@ def test_outputs_of_functions_are_of_any_size(sizes, dtype, rng):
         assert_close(value.standard_error, known.standard_error, **limits)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_functions_of_any_size_are_differentiated_beside_models(rng):
     """A function is a constant of the trace, in whichever units its outputs are."""
     x, weight, other = rng.normal(size=(16, 3)), rng.normal(size=(2, 3)), rng.normal(size=(2, 3))
@@ -279,7 +279,7 @@ WIDE = {
 }
 
 
-@pytest.mark.crossing(slow=1)
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ CASES = {
 QUICK = ("smooth",)
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES])  # fmt: skip
 def test_against_the_recursion_by_quadrature(rng, case):

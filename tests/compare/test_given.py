@@ -62,7 +62,7 @@ VERBS = {
 }
 
 
-@pytest.mark.sampled(quick=0)
+@pytest.mark.sampled(quick=0, slow=3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_modules_and_files_are_the_models_read_from_them(verb, nets, models, run):
     expected = VERBS[verb](*models[:2])

@@ -63,7 +63,7 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.crossing(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=3)
 @pytest.mark.parametrize(
     "work, verb",
     [

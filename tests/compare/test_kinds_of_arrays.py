@@ -228,7 +228,9 @@ def test_moments_of_the_inputs(kind):
 @pytest.mark.crossing(slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize(
+    "layers", [pytest.param(n, marks=pytest.mark.full) if n == "Residual" else n for n in LAYERS]
+)
 def test_every_verb(layers, kind):
     for name in metrics(layers, kind):
         check_alike(layers, kind, name)

@@ -182,7 +182,7 @@ def test_states_without_constants_at_any_depth(size, metric):
     assert_close(tnsim.similarity(a, b, METRICS[metric]), expected, scale=1.0, rtol=1e-9)
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("depth", [7, slow(8)])
@@ -246,7 +246,7 @@ def test_all_pairs_of_models_with_large_states(n_ctx, dtype):
     assert_close(matrix, expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), slow("closure of a far mean")])
 def test_traced(metric):
     """Inside a trace units follow the states as well, as constants to derivatives."""

@@ -68,7 +68,7 @@ def test_gradient_with_respect_to_the_metric(rng):
     assert_close(gradient, slope, scale=LARGEST, rtol=1e-6, limited_by="finite differences")
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
@@ -97,7 +97,7 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
     "metric, case",
     [
         ("gaussian", "bilinear biases"),
-        pytest.param("gaussian", "two bilinear", marks=pytest.mark.slow),
+        pytest.param("gaussian", "two bilinear", marks=pytest.mark.full),
         pytest.param("closure", "lerp residual", marks=pytest.mark.slow),
     ],
 )
@@ -132,7 +132,7 @@ def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
     assert_close(value, tnsim.similarity(a, b), scale=1, rtol=1e-5, limited_by="float32")
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case, metric, first",
@@ -274,7 +274,7 @@ def in_basis(matrices, basis, inverse):
     return tnsim.Model([tnsim.Bilinear(left, right, basis @ down), tnsim.Bilinear(*second)])
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, condition, rtol",
@@ -302,7 +302,7 @@ def test_a_skewed_hidden_basis_costs_no_digits_inside_a_trace(dtype, condition, 
     assert_close(cosines, true, scale=1.0, rtol=rtol, limited_by=dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_derivatives_do_not_depend_on_the_hidden_basis(rng):
     """By matrices that a basis and its inverse multiply, whatever the basis."""
     matrices, basis, inverse = skewed(rng, 1e3)

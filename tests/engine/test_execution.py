@@ -118,7 +118,7 @@ def test_wrong_arrays_are_refused(rng):
         execution.run(planned, {}, "interpreted")
 
 
-@pytest.mark.crossing(quick=1, slow=1)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])

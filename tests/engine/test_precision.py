@@ -114,6 +114,7 @@ def _cases(rng, bias, skip, depth):
         yield c, moved(rng, a, size) - 2.0 * a + moved(rng, a, size)
 
 
+@pytest.mark.sampled(quick=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnsim.PrecisionWarning")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

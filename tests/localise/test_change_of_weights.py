@@ -243,7 +243,7 @@ def deep(activation):
     ).double()
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_deep_networks_run_on_normal_inputs(activation):

@@ -94,7 +94,7 @@ def test_paths_through_activations_at_any_depth(name, by, rng):
     assert max(bra_rest, ket_rest) < 1e-12
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("partner", ["gelu", slow("relu"), slow("bilinear")])
 def test_units_beside_an_activation_are_pairs_of_the_kernel(partner, rng):

@@ -206,7 +206,7 @@ METRICS = {
 QUICK = "rotation, some biases"
 
 
-@pytest.mark.crossing(quick=1, slow=1)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
 @pytest.mark.parametrize("case", ONE)
@@ -223,7 +223,7 @@ def test_gradients(case, metric, rng, eager):
     )
 
 
-@pytest.mark.crossing(quick=1, slow=1)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
@@ -240,7 +240,7 @@ def test_gradients_of_slices(case, metric, rng, eager):
     )
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
 @pytest.mark.parametrize("case", TWO)
@@ -442,7 +442,7 @@ def one_by_one(monkeypatch):
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.sampled(quick=0, slow=2)
+@pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
@@ -607,7 +607,7 @@ def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
 # ------------------------------------------------------------------------------- three layers
 
 
-@pytest.mark.sampled(quick=0, slow=1)
+@pytest.mark.sampled(quick=0, slow=0)
 @pytest.mark.slow
 @backends.interpreted
 @pytest.mark.parametrize("d", [3, 4])

@@ -345,7 +345,7 @@ def test_damaged_matrices_are_refused(values, columns, message):
         tnsim.models.matrices.SparseMatrix(values, Columns(columns, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_network_of_many_channels(rng):
     """Eight channels on 10 x 10 pixels, whose plan would take 6e12 multiplications, against draws."""
     a = network(rng, channels=8, size=10, kernels=(3, 3), biases=True)
