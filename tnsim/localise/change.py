@@ -318,10 +318,11 @@ class Change:
     def by_input(self) -> Float[np.ndarray, "inputs *positions"]:
         """How much of `|b - a|^2` is on each input, and at each position of sequences.
 
-        The sum is `|b - a|^2`, whatever measure was split.
+        The sum is `|b - a|^2`, whatever measure was split. Inputs are those of `Empirical`, or the
+        normal ones of an estimate.
 
         Raises:
-            ModelError: The networks were not compared on inputs of `Empirical`.
+            ModelError: The networks were compared by exact inner products, or by a score.
         """
         return by_input(self._exchanges.differences())
 
@@ -338,8 +339,8 @@ class Change:
             outputs, so that b - a is the sum over all directions of `along` times `output`.
 
         Raises:
-            ModelError: The networks were not compared on inputs of `Empirical`, or `count` is no
-                number from 1.
+            ModelError: The networks were compared by exact inner products or by a score, or `count`
+                is no number from 1.
             TooLarge: The outputs on all inputs take more than 2 GiB.
 
         Example:
