@@ -95,6 +95,8 @@ CONFINED = {  # foreign package: the files that import it
         "analysis/reading",
         "analysis/report",
         "analysis/summary",
+        "localise/change",
+        "localise/differences",
         "torch/monitor",
     },
     "distributed": {"cli/pairwise"},

@@ -68,6 +68,12 @@ class Layout:
     width: int
     is_last: bool
 
+    @classmethod
+    def in_rows(cls, positions: int, width: int, is_last: bool = True) -> Layout:
+        """The layout of an array whose last axis is the coordinates, position after position."""
+        where = np.arange(positions * width)
+        return cls(where % max(width, 1), where // max(width, 1), width, is_last)
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -142,10 +148,8 @@ class Stack:
         self.library, self.positions, self.may_be_sparse = library, positions, may_be_sparse
         self.drafts: list[Draft] = []
         self.sources: dict[int, Source] = {}
-        entries = math.prod(shape)
-        width = entries // positions
-        index, position = np.arange(entries) % width, np.arange(entries) // width
-        self._begin(shape, Layout(index, position, width, positions > 1 or len(shape) == 2))
+        width = math.prod(shape) // positions
+        self._begin(shape, Layout.in_rows(positions, width, positions > 1 or len(shape) == 2))
         self._known: dict[Map, Any] = {}
 
     @property
@@ -189,16 +193,10 @@ class Stack:
         entries = math.prod(shape)
         slopes = [slope for value in values for slope in value.slopes.values()]
         if n == 1:
-            return Layout(
-                np.arange(entries),
-                np.zeros(entries, np.int64),
-                entries,
-                len(shape) < 3 and math.prod(shape[:-1]) == 1,
-            )
+            return Layout.in_rows(1, entries, len(shape) < 3 and math.prod(shape[:-1]) == 1)
         last = bool(shape) and entries == n * shape[-1]
         if last and slopes and all(slope.last is not None for slope in slopes):
-            where = np.arange(entries)
-            return Layout(where % shape[-1], where // shape[-1], shape[-1], True)
+            return Layout.in_rows(n, shape[-1])
         reads = np.zeros((n, entries), bool)
         for slope in slopes:
             reads |= slope.read_positions(n)
@@ -535,14 +533,12 @@ class Stack:
         widths = [self.sources[source].layout.width for source in sources]
         # The new state is all sources one after another.
         total, n = sum(widths), self.positions
-        where = np.arange(n * total)
-        both = Layout(where % total, where // total, total, True)
+        both = Layout.in_rows(n, total)
         start, slopes, starts = 0, {}, {}
         for source, width in zip(sources, widths, strict=True):
-            own = Layout(np.arange(n * width) % width, np.arange(n * width) // width, width, True)
             zeros = [self.zeros((width, k)) for k in (start, total - start - width)]
             placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]], 1)
-            root = self._root((n, width), own)
+            root = self._root((n, width), Layout.in_rows(n, width))
             if n == 1:
                 root = replace(root, grids=self.sources[source].root.grids)
             slopes[source] = root.then(lambda z, p=placed: z @ p, (n, total), last=placed.T)
@@ -603,23 +599,17 @@ class Stack:
                 assert around is not None
                 self.drafts.append(Draft(around, bias, layout, skip=skip, norm=norm))
                 return
-            if around is not None and around.matters:
-                inner = self._carried(around, layout)
-                self._append_units(value, blocks, layout, bias, skip, norm, inner)
-                return
-            self._append_units(value, blocks, layout, bias, skip, norm, None)
-            return
-        if not blocks:
+        elif not blocks:
             self._append_linear(around, bias, layout, is_whole)
             return
-        others = [self.sources[n] for n in blocks]
         carried = None
-        if skip is None and around is not None and around.matters:
-            if any(one.function is not None or one.layers is not None for one in others):
+        if around is not None and around.matters and (skip is None or norm is not None):
+            others = [self.sources[n] for n in blocks]
+            if norm is None and any(one.function or one.layers for one in others):
                 self._append_beside(value, blocks, layout, bias, around)
                 return
             carried = self._carried(around, layout)
-        self._append_units(value, blocks, layout, bias, skip, None, carried)
+        self._append_units(value, blocks, layout, bias, skip, norm, carried)
 
     def _carried(self, matrix: Map, layout: Layout) -> tuple[tuple[Rows, Any], Map]:
         """Units `(S z) * 1` with the map from them to the state."""
@@ -634,11 +624,8 @@ class Stack:
         entries = place[layout.index]
         zero = self.library.array(np.zeros(1))
         at = _indices(self.library, entries + layout.position * (count + 1))
-        n = self.positions
-        where = np.arange(n * count)
-        own = Layout(where % max(count, 1), where // max(count, 1), count, True)
-        shape = matrix.shape
-        root = self._root((n, count), own)
+        n, shape = self.positions, matrix.shape
+        root = self._root((n, count), Layout.in_rows(n, count))
 
         def placed(z: Any) -> Any:
             ones = self.library.concatenate([zero] * n).reshape(n, 1)
@@ -673,18 +660,8 @@ class Stack:
             self.drafts.append(Draft(down, bias, layout, (), skip, None, norm, sources[0].layers))
             return
         functions = [source.function for source in sources]
-        if any(functions):
-            function = functions[0]
-            if (
-                function is None
-                or carried is not None
-                or any(other != function for other in functions)
-            ):
-                known = {"a product" if one is None else one.name for one in functions}
-                names = sorted(known | ({"a product"} if carried is not None else set()))
-                raise NoLayerError(
-                    f"one layer computes {' and '.join(names)}, and has room for one activation"
-                )
+        # What is carried on is a product with 1.
+        function = _only_activation([*functions, *([] if carried is None else [None])])
         units = [source.factors for source in sources]
         downs = [value.slopes[block] for block in blocks]
         if carried is not None:
@@ -692,7 +669,7 @@ class Stack:
             downs.append(carried[1])
         down = _side_by_side(downs, self.positions)
         factors = tuple(_stacked_factors(units, self.library))
-        self.drafts.append(Draft(down, bias, layout, factors, skip, functions[0], norm))
+        self.drafts.append(Draft(down, bias, layout, factors, skip, function, norm))
 
     def _append_beside(
         self, value: Value, blocks: list[int], layout: Layout, bias: Any, matrix: Map
@@ -700,12 +677,9 @@ class Stack:
         """Add the layers `z -> (z, S z) -> (z, S z + D u + c)`, whose second part is the state."""
         kept, size, n = self.width, layout.width, self.positions
         total, library = kept + size, self.library
-        where = np.arange(n * total)
-        both = Layout(where % total, where // total, total, True)
+        both = Layout.in_rows(n, total)
         rows = written_out(self.rows(matrix, layout), library)
-        state = self._root(
-            (n, kept), Layout(np.arange(n * kept) % kept, np.arange(n * kept) // kept, kept, True)
-        )
+        state = self._root((n, kept), Layout.in_rows(n, kept))
         first = library.concatenate([library.eye(kept), rows])
         self._append_linear(
             state.then(lambda z: z @ first.T, (n, total), last=first),
@@ -723,30 +697,23 @@ class Stack:
             )
         down = _side_by_side([value.slopes[b] for b in blocks], n)
         narrow = written_out(self.rows(down, layout), library)
-        functions = [source.function for source in sources]
-        if functions[0] is None or any(other != functions[0] for other in functions):
-            names = sorted({"a product" if one is None else one.name for one in functions})
-            raise NoLayerError(
-                f"one layer computes {' and '.join(names)}, and has room for one activation"
-            )
+        function = _only_activation([source.function for source in sources])
         padded = [
             (library.concatenate([written_out(w, library), self.zeros((w.shape[0], size))], 1), b)
             for w, b in _stacked_factors([source.factors for source in sources], library)
         ]
         units = narrow.shape[1]
-        where = np.arange(n * units)
-        root = self._root((n, units), Layout(where % units, where // units, units, True))
+        root = self._root((n, units), Layout.in_rows(n, units))
         placed = library.concatenate([self.zeros((kept, units)), narrow])
         widened = root.then(lambda z: z @ placed.T, (n, total), last=placed)
         shifted = library.concatenate([library.array(np.zeros(kept)), bias])
-        self.drafts.append(Draft(widened, shifted, both, tuple(padded), 1.0, functions[0]))
+        self.drafts.append(Draft(widened, shifted, both, tuple(padded), 1.0, function))
         state = self._root((n, total), both)
         second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
-        last = Layout(np.arange(n * size) % size, np.arange(n * size) // size, size, True)
         self._append_linear(
             state.then(lambda z: z @ second.T, (n, size), last=second),
             library.array(np.zeros(size)),
-            last,
+            Layout.in_rows(n, size),
             False,
         )
 
@@ -761,12 +728,7 @@ class Stack:
                 wide = (self.positions, layout.width)
                 zero = self.zeros((layout.width, self.width))
                 matrix = replace(matrix, shape=wide, last=zero)
-                layout = Layout(
-                    np.arange(math.prod(wide)) % layout.width,
-                    np.arange(math.prod(wide)) // layout.width,
-                    layout.width,
-                    True,
-                )
+                layout = Layout.in_rows(*wide)
         if self.drafts and self.drafts[-1].skip is None and self.drafts[-1].norm is None:
             last = self.drafts[-1]
             units = bool(last.factors or last.layers) and last.down.is_root
@@ -839,8 +801,6 @@ class Stack:
                     parts = tuple(map(moved, linear.before))
                     last = linear.last
                     if last is not None:
-                        inside = [one.last for one in parts]
-                        known = inside[0] if len(inside) == 1 else None
                         roots = _roots(linear)
                         start = next(iter(roots))
                         known = (
@@ -940,6 +900,16 @@ class Stack:
         if isinstance(layer, Residual) and layer.skip == 0:
             return [Normed(Residual(layer.layer, skip, layer.scale), layers[0].norm)]
         return [Normed(Residual(layer, skip=skip), layers[0].norm)]
+
+
+def _only_activation(functions: Sequence[Activation | None]) -> Activation | None:
+    """The activation of the units of a layer, None for products."""
+    if any(one != functions[0] for one in functions):
+        names = sorted({"a product" if one is None else one.name for one in functions})
+        raise NoLayerError(
+            f"one layer computes {' and '.join(names)}, and has room for one activation"
+        )
+    return functions[0]
 
 
 MIXED = (
