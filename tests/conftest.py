@@ -32,6 +32,8 @@ def pytest_xdist_auto_num_workers(config):
     """A worker for each core that we may use; none where files are named, which starts sooner."""
     if config.args_source is config.ArgsSource.ARGS:
         return 0
+    # Threads of BLAS of several workers would wait for one another in busy loops.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -449,7 +449,8 @@ def _of_models(
         vectors = shared(tasks, threads)
     # Row after row, as products read them; each vector is freed as its row is written.
     made, exponents = np.empty((len(vectors), *vectors[0].shape)), np.empty(len(vectors))
-    for n, row in enumerate(made):
+    for n in range(len(made)):
+        row: np.ndarray = made[n]
         row[...] = vectors[n]
         vectors[n] = None
         exponents[n] = scale_exponent(row)
