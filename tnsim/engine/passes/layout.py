@@ -9,7 +9,6 @@ it without moving entries. Copies of values that fit in a cache cost next to not
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -127,10 +126,13 @@ def _orders(operations: list[Operation], value: int, beside: list[int]) -> set[t
 
 def _results(op: Operation) -> Iterator[Labels]:
     """The orders of axes in which an operation gives its result without a copy."""
-    shared = [x for x in op.output if all(x in labels for labels in op.labels)]
-    alone = [[x for x in op.output if x in own and x not in shared] for own in op.labels]
-    for several in itertools.permutations(alone):
-        yield (*shared, *dict.fromkeys(itertools.chain(*several)))
+    if op.kind == "contract" and len(op.args) == 2:
+        shared = [x for x in op.output if all(x in labels for labels in op.labels)]
+        rows, columns = (
+            [x for x in op.output if x in own and x not in shared] for own in op.labels
+        )
+        yield (*shared, *rows, *columns)
+        yield (*shared, *columns, *rows)
     # Entry by entry a result is written in the order of an argument, whole arguments repeated.
     for labels in op.labels:
         rest = [x for x in op.output if x not in labels]
