@@ -61,7 +61,7 @@ def test_an_array_that_nobody_can_write_to_is_not_copied(rng):
     weight = rng.normal(size=(3, 3))
     weight.flags.writeable = False
     assert tnsim.Linear(weight).weight is weight
-    of_jax = jnp.ones((3, 3))
+    of_jax = jnp.ones((3, 3), device=jax.devices("cpu")[0])
     assert tnsim.Linear(of_jax).weight is of_jax
     assert is_fixed(np.asarray(of_jax)) and is_fixed(np.frombuffer(bytes(8)))
     assert not is_fixed(np.frombuffer(bytearray(8)))

@@ -426,7 +426,9 @@ def lie_on_default_device(arrays: Iterable[Any]) -> bool:
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Options with which XLA compiles for a CPU; None on other devices.
+    """Options with which XLA compiles for the default device; None where its own are best.
+
+    On a CPU:
 
     By default XLA orders operations so that many can run at once, which keeps the arrays of all of
     them alive. For a plan that order doubles the memory, and it gains nothing where matrix products
@@ -440,21 +442,28 @@ def compiler_options() -> dict[str, Any] | None:
     matrix products, which the library makes up to three times as fast where one side is long. Sums
     of products over arrays of seven or more axes in float32, handed over by default, crash the
     process in jaxlib 0.10.2 and 0.11.0.
+
+    On a GPU XLA times several kernels for every matrix product before it chooses one. A plan has
+    hundreds of small products of different shapes, so the trials are most of a first call, and
+    their outcome varies: without them equal calls have equal bits in every process.
     """
-    if default_device().platform != "cpu":
-        return None
-    return _for_cpu()
+    return _options_for(default_device().platform)
 
 
 @cache
-def _for_cpu() -> dict[str, Any]:
-    return known_options(
-        {
-            "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-            "xla_backend_optimization_level": 1,
-            "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-        }
-    )
+def _options_for(platform: str) -> dict[str, Any] | None:
+    wanted = _OPTIONS.get(platform)
+    return None if wanted is None else known_options(wanted)
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        "xla_backend_optimization_level": 1,
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    },
+    "gpu": {"xla_gpu_autotune_level": 0},
+}
 
 
 def known_options(options: dict[str, Any]) -> dict[str, Any]:
