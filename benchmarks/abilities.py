@@ -25,6 +25,8 @@ import tnsim
 D, UNITS, POSITIONS, TOKENS = 3, 4, 2, 5
 TRACED = ("Gaussian", "inputs")
 """Metrics under which derivatives and traces are asked for, as each compiles for seconds."""
+LONGEST = 20.0
+"""Seconds that an inner product may be expected to take; of longer ones the route is told alone."""
 
 
 def layers_of(g: np.random.Generator) -> dict[str, Callable[[], tuple[list[Any], int | None]]]:
@@ -103,6 +105,13 @@ def route(a: Any, b: Any, metric: Any) -> str:
     return str(getattr(plan, "route", type(plan).__name__))
 
 
+def is_long(a: Any, b: Any, metric: Any) -> bool:
+    try:
+        return (getattr(tnsim.plan(a, b, metric), "seconds", None) or 0.0) > LONGEST
+    except Exception:  # what is refused is soon refused
+        return False
+
+
 def networks(a: Any, b: Any, metric: Any) -> Any:
     module = getattr(tnsim, "tensor_networks", tnsim)
     return getattr(module, "networks", None) and list(module.networks(a, b, metric))
@@ -137,8 +146,11 @@ def answers() -> dict[str, str]:
             layers, n_ctx = layers_of(np.random.default_rng(seed))[form]()
             pair.append(tnsim.Model(layers, n_ctx))
         for name, metric in metrics(np.random.default_rng(3), form, n_ctx).items():
+            long = is_long(*pair, metric)
             for verb, ask in VERBS.items():
                 if verb in ("grad", "jit") and (name not in TRACED or "twice" in form):
+                    continue
+                if long and verb != "route":
                     continue
                 with warnings.catch_warnings(), jax.enable_x64(verb in ("grad", "jit")):
                     warnings.simplefilter("ignore")
@@ -166,6 +178,8 @@ def table(now: dict[str, str], before: dict[str, str] | None) -> list[str]:
             ]
             if own["route"] is None:
                 row.append("")
+            elif own["similarity"] is None:
+                row.append(f"{own['route']}, long")
             elif own["similarity"] != "yes":
                 row.append(f"refused ({own['similarity']})")
             else:

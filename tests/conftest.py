@@ -2,6 +2,7 @@
 
 Workers and subprocesses share the folder, so that equal programs are compiled once."""
 
+import gc
 import itertools
 import os
 import sys
@@ -79,6 +80,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Crossings are shared out among the suites before any case is left out by its marks."""
     covering.share_out(items)
+
+
+def pytest_collection_finish():
+    """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc):

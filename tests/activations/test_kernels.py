@@ -412,7 +412,7 @@ def test_float32_inside_a_trace():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float32_inside_a_trace_beside_float64():
     name = "elu"
     units = in_float32()

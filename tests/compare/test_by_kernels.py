@@ -341,8 +341,7 @@ def test_a_student_begins_as_a_copy_with_another_activation(rng, make):
     assert_right(with_activation(teacher, "relu6"), teacher, gaussian(rng))
 
 
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("by", ["grad", "jit", "torch"])
 def test_the_first_step_of_a_student(rng, by):
     """Slopes of a similarity by all weights of a hardswish network, its teacher one of silu."""

@@ -229,7 +229,11 @@ def test_moments_of_the_inputs(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "layers", [pytest.param(n, marks=pytest.mark.full) if n == "Residual" else n for n in LAYERS]
+    "layers",
+    [
+        pytest.param(n, marks=pytest.mark.full) if n in ("Residual", "Multilinear") else n
+        for n in LAYERS
+    ],
 )
 def test_every_verb(layers, kind):
     for name in metrics(layers, kind):

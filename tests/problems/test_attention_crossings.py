@@ -223,8 +223,7 @@ def test_gradients(case, metric, rng, eager):
     )
 
 
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
 def test_gradients_of_slices(case, metric, rng, eager):
@@ -240,8 +239,7 @@ def test_gradients_of_slices(case, metric, rng, eager):
     )
 
 
-@pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
 @pytest.mark.parametrize("case", TWO)
 def test_gradients_of_two_layers(case, metric, rng, eager):
