@@ -266,3 +266,39 @@ def test_means_of_sequences_and_of_draws():
     assert "mean" not in str(odd)
     exact = tnsim.similarity(network(rng, "linear"), network(rng, "linear"))
     assert exact.mean_share is None
+
+
+@pytest.mark.parametrize("n_ctx", [None, 3])
+def test_means_of_networks_with_a_hidden_layer(n_ctx):
+    """Without inputs: from the weights alone, beside points of quadrature."""
+    rng = generator(9)
+    mean, cov = rng.normal(size=2), np.array([[1.0, 0.3], [0.3, 0.5]])
+    metric = tnsim.Gaussian(mean, cov)
+    x, weights = quadrature(120, mean, cov)
+
+    def gelu(offset):
+        first, last = linear(rng, 2, 5, bias=True), rng.normal(size=(2, 5))
+        return tnsim.Model([first, tnsim.Elementwise("gelu"), tnsim.Linear(last, offset)], n_ctx)
+
+    a, b, far = gelu(np.zeros(2)), gelu(np.ones(2)), gelu(np.full(2, 9.0))
+
+    def share(*summands):
+        y = sum(c * np.asarray(tnsim.Model(model.layers)(x)) for c, model in summands)
+        return ((weights @ y) ** 2).sum() / (weights @ (y * y).sum(1))
+
+    of_a, of_b, of_far = (share((1, model)) for model in (a, b, far))
+    found = tnsim.similarity(a, b, metric)
+    assert_close(found.mean_share, min(of_a, of_b), scale=1.0, rtol=1e-9)
+    apart = tnsim.similarity(a - far, far, metric)
+    assert_close(apart.mean_share, min(share((1, a), (-1, far)), of_far), scale=1.0, rtol=1e-9)
+    assert apart.mean_share > 0.9 and "% of the squared norm is the mean" in str(apart)
+    assert "mean_share" in repr(apart) and apart.route == "kernels"
+    assert tnsim.similarity(a, far, metric, centred=True).mean_share < 1e-20
+    assert_close(
+        tnsim.similarity(a, far, tnsim.GaussianClosure(mean, cov)).mean_share,
+        min(of_a, of_far),
+        scale=1.0,
+        rtol=1e-9,
+    )
+    zero = tnsim.Model([tnsim.Linear(np.zeros((2, 2)), np.ones(2))], n_ctx)
+    assert_close(tnsim.similarity(a, zero, metric).mean_share, of_a, scale=1.0, rtol=1e-9)

@@ -197,6 +197,7 @@ def _as_data(
         answer["slices"] = by_output
     if value.standard_error is not None:
         answer |= {"standard_error": float(value.standard_error), "inputs": value.inputs}
+    if value.mean_share is not None:
         answer["mean_share"] = value.mean_share
     if sampled is not None:
         answer["check"] = {name: float(getattr(sampled, name)) for name in CHECKED}

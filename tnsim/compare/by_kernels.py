@@ -44,6 +44,7 @@ from tnsim.names import Pair
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
+    mean_of,
     meetings,
     on_host,
     product_of,
@@ -64,7 +65,7 @@ from tnsim.problems.kernels import (
     small_differences,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import Scaled, ScaledSum, add, scaled_terms, times
+from tnsim.scaled import Scaled, ScaledSum, add, power, scaled_terms, times
 from tnsim.sessions import session
 
 _Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
@@ -212,7 +213,27 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
 
         # Norms show how much of a product of sums cancels.
         norms = request.squared_norms or max(len(one), len(two)) > 1
-        return _products_of_sums(bra, ket, product, norms, request.dtype, traced)
+        found = _products_of_sums(bra, ket, product, norms, request.dtype, traced)
+        if not request.squared_norms:
+            return found
+        shares = (_mean_share(bra, found.values["AA"]), _mean_share(ket, found.values["BB"]))
+        return found._replace(mean_share=min(shares))
+
+
+def _mean_share(side: _Terms, norm: ScaledSum) -> float:
+    """The share of the squared norm that a sum of prepared models has in its mean.
+
+    Args:
+        side: Sum of models.
+        norm: Inner product of the sum with itself, by output where these are told apart.
+    """
+    means = [c * np.exp2(exponent) * mean_of(model) for c, exponent, model in side.value]
+    squared_norm = power(norm.mantissa, norm.exponent).sum()
+    if squared_norm <= 0:  # which a cosine refuses
+        return 0.0
+    # A mean takes its square at every position, as the squared norm is a sum over positions.
+    square = (np.sum(means, axis=0) ** 2).sum() * sum(side.value[0][2].counts)
+    return min(1.0, float(square / squared_norm))  # a constant function by rounding
 
 
 def _products_of_sums(

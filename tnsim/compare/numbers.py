@@ -116,10 +116,10 @@ class Number(np.float64):
         caveats: Differences between the models and the networks they were read from.
         inputs: Number of inputs on which the models ran; None where the weights were compared.
         mean_share: Share of the squared norm that both models have in their means over the inputs,
-            the smaller of the two; None where the models did not run on draws or data.
+            the smaller of the two; None where polynomials were compared by their weights.
 
-    A number that was sampled is printed with its standard error and its inputs, and with the share
-    of the means where this is more than a half: such a similarity says little beyond the means.
+    A number that was sampled is printed with its standard error and its inputs, and any number with
+    the share of the means where this is more than a half: it says little beyond the means.
 
     Example:
         >>> Number(0.5, "gaussian", True)
@@ -161,13 +161,13 @@ class Number(np.float64):
         return f"Number({float(self)!r}, {_number_facts(self)})"
 
     def __str__(self) -> str:
+        advice = f"{self._of_means}: centred=True compares without it" if self._of_means else ""
         if self.inputs is None or self.standard_error is None:
-            return repr(float(self))
+            return f"{float(self)!r} ({advice})" if advice else repr(float(self))
         said = f"{_with_error(float(self), float(self.standard_error))} ("
         kind = "normal " if self.metric == "gaussian" else ""
         said += "on " if self.exact else "estimate, "
-        advice = f"; {self._of_means}: centred=True compares without it" if self._of_means else ""
-        return f"{said}{self.inputs:,} {kind}inputs{advice})"
+        return f"{said}{self.inputs:,} {kind}inputs{'; ' if advice else ''}{advice})"
 
     @property
     def _of_means(self) -> str:

@@ -110,7 +110,7 @@ class InnerProducts(NamedTuple):
         route: Name of the route, see `Estimate.route`.
         sums: Sums of the forward passes over groups of points, for standard errors.
         inputs: Number of inputs of the forward passes, None where nothing was run.
-        mean_share: Share of the squared norm that both functions have in their means over drawn
+        mean_share: Share of the squared norm that both functions have in their means over the
             inputs, the smaller of the two; None where it is not known.
     """
 

@@ -361,6 +361,14 @@ def product_of(
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
 
 
+def mean_of(model: PreparedModel) -> Float[np.ndarray, " out"]:
+    """The mean of every output over inputs and positions, without the model's exponent."""
+    mean: Any = 0.0
+    for count, last, *_ in last_segments(model, model):
+        mean = mean + count * (last.hidden.mean + last.beside.mean)
+    return np.asarray(mean, np.float64) / sum(model.counts)
+
+
 def on_host(value: ScaledSum) -> ScaledSum:
     """The value in NumPy's float64."""
     return ScaledSum(*(np.asarray(array, np.float64) for array in value))
