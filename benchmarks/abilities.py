@@ -160,6 +160,8 @@ def answers() -> dict[str, str]:
                     except Exception as error:  # every refusal is an answer
                         said = type(error).__name__
                 found[f"{form} | {name} | {verb}"] = said
+        tnsim.session().clear()
+        jax.clear_caches()  # compiled programs of all forms would not fit
         print(form, flush=True)
     return found
 

@@ -182,19 +182,14 @@ def slope(
     coefficients, models = zip(*terms(target), strict=True)
     numbers = np.asarray(coefficients, np.float64)
     where = _vectors(family, models, setting, points)
-    with execution.precision():
-        args = _placed((family.weights, at, numbers, models), setting.dtype)
-        if where is None:
-            # Without points there is a single group.
-            values_and_slopes = _program(_planned, 0, 6)(
-                family.build, *args, setting.metric, setting.dtype
-            )
-            values_and_slopes = jax.tree.map(lambda x: x[None], values_and_slopes)
-        else:
-            values_and_slopes = _by_groups(_slopes_of_blocks, args, family, models, where, setting)
-        value, by_switch = (np.asarray(x, np.float64) for x in values_and_slopes)
-    _check_finite(setting, value, by_switch)
-    return Slope(value, by_switch)
+    if where is None:
+        (found,) = _along_plan(family, at[None], target, setting)
+    else:
+        with execution.precision():
+            args = _placed((family.weights, at, numbers, models), setting.dtype)
+            found = Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting))
+    _check_finite(setting, *found)
+    return found
 
 
 def integral(
@@ -223,16 +218,17 @@ def integral(
     numbers = np.asarray(coefficients, np.float64)
     where = _vectors(family, models, setting, points)
     if where is None:
-        slopes = (slope(family, t, target, setting, None).by_switch for t in at.points)
-        return np.sum(
-            [w * slope_of_node for w, slope_of_node in zip(at.weights, slopes, strict=True)], axis=0
-        )
-    with execution.precision():
-        args = (family.weights, (*at, np.ones(family.players)), numbers, models)
-        args = _placed(args, setting.dtype)
-        by_switch = _by_groups(
-            _integrals_of_blocks, args, family, models, where, setting, len(at.points)
-        )
+        switches = np.outer(at.points, np.ones(family.players))
+        slopes = _along_plan(family, switches, target, setting)
+        weighted = zip(at.weights, slopes, strict=True)
+        by_switch = np.sum([weight * found.by_switch for weight, found in weighted], axis=0)
+    else:
+        with execution.precision():
+            args = (family.weights, (*at, np.ones(family.players)), numbers, models)
+            args = _placed(args, setting.dtype)
+            by_switch = _by_groups(
+                _integrals_of_blocks, args, family, models, where, setting, len(at.points)
+            )
     _check_finite(setting, by_switch)
     return by_switch
 
@@ -490,16 +486,41 @@ def _weighted(outputs: Any, block: Any) -> Any:
     return outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
 
 
-def _planned(
-    build: Build, weights: Any, s: Any, coefficients: Any, models: Any, metric: Metric, dtype: str
-) -> Any:
-    """The value and the derivatives along a plan."""
-    target = Combination([(coefficients[n], model) for n, model in enumerate(models)])
+def _along_plan(
+    family: Family,
+    switches: Float[np.ndarray, "nodes players"],
+    target: Model | Combination,
+    setting: Setting,
+) -> Iterator[Slope]:
+    """The inner product and its derivatives at several nodes, in a single group.
 
-    def product(s: Any) -> Any:
-        return inner(build(weights, s), target, metric, dtype=dtype)
+    Models of numbers are compared as ever, with the gradient that `inner` has; only the way from
+    switches to weights is compiled, which is short.
+    """
+    with execution.precision():
+        weights = _placed(family.weights, setting.dtype)
+        # The target is placed once, so that what is made of it serves all nodes.
+        fixed = [(c, _placed(model, setting.dtype)) for c, model in terms(target)]
 
-    return jax.value_and_grad(product)(s)
+        def product(model: Model) -> Any:
+            to = Combination(fixed)
+            return inner(model, to, setting.metric, dtype=setting.dtype, budget=setting.budget)
+
+        for s in switches:
+            at = jnp.asarray(s, setting.dtype)
+            model, pullback = _program(_switched, 0)(family.build, weights, at)
+            value, by_weight = jax.value_and_grad(product)(model)
+            (by_switch,) = _program(_pulled_back)(pullback, by_weight)
+            yield Slope(*(np.asarray(x, np.float64)[None] for x in (value, by_switch)))
+
+
+def _switched(build: Build, weights: Any, s: Any) -> tuple[Model, Any]:
+    """A model with switches, and the function from its derivatives to those of the switches."""
+    return jax.vjp(lambda s: build(weights, s), s)
+
+
+def _pulled_back(pullback: Any, slopes: Any) -> Any:
+    return pullback(slopes)
 
 
 def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np.ndarray:
