@@ -48,9 +48,11 @@ _IN_CACHE = 2**23
 larger block wait for memory."""
 
 
-_FREE = 2**32
-"""Multiplications of vectors up to which no plan is made: a plan whose derivatives are compiled
-takes longer before it runs."""
+_FREE = 2**26
+"""Multiplications of vectors up to which no plan is made: the program of their derivatives grows
+with the vectors, and compiles for longer than plans are searched."""
+_FREE_OF_PARTS = 2**32
+"""The same of second derivatives, which are compiled along plans too, for far longer."""
 _LARGEST_PARTS = 2**27
 """Most numbers of the derivatives of vectors by all switches, 1 GiB."""
 
@@ -181,7 +183,7 @@ def slope(
     at = np.broadcast_to(np.asarray(s, np.float64), family.players)
     coefficients, models = zip(*terms(target), strict=True)
     numbers = np.asarray(coefficients, np.float64)
-    where = _vectors(family, models, setting, points)
+    where = _vectors(family, models, setting, points, _FREE)
     if where is None:
         (found,) = _along_plan(family, at[None], target, setting)
     else:
@@ -216,7 +218,7 @@ def integral(
     """
     coefficients, models = zip(*terms(target), strict=True)
     numbers = np.asarray(coefficients, np.float64)
-    where = _vectors(family, models, setting, points)
+    where = _vectors(family, models, setting, points, _FREE)
     if where is None:
         switches = np.outer(at.points, np.ones(family.players))
         slopes = _along_plan(family, switches, target, setting)
@@ -248,9 +250,17 @@ class _Coefficients:
 
 
 def _vectors(
-    family: Family, models: Sequence[Model], setting: Setting, points: Points | None
+    family: Family, models: Sequence[Model], setting: Setting, points: Points | None, most: int
 ) -> Points | FeatureSpace | None:
-    """What makes vectors of models whose dot products are inner products; None along a plan."""
+    """What makes vectors of models whose dot products are inner products; None along a plan.
+
+    Args:
+        family: Models with switches.
+        models: Models of the target.
+        setting: Metric, precision and budget.
+        points: Points of the comparison, None for none.
+        most: Multiplications that vectors of coefficients may take.
+    """
     if points is not None:
         return points
     every = [family.at(0.5), *models]
@@ -261,7 +271,7 @@ def _vectors(
     work = sum(map(space.multiplications, known))
     # A way back keeps what the way there has made.
     needed = 4.0 * max(space.in_flight(layers, 1) for layers in known) * ITEM_BYTES[setting.dtype]
-    affordable = work <= min(_FREE, setting.budget.multiplications)
+    affordable = work <= min(most, setting.budget.multiplications)
     return space if affordable and needed <= setting.budget.room(0, needed) else None
 
 
@@ -536,7 +546,7 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
     """
     at = exact_nodes(family.degree)
     total = np.zeros((family.players, family.players))
-    where = _vectors(family, (), setting, points)
+    where = _vectors(family, (), setting, points, _FREE_OF_PARTS)
     if not isinstance(where, Points | None) and not _parts_fit(family, where):
         where = None
     with execution.precision():
