@@ -48,7 +48,7 @@ _IN_CACHE = 2**23
 larger block wait for memory."""
 
 
-_FREE = 2**26
+_FREE = 2**28
 """Multiplications of vectors up to which no plan is made: the program of their derivatives grows
 with the vectors, and compiles for longer than plans are searched."""
 _FREE_OF_PARTS = 2**32
