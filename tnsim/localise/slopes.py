@@ -9,7 +9,9 @@ the difference, as functions. Along the diagonal f is a polynomial of degree U i
 ceil(U / 2) Gauss-Legendre nodes give `<delta_c, T>` exactly, by one reverse gradient a node for all
 components together.
 
-Weights and points are arguments of the compiled programs, so other numbers need no new program.
+At points, and by vectors of coefficients, one compiled program goes through all nodes; weights and
+points are its arguments, so other numbers need no new program. Along plans every node is a
+comparison of numbers with the gradient that `inner` has, as plans compile for longer than they run.
 """
 
 from __future__ import annotations
