@@ -215,6 +215,24 @@ def difference_of_outputs(a, b, x):
     return outputs + (other_last.bias - last.bias)
 
 
+def test_narrow_layers_stay_on_the_host_beside_an_accelerator(rng, monkeypatch):
+    narrow, wide = mlp(rng, "relu", hidden=5), mlp(rng, "relu", hidden=12)
+
+    def answer():
+        with tnsim.using(tnsim.Session()):
+            return tnsim.pairwise([narrow, wide]).similarity
+
+    wanted = answer()
+    monkeypatch.setattr(kernels, "backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_NARROW", 8)
+    kinds = [
+        type(kernels.prepared(kernels.hidden_units(model), None, None, 2, "float32").gate.mean)
+        for model in (narrow, wide)
+    ]
+    assert issubclass(kinds[0], np.ndarray) and issubclass(kinds[1], jax.Array)
+    assert_close(answer(), wanted, scale=1.0, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_small_differences_lose_no_digits(rng):
     metric = gaussian(rng)

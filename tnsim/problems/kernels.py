@@ -19,7 +19,8 @@ partner only the mean and the first Hermite coefficients of a function count, so
 J = E A z^T the other terms are x0 . x0' + <J, J'>.
 
 The rows of K are made in blocks, so no more than a block of K is in memory. Numbers on the host
-take NumPy, with nothing to compile; traces and accelerators take JAX.
+take NumPy, with nothing to compile; traces and accelerators take JAX, accelerators only where the
+layer is wide enough to keep them busy.
 
 Source:
     Cho and Saul 2009, "Kernel methods for deep learning"; Tsuchida et al. 2018, "Invariance of
@@ -73,6 +74,9 @@ _BLOCK = 2**21
 MOST_PAIRED = 4
 """Most factors of a layer whose pairings are summed up by plans: 105 pairings of eight legs take
 seconds to plan, 945 of ten take minutes."""
+_NARROW = 512
+"""Most hidden units that stay on the host beside an accelerator: an inner product of 512 by 512
+units takes two cores 30 ms, an accelerator 100 ms to start its programs, 10 s to compile them."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
@@ -555,7 +559,9 @@ class Inner(NamedTuple):
 def prepared(
     units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str, on_host: bool = False
 ) -> Prepared:
-    """A model under x = mean + L z, in arrays of NumPy, or of JAX in a trace or on an accelerator.
+    """A model under x = mean + L z, in arrays of NumPy or of JAX.
+
+    A trace takes JAX, and so does an accelerator from a certain width.
 
     Args:
         units: Hidden units of the model.
@@ -566,7 +572,9 @@ def prepared(
         on_host: Whether arrays are those of NumPy, also where there is an accelerator.
     """
     if not on_host:
-        on_host = not is_traced((units[1:], mean, root)) and backend() == "cpu"
+        width = d_in if units.gate.weight is None else len(units.gate.weight)
+        alone = width <= _NARROW or backend() == "cpu"
+        on_host = alone and not is_traced((units[1:], mean, root))
     xp = np if on_host else jnp
     latent = root.shape[1] if root is not None and root.ndim == 2 else d_in
 
