@@ -215,6 +215,7 @@ def difference_of_outputs(a, b, x):
     return outputs + (other_last.bias - last.bias)
 
 
+@pytest.mark.slow
 def test_narrow_layers_stay_on_the_host_beside_an_accelerator(rng, monkeypatch):
     narrow, wide = mlp(rng, "relu", hidden=5), mlp(rng, "relu", hidden=12)
 

@@ -74,9 +74,9 @@ _BLOCK = 2**21
 MOST_PAIRED = 4
 """Most factors of a layer whose pairings are summed up by plans: 105 pairings of eight legs take
 seconds to plan, 945 of ten take minutes."""
-_NARROW = 512
-"""Most hidden units that stay on the host beside an accelerator: an inner product of 512 by 512
-units takes two cores 30 ms, an accelerator 100 ms to start its programs, 10 s to compile them."""
+_NARROW = 256
+"""Most hidden units that stay on the host beside an accelerator: an inner product of 256 by 256
+units takes both 40 ms, and an accelerator 8 s more to compile its programs."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
