@@ -13,6 +13,10 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Programs run once or twice here: XLA takes a sixth less time for them where it optimises nothing.
+# Users have its own level, as tests under an older instruction set have, which sets the flags itself.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # No test reads what an earlier version searched or compiled.
     kept = tempfile.TemporaryDirectory(prefix="tnsim-test-cache-", ignore_cleanup_errors=True)
