@@ -84,7 +84,7 @@ def test_the_parts_that_move_are_told():
     assert [still[name] for name in moved] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("by", ["layer", "module"])
+@pytest.mark.parametrize("by", [pytest.param("layer", marks=pytest.mark.slow), "module"])
 def test_the_parts_of_models_that_move_are_told(by):
     torch.manual_seed(0)
     net = Net()

@@ -62,7 +62,9 @@ def residual(weight, scale, down):
     "build, shapes, metric",
     [
         (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Gaussian([0.5, 0.0])),
-        (residual, [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()),
+        pytest.param(
+            *(residual, [(2, 2), (), (2, 3)], tnsim.TreeSymmetric()), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_gradcheck(build, shapes, metric):
@@ -749,6 +751,7 @@ def test_what_has_no_gradient_is_refused(case):
         attempt(Net(), tnsim.from_module(Net()))
 
 
+@pytest.mark.slow
 def test_warnings_are_those_of_the_verbs_without_gradients():
     net = Net()
     goal = tnsim.from_module(Net())

@@ -384,6 +384,7 @@ def test_light_and_dark(show, width):
     assert grounds == [True, False]
 
 
+@pytest.mark.slow
 def test_choosing_draws_once_a_frame_and_never_the_matrix(show):
     window = show(run_of([3, 3]))
     counts = window.run("""new Promise((done) => {

@@ -64,6 +64,7 @@ def test_induction_appears_within_the_run():
     assert accuracy[4000] > 0.99
 
 
+@pytest.mark.slow
 def test_similarity_tells_before_from_after():
     """Within the trained phase neighbours are alike; what came before has nothing in common with it."""
     first, before, after, last = (

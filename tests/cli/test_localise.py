@@ -58,6 +58,7 @@ def test_the_change_between_two_checkpoints(tmp_path):
     assert np.all(np.array(found["alone"]) > 0)
 
 
+@pytest.mark.slow
 def test_the_changes_of_a_run(tmp_path):
     files = [DATA / f"step_{step:06}.safetensors" for step in (0, 900, 4000)]
     picture = tmp_path / "changes.png"

@@ -305,6 +305,7 @@ def test_tiny_changes_keep_their_digits(rng):
     assert_close(found.removed, np.array([0.0, found.total]), scale=found.total, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_change_of_every_step(rng):
     a, b = pair("mlp", rng)
     run = {"start": a, 10: b, 20: b, 30: a}

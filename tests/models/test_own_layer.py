@@ -127,6 +127,7 @@ def test_all_pairs(rng):
         assert_close(float(result.similarity[i, j]), float(expected), scale=1.0, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_scale_does_not_matter(rng):
     a, b = pair("biases", rng)
     tiny = tnsim.Model([*b.layers, tnsim.Linear(2.0**-600 * np.eye(2))])
