@@ -27,7 +27,8 @@ import tnsim
 import tnsim.compare.estimates
 import tnsim.metrics.protocol
 from tnsim.all_pairs.sources import metric_parameters
-from tnsim.metrics.metric import check_metric
+from tnsim.metrics.metric import METRICS as known_metrics
+from tnsim.metrics.metric import as_metric
 from tnsim.metrics.points import Rule, product_rule
 from tnsim.metrics.protocol import adds_up, joins_layers
 from tnsim.models.arrays import pytree
@@ -296,7 +297,7 @@ def test_protocols_are_told_as_isinstance_tells_them():
         assert adds_up(metric) == isinstance(metric, tnsim.metrics.protocol.FiniteMetric)
     for metric in own[1:]:
         with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
-            check_metric(metric)
+            as_metric(metric)
 
 
 def test_a_metric_from_outside(rng):
@@ -310,6 +311,28 @@ def test_a_metric_from_outside(rng):
     result = tnsim.pairwise(models, Signs())
     assert_close(result.log_inner[0, 1], np.log(abs(tnsim.inner(a, b, known))), scale=1.0)
     assert_close(result.similarity[0, 1], value)
+
+
+@pytest.mark.parametrize("name", ["tree", "closure", "frobenius", "categorical"])
+def test_a_name_stands_for_a_metric_in_every_verb(name, rng):
+    a, b = models = [tnsim.Model([bilinear(rng, 3, 4, 2), bilinear(rng, 2, 2, 2)]) for _ in "ab"]
+    if name == "categorical":
+        a, b = models = [tnsim.Model([bilinear(rng, 3, 4, 2)], n_ctx=1) for _ in "ab"]
+    metric = known_metrics[name]()
+    number = tnsim.similarity(a, b, name)
+    assert (number, number.metric) == (tnsim.similarity(a, b, metric), name)
+    assert tnsim.inner(a, b, name) == tnsim.inner(a, b, metric)
+    assert tnsim.log_inner(a, b, name) == tnsim.log_inner(a, b, metric)
+    assert (tnsim.slices(a, b, name) == tnsim.slices(a, b, metric)).all()
+    assert tnsim.plan(a, b, name).metric == tnsim.plan_pairwise(models, name).metric == name
+    assert tnsim.pairwise(models, name).identical(tnsim.pairwise(models, metric))
+    if name in ("tree", "frobenius"):
+        assert tnsim.change(a, b, name).total == tnsim.change(a, b, metric).total
+        assert (tnsim.paths(a, b, name).values == tnsim.paths(a, b, metric).values).all()
+        assert len(list(tnsim.tensor_networks.networks(a, b, name))) == 1
+    if name in ("closure", "categorical"):
+        checked = tnsim.check(a, b, name, samples=64)
+        assert checked.similarity == number
 
 
 def test_a_metric_that_joins_legs_in_its_own_way_is_refused(rng):
@@ -336,7 +359,7 @@ def test_what_a_prompt_completes_is_public():
 
 def test_what_is_no_metric_is_refused(rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    for wrong in ("gaussian", tnsim.Gaussian, None, a):
+    for wrong in ("gauss", "empirical", tnsim.Gaussian, None, a):
         with pytest.raises(tnsim.ModelError, match=r"expected a metric such as tnsim.Gaussian\(\)"):
             tnsim.similarity(a, a, wrong)
 

@@ -53,6 +53,14 @@ def bilinear(left, right, down, bias):
     return [tnsim.Bilinear(left, right, down, bias)]
 
 
+def test_a_metric_by_its_name():
+    net, goal = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    value = tnsim.torch.similarity(net, goal, "frobenius")
+    assert value == tnsim.torch.similarity(net, goal, tnsim.Frobenius())
+    monitor = tnsim.torch.Monitor("frobenius", every=1, reference=goal)
+    assert_close(monitor(0, net)["similarity/reference"], value.item())
+
+
 def residual(weight, scale, down):
     layer = tnsim.Residual(tnsim.Linear(weight), skip=1 - scale, scale=scale)
     return [layer, tnsim.Multilinear([np.eye(3, 2)] * 3, down)]

@@ -325,7 +325,7 @@ def test_models_that_cannot_be_compared(rng):
             lambda: tnsim.pairwise([a, tnsim.Model([linear(rng, 4, 2)])]),
             "1 maps 4 inputs to 2 outputs, but 0 maps 3 to 2",
         ),
-        (lambda: tnsim.pairwise([a, b], "gaussian"), "expected a metric such as"),
+        (lambda: tnsim.pairwise([a, b], "gauss"), "expected a metric such as"),
         (
             lambda: tnsim.pairwise([a, b], dtype="float16"),
             "dtype must be one of float64, float32, found 'float16'",

@@ -37,7 +37,6 @@ from tnsim.engine.budget import Budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError
-from tnsim.metrics import metric as metrics
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.differences import by_differences
@@ -170,7 +169,6 @@ def prepared(
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
-    metrics.check_metric(metric)
     known = Known()
     settings = metric, dtype, stored, centred
     rows = _side("a", models, names, known, settings)

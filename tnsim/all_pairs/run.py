@@ -34,7 +34,7 @@ from tnsim.engine.runtime.compiling import reporting
 from tnsim.errors import ModelError, StoreWarning
 from tnsim.long_work import announced
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.origin import warn_of_caveats
@@ -42,7 +42,7 @@ from tnsim.models.origin import warn_of_caveats
 
 def pairwise(
     models: Any,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     other: Any = None,
     dialect: Any = None,
@@ -66,7 +66,7 @@ def pairwise(
             `tnsim.load` of many files, from which weights are read when needed; modules of
             PyTorch in the place of models, and folders, patterns or paths of files; or both parts
             of a series. Without `other`, all pairs of `models`.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
             that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
@@ -116,7 +116,7 @@ def pairwise(
         Paper, equation 2, for every pair.
     """
     require_xarray()
-    dtype = dtype_name(dtype)
+    metric, dtype = as_metric(metric), dtype_name(dtype)
     path = None if store is None else stores.folder(store)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
@@ -177,7 +177,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
 
 def plan_pairwise(
     models: Any,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     other: Any = None,
     dialect: Any = None,
@@ -196,7 +196,7 @@ def plan_pairwise(
             `tnsim.load` of many files, from which weights are read when needed; modules of
             PyTorch in the place of models, and folders, patterns or paths of files; or both parts
             of a series, all of which are read. Without `other`, all pairs of `models`.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         dialect: Dialect of files that are given by their paths, as for `load`. Files of a module
             that is no model run under `Empirical` as copies of the module, all of them in memory.
         n_ctx: Length of the sequences on which models with attention are compared.
@@ -220,7 +220,7 @@ def plan_pairwise(
         >>> tnsim.plan_pairwise(models).tiles.pairs
         3
     """
-    dtype = dtype_name(dtype)
+    metric, dtype = as_metric(metric), dtype_name(dtype)
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         # Checkpoints may be equal in some parts, whose pairs are then fewer: every part is read.

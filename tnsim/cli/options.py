@@ -368,6 +368,7 @@ def metric_of(options: MetricOptions) -> Any:
         TreeSymmetric()
     """
     import tnsim
+    from tnsim.metrics.metric import METRICS
 
     name, fit, inputs, samples = options.metric, options.fit, options.inputs, options.samples
     # Either without the other would be ignored in silence.
@@ -380,16 +381,7 @@ def metric_of(options: MetricOptions) -> Any:
         )
     if samples is not None and name is not MetricName.categorical:
         raise ModelError(f"--samples are those of --metric categorical, found {name.value}")
-    classes = (
-        tnsim.Gaussian,
-        tnsim.GaussianClosure,
-        tnsim.Symmetric,
-        tnsim.TreeSymmetric,
-        tnsim.Frobenius,
-        tnsim.Categorical,
-    )
-    by_name: dict[str, Any] = {cls.name: cls for cls in (*classes, tnsim.Empirical)}
-    cls = by_name[name.value]
+    cls: Any = tnsim.Empirical if inputs is not None else METRICS[name.value]
     if fit is not None and not hasattr(cls, "fit"):
         raise ModelError(
             f"--fit takes mean and covariance from samples, which metric {name.value} has not; "

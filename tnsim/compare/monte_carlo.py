@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
 from tnsim.compare.centred import without_mean
@@ -22,7 +22,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.metric import Gaussian, GaussianClosure, as_metric
 from tnsim.metrics.points import Points, Reading, WeightedPoints, draws
 from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.checks import Seed, check_untraced, seed_number
@@ -66,7 +66,7 @@ class Check(NamedTuple):
 def check(
     a: Comparable,
     b: Comparable,
-    metric: Expectation = Gaussian(),
+    metric: Expectation | str = Gaussian(),
     *,
     centred: bool = False,
     samples: int = 65536,
@@ -80,7 +80,8 @@ def check(
 
     Args:
         a, b: Models, combinations such as `b - c`, modules of PyTorch, or paths of files.
-        metric: Metric that is an expectation over inputs: Gaussian, its closure or `Categorical`.
+        metric: Metric that is an expectation over inputs, or its name: Gaussian, its closure or
+            `Categorical`.
         centred: Whether the models are compared without their means over the inputs.
         samples: Number of inputs that are drawn, at least 64.
         seed: Seed of the random numbers: a number, a NumPy generator or a JAX key.
@@ -105,15 +106,16 @@ def check(
         Paper, equation 2, for the cosine; Tukey 1958, "Bias and confidence in not-quite large
         samples", for the jackknife.
     """
-    if not isinstance(metric, Expectation):
+    asked: Any = as_metric(metric)
+    if not isinstance(asked, Expectation):
         raise ModelError(
             "only Gaussian metrics and Categorical are expectations that sampling can check, "
-            f"found {type(metric).__name__}"
+            f"found {type(asked).__name__}"
         )
     if samples < 2 * GROUPS:
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
-    a, b, chosen = with_metric(a, b, metric, None)
-    check_untraced("check", a, b, metric)
+    a, b, chosen = with_metric(a, b, asked, None)
+    check_untraced("check", a, b, asked)
     if centred:
         a, b = without_mean(a, chosen), without_mean(b, chosen)
     seed = seed_number(seed, "the seed of a check")
@@ -123,7 +125,7 @@ def check(
     if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate
         *positions, width = chosen.inputs.shape[1:]
         reading = Reading(width, positions[0] if positions else None, 1)
-    points = _drawn_points(metric, reading, samples, seed)
+    points = _drawn_points(asked, reading, samples, seed)
     with _with_bar(points, progress) as watched:
         sums = forward.sums([parts(a)], [parts(b)], watched, False, "float64")
     estimate, error = _estimated_cosine(sums, Arithmetic(highest_degree((a, b)), "float64"))

@@ -19,7 +19,7 @@ from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import estimate_of
-from tnsim.metrics.metric import Gaussian, check_metric
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_comparable, check_numbers
 from tnsim.models.functions import Function, is_function, refused_under
@@ -157,12 +157,12 @@ def comparables(
     return first, first if b is a else given_model(b, n_ctx, inputs, output, runs)
 
 
-def with_metric(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, Any, Any]:
+def with_metric(a: Any, b: Any, metric: Metric | str, n_ctx: int | None) -> tuple[Any, Any, Metric]:
     """The two sides of a comparison, and the metric that compares them.
 
     Args:
         a, b: Arguments of a verb, see `Comparable`.
-        metric: Metric that was asked for.
+        metric: Metric that was asked for, or its name.
         n_ctx: Length of the sequences on which models with attention are compared.
 
     Returns:
@@ -173,6 +173,7 @@ def with_metric(a: Any, b: Any, metric: Any, n_ctx: int | None) -> tuple[Any, An
         CheckpointError, ModelError, UnsupportedLayer: A file or a module cannot be read as a model,
             and cannot be run on inputs of the metric.
     """
+    metric = as_metric(metric)
     a, b = comparables(a, b, metric, n_ctx, runs=may_estimate(metric))
     return a, b, estimated(metric, (a, b), n_ctx)
 
@@ -352,7 +353,7 @@ def is_exact(metric: Metric, models: Iterable[Model]) -> bool:
 
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
     """Raise `ModelError` or `UnsupportedLayer` unless the metric can compare the two models."""
-    check_metric(metric)
+    as_metric(metric)
     _check_degrees(a, b)
     if is_function(a) or is_function(b):
         _check_functions(a, b, metric)

@@ -43,7 +43,7 @@ from tnsim.models.model import Model, with_dense_matrices
 def similarity(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     centred: bool = False,
     n_ctx: int | None = None,
@@ -55,7 +55,7 @@ def similarity(
     Args:
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
@@ -90,7 +90,7 @@ def similarity(
 def slices(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     centred: bool = False,
     n_ctx: int | None = None,
@@ -102,7 +102,7 @@ def slices(
     Args:
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
@@ -135,7 +135,7 @@ def slices(
 def inner(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     centred: bool = False,
     n_ctx: int | None = None,
@@ -147,7 +147,7 @@ def inner(
     Args:
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
@@ -183,7 +183,7 @@ def inner(
 def log_inner(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     centred: bool = False,
     n_ctx: int | None = None,
@@ -195,7 +195,7 @@ def log_inner(
     Args:
         a, b: Models, or combinations such as `b - c`; modules of PyTorch and paths of files in the
             place of models; under `Empirical` also plain functions.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         centred: Whether functions are compared without their means over the inputs.
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
@@ -231,8 +231,8 @@ def log_inner(
 
 
 def _sides(
-    a: Any, b: Any, metric: Any, n_ctx: int | None, centred: bool, budget: Budget
-) -> tuple[Any, Any, Any]:
+    a: Any, b: Any, metric: Metric | str, n_ctx: int | None, centred: bool, budget: Budget
+) -> tuple[Any, Any, Metric]:
     """Both sides of a comparison and its metric, see `with_metric`, without means if asked."""
     a, b, metric = with_metric(a, b, metric, n_ctx)
     if centred:
@@ -259,7 +259,7 @@ def _differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[A
 def plan(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     n_ctx: int | None = None,
     cosine: bool = False,
@@ -273,7 +273,7 @@ def plan(
 
     Args:
         a, b: Models, or modules of PyTorch and paths of files in their place.
-        metric: Metric that weighs the inputs.
+        metric: Metric that weighs the inputs, or its name, such as "symmetric".
         n_ctx: Length of the sequences on which models with attention are compared, where neither
             the models nor the inputs of `Empirical` say it.
         cosine: Whether `<a|M|a>` and `<b|M|b>` are planned too, as a cosine needs.

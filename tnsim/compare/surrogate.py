@@ -42,7 +42,7 @@ from tnsim.compare.by_points import reading_of
 from tnsim.errors import ModelError, UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.input_moments import marginals
-from tnsim.metrics.metric import Gaussian, GaussianClosure
+from tnsim.metrics.metric import Gaussian, GaussianClosure, as_metric
 from tnsim.metrics.points import CHUNK, Points, check_draws, draws
 from tnsim.metrics.protocol import Metric
 from tnsim.metrics.quadrature import gaussian_draws
@@ -70,7 +70,7 @@ inputs decide the moments of a polynomial, which say nothing about the network."
 def polynomial(
     model: Any,
     degree: int,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     samples: int = 16384,
     seed: Seed = 0,
@@ -110,7 +110,7 @@ def polynomial(
         Hermite expansions of activations: Daniely et al. 2016, "Toward deeper understanding of
         neural networks".
     """
-    model = with_dense_matrices(given_model(model))
+    metric, model = as_metric(metric), with_dense_matrices(given_model(model))
     if not isinstance(model, Model):
         raise UnsupportedLayer(
             f"a surrogate is made of a model with layers, found {type(model).__name__}: "

@@ -62,7 +62,7 @@ from tnsim.localise.slopes import (
 )
 from tnsim.localise.switched_weights import switched_network
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import in_float64
@@ -417,7 +417,7 @@ class ChangeSeries:
 def change(
     a: Comparable,
     b: Comparable,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str | int | Sequence[str] | None = None,
     of: str | Callable[[Any], Any] = "distance",
@@ -433,7 +433,7 @@ def change(
 def change(
     a: Any,
     b: None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str | int | Sequence[str] | None = None,
     of: str | Callable[[Any], Any] = "distance",
@@ -448,7 +448,7 @@ def change(
 def change(
     a: Any,
     b: Any = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str | int | Sequence[str] | None = None,
     of: str | Callable[[Any], Any] = "distance",
@@ -477,7 +477,7 @@ def change(
             models; ranks may differ by layer. Or two networks with equal names of weights. Without
             b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files, a sequence or
             a mapping from labels, in their order.
-        metric: Metric that weighs the inputs, any but `GaussianClosure`.
+        metric: Metric that weighs the inputs, or its name; any but `GaussianClosure`.
         by: Granularity of components. Of polynomials `"layer"`, `"head"` or `"unit"`, as for
             `components`. Of weights `"module"` for what stands inside of a numbered block (its
             attention, its norms) and other modules, `"block"`, `"parameter"`, a number for as many
@@ -547,6 +547,7 @@ def change(
     """
     options = {"by": by, "of": of, "ends": ends, "align": align, "n_ctx": n_ctx}
     options |= {"dtype": dtype, "budget": budget}
+    metric = as_metric(metric)
     if b is None:
         return _changes(a, metric, options)
     return _change(a, b, metric, **options)

@@ -40,7 +40,7 @@ from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
 from tnsim.localise.hidden_units import products_of_units, reads_units
-from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
 from tnsim.models.components import (
@@ -203,7 +203,7 @@ def _is_of(component: str, name: str) -> bool:
 def paths(
     a: Model,
     b: None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str = "layer",
     legs: Literal[True],
@@ -217,7 +217,7 @@ def paths(
 def paths(
     a: Series | Sequence[Model] | Mapping[str, Model],
     b: None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str = "layer",
     legs: Literal[True],
@@ -231,7 +231,7 @@ def paths(
 def paths(
     a: Model,
     b: Model | None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str = "layer",
     within: Iterable[str] | None = None,
@@ -248,7 +248,7 @@ def paths(
 def paths(
     a: Series | Sequence[Model] | Mapping[str, Model],
     b: Model | None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str = "layer",
     within: Iterable[str] | None = None,
@@ -264,7 +264,7 @@ def paths(
 def paths(
     a: Any,
     b: Model | None = None,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     by: str = "layer",
     within: Iterable[str] | None = None,
@@ -281,9 +281,9 @@ def paths(
         a: A model, or the checkpoints of a run: a `Series`, a sequence or a mapping from labels.
             Modules of PyTorch and paths of files stand for models.
         b: A model to compare with; None for every model with itself.
-        metric: Metric that weighs the inputs, any but `GaussianClosure`. For attention prefer
-            tokens, as `Categorical(samples=...)`: under normal inputs the terms of highest degree
-            are all there is.
+        metric: Metric that weighs the inputs, or its name; any but `GaussianClosure`. For attention
+            prefer tokens, as `Categorical(samples=...)`: under normal inputs the terms of highest
+            degree are all there is.
         by: Granularity of components, `"layer"`, `"head"` or `"unit"`, as for `components`.
         within: Labels of the components that are told apart, or of layers for all of their
             components; others are always on.
@@ -327,6 +327,7 @@ def paths(
         Moebius inversion on the subsets of components (Rota 1964); paths through heads after
         Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
+    metric = as_metric(metric)
     setting = Setting(metric, dtype_name(dtype), budget)
     question = _Question(by, None if within is None else tuple(within), order, top)
     question.check()

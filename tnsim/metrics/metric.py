@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tnsim.errors import ModelError, TooLarge
+from tnsim.metrics.categorical import Categorical
 from tnsim.metrics.input_moments import GaussianMoments
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import LayerwiseMetric, Metric, adds_up, joins_layers
@@ -222,8 +223,25 @@ class GaussianClosure(GaussianMoments):
         return nonlinear_layers <= 1
 
 
-def check_metric(metric: Any) -> None:
-    """Raise `ModelError` for a value that is no metric, such as the class of a metric."""
+METRICS: dict[str, Any] = {
+    cls.name: cls
+    for cls in (Gaussian, GaussianClosure, Symmetric, TreeSymmetric, Frobenius, Categorical)
+}
+"""The metrics that need no arguments, by the names that stand for them."""
+
+
+def as_metric(metric: Any) -> Metric:
+    """The metric that an argument of a verb says: itself, or that of a name.
+
+    Raises:
+        ModelError: The argument is neither, such as inputs or the class of a metric.
+
+    Example:
+        >>> as_metric("tree"), as_metric(Frobenius())
+        (TreeSymmetric(), Frobenius())
+    """
+    if isinstance(metric, str) and metric in METRICS:
+        metric = METRICS[metric]()
     # The class of a metric has its methods too, so it would pass for one.
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
@@ -234,10 +252,12 @@ def check_metric(metric: Any) -> None:
                 "tnsim.Gaussian.fit(inputs)"
             )
         raise ModelError(
-            f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are objects: "
-            "Gaussian(), GaussianClosure(), Symmetric(), TreeSymmetric(), Frobenius(), "
-            "Categorical(), Empirical(inputs), Product(...)"
+            f"expected a metric such as tnsim.Gaussian(), found {metric!r}; metrics are "
+            "Gaussian(), GaussianClosure(), Symmetric(), TreeSymmetric(), Frobenius() and "
+            f"Categorical(), which the names {', '.join(METRICS)} stand for, Empirical(inputs) and "
+            "Product(...)"
         )
+    return metric
 
 
 def as_layerwise(metric: Metric) -> LayerwiseMetric:

@@ -36,7 +36,7 @@ from tnsim.metrics.input_moments import (
 from tnsim.metrics.metric import (
     Gaussian,
     as_layerwise,
-    check_metric,
+    as_metric,
     joins_legs,
     joins_whole_trees,
     layer_by_layer,
@@ -201,7 +201,7 @@ class LegJoinings:
 
 
 def networks(
-    a: Model, b: Model, metric: Metric = Gaussian(), max_tensors: int = MAX_TENSORS
+    a: Model, b: Model, metric: Metric | str = Gaussian(), max_tensors: int = MAX_TENSORS
 ) -> Iterator[tuple[float, qtn.TensorNetwork]]:
     """The closed networks of `<a|M|b>`, a network for each way of joining legs, with their weights.
 
@@ -213,7 +213,7 @@ def networks(
     Args:
         a: Model of the bra, on tensors tagged `A`.
         b: Model of the ket, on tensors tagged `B`.
-        metric: Metric that joins the legs of both models.
+        metric: Metric that joins the legs of both models, or its name.
         max_tensors: Largest number of tensors of bra and ket together.
 
     Returns:
@@ -241,7 +241,7 @@ def networks(
     Source:
         Paper, section 2.2 (`Lambda` as a network) and appendix A.3 (pairings).
     """
-    check_metric(metric)
+    metric = as_metric(metric)
     check_untraced("networks", a, b, metric, instead=AS_EXPRESSION)
     a, b = in_numpy(a), in_numpy(b)
     # Kernels come first: models with an activation have no trees.

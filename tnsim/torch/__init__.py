@@ -20,7 +20,7 @@ from tnsim.compare.request import comparables, estimated, may_estimate
 from tnsim.engine.budget import Budget
 from tnsim.errors import UnsupportedLayer
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
 def similarity(
     a: Any,
     b: Any,
-    metric: Metric = Gaussian(),
+    metric: Metric | str = Gaussian(),
     *,
     n_ctx: int | None = None,
     dtype: DTypeLike = "float64",
@@ -68,8 +68,8 @@ def similarity(
             function, with gradients where its outputs are tensors that require grad.
         b: The other module, model, combination, path or function. A side without tensors that
             require grad is held fixed.
-        metric: Metric that weighs the inputs. The inputs of `Empirical` may change from call to
-            call.
+        metric: Metric that weighs the inputs, or its name. The inputs of `Empirical` may change
+            from call to call.
         n_ctx: Length of the sequences on which models with attention are compared.
         dtype: Precision in which models are computed, float64 or float32; modules that run on
             inputs have their own.
@@ -103,6 +103,7 @@ def similarity(
         Paper, equation 2; derivatives by reverse mode, contraction by contraction.
     """
     require_torch()
+    metric = as_metric(metric)
     from tnsim.torch.autograd import compared
     from tnsim.torch.outputs import compared_on_inputs
 

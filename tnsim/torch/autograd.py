@@ -31,7 +31,7 @@ from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend
 from tnsim.errors import TnsimError, TooLarge
-from tnsim.metrics.metric import check_metric
+from tnsim.metrics.metric import as_metric
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.arrays import numbers
@@ -110,7 +110,7 @@ def compared(
         TooLarge: The computation would exceed the budget.
         TnsimError: The similarity is not a number.
     """
-    check_metric(metric)
+    metric = as_metric(metric)
     a, b = _model(a, metric, n_ctx), _model(b, metric, n_ctx)
     check_comparable(a, b)
     check_untraced("tnsim.torch.similarity", a, b, metric)

@@ -28,7 +28,7 @@ from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.localise.change import moved_by
 from tnsim.localise.change_of_weights import Unchanged
 from tnsim.metrics.empirical import Empirical
-from tnsim.metrics.metric import Gaussian
+from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Monitor:
     """Similarity of a network in training to its first, its previous and a reference state.
 
     Args:
-        metric: Metric that weighs the inputs; under `Gaussian` networks without an exact inner
-            product are estimated on normal inputs. `Empirical` for networks that read tokens or
-            images, or for inputs of yours.
+        metric: Metric that weighs the inputs, or its name; under `Gaussian` networks without an
+            exact inner product are estimated on normal inputs. `Empirical` for networks that read
+            tokens or images, or for inputs of yours.
         reference: Model, module or path of a file to compare with; None for none.
         every: Steps from one record to the next.
         matrix: Most models in the matrix, at least 2; where it is full, every second of its models
@@ -79,7 +79,7 @@ class Monitor:
 
     def __init__(
         self,
-        metric: Metric = Gaussian(),
+        metric: Metric | str = Gaussian(),
         *,
         reference: Any = None,
         every: int = 100,
@@ -93,6 +93,7 @@ class Monitor:
                 f"a record every {every} steps and {matrix} models in the matrix: give at least 1 "
                 "and 2"
             )
+        metric = as_metric(metric)
         self.history: list[dict[str, float]] = []
         self._metric, self._every, self._most, self._n_ctx = metric, every, matrix, n_ctx
         self._inputs = metric.inputs if isinstance(metric, Empirical) else None
