@@ -1,6 +1,7 @@
 """Work of more than ten seconds says so, whatever computes it."""
 
 import io
+import subprocess
 import sys
 import time
 
@@ -61,6 +62,18 @@ def test_short_work_says_nothing(rng, caplog):
     a, b = (model(rng, "bilinear") for _ in range(2))
     tnsim.similarity(a, b)
     assert not [record for record in caplog.records if "expected" in record.getMessage()]
+
+
+def test_a_job_without_a_terminal_is_told_of_minutes():
+    work = "from tnsim.long_work import announced\nwith announced('a sum', {}): pass"
+    done = [
+        subprocess.run(
+            [sys.executable, "-c", work.format(seconds)], capture_output=True, text=True, check=True
+        )
+        for seconds in (59.0, 90.0)
+    ]
+    assert [each.stderr for each in done] == ["", "a sum: about 1.5 minutes expected\n"]
+    assert not any(each.stdout for each in done)
 
 
 def test_a_terminal_shows_the_time(monkeypatch):

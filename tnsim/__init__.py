@@ -14,7 +14,6 @@ Reading order of the packages: `models`, `metrics`, `problems`, `engine`, `compa
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import lazy_loader
@@ -25,8 +24,6 @@ _PUBLIC = frozenset(__all__)
 # A star would put it in the place of PyTorch.
 __all__.remove("torch")  # pyright: ignore[reportUnsupportedDunderAll]
 __version__ = "0.1.0"
-
-logging.getLogger("tnsim").addHandler(logging.NullHandler())  # silent unless asked otherwise
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""Work of more than ten seconds says so: a line in the log, and a bar on a terminal or notebook."""
+"""Work of more than ten seconds says so: a line in the log, and a bar on a terminal or notebook.
+
+Where it takes more than a minute the line is a warning of the log, which Python prints on standard
+error unless a program says otherwise: a job without a terminal does not stand still in silence.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ log = logging.getLogger(__name__)
 
 LONG = 10.0
 """Expected seconds beyond which work is announced."""
+VERY_LONG = 60.0
+"""Expected seconds beyond which the line is printed where logging is not set up."""
 _TICK = 0.5  # seconds between two looks of the bar
 _announced: ContextVar[bool] = ContextVar("long work announced", default=False)
 
@@ -37,8 +43,9 @@ def seconds_text(seconds: float) -> str:
 def announced(what: str, seconds: float, bar: bool = True) -> Iterator[None]:
     """Announce work that is expected to be long, and show how far its time has come.
 
-    The line goes to the logger of this module at level INFO. The bar shows the time that has passed
-    beside the expected time, no measured progress. Work inside announced work is not announced.
+    The line goes to the logger of this module, at level INFO, or WARNING beyond a minute. The bar
+    shows the time that has passed beside the expected time, no measured progress. Work inside
+    announced work is not announced.
 
     Args:
         what: Words for the work.
@@ -54,7 +61,8 @@ def announced(what: str, seconds: float, bar: bool = True) -> Iterator[None]:
         yield
         return
     token = _announced.set(True)
-    log.info("%s: %s expected", what, seconds_text(seconds))
+    level = logging.INFO if seconds < VERY_LONG else logging.WARNING
+    log.log(level, "%s: %s expected", what, seconds_text(seconds))
     ended = threading.Event()
     shown = threading.Thread(target=_show, args=(what, seconds, ended), daemon=True)
     if bar:
