@@ -248,7 +248,7 @@ def check_forward(estimate: Estimate, question: Question, points: Points, budget
         return
     advice, metric = "fewer inputs", question.metric
     if not adds_up(metric):
-        advice = "GaussianClosure(), an approximation,"
+        advice = "GaussianClosure(), an approximation, Empirical(inputs), forward passes on yours,"
     elif hasattr(metric, "samples"):
         advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
     raise TooLarge(
