@@ -14,7 +14,7 @@ from closeness import LARGEST, assert_close
 from mpmath import mp
 from scipy.special import ndtr
 
-from tnsim import ModelError
+from tnsim import ModelError, UnsupportedLayer
 from tnsim.activations.activation import (
     ACTIVATIONS,
     Activation,
@@ -480,7 +480,7 @@ def test_errors_say_what_to_do():
             "relu", "relu", Units(np.zeros(1), np.ones((1, 3))), Units(np.zeros(1), np.ones((1, 2)))
         )
     units = GatedUnits(*2 * [Units(np.zeros(1), np.ones((1, 1)))])
-    with pytest.raises(ModelError, match="without steps"):
+    with pytest.raises(UnsupportedLayer, match="without steps"):
         gated_kernel("step", "relu", units, units)
 
 

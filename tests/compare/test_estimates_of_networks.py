@@ -128,6 +128,24 @@ def test_all_pairs_are_those_of_two(rng, tmp_path):
     assert_close(again.similarity.values, exact.similarity.values, scale=1.0, rtol=0)
 
 
+@pytest.mark.parametrize("activation", ["elu", "jump_relu(0.5)"])
+def test_gates_without_a_kernel_are_estimated(rng, activation):
+    """Of these no series of a kernel has a bound; the layer is read, and its numbers are estimates."""
+    mean, cov = np.array([0.3, -0.2]), np.array([[1.0, 0.4], [0.4, 0.7]])
+    models = [
+        tnsim.Model([tnsim.Gated(*rng.normal(size=(2, 4, 2)), rng.normal(size=(3, 4)), activation)])
+        for _ in range(2)
+    ]
+    x, weights = grid(mean, cov)
+    one, two = (np.asarray(model(x)) for model in models)
+    products = [weights @ (f * g).sum(1) for f, g in ((one, two), (one, one), (two, two))]
+    found = tnsim.similarity(*models, tnsim.Gaussian(mean, cov, samples=SAMPLES))
+    assert not found.exact and tnsim.plan(*models).route == "sampling"
+    assert standardised(found, products[0] / np.sqrt(products[1] * products[2])) < 5
+    with pytest.raises(tnsim.UnsupportedLayer, match="gated units take"):
+        tnsim.inner(*models, tnsim.Gaussian(samples=0))
+
+
 @pytest.mark.parametrize("verb", ["similarity", "inner", "slices", "log_inner", "plan", "pairwise"])
 def test_no_samples_refuse_what_is_not_exact(rng, verb):
     a, metric = deep(rng), tnsim.Gaussian(samples=0)

@@ -45,7 +45,7 @@ from tnsim.activations.kernels import (
     with_side,
 )
 from tnsim.activations.normal import Real
-from tnsim.errors import ModelError
+from tnsim.errors import UnsupportedLayer
 from tnsim.scaled import library
 
 
@@ -65,9 +65,10 @@ def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
     Raises:
-        ModelError: The activation jumps, or is unknown.
+        ModelError: The activation is unknown.
+        UnsupportedLayer: The activation has no kernel of gated units, see `check_gate`.
     """
-    f = _continuous(f)
+    f = check_gate(activation(f))
     parameters, unit, e = _split(units)
     return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
 
@@ -108,15 +109,15 @@ def gated_moments(
     return value, along[:, None] * unit + first[:, None] * e
 
 
-def _continuous(f: str | Activation) -> Activation:
-    f = activation(f)
+def check_gate(f: Activation) -> Activation:
+    """The activation of gates, or `UnsupportedLayer` where no bound of their kernel is known."""
     # The series of the slope of a step does not converge in the mean square, so no rest of it has a
     # bound. Slopes of pairs alone take derivatives of third order, which parts that jump lack.
     if jumps(f) or any(isinstance(part, Tail) for part in f.parts):
-        raise ModelError(
+        raise UnsupportedLayer(
             "gated units take activations without steps, and ELU neither (relu, gelu, silu, tanh, "
-            f"sigmoid), found {f!r}: nothing bounds the series of its derivatives; compare on "
-            "inputs by tnsim.Empirical(inputs)"
+            f"sigmoid), found {f!r}: nothing bounds the series of its derivatives; use "
+            "Empirical(inputs)"
         )
     return f
 
