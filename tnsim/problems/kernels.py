@@ -66,10 +66,9 @@ from tnsim.engine.runtime.threads import shared
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
-from tnsim.models.activated import Gated
 from tnsim.models.arrays import Array, add, in_float64, is_traced, pytree
 from tnsim.models.differences import largest_change, regrouped
-from tnsim.models.layers import activation_of, bias_name, innermost, map_names, residual_rule
+from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
@@ -183,10 +182,9 @@ def _check_layers(model: Model, metric: Metric) -> None:
             f"model: {_advice_on_compositions(model)}{ROADS}; GaussianClosure(mean, cov) takes "
             "hidden states for Gaussian, a similarity of its own and no estimate"
         )
-    for layer in map(innermost, model.layers):
-        if isinstance(layer, Gated) and layer.up is not None:
-            check_gate(layer.activation)
     for layer in layers:
+        if layer.activation is not None and len(layer.legs) > 1:  # a gate and a factor beside it
+            check_gate(layer.activation)
         if layer.mixes_positions:
             raise UnsupportedLayer(
                 f"{type(metric).__name__} compares an activation with layers that act on every "
