@@ -25,7 +25,7 @@ beyond a single nonlinear layer and `Symmetric` join the legs of whole trees ins
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
@@ -241,7 +241,7 @@ def as_metric(metric: Any) -> Metric:
         (TreeSymmetric(), Frobenius())
     """
     if isinstance(metric, str) and metric in METRICS:
-        metric = METRICS[metric]()
+        return METRICS[metric]()
     # The class of a metric has its methods too, so it would pass for one.
     known = joins_layers(metric) or adds_up(metric) or isinstance(metric, Symmetric)
     if not known or isinstance(metric, type):
@@ -257,7 +257,7 @@ def as_metric(metric: Any) -> Metric:
             f"Categorical(), which the names {', '.join(METRICS)} stand for, Empirical(inputs) and "
             "Product(...)"
         )
-    return metric
+    return cast(Metric, metric)
 
 
 def as_layerwise(metric: Metric) -> LayerwiseMetric:
