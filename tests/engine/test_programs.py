@@ -234,6 +234,20 @@ def test_processes_that_write_at_once(folder):
     assert all(file.suffix == ".program" for file in folder.iterdir())
 
 
+@pytest.mark.slow
+def test_programs_in_the_cache_of_jax_are_kept_there_alone(folder, tmp_path, monkeypatch):
+    """What comes out of JAX's cache and is serialised once more does not run where it is read."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # XLA's own level, at which code has the kernels that were not found.
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    run = [sys.executable, "-c", TWO.replace("3, 4, 4", "3, 64, 64")]
+    said = {subprocess.run(run, capture_output=True, text=True, check=True).stdout for _ in "123"}
+    assert len(said) == 1 and "0x" in said.pop()
+    assert any((tmp_path / "jax").iterdir()) and not folder.exists()
+
+
 def test_progress_is_told(folder):
     told = []
     tnsim.session().clear()

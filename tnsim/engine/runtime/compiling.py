@@ -9,7 +9,8 @@ CPU, its instructions. The content starts with a digest of that text and of the 
 It shows damage, and also a file that stands under the name of another: compiled programs of equal
 shapes are interchangeable to JAX, so the wrong one would answer with wrong numbers. Whatever is
 wrong with a file, the program is compiled again and the file replaced. `TNSIM_PROGRAM_CACHE=off`
-switches the files off. JAX's own compilation cache is independent and stays as the caller set it.
+switches the files off. So does JAX's own compilation cache where the caller set it up: it keeps the
+programs then, and JAX cannot serialise a program once more that came out of it.
 
 **From XLA.** The compiled programs of a plan are made before the plan runs, all at once: tracing
 holds Python's lock, but XLA compiles in threads, so several cores share the work (measured on four
@@ -168,6 +169,10 @@ def _versions(device: Any) -> tuple[str, ...]:
 def _folder() -> Path | None:
     """The folder of compiled programs, None where the user switched it off."""
     if os.environ.get("TNSIM_PROGRAM_CACHE", "").lower() == "off":
+        return None
+    # What XLA's CPU loads from JAX's cache can be serialised, but not run by the process that reads
+    # it ("Function ... not found", jaxlib 0.10 and 0.11).
+    if _CONFIG.jax_enable_compilation_cache and _CONFIG.jax_compilation_cache_dir:
         return None
     return cache_folder("programs")
 
