@@ -221,12 +221,26 @@ def test_narrow_layers_stay_on_the_host_beside_an_accelerator(rng, monkeypatch):
     monkeypatch.setattr(kernels, "backend", lambda: "gpu")
     monkeypatch.setattr(kernels, "_NARROW", 8)
     kinds = [
-        type(kernels.prepared(kernels.hidden_units(model), None, None, 2, "float32").gate.mean)
+        type(kernels.prepared(kernels.hidden_units(model), None, None, 2, "float64").expanded.unit)
         for model in (narrow, wide)
     ]
     assert issubclass(kinds[0], np.ndarray) and issubclass(kinds[1], jax.Array)
     with tnsim.using(tnsim.Session()):
         assert tnsim.inner(narrow, narrow) == wanted
+
+
+@pytest.mark.slow
+def test_kernels_of_wide_layers_on_an_accelerator(rng, monkeypatch):
+    """They are made there, and what is made of them on the host, in total and by output."""
+    models = [mlp(rng, "gelu", hidden=12), gated(rng, "silu", hidden=12)]
+    calls = [(f, a, b) for f in (tnsim.inner, tnsim.slices) for a in models for b in models]
+    wanted = [f(a, b) for f, a, b in calls]
+    monkeypatch.setattr(kernels, "backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_NARROW", 8)
+    with tnsim.using(tnsim.Session()):
+        found = [f(a, b) for f, a, b in calls]
+    for one, other in zip(wanted, found, strict=True):
+        assert_close(other, one, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class GatedUnits(NamedTuple):
     up: Units
 
 
-def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
+def gated_expanded(f: str | Activation, units: GatedUnits, on_device: bool = False) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
     Raises:
@@ -70,7 +70,7 @@ def gated_expanded(f: str | Activation, units: GatedUnits) -> Expanded:
     """
     f = check_gate(activation(f))
     parameters, unit, e = _split(units)
-    return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None))
+    return with_side(GatedPairing(f, f), Expanded(f, parameters, unit, e, None), on_device)
 
 
 def gated_moments(

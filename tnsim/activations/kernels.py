@@ -306,7 +306,7 @@ class Expanded:
         parameters: Mean, deviation, and what a pairing has besides, an array over units each.
         unit: Rows of length 1.
         across: Rows that cross with the rows of another layer; None for plain units.
-        side: Coefficients and norms, for numbers on the host; a trace makes them itself.
+        side: Coefficients and norms, for numbers on the host; programs of JAX make them themselves.
     """
 
     f: Activation
@@ -372,22 +372,25 @@ def _kinked(f: Activation) -> bool:
     return any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
 
 
-def expanded(f: str | Activation, units: Units) -> Expanded:
+def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expanded:
     """Units with their coefficients; a kernel of many layers prepares each of them once.
 
     Args:
         f: Activation, or its name.
         units: Inputs of the units.
+        on_device: Whether kernels of units that are numbers are made on JAX's device.
     """
     f = activation(f)
     units = Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
     deviation, unit = directions(units.rows)
     parameters = units.mean, deviation
-    return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None))
+    return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None), on_device)
 
 
-def with_side(pairing: Pairing, units: Expanded) -> Expanded:
+def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
     """The units with their coefficients where they are numbers on the host."""
+    if on_device:
+        return jax.tree.map(jnp.asarray, units)
     if library(*units.parameters) is jnp:
         return units
     with np.errstate(all="ignore"):
@@ -395,7 +398,7 @@ def with_side(pairing: Pairing, units: Expanded) -> Expanded:
 
 
 def between(pairing: Pairing, first: Expanded, second: Expanded, together: Together) -> Kernel:
-    """The kernel of all pairs of units, in NumPy for numbers and in JAX for traces."""
+    """The kernel of all pairs of units, in NumPy for numbers on the host and else in JAX."""
     if first.side is not None and second.side is not None:
         cross = pairing.cross(first, second)
         (values,), bounds = _in_tiles(pairing, first, second, cross, together, False)

@@ -160,7 +160,7 @@ def units_under(
         metric: A Gaussian metric.
         reading: Coordinates and positions of the input, None for vectors.
         dtype: Type of the arrays.
-        on_host: Whether arrays are those of NumPy, also where there is an accelerator.
+        on_host: Whether kernels are made in NumPy, also where there is an accelerator.
         roots: Roots of the covariances, see `under`.
     """
     d_in, n_ctx = reading

@@ -82,7 +82,7 @@ MOST_PAIRED = 4
 seconds to plan, 945 of ten take minutes."""
 _NARROW = 256
 """Most hidden units that stay on the host beside an accelerator: an inner product of 256 by 256
-units takes both 40 ms, and an accelerator 8 s more to compile its programs."""
+units takes both 40 ms, and an accelerator seconds more to compile the program of a kernel."""
 _ORDERS = 24
 """Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
@@ -530,8 +530,7 @@ class Prepared:
         beside: Mean and slopes of S x + c.
         copies: Number of powers that together are a single hidden unit of the layer.
         expanded: Coefficients of the hidden units; None where there are none.
-        sizes: Sizes of the hidden units in the outputs, for numbers on the host; a trace makes
-            them itself.
+        sizes: Sizes of the hidden units in the outputs; None where `expanded` has no coefficients.
     """
 
     activation: Activation | None = field(metadata={"static": True})
@@ -567,9 +566,10 @@ class Inner(NamedTuple):
 def prepared(
     units: HiddenUnits, mean: Any, root: Any, d_in: int, dtype: str, on_host: bool = False
 ) -> Prepared:
-    """A model under x = mean + L z, in arrays of NumPy or of JAX.
+    """A model under x = mean + L z, in arrays of NumPy, or of JAX inside a trace.
 
-    A trace takes JAX, and so does an accelerator from a certain width.
+    On an accelerator the kernels of wide layers are made there, and nothing else: every function of
+    an array there is a program of its own, which takes a tenth of a second to compile.
 
     Args:
         units: Hidden units of the model.
@@ -577,13 +577,10 @@ def prepared(
         root: Matrix L, its diagonal, or None for the identity, see `root_of`.
         d_in: Number of coordinates of the input.
         dtype: Type of the arrays.
-        on_host: Whether arrays are those of NumPy, also where there is an accelerator.
+        on_host: Whether kernels are made in NumPy, also where there is an accelerator.
     """
-    if not on_host:
-        width = d_in if units.gate.weight is None else len(units.gate.weight)
-        alone = width <= _NARROW or backend() == "cpu"
-        on_host = alone and not is_traced((units[1:], mean, root))
-    xp = np if on_host else jnp
+    traced = is_traced((units[1:], mean, root))
+    xp = jnp if traced else np
     latent = root.shape[1] if root is not None and root.ndim == 2 else d_in
 
     def normal(affine: Affine) -> Units:
@@ -614,10 +611,11 @@ def prepared(
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else xp.asarray(units.down, dtype)
     hidden = Moments(*(_product(down, moment) for moment in moments(units.activation, gate, up)))
+    on_device = not (traced or on_host or len(gate.mean) <= _NARROW or backend() == "cpu")
     known = (
-        expanded(units.activation, gate)
+        expanded(units.activation, gate, on_device)
         if up is None
-        else gated_expanded(units.activation, GatedUnits(gate, up))
+        else gated_expanded(units.activation, GatedUnits(gate, up), on_device)
     )
     sizes = None
     if known.side is not None:
@@ -696,7 +694,7 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    alone = a is b and not isinstance(a.beside.mean, jax.Array)
+    alone = a is b and a.expanded is not None and a.expanded.side is not None
     if known is None:
         blocks = kernel_blocks(a, b, triangle=alone)
     else:
@@ -712,10 +710,11 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
             read = columns[:, start:].copy()
             read[:, stop - start :] *= 2
         # sum_i D[o, i] (K D'^T)[i, o] for the rows of the block, an entry for each output.
-        value = value + xp.einsum("oi,io->o", rows[:, start:stop], block.values @ read.T)
-        share = xp.maximum(share, block.share)
-        gross.append(block.gross)
-        other_gross = block.other_gross
+        products = xp.asarray(block.values @ read.T)
+        value = value + xp.einsum("oi,io->o", rows[:, start:stop], products)
+        share = xp.maximum(share, xp.asarray(block.share))
+        gross.append(xp.asarray(block.gross))
+        other_gross = xp.asarray(block.other_gross)
     first = a.sizes or _sizes(rows, xp.concatenate(gross))
     second = b.sizes or _sizes(columns, other_gross)
     # |sum_ij D[o, i] e_ij D'[o, j]| with |e_ij| <= share gross_i gross_j.
@@ -846,7 +845,8 @@ def _as_gated(model: Prepared) -> Expanded:
     assert model.activation is not None and model.gate is not None
     mean, rows = model.gate
     factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
-    return gated_expanded(model.activation, GatedUnits(model.gate, factors))
+    on_device = model.expanded is not None and isinstance(model.expanded.unit, jax.Array)
+    return gated_expanded(model.activation, GatedUnits(model.gate, factors), on_device)
 
 
 def count_of_units(layers: Kinds) -> int:
