@@ -694,7 +694,8 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    alone = a is b and a.expanded is not None and a.expanded.side is not None
+    # Blocks of several shapes are no use to a compiled kernel, nor entries set twice to a trace.
+    alone = a is b and xp is np and a.expanded is not None and a.expanded.side is not None
     if known is None:
         blocks = kernel_blocks(a, b, triangle=alone)
     else:
