@@ -323,9 +323,9 @@ class Expanded:
         return Expanded(self.f, parameters, self.unit[start:stop], across, side)
 
     def in_trace(self, dtype: Any) -> Expanded:
-        """The same units as a trace reads them, in its floats."""
+        """The same units as programs of JAX read them, in their floats."""
         parameters, unit, across = jax.tree.map(
-            lambda x: x.astype(dtype), (self.parameters, self.unit, self.across)
+            lambda x: jnp.asarray(x, dtype), (self.parameters, self.unit, self.across)
         )
         return Expanded(self.f, parameters, unit, across, None)
 
@@ -389,9 +389,7 @@ def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expa
 
 def with_side(pairing: Pairing, units: Expanded, on_device: bool) -> Expanded:
     """The units with their coefficients where they are numbers on the host."""
-    if on_device:
-        return jax.tree.map(jnp.asarray, units)
-    if library(*units.parameters) is jnp:
+    if on_device or library(*units.parameters) is jnp:
         return units
     with np.errstate(all="ignore"):
         return replace(units, side=pairing.side(units.f, units.parameters, False))
@@ -426,8 +424,10 @@ def with_slopes(
         compiled: Whether a compiled program is taken, which compiles for up to a minute and is up
             to twice as fast.
     """
-    cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
     on_host = first.side is not None and second.side is not None
+    if not on_host:
+        first, second = (units.in_trace(units.unit.dtype) for units in (first, second))
+    cross, sides = pairing.cross(first, second), (first.parameters, second.parameters)
     smooth = all(pairing.smooth_enough(f) for f in (pairing.f, pairing.g))
     if compiled or not on_host or not smooth:
         # The program is kept by the activations and the numbers of units: the kernels of a

@@ -663,7 +663,7 @@ def inner(a: Prepared, b: Prepared, slices: bool, known: Blocks | None = None) -
         return Inner(value, lengths[0] * lengths[1], bound)
     # By Cauchy-Schwarz the products of both lengths, summed over outputs, are at most the product
     # of the two norms.
-    size = xp.sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
+    size = library(lengths).sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
     return Inner(value.sum(), size, bound.sum())
 
 
@@ -702,6 +702,8 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
         units = _units_of_blocks(a, b)
         blocks = (as_function(one, *both) for one, both in zip(known, units, strict=True))
     for block in blocks:
+        if is_traced(tuple(block)):  # also of numbers, where an accelerator makes the kernel
+            xp = jnp
         # Blocks come in the order of their rows; the rows so far are counted by the lengths of
         # their sizes.
         start = sum(map(len, gross))
@@ -846,7 +848,7 @@ def _as_gated(model: Prepared) -> Expanded:
     assert model.activation is not None and model.gate is not None
     mean, rows = model.gate
     factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
-    on_device = model.expanded is not None and isinstance(model.expanded.unit, jax.Array)
+    on_device = model.expanded is not None and model.expanded.side is None
     return gated_expanded(model.activation, GatedUnits(model.gate, factors), on_device)
 
 
