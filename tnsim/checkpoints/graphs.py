@@ -387,7 +387,7 @@ def _traced(
     def last_node() -> Any:
         mode: Any = get_proxy_mode()
         graph = mode.tracer.graph
-        return next(reversed(graph.nodes), None)
+        return next(iter(reversed(graph.nodes)), None)
 
     def watch(path: str, child: torch.nn.Module) -> None:
         own = whole and isinstance(child, whole)
