@@ -108,6 +108,15 @@ def test_what_is_recognised_computes_the_same(name, rng):
     assert_close(model(x), forward(module, x), scale=LARGEST, rtol=1e-12)
 
 
+def test_nodes_from_the_last_to_the_first_are_no_iterator_in_older_pytorch(monkeypatch):
+    """`reversed(graph.nodes)` is a list of nodes there, as PyTorch 2.10 has it."""
+    nodes = torch.fx.graph._node_list
+    monkeypatch.setattr(nodes, "__reversed__", lambda self: nodes(self.graph, "_prev"))
+    module = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    x = torch.ones(1, 3, dtype=torch.float64)
+    assert_close(tnsim.from_module(module)(x.numpy()), module(x).detach().numpy(), rtol=1e-12)
+
+
 def test_a_module_reads_the_files_of_a_run(rng, tmp_path):
     module = Residuals()
     assert tnsim.from_module(module).origin.ignored == ("norm.weight", "norm.bias")
