@@ -109,7 +109,7 @@ def test_what_is_recognised_computes_the_same(name, rng):
 
 
 def test_nodes_from_the_last_to_the_first_are_no_iterator_in_older_pytorch(monkeypatch):
-    """`reversed(graph.nodes)` is a list of nodes there, as PyTorch 2.10 has it."""
+    """`reversed(graph.nodes)` is a list of nodes there, as earlier versions have it."""
     nodes = torch.fx.graph._node_list
     monkeypatch.setattr(nodes, "__reversed__", lambda self: nodes(self.graph, "_prev"))
     module = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()

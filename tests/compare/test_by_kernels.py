@@ -244,6 +244,23 @@ def test_kernels_of_wide_layers_on_an_accelerator(rng, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_gradients_of_wide_layers_on_an_accelerator(transform, rng, monkeypatch):
+    """The partner is numbers, whose kernel with itself is made inside the trace too."""
+    a, b = mlp(rng, "relu", hidden=12), mlp(rng, "relu", hidden=12)
+
+    def found():
+        with jax.enable_x64(True), tnsim.using(tnsim.Session()):
+            return transform(jax.value_and_grad(lambda m: tnsim.similarity(m, b)))(a)
+
+    wanted = found()
+    monkeypatch.setattr(kernels, "backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "_NARROW", 8)
+    for one, other in zip(*map(jax.tree.leaves, (wanted, found())), strict=True):
+        assert_close(other, one, scale=LARGEST, rtol=1e-11)
+
+
+@pytest.mark.slow
 def test_small_differences_lose_no_digits(rng):
     metric = gaussian(rng)
     a = mlp(rng, "tanh")

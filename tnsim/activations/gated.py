@@ -64,6 +64,11 @@ class GatedUnits(NamedTuple):
 def gated_expanded(f: str | Activation, units: GatedUnits, on_device: bool = False) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
+    Args:
+        f: Activation of the gates, or its name.
+        units: Inputs of the units.
+        on_device: Whether kernels of units that are numbers are made on JAX's device.
+
     Raises:
         ModelError: The activation is unknown.
         UnsupportedLayer: The activation has no kernel of gated units, see `check_gate`.

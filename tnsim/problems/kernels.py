@@ -694,7 +694,8 @@ def _over_pairs(a: Prepared, b: Prepared, known: Blocks | None) -> _Pairs:
     share: Any = 0.0
     gross, other_gross = [], None
     xp = library(a.beside, b.beside)
-    # Blocks of several shapes are no use to a compiled kernel, nor entries set twice to a trace.
+    # Of a symmetric kernel NumPy makes the upper triangle. Its blocks have several shapes, each of
+    # which would be a program of JAX's, and columns are doubled in place.
     alone = a is b and xp is np and a.expanded is not None and a.expanded.side is not None
     if known is None:
         blocks = kernel_blocks(a, b, triangle=alone)

@@ -171,7 +171,7 @@ def _folder() -> Path | None:
     if os.environ.get("TNSIM_PROGRAM_CACHE", "").lower() == "off":
         return None
     # What XLA's CPU loads from JAX's cache can be serialised, but not run by the process that reads
-    # it ("Function ... not found", jaxlib 0.10 and 0.11).
+    # it ("Function ... not found", jaxlib 0.10.2).
     if _CONFIG.jax_enable_compilation_cache and _CONFIG.jax_compilation_cache_dir:
         return None
     return cache_folder("programs")
