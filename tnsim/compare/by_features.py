@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from tnsim.compare.estimates import Estimate, check_affordable
@@ -54,6 +55,10 @@ class Vectors:
 
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `routes.Route`."""
+        return self._estimate
+
+    @cached_property
+    def _estimate(self) -> Estimate:
         question, space = self.question, self.space
         models, metric = question.distinct, question.metric
         several = [kinds(model) for model in models]
@@ -95,7 +100,7 @@ class Vectors:
         Raises:
             TooLarge: The computation would exceed the budget.
         """
-        estimate = self.estimate()
+        estimate = self._estimate
         self.check(estimate, request.budget)
         one, two = terms(first), terms(second)
         with announced(f"vectors of {estimate.metric}", estimate.seconds):

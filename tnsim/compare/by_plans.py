@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -97,7 +98,7 @@ class Contractions:
     def __init__(self, question: Question) -> None:
         self.question = question
 
-    @property
+    @cached_property
     def search(self) -> float:
         """See `routes.Route`."""
         question = self.question

@@ -55,6 +55,7 @@ from tnsim.sessions import session
 
 _KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
+_REPAYS = 2**20  # multiplications of a model from which another thread is worth waking
 
 
 class EntrySpace(NamedTuple):
@@ -443,8 +444,10 @@ def _of_models(
         return session().belongings.get(model, key, make, lambda made: made.nbytes)
 
     tasks = [partial(vector, model) for model in models]
-    threads = min(space.at_once, processors())
-    alone = one_blas_thread() if min(threads, len(tasks)) > 1 else contextlib.nullcontext()
+    threads = min(space.at_once, processors(), len(tasks))
+    if threads > 1 and max(space.multiplications(kinds(model)) for model in models) < _REPAYS:
+        threads = 1
+    alone = one_blas_thread() if threads > 1 else contextlib.nullcontext()
     with alone:
         vectors = shared(tasks, threads)
     # Row after row, as products read them; each vector is freed as its row is written.

@@ -52,6 +52,7 @@ from tnsim.problems.tensors import packed
 from tnsim.problems.tensors.kinds import Kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import library
+from tnsim.sessions import session_cache
 
 Series: TypeAlias = dict[int, Any]
 """Coefficients (units, numbers) of several polynomials by order; missing orders are zero."""
@@ -349,6 +350,7 @@ class PolynomialSpace(NamedTuple):
         return sum(self.block.length(order) for order in self.orders)
 
     @property
+    @session_cache
     def parts(self) -> tuple[PolynomialSpace, ...]:
         """Blocks that are made in turn; dot products are sums over the blocks."""
         return tuple(self._replace(block=block) for block in self._block_ranges())
@@ -370,6 +372,7 @@ class PolynomialSpace(NamedTuple):
         below, inner = (math.prod(packed.count(w, n) for n in halves) for w in (stop, start))
         return self.d_out * (below - inner)
 
+    @session_cache
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
@@ -395,6 +398,7 @@ class PolynomialSpace(NamedTuple):
             orders = read
         return number
 
+    @session_cache
     def in_flight(self, layers: Kinds, models: int) -> int:
         """Number of elements of intermediates while some models' features are made, by blocks.
 
