@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -34,7 +35,11 @@ def files(folder: Path, texts: dict[str, str]) -> Path:
     return folder
 
 
-MACHINE = {"meminfo": f"MemTotal: {64 * 2**20} kB\nMemAvailable:   {16 * 2**20} kB\n"}
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that can give 16 GiB."""
+    told = SimpleNamespace(available=16 * GIB)
+    monkeypatch.setattr(devices.psutil, "virtual_memory", lambda: told)
 
 
 def version_2(limit: str, usage: int, cache: int) -> dict[str, str]:
@@ -49,15 +54,16 @@ def under(folder: str, texts: dict[str, str]) -> dict[str, str]:
     return {f"{folder}/{name}": text for name, text in texts.items()}
 
 
-def test_without_limits_the_machine_counts(tmp_path):
-    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": "0::/\n"})
+@pytest.mark.parametrize("texts", [{"self/cgroup": "0::/\n"}, {}], ids=["Linux", "another system"])
+def test_without_limits_the_machine_counts(tmp_path, machine, texts):
+    proc = files(tmp_path / "proc", texts)
     assert devices.host_bytes(proc, tmp_path / "none") == 16 * GIB
 
 
-def test_the_least_limit_over_a_group_counts_version_2(tmp_path):
+def test_the_least_limit_over_a_group_counts_version_2(tmp_path, machine):
     """Its own limit, that of the group above, usage taken off, cache that the kernel can drop put
     back."""
-    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": "0::/jobs/mine\n"})
+    proc = files(tmp_path / "proc", {"self/cgroup": "0::/jobs/mine\n"})
     groups = files(
         tmp_path / "cgroup",
         under("jobs/mine", version_2(str(8 * GIB), 2 * GIB, GIB))
@@ -71,9 +77,9 @@ def test_the_least_limit_over_a_group_counts_version_2(tmp_path):
 
 
 @pytest.mark.parametrize("mounted", ["docker/abc", "."])
-def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, mounted):
+def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, machine, mounted):
     lines = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
-    proc = files(tmp_path / "proc", MACHINE | {"self/cgroup": lines})
+    proc = files(tmp_path / "proc", {"self/cgroup": lines})
     limits = {
         "memory.limit_in_bytes": f"{5 * GIB}\n",
         "memory.usage_in_bytes": f"{2 * GIB}\n",
@@ -87,13 +93,18 @@ def test_version_1_also_where_a_container_sees_the_path_of_its_host(tmp_path, mo
     "texts",
     [
         {},
-        {"meminfo": "MemAvailable: plenty\n"},
         {"self/cgroup": "nonsense\n"},
         {"self/cgroup": "0::/../..\n"},
     ],
 )
 def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
-    """As on systems that have none of these files."""
+    """As where the system has no control groups, and does not tell of its memory."""
+
+    def untold(*_):
+        raise NotImplementedError("no figures here")
+
+    monkeypatch.setattr(devices.psutil, "virtual_memory", untold)
+    monkeypatch.setattr(devices.psutil, "Process", untold)
     assert devices.host_bytes(files(tmp_path, texts), tmp_path / "none") is None
     monkeypatch.setattr(devices, "PROC", tmp_path)
     monkeypatch.setattr(devices, "CGROUPS", tmp_path / "none")
@@ -102,15 +113,17 @@ def test_what_says_nothing_is_passed_over(tmp_path, texts, monkeypatch):
     assert tnsim.similarity(one, 2.0 * one) == 1
 
 
-def test_address_space(tmp_path, monkeypatch):
+def test_address_space(tmp_path, machine, monkeypatch):
     resource = pytest.importorskip("resource")
-    page = resource.getpagesize()
-    proc = files(tmp_path, MACHINE | {"self/statm": f"{GIB // page} 5 5\n"})
+    taken = SimpleNamespace(memory_info=lambda: SimpleNamespace(vms=GIB))
+    monkeypatch.setattr(devices.psutil, "Process", lambda: taken)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GIB, 4 * GIB))
     monkeypatch.setattr(devices.os, "cpu_count", lambda: 2)
-    assert devices.host_bytes(proc, tmp_path / "none") == 2 * GIB - 4 * 136 * 2**20
+    none = tmp_path / "none"
+    assert devices.host_bytes(none, none) == 2 * GIB - 4 * 136 * 2**20
+    assert devices.host_bytes(none, none, compiles=False) == 2 * GIB
     monkeypatch.setitem(sys.modules, "resource", None)
-    assert devices.host_bytes(proc, tmp_path / "none") == 16 * GIB
+    assert devices.host_bytes(none, none) == 16 * GIB
 
 
 def test_copies_that_a_matrix_product_needs_are_counted():

@@ -7,8 +7,8 @@ devices. With a single device nothing is copied or padded.
 **Memory.** On an accelerator, free memory is what its allocator has left. On a CPU three limits end
 a process that exceeds them: the memory of the machine; the control group of a container or a job
 (version 1 or 2; every group above it has a limit too); and the address space of the process
-(`ulimit -v`). The least counts. Systems other than Linux have no files that tell these limits, so
-nothing is known there.
+(`ulimit -v`). The least counts. Systems other than Linux have no control groups, so there the
+memory of the machine counts.
 
 **Threads.** On a CPU XLA multiplies a batch of small matrices on one core, whatever the size of the
 batch. Compiled programs release Python's lock, so calls from several threads use several cores. An
@@ -18,7 +18,6 @@ accelerator works through one compiled program after another, so threads would g
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import ThreadpoolController
 
@@ -114,9 +114,6 @@ _XLA_THREADS, _XLA_THREADS_PER_PROCESSOR = 9, 5
 """Threads of a process that has compiled, fixed and per processor: 19 on two processors."""
 
 
-_PAGE = mmap.PAGESIZE
-
-
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -138,14 +135,19 @@ def host_bytes(proc: Path, cgroups: Path, compiles: bool = True) -> int | None:
     """Free bytes: the least of machine, control groups and address space; None without figures.
 
     Args:
-        proc: Mount point of the process file system.
+        proc: Mount point of the process file system, which names the control groups.
         cgroups: Mount point of the control groups.
         compiles: Whether threads that compile are going to take addresses.
     """
     # Threads that XLA has not started yet will take addresses but no memory, so they count against
     # the address space and not against the other limits.
-    addresses = _address_space(proc) if compiles else _addresses_left(proc)
-    limits = [_machine(proc), addresses, *_control_groups(proc, cgroups)]
+    addresses = _addresses_left()
+    if compiles and addresses is not None:
+        # XLA's threads, and as many again of the pool that compiles several programs at once.
+        addresses -= 2 * (os.cpu_count() or 1) * _THREAD_BYTES
+    # What the system can give without swapping.
+    machine = _told(lambda: psutil.virtual_memory().available)
+    limits = [machine, addresses, *_control_groups(proc, cgroups)]
     known = [limit for limit in limits if limit is not None]
     # A process may hold more than a limit that was lowered afterwards.
     return max(0, min(known)) if known else None
@@ -157,10 +159,10 @@ def check_addresses() -> None:
     Raises:
         TooLarge: The limit of the process leaves less than compiling takes.
     """
-    left = _addresses_left(PROC)
+    left = _addresses_left()
     if left is None:
         return
-    needed = _compiling_addresses(PROC)
+    needed = _compiling_addresses()
     if needed > left:
         raise TooLarge(
             f"the address space of the process (ulimit -v) has {left / 2**20:,.0f} MiB left, and "
@@ -176,18 +178,18 @@ def can_compile() -> bool:
         >>> can_compile() in (True, False)
         True
     """
-    left = _addresses_left(PROC)
-    return left is None or _compiling_addresses(PROC) <= left
+    left = _addresses_left()
+    return left is None or _compiling_addresses() <= left
 
 
-def _compiling_addresses(proc: Path) -> int:
+def _compiling_addresses() -> int:
     """Bytes of addresses that compiling takes in this process.
 
     The first program that is compiled starts XLA's threads, each with a stack and a heap of its
     own, however small the program is. Later programs take only the addresses of compiling itself.
     """
-    # A task of the process is a thread. Threads that run already have their stacks.
-    started = len(_children(proc / "self" / "task"))
+    # Threads that run already have their stacks.
+    started = _told(lambda: psutil.Process().num_threads()) or 0
     processors = os.cpu_count() or 1
     threads = max(0, _XLA_THREADS + _XLA_THREADS_PER_PROCESSOR * processors - started)
     return threads * _HEAP_BYTES + _COMPILING_BYTES
@@ -213,9 +215,7 @@ def resident_bytes() -> int:
         >>> resident_bytes() >= 0
         True
     """
-    # The second number of `statm` is resident pages, the first is pages of the address space.
-    pages = _numbers(PROC / "self" / "statm")
-    return _PAGE * pages[1] if pages else 0
+    return _told(lambda: psutil.Process().memory_info().rss) or 0
 
 
 @cache
@@ -226,21 +226,7 @@ def _malloc_trim() -> Any:
         return None
 
 
-def _machine(proc: Path) -> int | None:
-    """Bytes that the kernel can give without swapping."""
-    kibibytes = _table(proc / "meminfo").get("MemAvailable:")
-    return None if kibibytes is None else 1024 * kibibytes
-
-
-def _address_space(proc: Path) -> int | None:
-    """Bytes left under RLIMIT_AS, less those of compiling threads; None without such a limit."""
-    left = _addresses_left(proc)
-    # XLA's threads, and as many again of the pool that compiles several programs at once.
-    threads = 2 * (os.cpu_count() or 1) * _THREAD_BYTES
-    return None if left is None else left - threads
-
-
-def _addresses_left(proc: Path) -> int | None:
+def _addresses_left() -> int | None:
     """Bytes of addresses that the process may still take; None without a limit."""
     try:
         import resource
@@ -249,16 +235,16 @@ def _addresses_left(proc: Path) -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
-    pages = _numbers(proc / "self" / "statm")
-    return limit - pages[0] * _PAGE if pages else None
+    taken = _told(lambda: psutil.Process().memory_info().vms)
+    return None if taken is None else limit - taken
 
 
-def _children(folder: Path) -> list[str]:
-    """The names in a folder, none where it cannot be read."""
+def _told(ask: Callable[[], int]) -> int | None:
+    """A figure of the system, None where it does not tell, as without /proc."""
     try:
-        return os.listdir(folder)  # noqa: PTH208  (names are enough)
-    except OSError:
-        return []
+        return ask()
+    except (KeyError, NotImplementedError, OSError, ValueError, psutil.Error):
+        return None
 
 
 class _Files(NamedTuple):
