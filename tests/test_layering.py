@@ -1,6 +1,7 @@
 """The picture of the folders, read off the imports: arrows point one way, libraries stay put."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -291,3 +292,14 @@ def test_import_is_light_and_a_similarity_needs_no_quimb_or_torch():
     )
     heavy = "('quimb', 'torch', 'matplotlib')"
     assert run(f"{code}; print(*(m for m in {heavy} if m in sys.modules))") == []
+
+
+@pytest.mark.parametrize(
+    "package", [path for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE]
+)
+def test_a_package_lists_its_modules_in_their_reading_order(package):
+    text = ast.get_docstring(tree_of(package))
+    rows = re.findall(r"^    (\w+(?:, \w+)*) {2,}\S", text or "", re.MULTILINE)
+    named = [name for row in rows for name in row.split(", ")]
+    inside = {path.stem for path in package.parent.iterdir() if not path.name.startswith("_")}
+    assert sorted(named) == sorted(inside)

@@ -1,6 +1,16 @@
 """All pairs of many models, resumable.
 
-Reading order: `run` (the public functions), `preparation` with `sources` and `run_plan`, the routes
-`batched_plans` and `forward_runs`, `tasks`, `work` with `normalise`, `store` with `leases`,
-`growing`, and `result`.
+The modules in their reading order:
+
+    run                            the public functions
+    sources, preparation           the models of a run, and what is known before its first product
+    run_plan                       the price of a run, and its tiles
+    batched_plans                  contractions of many pairs
+    kernel_runs, forward_runs      kernels and forward passes of many pairs
+    tasks, work                    what is computed, and the loop that does it
+    normalise                      norms and cosines as a result stores them
+    store, leases                  records on disk, and which process makes them
+    growing                        models that are added, and the records that they need
+    result                         the result, and the files that other programs read
+    part_runs, heads, composition  parts of transformers, heads against heads, and what heads read
 """

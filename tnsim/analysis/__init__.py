@@ -1,9 +1,15 @@
 """Readers of a finished matrix of similarities, which compute no similarity themselves.
 
-Reading order: `matrices` (the result of a pairwise run, any of its matrices or a plain array, as a
-checked matrix); `phases`, `chords` and `correlations`, which `reading` puts together; `measures`
-and `baselines` (other measures of the same models), with `hidden_states` (of their layers); `axes`,
-`canvas` and `figures` (matplotlib); `report` (a page to read a run by).
+The modules in their reading order:
+
+    matrices                      a result, one of its matrices or an array, as a checked matrix
+    phases, chords, correlations  phases, embeddings, and the agreement of two matrices
+    reading                       the same, asked of a run
+    summary                       the first answers of a run, in words
+    measures, baselines           other measures of the same models
+    hidden_states                 layers of two networks
+    canvas, axes, figures         matplotlib: where, the six drawings, and the figures
+    report, page                  a page to read a run by, and its scripts
 """
 
 import lazy_loader

@@ -2,21 +2,26 @@
 
 The modules in their reading order:
 
-    load                      entry points: paths into models and lazy series of models
-    folders                   folders that hold a single model, revisions in a hub cache
-    formats, pickles          inventories of files, whose tensors are read when asked for
-    configurations            small text files beside checkpoints
-    rules, dialects           layouts of foreign state dicts, and presets of dialects
-    state_dict                a dialect applied to named arrays, with nothing dropped in silence
-    named_arrays, layer_rules a single rule of a dialect becomes a single layer
-    norms                     norms as constants, folded into polynomial layers
-    native                    tnsim's own format, both ways
-    modules, module_examples  PyTorch modules, and files of their weights, become models
-    module_calls              states inside a module
-    graphs, entrywise, curves         forward passes as operations known by name, chains of them
-    functions, jaxprs                 functions of JAX become models, their primitives operations
-    affine_values, unit_layers, attention_scores, read_graphs   operations become layers
-    guard                     every failure of reading becomes a single sentence
+    load                           entry points: paths into models and lazy series of models
+    folders                        folders of one model, and revisions in a hub cache
+    formats, pickles               inventories of files, whose tensors are read when asked for
+    configurations                 small text files beside checkpoints
+    given                          models in whatever a verb was given: files, modules, functions
+    rules, dialects                layouts of foreign state dicts, and presets of dialects
+    state_dict                     a dialect applied to named arrays, nothing dropped in silence
+    named_arrays, layer_rules      a single rule of a dialect becomes a single layer
+    norms                          norms as constants, folded into polynomial layers
+    native                         tnsim's own format, both ways
+    modules, module_examples       PyTorch modules, and files of their weights, become models
+    module_calls                   states inside a module
+    hugging_face, adapters         folders of Hugging Face as modules, and LoRA over a base
+    graphs                         forward passes as operations known by name
+    entrywise, curves              chains of entrywise operations, and the functions that they are
+    functions, jaxprs              functions of JAX become models, their primitives operations
+    affine_values, sparse_maps     affine maps of operations, dense or as rows of few entries
+    unit_layers, attention_scores  operations become hidden units, and scores of attention
+    read_graphs                    operations become layers
+    guard                          every failure of reading becomes a single sentence
 """
 
 import lazy_loader

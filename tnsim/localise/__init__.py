@@ -1,7 +1,13 @@
 """Which part of a model: paths through a model, and the parts of a change.
 
-Read `grams` first (the inner products of many models that share layers), then `paths` (models split
-by the components that a signal goes through), `edges` (paths split by the legs that read a
-component), `nodes` (integrals along a segment of switches) and `change` (differences of two models
-split by component).
+The modules in their reading order:
+
+    grams                inner products of many models that share layers
+    paths, hidden_units  a model split by the components, or the units, that a signal goes through
+    slopes               integrals of derivatives along a segment of switches
+    edges                paths split by the legs that read a component
+    change               the difference of two models, split by component
+    switched_weights     networks with weights between those of two
+    change_of_weights    the difference of any two networks, split by whose weights they have
+    differences          on which inputs, and along which outputs, two networks differ
 """

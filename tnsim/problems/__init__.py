@@ -1,8 +1,16 @@
-"""Two models and a metric become a `Problem` for the engine.
+"""Two models and a metric become a `Problem` for the engine, or vectors, kernels, forward passes.
 
-Read `base` first, then `families`, which picks the family that answers a comparison:
-`sequences/` (with `alignment`), `whole_tree` (with `diagrams`) or `tokens`. `leaves` names the
-arrays that problems read, and `tensors/` has the layers as named arrays. `state_sizes` and
-`conditioning` choose the units and the bases in which a model is computed. `polynomial_space`,
-`features` and `forward` are routes without a plan.
+The modules in their reading order:
+
+    base, families             what a family answers, and which family answers a comparison
+    tensors, leaves            layers as named arrays, and the arrays that problems read
+    sequences, alignment       layer over layer, the layers of two models matched
+    diagrams, whole_tree       sums over diagrams of whole trees
+    tokens                     models over one-hot tokens as tables
+    state_sizes, conditioning  units and bases in which a model is computed
+    features                   models as vectors
+    polynomial_space           vectors of coefficients
+    receptive_fields           the same of sparse layers
+    kernels, kernel_models     sums over pairs of hidden units, of one layer and of several
+    forward                    forward passes at points
 """

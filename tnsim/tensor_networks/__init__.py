@@ -1,6 +1,11 @@
 """The same inner products as quimb networks, and sums of any quimb networks through the engine.
 
-Reading order: `model_networks`, `closed_networks`, `network_sums`, `contraction`.
+The modules in their reading order:
+
+    model_networks   models as tagged tree tensor networks
+    closed_networks  inner products as closed networks
+    network_sums     sums of networks as problems of the engine
+    contraction      contraction of any networks
 """
 
 import lazy_loader

@@ -1,9 +1,12 @@
 """Similarities with gradients in PyTorch, and along a training run.
 
-Nothing here imports PyTorch before it is called. Reading order: `models` keeps the tensors of a
-module in the layers of a model; `autograd` hands tensors to JAX and gradients back (see
-`compare/gradients.py`); `outputs` compares functions by their outputs on inputs; `monitor` records
-a network while it trains. `import torch` means PyTorch in these modules.
+Nothing here imports PyTorch before it is called, and `import torch` means PyTorch in these modules.
+The modules in their reading order:
+
+    models    layers of models that keep the tensors of a module
+    autograd  tensors to JAX and gradients back, by `compare/gradients.py`
+    outputs   functions compared by their outputs on inputs
+    monitor   a network recorded while it trains
 """
 
 from __future__ import annotations

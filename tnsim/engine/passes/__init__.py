@@ -1,5 +1,9 @@
 """Rewrites of programs and plans that leave their results unchanged.
 
-Reading order: `layout` (order of axes), `tiling` (large values in blocks), `splitting` (long
-programs in parts), `hoisting` (plans of pairs cut into shares).
+The modules in their reading order:
+
+    layout     the order of axes
+    tiling     large values in blocks
+    splitting  long programs in parts
+    hoisting   plans of pairs cut into shares
 """
