@@ -7,7 +7,6 @@
 Parts:
 
 - search: without it every product is contracted along its greedy path.
-- rotations: without them products are not changed to share more.
 - factoring: without it sums take no common factors out.
 - canonical forms: without them equal networks are recognised only where they are written alike.
 - alternatives: without them every term is computed as it is written first.
@@ -94,12 +93,6 @@ def _unfactored() -> Iterator[None]:
 
 
 @contextmanager
-def _unrotated() -> Iterator[None]:
-    with patch.object(sums, "_rotate", lambda *_: None):
-        yield
-
-
-@contextmanager
 def _as_written() -> Iterator[None]:
     def form(_: Any, atoms: Any, output: Any) -> Any:
         order = tuple(sorted(output))
@@ -118,7 +111,6 @@ def _first_way() -> Iterator[None]:
 VARIANTS: dict[str, Callable[[], Any]] = {
     "complete": ExitStack,
     "greedy only": _greedy,
-    "no rotations": _unrotated,
     "no factoring": _unfactored,
     "no canonical forms": _as_written,
     "no alternatives": _first_way,

@@ -152,10 +152,7 @@ def test_outer_indices_are_quimbs(rng):
 
 
 def test_copies_are_found_by_array_and_by_tag(rng):
-    """(M M M M) needs two products where all are known to be one matrix, and three where not.
-
-    The matrices are so large that a product less is worth looking for.
-    """
+    """(M M M M) needs two products where all are known to be one matrix, and three where not."""
     matrix = rng.normal(size=(128, 128))
     one = chain(rng, 4, **{f"M{n}": matrix for n in range(4)})
     equal = chain(rng, 4, **{f"M{n}": matrix.copy() for n in range(4)})

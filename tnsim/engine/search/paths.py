@@ -6,9 +6,6 @@ best of the greedy path and of some seeded random-greedy ones, improved by rotat
 and, where a product is dear, by optimal subtrees. Searches run in `cotengrust`, some thirty times
 as fast as in Python.
 
-The best path of a product alone need not share most with the other products of its stage;
-`search/sums` improves the products of a sum together.
-
 A caller may search with an optimiser of cotengra instead (`searched_by`). Nothing that it finds is
 kept for others.
 """
@@ -228,16 +225,18 @@ def _searched_path(
         return greedy
     if product.count <= OPTIMAL_UP_TO:
         found = cotengrust.optimize_optimal(*product.spelled, use_ssa=True)
-    else:
-        found, _ = cotengrust.optimize_random_greedy_track_flops(
-            *product.spelled, ntrials=TRIALS, seed=0, use_ssa=True
-        )
-    # Optimal paths have the fewest multiplications; a path may write less at as many.
-    candidates = [_pair_steps(found, product.count), greedy]
-    if effort == 2 and product.count > OPTIMAL_UP_TO:
-        best = min(map(product.rotated, candidates), key=product.price)
-        return min(best, _reconfigured_path(product, best), key=product.price)
-    return min(map(product.rotated, candidates), key=product.price)
+        # Optimal paths have the fewest multiplications; a path may write less at as many. The
+        # flattest of equally good paths is taken: powers of a matrix share squares.
+        paths = map(product.rotated, (_pair_steps(found, product.count), greedy))
+        return min(paths, key=lambda path: (product.price(path), product.depth(path)))
+    found, _ = cotengrust.optimize_random_greedy_track_flops(
+        *product.spelled, ntrials=TRIALS, seed=0, use_ssa=True
+    )
+    # Of equally good paths the greedy path comes first: greedy paths of products that are much
+    # alike, as those of a sum, share more than random ones, 1.8 times as much over 105 pairings.
+    paths = map(product.rotated, (greedy, _pair_steps(found, product.count)))
+    best = min(paths, key=product.price)
+    return best if effort == 1 else min(best, _reconfigured_path(product, best), key=product.price)
 
 
 def greedy_work(
@@ -354,6 +353,13 @@ class LabelledProduct:
     def price(self, path: Path) -> int:
         """The price of a path, see `Cost.price`."""
         return self.cost(path).price
+
+    def depth(self, path: Path) -> int:
+        """The most contractions that follow each other along a path."""
+        depths = [0] * self.count
+        for one, two in path:
+            depths.append(1 + max(depths[one], depths[two]))
+        return depths[-1]
 
     def dearest(self, path: Path) -> int:
         """The multiplications of the dearest contraction along a path, without chunks."""

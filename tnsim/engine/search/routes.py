@@ -339,7 +339,7 @@ class RouteSearch:
             uses = [Use(values[operand.name], operand.indices) for operand in term.operands]
             use = product(builder, uses, candidate.indices, self.best)
             items.append(WeightedValue(term.weight, use))
-        return price(builder, [total(builder, items, candidate.indices, self.large).value])
+        return price(builder, [total(builder, items, candidate.indices).value])
 
 
 class BeyondLimit(TooLarge):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,8 +67,6 @@ class Builder:
     Attributes:
         values: Values by number.
         exchangeable: Number of last axes that may be exchanged, for inputs, sums and loops.
-        settled: Values that are needed whatever else is computed, and keep their ways.
-        spent: Price of all sums so far, see `sums`.
 
     Example:
         A product is found again with its factors in another order and under other labels.
@@ -85,8 +82,6 @@ class Builder:
     def __init__(self, forms: Forms | None = None) -> None:
         self.values: list[Value] = []
         self.exchangeable: dict[int, int] = {}
-        self.settled: set[int] = set()
-        self.spent = 0
         self._forms: Forms = {} if forms is None else forms
         self._known: dict[Operation, int] = {}
         self._alone: dict[tuple[Labels, int], int | None] = {}
@@ -222,14 +217,6 @@ class Builder:
         for arg, labels in zip(operation.args, operation.labels, strict=True):
             sizes |= zip(labels, self.values[arg].shape, strict=True)
         return sizes
-
-    @contextmanager
-    def settling(self, values: Iterable[int]) -> Iterator[None]:
-        """Count some values as settled inside a `with` block."""
-        new = set(values) - self.settled
-        self.settled |= new
-        yield
-        self.settled -= new
 
     def ordered(self, use: Use, output: tuple[Label, ...]) -> Use:
         """The value with its axes in a given order."""

@@ -28,7 +28,7 @@ from tnsim.engine.search.routes import (
     Structure,
     product,
 )
-from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of, reachable
+from tnsim.engine.search.sharing import Builder, Forms, Use, WeightedValue, program_of
 from tnsim.engine.search.sums import total
 
 Axes = dict[str, int]
@@ -49,7 +49,6 @@ class Assembly:
         exchangeable: Number of last axes of each input that may be exchanged.
         pick: Function from the structure of a product to its route.
         forms: Canonical forms, shared by attempts at a stage.
-        large: Elements beyond which sums are not rewritten to make a value.
         room: Elements that the turns of a loop running at once may take. Definitions with
             `loop_indices` become loops; None for no loops.
 
@@ -64,12 +63,10 @@ class Assembly:
         exchangeable: tuple[int, ...],
         pick: Callable[[Structure], Route],
         forms: Forms,
-        large: int,
         room: int | None = None,
     ) -> None:
         self.stage = stage
         self.pick = pick
-        self.large = large
         self.builder = Builder(forms)
         self.inputs = len(shapes)
         self.unshared = 0
@@ -112,9 +109,8 @@ class Assembly:
             items.append(WeightedValue(term.weight, use))
         # Products come first, so that equal ones are a single value when common factors are looked
         # for.
-        use = total(builder, items, definition.indices, self.large)
+        use = total(builder, items, definition.indices)
         number = builder.ordered(use, definition.indices).value
-        builder.settled.update(reachable(builder, [number]))
         if definition.exchangeable and number in builder.exchangeable:
             builder.exchangeable[number] = definition.exchangeable
         return number
@@ -281,7 +277,7 @@ def build_program(
     forms: Forms = {}
 
     def assembled(room: int | None = None) -> Program:
-        return Assembly(stage, shapes, exchangeable, search.best, forms, large, room).program()
+        return Assembly(stage, shapes, exchangeable, search.best, forms, room).program()
 
     program = assembled()
     if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
