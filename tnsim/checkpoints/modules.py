@@ -781,7 +781,7 @@ def _default_epsilon(dtype: Any) -> float:
 def _check_repeatable(module: Any) -> None:
     """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
     torch = require_torch()
-    if isinstance(module, torch.jit.ScriptModule):
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise UnsupportedLayer(
             "a TorchScript program says nothing of its layers: load its state_dict() into the "
             "module that it was made of, or compare its outputs, tnsim.Empirical(inputs)"
