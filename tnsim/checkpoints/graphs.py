@@ -428,7 +428,10 @@ def _traced(
         with warnings.catch_warnings(), torch.no_grad(), _compiled_parts_inlined():
             warnings.simplefilter("ignore")  # notices about the internals of the trace
             run = functionalize(forward, remove="mutations_and_views")
-            smaller: Any = get_decompositions(names) | {torch.ops.aten.lerp.Tensor: _lerp}
+            smaller: Any = get_decompositions(names) | {
+                torch.ops.aten.lerp.Tensor: _lerp,
+                torch.ops.aten.copy.default: _copy,
+            }
             traced = make_fx(run, decomposition_table=smaller)(state, example)
     except TnsimError:
         raise
@@ -463,6 +466,16 @@ def _compiled_parts_inlined() -> AbstractContextManager[Any]:
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A step from one array to another, of which the length may depend on the input."""
     return start + weight * (end - start)
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    """What is written over a whole array, as a copy of its own, which has derivatives of no kind.
+
+    Between precisions the operation stays, and is judged as rounding.
+    """
+    if into.dtype != source.dtype:
+        return NotImplemented
+    return source.expand(into.shape)
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:
