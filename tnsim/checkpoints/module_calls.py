@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from tnsim.errors import MissingExtra, ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, input_rows, run_module
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BATCH = 16  # inputs that run at once where states are collected
 
@@ -88,6 +94,29 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
+
+
+def outside_compiler(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, run as it is where `torch.compile` compiles the code that calls it.
+
+    The compiler would compile tnsim itself, for half a minute, and modules cannot be read there.
+
+    Args:
+        function: Function that reads modules.
+
+    Example:
+        >>> outside_compiler(abs)(-1)
+        1
+    """
+
+    @wraps(function)
+    def called(*given: P.args, **named: P.kwargs) -> T:
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*given, **named)
+        return function(*given, **named)
+
+    return called
 
 
 def require_torch() -> Any:

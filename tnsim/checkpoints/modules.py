@@ -22,7 +22,7 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.checkpoints.module_calls import array, outside_compiler, require_torch
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -69,6 +69,7 @@ LARGEST_BATCH = 2**18
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
+@outside_compiler
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,
