@@ -377,6 +377,13 @@ def test_wrappers_are_looked_through(wrap, tmp_path):
     assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", wrapped), model) == 1
 
 
+def test_files_of_a_run_that_diverged_name_the_tensors(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    torch.save(module.state_dict() | {"2.bias": torch.full((2,), torch.nan)}, tmp_path / "a.pt")
+    with pytest.raises(tnsim.ModelError, match=r"a\.pt: '2\.bias' has numbers that are NaN"):
+        tnsim.load(tmp_path / "a.pt", module)
+
+
 class CompiledInside(nn.Module):
     """A submodule and a function that are compiled, as of models compiled block by block."""
 

@@ -119,6 +119,33 @@ def outside_compiler(function: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
+def diverged(module: Any) -> str | None:
+    """What to say of the numbers of a module that are NaN or infinite; None where all are finite.
+
+    Args:
+        module: An `nn.Module`.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(1, 1)
+        >>> diverged(net) is None
+        True
+        >>> _ = net.weight.data.fill_(torch.inf)
+        >>> diverged(net)
+        "'weight' has numbers that are NaN or infinite: the run diverged there"
+    """
+    names = [
+        repr(name)
+        for name, one in module.named_parameters()
+        if not one.is_meta and not bool(one.detach().isfinite().all())
+    ]
+    if not names:
+        return None
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    has = "has" if len(names) == 1 else "have"
+    return f"{shown} {has} numbers that are NaN or infinite: the run diverged there"
+
+
 def require_torch() -> Any:
     """The package `torch`.
 

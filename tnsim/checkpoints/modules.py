@@ -22,7 +22,7 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, outside_compiler, require_torch
+from tnsim.checkpoints.module_calls import array, diverged, outside_compiler, require_torch
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -166,7 +166,12 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out)
-        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
+        try:
+            reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
+        except ModelError:
+            if said := diverged(module):
+                raise ModelError(said) from None
+            raise
         origin = reading.origin()
         if left_out:
             caveat = f"left out: {', '.join(left_out)}"
