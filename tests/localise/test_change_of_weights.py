@@ -429,6 +429,14 @@ def test_a_score_without_derivatives_is_refused(pair):
         tnsim.change(*pair, of=loss)
 
 
+def test_a_score_of_inputs_in_another_type_names_the_way(pair):
+    x = torch.as_tensor(X, dtype=torch.float32)
+    with pytest.raises(tnsim.ModelError, match=r"runs in float64.*x\.to\(next\(net\.parameters"):
+        tnsim.change(*pair, of=lambda network: network(x).square().mean())
+    with pytest.raises(RuntimeError, match=r"^its own$"):
+        tnsim.change(*pair, of=lambda network: (_ for _ in ()).throw(RuntimeError("its own")))
+
+
 def test_derivatives_that_are_no_numbers_are_refused(pair):
     x = torch.as_tensor(X)
 

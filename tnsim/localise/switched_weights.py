@@ -228,13 +228,27 @@ class _SwitchedModule:
         import torch
 
         with torch.no_grad():
-            return _scalar(of(self.network))
+            return _scalar(self._scored(of))
+
+    def _scored(self, of: Callable[[Any], Any]) -> Any:
+        """What a score returns, which may hold inputs in the type that the network had before."""
+        try:
+            return of(self.network)
+        except RuntimeError as error:
+            said = " ".join(str(error).split())
+            if "dtype" not in said and "scalar type" not in said:
+                raise
+            wanted = str(self.places[0].dtype).removeprefix("torch.")
+            raise ModelError(
+                f"the network of a score runs in {wanted}, and the score mixes types ({said[:200]})"
+                ": give its inputs the type of the network, x.to(next(net.parameters()).dtype)"
+            ) from error
 
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
         import torch
 
         with torch.enable_grad():
-            value = of(self.network)
+            value = self._scored(of)
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 raise ModelError(
                     "a score is split by its derivatives: give a function of the network that "
