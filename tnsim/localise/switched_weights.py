@@ -180,7 +180,16 @@ class _SwitchedModule:
         self.switches = np.array(switches)
 
     def outputs(self, inputs: Any) -> np.ndarray:
-        made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+        try:
+            made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+        except ModelError as error:
+            # As the grouped products of mixtures of experts.
+            if "Double" not in str(error):
+                raise
+            raise ModelError(
+                f"{error}. The network runs in float64 here: where its code knows narrower types "
+                "alone, give dtype='float32'"
+            ) from error
         return _finite(made.double().cpu().numpy())
 
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -236,12 +245,13 @@ class _SwitchedModule:
             return of(self.network)
         except RuntimeError as error:
             said = " ".join(str(error).split())
-            if "dtype" not in said and "scalar type" not in said:
+            if not any(word in said for word in ("dtype", "scalar type", "Double")):
                 raise
             wanted = str(self.places[0].dtype).removeprefix("torch.")
             raise ModelError(
                 f"the network of a score runs in {wanted}, and the score mixes types ({said[:200]})"
-                ": give its inputs the type of the network, x.to(next(net.parameters()).dtype)"
+                ": give its inputs the type of the network, x.to(next(net.parameters()).dtype), or "
+                "dtype='float32' where the network knows narrower types alone"
             ) from error
 
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
