@@ -268,10 +268,10 @@ def _tied_head() -> nn.Module:
     return Tied()
 
 
-def _convolutional(**options: Any) -> Callable[[], nn.Module]:
+def _convolutional(out: int = 32, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(1, 2, 3, padding=1, **options), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
+            nn.Conv2d(1, 2, 3, padding=1, **options), nn.ReLU(), nn.Flatten(), nn.Linear(out, 3)
         )
 
     return build
@@ -551,6 +551,9 @@ LIMITS_OF_READING = {
     "a head used twice": Case(_two(lambda m, x: m.b(functional.relu(m.a(x))) + m.b(x))),
     "tied heads": Case(_tied_head, tokens=6),
     "circular padding": Case(_convolutional(padding_mode="circular"), inputs=IMAGES),
+    "circular padding and strides": Case(
+        _convolutional(padding_mode="circular", stride=(2, 1), out=16), inputs=IMAGES
+    ),
     "reflected padding": Case(_convolutional(padding_mode="reflect"), inputs=IMAGES),
     "replicated padding": Case(_convolutional(padding_mode="replicate"), inputs=IMAGES),
     "strides and groups": Case(

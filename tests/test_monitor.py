@@ -241,6 +241,14 @@ def test_networks_without_an_exact_product_are_estimated():
     assert net[0].weight.grad.abs().sum() > 0
 
 
+def test_a_run_that_diverged_is_called_so():
+    net, monitor = Net(), tnsim.torch.Monitor(every=1)
+    monitor(0, net)
+    net.down.weight.data.fill_(torch.nan)
+    with pytest.raises(tnsim.ModelError, match=r"^'down\.weight' has numbers .* NaN .* diverged"):
+        monitor(1, net)
+
+
 def test_networks_of_tokens_name_the_monitor_to_use():
     tokens = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Softmax(-1))
     with pytest.raises(tnsim.TnsimError, match=r"tnsim.torch.Monitor\(tnsim.Empirical\(inputs\)\)"):

@@ -1,6 +1,7 @@
 """Gradients in PyTorch: against finite differences of the verbs without them; what is refused, by name."""
 
 import copy
+import functools
 import itertools
 
 import numpy as np
@@ -245,6 +246,34 @@ def test_a_module_and_finite_differences():
     along = sum((parameter.grad.double() * direction[parameter]).sum().item() for parameter in used)
     assert_close(along, slope, scale=1.0, rtol=1e-6, limited_by="float32")
     assert len(used) == 8
+
+
+def test_autocast_rounds_no_weight():
+    net, goal = Net(), tnsim.from_module(Net())
+    values, slopes = [], []
+    for enabled in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            values.append(tnsim.torch.similarity(net, goal))
+        values[-1].backward()
+        slopes.append(net.head.weight.grad)
+    assert values[0] == values[1] and (slopes[0] == slopes[1]).all()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler's
+def test_compiled_code_around_a_similarity_leaves_it_as_it_is():
+    """Inside of `torch.compile` no module can be read, and an estimate stood in its place."""
+    net, goal = Net(), Net().requires_grad_(False)
+    expected = tnsim.torch.similarity(net, goal)
+
+    @functools.partial(torch.compile, backend="eager")
+    def loss(x):
+        return tnsim.torch.similarity(net, goal) + 0 * x.sum()
+
+    value = loss(torch.ones(2))
+    assert value == expected
+    value.backward()
+    assert net.head.weight.grad is not None
 
 
 @pytest.mark.slow

@@ -88,6 +88,24 @@ def test_runs_that_are_not_finished_are_refused():
         findings(xr.Dataset(values, {"a": [0, 1], "b": [0, 1]}))
 
 
+def test_what_is_no_matrix_over_models_is_refused_in_words():
+    run = run_of(np.eye(3))
+    assert findings(run.transpose("b", "a")) == findings(run)
+    wide = run.isel(a=[1])
+    assert findings(wide.transpose("b", "a")) == findings(wide)
+    for result, said in (
+        (run.isel(a=0), r"a matrix over \(a, b\).*select the others first"),
+        (run.isel(a=0, b=1), r"a matrix over \(a, b\)"),
+        (run.rename(a="model"), r"a matrix over \(a, b\), found dimensions \('model', 'b'\)"),
+        (run.isel(a=[]), "the result holds no models"),
+        (run.drop_vars("similarity"), "no similarity"),
+    ):
+        with pytest.raises(tnsim.errors.ResultError, match=said):
+            result.tnsim.summary()
+    with pytest.raises(tnsim.errors.ResultError, match="no log_norm_a"):
+        _ = run.tnsim.distance
+
+
 def test_a_run_of_thousands_takes_matrices_and_no_list_of_pairs(rng):
     run = run_of(rng.normal(size=(1500, 4)).cumsum(axis=0))
     above = run.similarity.values[np.triu_indices(1500, 1)]

@@ -64,8 +64,16 @@ def test_a_folder_where_a_file_is_meant(tmp_path, rng):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "is a folder of 2 checkpoints where one file is meant; name one of them" in done.stderr
     (tmp_path / "empty").mkdir()
-    with pytest.raises(tnsim.CheckpointError, match="no checkpoint matches"):
+    with pytest.raises(tnsim.CheckpointError, match=r"no checkpoint matches .*holds nothing"):
         tnsim.load(tmp_path / "empty")
+    (tmp_path / "empty" / "global_step5").mkdir()  # as DeepSpeed writes them, a level deeper
+    with pytest.raises(tnsim.CheckpointError, match="the folder holds global_step5"):
+        tnsim.load(tmp_path / "empty")
+    path = tmp_path / "step_1.npz"
+    with path.open("rb") as opened:
+        for given in (opened, os.fsencode(path)):
+            with pytest.raises(tnsim.CheckpointError, match="expected a path or several, found"):
+                tnsim.load(given)
 
 
 def test_parts_that_are_missing_or_elsewhere(tmp_path, rng):

@@ -128,6 +128,17 @@ def test_rules_that_say_what_they_cannot(change, message):
         Dialect("x", (rule_of(LINEAR | change, "rule 0"),))
 
 
+def test_marks_of_encodings_and_line_ends_of_windows(tmp_path):
+    """As Notepad and PowerShell write them."""
+    text = '{"format": 1, "name": "x",\r\n "layers": [{"kind": "linear", "weight": "w"}]}\r\n'
+    path = tmp_path / "d.json"
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert tnsim.from_state_dict({"w": np.eye(2)}, path).d_in == 2
+    text = json.dumps({"model": files.CONFIG["model"]}, indent=1).replace("\n", "\r\n")
+    path = attention(tmp_path, "config.json", text.encode("utf-8-sig"))
+    assert tnsim.load(path, "quadratic-attention").layers[1].layer.n_heads
+
+
 def test_dialects_that_are_none(tmp_path):
     path = tmp_path / "d.json"
     for text, message in {

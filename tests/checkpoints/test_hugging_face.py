@@ -42,6 +42,25 @@ def test_folders_are_what_their_modules_are(folders):
     assert_close(layers.values, tnsim.layer_similarity(*nets, tokens).values, rtol=1e-12)
 
 
+def test_runs_of_folders_are_in_order(folders, tmp_path):
+    for step, folder in ((20, folders[0]), (100, folders[1])):
+        shutil.copytree(folder, tmp_path / f"checkpoint-{step}")
+        torch.save({"state": {}}, tmp_path / f"checkpoint-{step}" / "optimizer.pt")
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    for given in (tmp_path, str(tmp_path / "checkpoint-*")):
+        run = tnsim.pairwise(given, data)
+        assert run.a.values.tolist() == [20, 100]
+        assert_close(run.similarity[0, 1], tnsim.similarity(*folders, data), rtol=1e-12)
+
+
+def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
+    shutil.copy(folders[0] / "config.json", tmp_path)
+    for step in (1, 2):
+        shutil.copy(folders[0] / "model.safetensors", tmp_path / f"step_{step}.safetensors")
+    with pytest.raises(tnsim.UnsupportedLayer, match="attention"):
+        tnsim.pairwise(tmp_path, tnsim.Empirical(np.ones((3, 4), int)))
+
+
 def test_folders_without_inputs_name_the_way(folders):
     with pytest.raises(tnsim.UnsupportedLayer, match="attention"):
         tnsim.similarity(*folders)

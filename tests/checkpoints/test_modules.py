@@ -377,6 +377,45 @@ def test_wrappers_are_looked_through(wrap, tmp_path):
     assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", wrapped), model) == 1
 
 
+def test_files_of_a_run_that_diverged_name_the_tensors(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    torch.save(module.state_dict() | {"2.bias": torch.full((2,), torch.nan)}, tmp_path / "a.pt")
+    with pytest.raises(tnsim.ModelError, match=r"a\.pt: '2\.bias' has numbers that are NaN"):
+        tnsim.load(tmp_path / "a.pt", module)
+
+
+class CompiledInside(nn.Module):
+    """A submodule and a function that are compiled, as of models compiled block by block."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.compile(nn.Linear(3, 4), backend="eager")
+        self.twice = torch.compile(lambda x: 2 * x, backend="eager")
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.twice(self.first(x))))
+
+
+def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):
+    module = CompiledInside()
+    plain = nn.Sequential(module.first._orig_mod, Times(2.0), nn.ReLU(), module.second)
+    assert tnsim.similarity(module, plain) == 1
+    torch.save(module.state_dict(), tmp_path / "model.pt")
+    assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", module), plain) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_programs_of_torchscript_run_on_inputs():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    program = torch.jit.script(module)
+    value = tnsim.similarity(program, module, tnsim.Gaussian(samples=512))
+    assert value.route == "sampling"
+    assert_close(value, 1.0, scale=1.0, rtol=1e-6, limited_by="float32")
+    with pytest.raises(tnsim.UnsupportedLayer, match="TorchScript"):
+        tnsim.from_module(nn.Sequential(program))
+
+
 def test_what_is_parametrised_is_read_as_what_it_amounts_to(rng):
     module = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
     model = tnsim.from_module(module)

@@ -48,7 +48,12 @@ def test_what_could_be_meant_is_not_chosen(rng):
     refusals = [
         (
             {"model": state, "ema": dict(state)},
-            "more than once: under 'model'; under 'ema'. Say which",
+            r"more than once: under 'model'; under 'ema'\. Say .* by nested, such as \['model'\].*"
+            r"tnsim\.from_state_dict\(mapping, net\)",
+        ),
+        (
+            {**before("online.", state), **before("ema.", state)},
+            r"behind 'online\.'; behind 'ema\.'\. Say in a dialect which are meant, by names",
         ),
         ({**before("net.", state), "loss.w": state["head"]}, "does not account for loss.w"),
         ({**before("net.", state), "body.b": state["body.b"]}, "'body.b' is there with 'net.'"),

@@ -452,6 +452,9 @@ def test_unknown_parts_and_things_without_parts(tmp_path, rng):
         tnsim.parts([])
     with pytest.raises(tnsim.ModelError, match="the model has no part of kind qk"):
         tnsim.parts(tnsim.Model([tnsim.Linear(np.eye(2))]), "qk")
+    perceptron = tnsim.Model([tnsim.Linear(np.eye(2)), tnsim.Elementwise("relu")])
+    with pytest.raises(tnsim.ModelError, match=r"no part of kind qk or ov or mlp .*as a whole"):
+        tnsim.parts(perceptron)  # its activation has no weights
     with pytest.raises(tnsim.CheckpointError, match=r"nowhere.safetensors"):
         tnsim.parts(tmp_path / "nowhere.safetensors")
     config = changed("llama", model_type="mamba")

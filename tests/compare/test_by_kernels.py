@@ -179,6 +179,29 @@ def test_float32(rng):
     assert abs(low - tnsim.similarity(a, b, metric)) < 1e-5
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_hidden_units_whose_fourth_powers_are_no_floats(activation, rng):
+    one, other = (mlp(rng, activation) for _ in range(2))
+    # Far from the kinks both activations are linear, and sizes of outputs are divided out.
+    one, large = (
+        tnsim.Model(
+            [tnsim.Linear(s * one.layers[0].weight, s * one.layers[0].bias), *one.layers[1:]]
+        )
+        for s in (1e30, 1e100)
+    )
+    for verb in (tnsim.similarity, lambda a, b: tnsim.pairwise([a, b]).similarity[0, 1]):
+        assert_close(verb(large, other), verb(one, other), scale=1.0, rtol=1e-12)
+
+
+def test_squares_that_leave_the_range_of_floats_are_refused(rng):
+    one, other = (mlp(rng, "relu2") for _ in range(2))
+    far = tnsim.Model([tnsim.Linear(1e76 * one.layers[0].weight), *one.layers[1:]])
+    with pytest.raises(
+        tnsim.TnsimError, match=r"squares of hidden units leave the range of floats"
+    ):
+        tnsim.similarity(far, other)
+
+
 def test_one_model_under_two_metrics(rng):
     a, b = (
         tnsim.Model(

@@ -1,5 +1,6 @@
 """Models are pytrees: gradients, jit and vmap pass through the verbs."""
 
+import gc
 import os
 
 import activated_cases
@@ -189,6 +190,19 @@ def test_what_reads_numbers_says_so_in_a_trace(name, transform, rng):
 
 
 @pytest.mark.slow
+def test_gradients_in_float32_leave_no_array_to_traces_in_float64(rng):
+    """JAX keeps its float32 form of a caller's array as long as anything holds it."""
+    a, b = cases.pair(cases.SHALLOW["bilinear"], rng)
+    gc.disable()  # garbage that is still to be collected holds it too
+    try:
+        with jax.enable_x64(False):
+            jax.grad(lambda model: tnsim.similarity(model, b))(a)
+        with jax.enable_x64(True):
+            assert jnp.asarray(jax.tree.leaves(a)[0]).dtype == np.float64
+    finally:
+        gc.enable()
+
+
 def test_gradient_through_a_difference(rng):
     (a, b), (c, _) = (cases.pair(cases.SHALLOW["bilinear"], rng) for _ in range(2))
     with jax.enable_x64(True):

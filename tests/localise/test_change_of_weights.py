@@ -429,6 +429,38 @@ def test_a_score_without_derivatives_is_refused(pair):
         tnsim.change(*pair, of=loss)
 
 
+def test_a_score_of_inputs_in_another_type_names_the_way(pair):
+    x = torch.as_tensor(X, dtype=torch.float32)
+    with pytest.raises(tnsim.ModelError, match=r"runs in float64.*x\.to\(next\(net\.parameters"):
+        tnsim.change(*pair, of=lambda network: network(x).square().mean())
+    with pytest.raises(RuntimeError, match=r"^its own$"):
+        tnsim.change(*pair, of=lambda network: (_ for _ in ()).throw(RuntimeError("its own")))
+
+
+class Narrow(nn.Module):
+    """A network that takes float32 alone, as the grouped products of experts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(X.shape[1], 2)
+
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            raise RuntimeError("Expected mat_a to be Float32, got Double")
+        return torch.tanh(self.layer(x))
+
+
+def test_networks_of_narrow_types_name_the_way():
+    a, b = Narrow(), Narrow()
+    data = tnsim.Empirical(X.astype(np.float32))
+    with pytest.raises(tnsim.ModelError, match=r"runs in float64 here.*dtype='float32'"):
+        tnsim.change(a, b, data)
+    share = tnsim.change(a, b, data, dtype="float32").share
+    assert_close(share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
+    with pytest.raises(tnsim.ModelError, match=r"or dtype='float32' where the network knows"):
+        tnsim.change(a, b, of=lambda net: net(next(net.parameters()).new_ones(X.shape)).sum())
+
+
 def test_derivatives_that_are_no_numbers_are_refused(pair):
     x = torch.as_tensor(X)
 

@@ -209,8 +209,8 @@ def matrix(result: Matrix) -> xr.DataArray:
         The matrix over (a, b), in this order; every entry is finite.
 
     Raises:
-        ResultError: The result has no `similarity`, there are other dimensions than a and b, or an
-            entry is not finite.
+        ResultError: The result has no `similarity`, there are other dimensions than a and b, there
+            is no model, or an entry is not finite.
         MissingExtra: xarray is not installed.
 
     Example:
@@ -224,6 +224,8 @@ def matrix(result: Matrix) -> xr.DataArray:
             f"expected a matrix over (a, b), found dimensions {table.dims}; "
             "select the others first, as in .sel(output=0)"
         )
+    if not table.size:
+        raise ResultError("the result holds no models: select at least one along a and b")
     table = table.transpose("a", "b")
     finite = np.isfinite(table.values)
     if not finite.all():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.analysis.matrices import square
+from tnsim.analysis.matrices import matrix, square
 from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
@@ -33,7 +33,7 @@ def distance(result: xr.Dataset) -> xr.DataArray:
         result: Result with similarities and the logarithms of squared norms.
 
     Raises:
-        ResultError: A distance is beyond float64.
+        ResultError: A distance is beyond float64, or a variable is missing.
 
     Example:
         >>> import numpy as np, xarray as xr
@@ -42,6 +42,9 @@ def distance(result: xr.Dataset) -> xr.DataArray:
         >>> distance(run).values.round(6).tolist()
         [[0.0, 2.0], [2.0, 0.0]]
     """
+    for name in ("similarity", "log_norm_a", "log_norm_b"):
+        if name not in result:
+            raise ResultError(f"the result has no {name}, which distances are made of")
     # |b - a|^2 = (|b| - |a|)^2 + 2 |a| |b| (1 - cos), without a difference of squares.
     with np.errstate(over="ignore"):
         lengths = np.exp(result["log_norm_a"] / 2), np.exp(result["log_norm_b"] / 2)
@@ -115,7 +118,7 @@ def findings(result: xr.Dataset) -> list[str]:
         phases; of parts those that moved furthest.
 
     Raises:
-        ResultError: A similarity is not finite.
+        ResultError: A similarity is not finite, or there is no matrix over (a, b).
 
     Example:
         >>> import numpy as np, xarray as xr
@@ -126,11 +129,14 @@ def findings(result: xr.Dataset) -> list[str]:
         3 models, 0 to 200: similarity from 0.2 (0 and 200) to 0.99 (0 and 100).
         Changed here: from 100 to 200 (similarity 0.21; the other steps 0.99).
     """
-    if not np.isfinite(result["similarity"]).all():
+    if "similarity" in result and not np.isfinite(result["similarity"]).all():
         raise ResultError("similarities that are not finite have no summary: finish the run first")
+    over_parts = "part" in result.dims
+    table = matrix(result.isel(part=0) if over_parts else result)
     one_set = _is_one_set(result)
-    if "part" in result.dims:
+    if over_parts:
         return _of_parts(result, one_set)
+    result = result.assign(similarity=table)
     repeated = copies(result) if one_set else {}
     kept = without_copies(result)
     said = [_range(kept, one_set)]

@@ -46,7 +46,7 @@ def read_text(path: Path, longest: int = JSON_BYTES) -> str:
         data = file.read(longest + 1)
     if len(data) > longest:
         raise CheckpointError(f"{path.name} is longer than {longest:,} bytes, and is not read")
-    return data.decode()
+    return data.decode("utf-8-sig")  # editors on Windows write a mark of the encoding
 
 
 def is_adapter(path: Path) -> bool:

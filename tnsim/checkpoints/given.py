@@ -116,8 +116,8 @@ def given_models(
     # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
-    if inputs is not None and dialect is None and _are_folders_of_networks(models):
-        return {Path(path).name: given_model(path, n_ctx, inputs, output) for path in models}
+    if inputs is not None and dialect is None and (folders := _folders_of_networks(models)):
+        return {label: given_model(path, n_ctx, inputs, output) for label, path in folders.items()}
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
         chosen = output if is_module(dialect) else None
@@ -173,14 +173,27 @@ def is_path_or_paths(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
-def _are_folders_of_networks(models: Any) -> bool:
-    """Whether a list names folders of Hugging Face, each by a name of its own."""
+def _folders_of_networks(models: Any) -> dict[str, Path]:
+    """The folders of Hugging Face that a list names, or a run holds; none where others are too."""
     from tnsim.checkpoints.hugging_face import architecture_of
+    from tnsim.checkpoints.load import Series
 
-    if not isinstance(models, list) or not is_path_or_paths(models):
-        return False
-    names = {Path(path).name for path in models}
-    return len(names) == len(models) and all(map(architecture_of, models))
+    if not is_path_or_paths(models):
+        return {}
+    if isinstance(models, (list, tuple)):
+        folders = {Path(path).name: Path(path) for path in models}
+        if len(folders) < len(models):
+            return {}
+    elif Path(models).is_file() or architecture_of(models):
+        return {}
+    else:  # the checkpoints of a run, in order
+        series = Series(models)
+        # Other files beside a configuration are no networks of its library.
+        if not all(path.name.startswith("model.safetensors") for path in series.paths):
+            return {}
+        paths = zip(series.labels, series.paths, strict=True)
+        folders = {label: path.parent for label, path in paths}
+    return folders if all(map(architecture_of, folders.values())) else {}
 
 
 def is_module(given: Any) -> bool:

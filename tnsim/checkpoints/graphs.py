@@ -15,8 +15,10 @@ Source: `torch.fx.experimental.proxy_tensor.make_fx`, `torch.func.functionalize`
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -423,10 +425,13 @@ def _traced(
             child.__dict__[method] = partial(_attribute, child)
     names = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _compiled_parts_inlined():
             warnings.simplefilter("ignore")  # notices about the internals of the trace
             run = functionalize(forward, remove="mutations_and_views")
-            smaller: Any = get_decompositions(names) | {torch.ops.aten.lerp.Tensor: _lerp}
+            smaller: Any = get_decompositions(names) | {
+                torch.ops.aten.lerp.Tensor: _lerp,
+                torch.ops.aten.copy.default: _copy,
+            }
             traced = make_fx(run, decomposition_table=smaller)(state, example)
     except TnsimError:
         raise
@@ -451,9 +456,26 @@ def _traced(
     return traced, owns, places
 
 
+def _compiled_parts_inlined() -> AbstractContextManager[Any]:
+    """A context in which functions and submodules of `torch.compile` are traced as they were."""
+    # Nothing was compiled while the compiler is not imported, which takes a second.
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return dynamo.config.patch(error_on_nested_fx_trace=False) if dynamo else nullcontext()
+
+
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A step from one array to another, of which the length may depend on the input."""
     return start + weight * (end - start)
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    """What is written over a whole array, as a copy of its own, which has derivatives of no kind.
+
+    Between precisions the operation stays, and is judged as rounding.
+    """
+    if into.dtype != source.dtype:
+        return NotImplemented
+    return source.expand(into.shape)
 
 
 def _mutates(traced: torch.fx.GraphModule) -> bool:

@@ -414,7 +414,8 @@ def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
             "expected a path or several, found a mapping: tnsim.from_state_dict reads weights by "
             "name"
         )
-    if not isinstance(source, Iterable):
+    # Bytes and open files are iterable, into what is no path.
+    if not isinstance(source, Iterable) or isinstance(source, bytes) or hasattr(source, "read"):
         raise CheckpointError(
             f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
             "read by tnsim.from_module"
@@ -427,10 +428,21 @@ def _source_matches(source: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     with naming(source):
         paths = _source_paths(source)
         if not paths:
-            raise CheckpointError(f"no checkpoint matches ({', '.join(SUFFIXES)})")
+            raise CheckpointError(
+                f"no checkpoint matches ({', '.join(SUFFIXES)}){_held_by(Path(source))}"
+            )
         # Folders list files in an order of their own.
         ordered = sorted(paths, key=lambda name: natural(Path(name)))
         return [(name, located(paths[name])) for name in ordered]
+
+
+def _held_by(folder: Path) -> str:
+    """What a folder without checkpoints holds; of other sources nothing is said."""
+    if not folder.is_dir():
+        return ""
+    names = sorted(path.name for path in folder.iterdir())
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"; the folder holds {printable(shown, 200) if names else 'nothing'}"
 
 
 def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from tnsim.errors import MissingExtra, ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.functions import array_of, input_rows, run_module
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BATCH = 16  # inputs that run at once where states are collected
 
@@ -88,6 +94,56 @@ def array(value: Any) -> np.ndarray:
     if numbers.is_floating_point():
         numbers = numbers.double()
     return np.array(numbers.numpy())
+
+
+def outside_compiler(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, run as it is where `torch.compile` compiles the code that calls it.
+
+    The compiler would compile tnsim itself, for half a minute, and modules cannot be read there.
+
+    Args:
+        function: Function that reads modules.
+
+    Example:
+        >>> outside_compiler(abs)(-1)
+        1
+    """
+
+    @wraps(function)
+    def called(*given: P.args, **named: P.kwargs) -> T:
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*given, **named)
+        return function(*given, **named)
+
+    return called
+
+
+def diverged(module: Any) -> str | None:
+    """What to say of the numbers of a module that are NaN or infinite; None where all are finite.
+
+    Args:
+        module: An `nn.Module`.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(1, 1)
+        >>> diverged(net) is None
+        True
+        >>> _ = net.weight.data.fill_(torch.inf)
+        >>> diverged(net)
+        "'weight' has numbers that are NaN or infinite: the run diverged there"
+    """
+    names = [
+        repr(name)
+        for name, one in module.named_parameters()
+        if not one.is_meta and not bool(one.detach().isfinite().all())
+    ]
+    if not names:
+        return None
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    has = "has" if len(names) == 1 else "have"
+    return f"{shown} {has} numbers that are NaN or infinite: the run diverged there"
 
 
 def require_torch() -> Any:

@@ -157,8 +157,8 @@ def shape_of_inputs(module: Any, n_ctx: int | None) -> tuple[int, ...]:
         (3,)
     """
     torch = require_torch()
-    double = copy.deepcopy(module).double().eval().requires_grad_(False)
     with torch.no_grad():
+        double = copy.deepcopy(module).double().eval()
         example = example_inputs(double, None, n_ctx)
     name = type(module).__name__
     if not example.is_floating_point():

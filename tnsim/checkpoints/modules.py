@@ -22,7 +22,7 @@ import numpy as np
 from tnsim.checkpoints.adapters import merged_module
 from tnsim.checkpoints.guard import cause, refusing
 from tnsim.checkpoints.layer_rules import normed
-from tnsim.checkpoints.module_calls import array, require_torch
+from tnsim.checkpoints.module_calls import array, diverged, outside_compiler, require_torch
 from tnsim.checkpoints.module_examples import (
     AN_EXAMPLE,
     POSITIONS,
@@ -69,6 +69,7 @@ LARGEST_BATCH = 2**18
 SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
+@outside_compiler
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,
@@ -165,7 +166,12 @@ class StatesOf:
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out)
-        reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
+        try:
+            reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
+        except ModelError:
+            if said := diverged(module):
+                raise ModelError(said) from None
+            raise
         origin = reading.origin()
         if left_out:
             caveat = f"left out: {', '.join(left_out)}"
@@ -781,7 +787,7 @@ def _default_epsilon(dtype: Any) -> float:
 def _check_repeatable(module: Any) -> None:
     """Raise `UnsupportedLayer` where a module does something that a copy of it would not do."""
     torch = require_torch()
-    if isinstance(module, torch.jit.ScriptModule):
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise UnsupportedLayer(
             "a TorchScript program says nothing of its layers: load its state_dict() into the "
             "module that it was made of, or compare its outputs, tnsim.Empirical(inputs)"

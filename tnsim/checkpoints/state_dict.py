@@ -89,9 +89,11 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
     places = list(_places(state, names, (), set()))
     if len(places) > 1:
         shown = "; ".join(map(str, places[:4]))
+        nested = f"by nested, such as {list(places[0].way)}, and " if places[0].way else ""
         raise KeysDiffer(
-            f"the weights are there more than once: {shown}. Say which are meant by nested in the "
-            f"dialect, such as {list(places[0].way)}, and by names with what stands before them"
+            f"the weights are there more than once: {shown}. Say in a dialect which are meant, "
+            f"{nested}by names with what stands before them; for a module take one mapping of the "
+            "file, tnsim.from_state_dict(mapping, net)"
         )
     return places[0] if places else Place()
 

@@ -16,6 +16,7 @@ import numpy as np
 from tnsim.circuits.standard_parts import Circuits, PartName, View, is_held, listed, score
 from tnsim.circuits.transformer import Affine, Rotary
 from tnsim.errors import UnsupportedLayer
+from tnsim.models.activated import Elementwise
 from tnsim.models.attention import Attention
 from tnsim.models.layers import Bilinear, Linear, Residual, bias_name, innermost, residual_rule
 from tnsim.models.model import Model
@@ -46,7 +47,9 @@ class OwnParts:
         attention = [(i, layer) for i, layer in layers if isinstance(layer, Attention)]
         if kind != "mlp":
             return [PartName(kind, i, h) for i, layer in attention for h in range(layer.n_heads)]
-        blocks = [i for i, layer in layers if not isinstance(layer, (Attention, Linear))]
+        # An activation alone has no weights, and is the same in every checkpoint.
+        others = (Attention, Linear, Elementwise)
+        blocks = [i for i, layer in layers if not isinstance(layer, others)]
         return [PartName("mlp", i) for i in blocks]
 
     def part(self, name: PartName, view: View) -> Model:

@@ -70,7 +70,10 @@ class Parts(Mapping[str, Model]):
             name for kind in kinds for name in anatomy.names(kind)
         )
         if not self.names:
-            raise ModelError(f"the model has no part of kind {' or '.join(kinds)}")
+            raise ModelError(
+                f"the model has no part of kind {' or '.join(kinds)}: compare it as a whole, by "
+                "tnsim.similarity and tnsim.pairwise"
+            )
         self._by_label = {str(name): name for name in self.names}
 
     def __getitem__(self, label: str) -> Model:

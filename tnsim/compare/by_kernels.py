@@ -232,8 +232,9 @@ def _mean_share(side: _Terms, norm: ScaledSum) -> float:
     if squared_norm <= 0:  # which a cosine refuses
         return 0.0
     # A mean takes its square at every position, as the squared norm is a sum over positions.
-    square = (np.sum(means, axis=0) ** 2).sum() * sum(side.value[0][2].counts)
-    return min(1.0, float(square / squared_norm))  # a constant function by rounding
+    shares = (np.sum(means, axis=0) / np.sqrt(squared_norm)) ** 2
+    share = shares.sum() * sum(side.value[0][2].counts)
+    return min(1.0, float(share))  # a constant function by rounding
 
 
 def _products_of_sums(

@@ -466,12 +466,16 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
     comparison = comparison_of(answer, first, second, request, None)
     traced = {n: leaf for n, leaf in comparison.leaves.items() if isinstance(leaf, Tracer)}
 
-    @jax.custom_jvp
-    def found(moving: Weights) -> tuple[Any, Any]:
+    def traced_whole(moving: Weights) -> tuple[Any, Any]:
         """The answer as a part of the caller's trace."""
         one, two, metric = comparison.form.arguments(comparison.fixed(moving) | moving)
         whole = request._replace(metric=metric)
         return beside_number(answer(inner_products(one, two, whole), (one, two), whole))
+
+    # The rule does not name the function that it belongs to: such a circle would keep the tracers,
+    # and the caller's arrays in the precision of this trace, until garbage is collected. Meanwhile
+    # JAX would give these to traces of another precision.
+    found = jax.custom_jvp(traced_whole)
 
     @partial(found.defjvp, symbolic_zeros=True)
     def derivative(primals: tuple[Weights], tangents: tuple[Weights]) -> tuple[Any, Any]:
@@ -480,7 +484,7 @@ def differentiated(answer: Answer, a: Any, b: Any, request: Request) -> tuple[An
         own = {n: moving[n] for n in changes}
         others = {n: array for n, array in moving.items() if n not in own}
         if any(isinstance(array, Tracer) for array in moving.values()):
-            return jax.jvp(lambda some: found.fun(others | some), (own,), (changes,))
+            return jax.jvp(lambda some: traced_whole(others | some), (own,), (changes,))
         with execution.precision():
             here = comparison._replace(leaves=comparison.leaves | others)
             (number, beside), gradient = number_and_pullback(here, own)

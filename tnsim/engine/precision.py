@@ -310,8 +310,13 @@ def refuse(error: float, what: str, arithmetic: Arithmetic) -> None:
         arithmetic: Degree of the polynomials and dtype of the computation.
 
     Raises:
-        ResultError: No digit is left.
+        ResultError: No digit is left, or the bound is NaN.
     """
+    if np.isnan(error):
+        raise ResultError(
+            f"{what} has no error bound: squares of hidden units leave the range of floats; scale "
+            "down the weights before them"
+        )
     if error > USELESS and arithmetic.alone <= USELESS:
         raise ResultError(
             f"{what} has no digits left: its terms cancel, and rounding may change it by "

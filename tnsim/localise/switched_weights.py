@@ -180,7 +180,16 @@ class _SwitchedModule:
         self.switches = np.array(switches)
 
     def outputs(self, inputs: Any) -> np.ndarray:
-        made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+        try:
+            made = in_rows(array_at(self.function, inputs, run_module), len(inputs))
+        except ModelError as error:
+            # As the grouped products of mixtures of experts.
+            if "Double" not in str(error):
+                raise
+            raise ModelError(
+                f"{error}. The network runs in float64 here: where its code knows narrower types "
+                "alone, give dtype='float32'"
+            ) from error
         return _finite(made.double().cpu().numpy())
 
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -228,13 +237,28 @@ class _SwitchedModule:
         import torch
 
         with torch.no_grad():
-            return _scalar(of(self.network))
+            return _scalar(self._scored(of))
+
+    def _scored(self, of: Callable[[Any], Any]) -> Any:
+        """What a score returns, which may hold inputs in the type that the network had before."""
+        try:
+            return of(self.network)
+        except RuntimeError as error:
+            said = " ".join(str(error).split())
+            if not any(word in said for word in ("dtype", "scalar type", "Double")):
+                raise
+            wanted = str(self.places[0].dtype).removeprefix("torch.")
+            raise ModelError(
+                f"the network of a score runs in {wanted}, and the score mixes types ({said[:200]})"
+                ": give its inputs the type of the network, x.to(next(net.parameters()).dtype), or "
+                "dtype='float32' where the network knows narrower types alone"
+            ) from error
 
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
         import torch
 
         with torch.enable_grad():
-            value = of(self.network)
+            value = self._scored(of)
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 raise ModelError(
                     "a score is split by its derivatives: give a function of the network that "

@@ -195,8 +195,8 @@ def check_polynomial(*models: Model) -> None:
             if function is not None:
                 raise UnsupportedLayer(
                     f"layer {n} has the activation {function.name}, behind which outputs are no "
-                    "polynomial in switches: split each model by tnsim.paths, or compare block by "
-                    "block, tnsim.pairwise(tnsim.parts(checkpoints, ('mlp',)))"
+                    "polynomial in switches: split each model by tnsim.paths, or a change by the "
+                    "weights that made it, tnsim.change(a, b, by='module')"
                 )
 
 

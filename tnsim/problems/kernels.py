@@ -663,8 +663,8 @@ def inner(a: Prepared, b: Prepared, slices: bool, known: Blocks | None = None) -
         return Inner(value, lengths[0] * lengths[1], bound)
     # By Cauchy-Schwarz the products of both lengths, summed over outputs, are at most the product
     # of the two norms.
-    size = library(lengths).sqrt((lengths[0] ** 2).sum() * (lengths[1] ** 2).sum())
-    return Inner(value.sum(), size, bound.sum())
+    first, second = (library(x).sqrt((x**2).sum()) for x in lengths)
+    return Inner(value.sum(), first * second, bound.sum())
 
 
 def _linear_product(one: Moments, two: Moments) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import given_model, is_path_or_paths
-from tnsim.checkpoints.module_calls import require_torch
+from tnsim.checkpoints.module_calls import outside_compiler, require_torch
 from tnsim.checkpoints.modules import Declared
 from tnsim.compare.request import comparables, estimated, may_estimate
 from tnsim.engine.budget import Budget
@@ -45,6 +45,7 @@ def __getattr__(name: str) -> Any:
     return Monitor
 
 
+@outside_compiler
 def similarity(
     a: Any,
     b: Any,
@@ -127,6 +128,7 @@ def similarity(
     return compared(a, b, metric, n_ctx, dtype, budget)
 
 
+@outside_compiler
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,

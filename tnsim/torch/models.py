@@ -46,7 +46,9 @@ def model_of(
         example = example.to(parameters[0])
     traced = copy.deepcopy(module).eval()
     own = state_of(module)
-    with contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
+    # The caller's autocast would round weights on their way into the layers.
+    exact = torch.autocast(example.device.type, enabled=False)
+    with exact, contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
         live, _ = graph_layers(
             traced, own, module, layers or {}, example, reading.positions > 1, None
         )

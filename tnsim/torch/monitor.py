@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnsim.analysis import figures, matrices
-from tnsim.checkpoints.given import given_model
+from tnsim.checkpoints.given import given_model, is_module
+from tnsim.checkpoints.module_calls import diverged
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
@@ -225,6 +226,8 @@ class Monitor:
         except (UnsupportedLayer, ModelError) as refusal:
             if self._inputs is not None:
                 raise
+            if is_module(module) and (said := diverged(module)):
+                raise ModelError(said) from None
             raise type(refusal)(
                 "this network is monitored on inputs of yours: "
                 f"tnsim.torch.Monitor(tnsim.Empirical(inputs)); {refusal}"
