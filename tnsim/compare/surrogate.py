@@ -61,6 +61,7 @@ from tnsim.models.layers import (
 from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+from tnsim.problems.kernels import segments
 
 LARGEST_ERROR = 0.5
 """Largest relative error of a surrogate. Its angle bound is 30 degrees, and beyond it a few rare
@@ -231,33 +232,18 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
     """Exact moments at the first activation, where linear layers stand before it."""
     if not isinstance(metric, Gaussian | GaussianClosure):
         return {}
-    places = marginals(metric, model.d_in, model.n_ctx)
-    (_, mean, cov), *others = places
-    if others:
+    (_, mean, cov), *others = marginals(metric, model.d_in, model.n_ctx)
+    place = next(n for n, layer in enumerate(model.layers) if innermost(layer).order > 1)
+    if others or activation_of(model.layers[place]) is None:
         return {}
-    # Mean and covariance are carried through linear layers up to the first activation.
-    mean = np.zeros(model.d_in) if mean is None else np.asarray(mean, np.float64)
-    cov = np.eye(model.d_in) if cov is None else np.asarray(cov, np.float64)
-    cov = np.diag(cov) if cov.ndim == 1 else cov
-    for n, layer in enumerate(model.layers):
-        linear: Any = layer
-        if activation_of(layer) is not None:
-            core: Any = innermost(layer)
-            if isinstance(core, Elementwise):
-                return {n: _Moments(mean, np.sqrt(np.maximum(np.diag(cov), 0.0)))}
-            rows = np.asarray(core.gate, np.float64)
-            variance = np.einsum("ui,ij,uj->u", rows, cov, rows, optimize=True)
-            at = np.asarray(_gate_inputs(core, mean), np.float64)
-            return {n: _Moments(at, np.sqrt(np.maximum(variance, 0.0)))}
-        if innermost(layer).order > 1:
-            return {}
-        # A linear layer with residuals is read off its values at zero and at the basis vectors,
-        # whatever it consists of.
-        origin = np.zeros(layer.d_in)
-        at_zero = np.asarray(linear(origin), np.float64)
-        matrix = (np.asarray(linear(np.eye(layer.d_in)), np.float64) - at_zero).T
-        mean, cov = np.asarray(linear(mean), np.float64), matrix @ cov @ matrix.T
-    return {}
+    (units,) = segments(Model(model.layers[: place + 1], model.n_ctx))
+    rows, bias = units.gate
+    rows = np.eye(model.d_in) if rows is None else rows
+    mean = np.zeros(len(rows)) if mean is None else rows @ np.asarray(mean, np.float64)
+    cov = np.ones(model.d_in) if cov is None else np.asarray(cov, np.float64)
+    spread = rows * cov if cov.ndim == 1 else rows @ cov
+    variance = (spread * rows).sum(axis=1)
+    return {place: _Moments(add(mean, bias), np.sqrt(np.maximum(variance, 0.0)))}
 
 
 def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:

@@ -40,7 +40,6 @@ from tnsim.models.arrays import is_traced, pytree
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.kernels import (
-    Affine,
     Blocks,
     HiddenUnits,
     Prepared,
@@ -52,6 +51,7 @@ from tnsim.problems.kernels import (
     prepared,
     segments,
 )
+from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
 from tnsim.sessions import per_object_cache

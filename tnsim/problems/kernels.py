@@ -71,6 +71,7 @@ from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
+from tnsim.problems.tensors.affine import Affine, affine_of, product
 from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
 from tnsim.scaled import library
 from tnsim.sessions import session
@@ -222,27 +223,6 @@ def _advice_on_compositions(model: Model) -> str:
     return ""
 
 
-class Affine(NamedTuple):
-    """The affine map `weight x + bias`; a weight of None is the identity, a bias of None zero."""
-
-    weight: Float[Array, "rows in"] | None = None
-    bias: Float[Array, " rows"] | None = None
-
-    def after(self, inner: Affine) -> Affine:
-        """This map of the outputs of another map."""
-        bias = self.bias
-        if inner.bias is not None:
-            # W (V x + v) + w = W V x + (W v + w).
-            bias = add(_product(self.weight, inner.bias), bias)
-        weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
-        return Affine(weight, bias)
-
-
-def _product(matrix: Any, other: Any) -> Any:
-    """The product of two matrices, or of a matrix and a vector; None is the identity."""
-    return other if matrix is None else matrix @ other
-
-
 class HiddenUnits(NamedTuple):
     """A function `D h(x) + S x + c` of hidden units `h = f(gate)` or `h = f(gate) * up`.
 
@@ -300,27 +280,20 @@ def segments(model: Model) -> list[HiddenUnits]:
     for layer in written_out(model).layers:
         layer = in_float64(layer)
         core: Any = core_of(layer)
-        skip, scale = residual_rule(layer)
         if core.order > 1:
             state = Affine() if hidden else state
             units = _units_of(core, state)
-            hidden.append(_with_residual(units, state, core.d_out, skip, scale))
+            hidden.append(_with_residual(units, state, core.d_out, *residual_rule(layer)))
             continue
-        weight, bias = core.weight, core.bias
-        # A residual around a linear layer is linear as well: skip x + scale (W x + b).
-        if not (_is(skip, 0.0) and _is(scale, 1.0)):
-            weight = scale * weight + skip * np.eye(core.d_in)
-            bias = None if bias is None else scale * bias
+        own = affine_of(layer)
         if not hidden:
-            state = Affine(weight, bias).after(state)
+            state = own.after(state)
             continue
-        last = hidden[-1]
-        constant = last.constant
         # A linear layer behind the units maps everything that the output reads: W (D h + S x + c)
         # + b.
-        constant = bias if constant is None else add(weight @ constant, bias)
-        linear = None if last.linear is None else weight @ last.linear
-        down = weight if last.down is None else weight @ last.down
+        last = hidden[-1]
+        down, constant = own.after(Affine(last.down, last.constant))
+        linear = None if last.linear is None else product(own.weight, last.linear)
         hidden[-1] = last._replace(down=down, linear=linear, constant=constant)
     if hidden:
         return hidden
@@ -610,7 +583,7 @@ def prepared(
     gate = normal(units.gate)
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else xp.asarray(units.down, dtype)
-    hidden = Moments(*(_product(down, moment) for moment in moments(units.activation, gate, up)))
+    hidden = Moments(*(product(down, moment) for moment in moments(units.activation, gate, up)))
     on_device = not (traced or on_host or len(gate.mean) <= _NARROW or backend() == "cpu")
     known = (
         expanded(units.activation, gate, on_device)

@@ -101,9 +101,8 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
         if bias is not None:
             roles[bias_of(name.upper())] = bias
     last = output.upper()
-    # The scale of a residual multiplies the output matrix and its bias.
-    for role in (last, bias_of(last)):
-        if role in roles:
+    if isinstance(layer, Residual):  # the scale multiplies the output matrix and its bias
+        for role in {last, bias_of(last)} & roles.keys():
             roles[role] = scale * roles[role]
     if isinstance(core, Attention):
         roles = _by_head(core, roles, n_ctx, xp)
