@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import check_coordinates
+from tnsim.metrics.input_moments import check_coordinates, root_of
 from tnsim.metrics.metric import (
     Gaussian,
     Symmetric,
@@ -632,27 +632,21 @@ def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
 
 def _rank_of(metric: Metric, d_in: int) -> int:
     """The rank of the covariance; no matrix is made where none was given, as of tokens."""
-    cov = getattr(metric, "cov", None)
-    if cov is None:
+    root = _root_of(metric)
+    if root is None:
         return d_in
-    cov = np.asarray(cov)
-    return int((cov > 0).sum()) if cov.ndim == 1 else _affine_inputs(metric, d_in)[1].shape[1]
+    return int(np.count_nonzero(root if root.ndim == 1 else root.any(axis=0)))
 
 
 def _affine_inputs(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L of x = m + L z, with z standard normal and L of full column rank."""
-    mean, cov = mean_of(metric, d_in), getattr(metric, "cov", None)
-    if cov is None:
-        return mean, np.eye(d_in)
-    cov = np.asarray(cov, np.float64)
-    if cov.ndim == 1:
-        return mean, np.diag(np.sqrt(np.maximum(cov, 0.0)))[:, cov > 0]
-    # In units of every coordinate's own deviation, so that small coordinates are not lost.
-    deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
-    unit = np.where(deviation > 0, deviation, 1.0)
-    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
-    # Directions of rounding size are no directions of the input.
-    kept = values > d_in * np.finfo(np.float64).eps * values[-1]
-    return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])
+    root = _root_of(metric)
+    root = np.eye(d_in) if root is None else np.diag(root) if root.ndim == 1 else root
+    return mean_of(metric, d_in), root[:, root.any(axis=0)]
+
+
+def _root_of(metric: Metric) -> Any:
+    """A root of the covariance; directions of rounding size are no directions of the input."""
+    return root_of(getattr(metric, "cov", None), float(np.finfo(np.float64).eps))
