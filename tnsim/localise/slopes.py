@@ -147,10 +147,8 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
         model = family.at(s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size alone
-            squared = inner(
-                model, model, setting.metric, dtype=setting.dtype, budget=setting.budget
-            )
-        size = math.sqrt(max(float(squared), 0.0) / target)
+            squared = setting.squared_norm(model)
+        size = math.sqrt(max(squared, 0.0) / target)
         found = max(found, size * setting.enlarged(model, points))
     return found
 
@@ -182,16 +180,8 @@ def slope(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    at = np.broadcast_to(np.asarray(s, np.float64), family.players)
-    coefficients, models = zip(*terms(target), strict=True)
-    numbers = np.asarray(coefficients, np.float64)
-    where = _vectors(family, models, setting, points, _FREE)
-    if where is None:
-        (found,) = _along_plan(family, at[None], target, setting)
-    else:
-        with execution.precision():
-            args = _placed((family.weights, at, numbers, models), setting.dtype)
-            found = Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting))
+    one = Nodes(np.ones(1), np.ones(1))
+    found = _over_nodes(family, one, s, target, setting, points)
     _check_finite(setting, *found)
     return found
 
@@ -205,9 +195,6 @@ def integral(
 ) -> Float[np.ndarray, "groups players"]:
     """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
 
-    Where models have vectors, T has its vector once for all nodes, and one program goes through
-    them.
-
     Args:
         family: Models with switches.
         at: Nodes, and their weights.
@@ -218,23 +205,44 @@ def integral(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
+    by_switch = _over_nodes(family, at, 1.0, target, setting, points).by_switch
+    _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
+    return by_switch
+
+
+def _over_nodes(
+    family: Family,
+    at: Nodes,
+    s: Any,
+    target: Model | Combination,
+    setting: Setting,
+    points: Points | None,
+) -> Slope:
+    """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t.
+
+    Where models have vectors, T has its vector once for all nodes, and one program goes through
+    them.
+    """
+    switches = np.broadcast_to(np.asarray(s, np.float64), family.players)
     coefficients, models = zip(*terms(target), strict=True)
-    numbers = np.asarray(coefficients, np.float64)
     where = _vectors(family, models, setting, points, _FREE)
     if where is None:
-        switches = np.outer(at.points, np.ones(family.players))
-        slopes = _along_plan(family, switches, target, setting)
+        slopes = _along_plan(family, np.outer(at.points, switches), target, setting)
         weighted = zip(at.weights, slopes, strict=True)
-        by_switch = np.sum([weight * found.by_switch for weight, found in weighted], axis=0)
-    else:
-        with execution.precision():
-            args = (family.weights, (*at, np.ones(family.players)), numbers, models)
-            args = _placed(args, setting.dtype)
-            by_switch = _by_groups(
-                _integrals_of_blocks, args, family, models, where, setting, len(at.points)
-            )
-    _check_finite(setting, by_switch)
-    return by_switch
+        found = [(weight * value, weight * by_switch) for weight, (value, by_switch) in weighted]
+        return Slope(*(np.sum(same, axis=0) for same in zip(*found, strict=True)))
+    numbers, count = np.asarray(coefficients, np.float64), len(at.points)
+    with execution.precision():
+        args = _placed((family.weights, (*at, switches), numbers, models), setting.dtype)
+        return Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting, count))
+
+
+def _check_finite(setting: Setting, *values: np.ndarray) -> None:
+    if not all(np.isfinite(value).all() for value in values):
+        raise TnsimError(
+            f"inner products under {setting.metric.name} are beyond float64 for these weights; "
+            "scale down the last layer of both models, which changes no share"
+        )
 
 
 @pytree
@@ -384,14 +392,6 @@ def _stacked_blocks(
     return np.array(groups), jax.tree.map(lambda *same: np.stack(same), *blocks)
 
 
-def _check_finite(setting: Setting, *values: np.ndarray) -> None:
-    if not all(np.isfinite(value).all() for value in values):
-        raise TnsimError(
-            f"inner products under {setting.metric.name} are beyond float64 for these weights; "
-            "scale down the last layer of both models, which changes no share"
-        )
-
-
 @cache
 def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     """A function compiled once for all arrays of one shape, with these arguments static."""
@@ -414,12 +414,17 @@ def _slopes_of_blocks(
     build: Build,
     together: int,
     weights: Any,
-    s: Any,
+    at: Any,
     coefficients: Any,
     models: Any,
     blocks: Any,
 ) -> Any:
-    """The value and the derivatives by switches over every block of points."""
+    """Values and derivatives at all nodes, weighted and summed, over every block of points.
+
+    Nodes that run together are an axis of one program, in which states below the first switch, and
+    the way back through the last layer, have no such axis: they are computed once.
+    """
+    where, node_weights, switches = at
 
     def over_block(block: Any) -> Any:
         # The target does not depend on switches and runs outside of the gradient.
@@ -428,37 +433,11 @@ def _slopes_of_blocks(
         def product(s: Any) -> Any:
             return (_switched_vector(build, weights, s, block) * target).sum()
 
-        return jax.value_and_grad(product)(s)
-
-    return _over_blocks(over_block, blocks)
-
-
-def _integrals_of_blocks(
-    build: Build,
-    together: int,
-    weights: Any,
-    at: Any,
-    coefficients: Any,
-    models: Any,
-    blocks: Any,
-) -> Any:
-    """The derivatives at all nodes, weighted and summed, over every block of points.
-
-    Nodes that run together are an axis of one program, in which states below the first switch, and
-    the way back through the last layer, have no such axis: they are computed once.
-    """
-    where, node_weights, ones = at
-
-    def over_block(block: Any) -> Any:
-        target = _target(models, coefficients, block)
-
-        def product(s: Any) -> Any:
-            return (_switched_vector(build, weights, s, block) * target).sum()
-
         def at_node(t: Any) -> Any:
-            return jax.grad(product)(t * ones)
+            return jax.value_and_grad(product)(t * switches)
 
-        return node_weights @ jax.lax.map(at_node, where, batch_size=together)
+        values, slopes = jax.lax.map(at_node, where, batch_size=together)
+        return node_weights @ values, node_weights @ slopes
 
     return _over_blocks(over_block, blocks)
 
@@ -515,8 +494,7 @@ def _along_plan(
         fixed = [(c, _placed(model, setting.dtype)) for c, model in terms(target)]
 
         def product(model: Model) -> Any:
-            to = Combination(fixed)
-            return inner(model, to, setting.metric, dtype=setting.dtype, budget=setting.budget)
+            return setting.inner(model, Combination(fixed))
 
         for s in switches:
             at = jnp.asarray(s, setting.dtype)
