@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,10 @@ from tnsim.compare.request import (
     Places,
     Question,
     Request,
+    SumOfModels,
     is_exact,
     numbered_models,
+    over_terms,
     pairs_of_models,
 )
 from tnsim.compare.resident import content, is_constant
@@ -65,12 +67,8 @@ from tnsim.problems.kernels import (
     small_differences,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import Scaled, ScaledSum, add, power, scaled_terms, times
+from tnsim.scaled import ScaledSum, power, scaled_terms
 from tnsim.sessions import session
-
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
-"""A sum of prepared models: triples (coefficient, exponent, model or its number), and the exponent
-of the sum."""
 
 STARTING, _RATE = 0.06, 1e9
 """Seconds before the first kernel, and multiplications of kernels in a second."""
@@ -213,14 +211,14 @@ def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool
 
         # Norms show how much of a product of sums cancels.
         norms = request.squared_norms or max(len(one), len(two)) > 1
-        found = _products_of_sums(bra, ket, product, norms, request.dtype, traced)
-        if not request.squared_norms:
-            return found
-        shares = (_mean_share(bra, found.values["AA"]), _mean_share(ket, found.values["BB"]))
-        return found._replace(mean_share=min(shares))
+        values, exponent = over_terms(bra, ket, product, norms), bra.exponent + ket.exponent
+        share = None
+        if request.squared_norms:
+            share = min(_mean_share(bra, values["AA"]), _mean_share(ket, values["BB"]))
+    return InnerProducts(values, exponent, traced, request.dtype, Kernels.name, mean_share=share)
 
 
-def _mean_share(side: _Terms, norm: ScaledSum) -> float:
+def _mean_share(side: SumOfModels, norm: ScaledSum) -> float:
     """The share of the squared norm that a sum of prepared models has in its mean.
 
     Args:
@@ -236,28 +234,7 @@ def _mean_share(side: _Terms, norm: ScaledSum) -> float:
     return min(1.0, float(square / squared_norm))  # a constant function by rounding
 
 
-def _products_of_sums(
-    bra: _Terms,
-    ket: _Terms,
-    product: Callable[[Any, Any], ScaledSum],
-    norms: bool,
-    dtype: str,
-    traced: bool,
-) -> InnerProducts:
-    """The inner products of two sums of prepared models, expanded over their terms."""
-    sides = {"AB": (bra, ket)}
-    if norms:
-        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    values = {}
-    for name, (one, two) in sides.items():
-        parts = []
-        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
-            parts.append(times(product(m, n), c * d, x + y))
-        values[name] = add(parts)
-    return InnerProducts(values, bra.exponent + ket.exponent, traced, dtype, Kernels.name)
-
-
-def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> _Terms:
+def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:
     """A sum of prepared models with the powers of two of coefficients and models taken out."""
     if nonlinear(*(kinds(model) for _, model in summands)) > 1:
         made = [(c, prepared_under(model, metric, KERNEL_DTYPE)) for c, model in summands]
@@ -368,7 +345,7 @@ def traced_products(
     """
     prepared = dict(given.models)
 
-    def sum_of(one: AnyModel, own: tuple[int, ...]) -> _Terms:
+    def sum_of(one: AnyModel, own: tuple[int, ...]) -> SumOfModels:
         for n, (_, model) in zip(own, terms(one), strict=True):
             if n not in prepared:
                 prepared[n] = under(model, request.metric, request.dtype, given.roots)
@@ -381,14 +358,12 @@ def traced_products(
         known = given.kernels.get((m, n), ())
         made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
         products[m, n] = products[n, m] = made
-    found = _products_of_sums(
-        bra, ket, lambda m, n: products[m, n], request.squared_norms, request.dtype, traced=True
-    )
+    values = over_terms(bra, ket, lambda m, n: products[m, n], request.squared_norms)
     # Constants in float64 beside the trace give it no further digits.
     values, exponent = jax.tree.map(
-        lambda array: jnp.asarray(array, request.dtype), (found.values, found.exponent)
+        lambda array: jnp.asarray(array, request.dtype), (values, bra.exponent + ket.exponent)
     )
-    return found._replace(values=values, exponent=exponent)
+    return InnerProducts(values, exponent, True, request.dtype, Kernels.name)
 
 
 def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:

@@ -7,10 +7,9 @@ which runs once or, with a constant in an exact deep metric, at every moment nod
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,7 +31,9 @@ from tnsim.compare.request import (
     Places,
     Question,
     Request,
+    SumOfModels,
     numbered_models,
+    over_terms,
     pairs_of_models,
 )
 from tnsim.compare.resident import in_units, placed_weights
@@ -73,9 +74,6 @@ from tnsim.scaled import (
 )
 from tnsim.sessions import per_object_cache
 
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, int], ...]]
-"""A sum of scaled models: triples (coefficient, exponent, number of the model), and the exponent of
-the sum."""
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
@@ -324,19 +322,12 @@ def products_of(
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
         values = {name: times(value, factors[name]) for name, value in plain.items()}
         return InnerProducts(values, exponent, traced, dtype, Contractions.name)
-    sides = {"AB": (bra, ket)}
-    if request.squared_norms or not traced:
-        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    values = {}
-    for name, (one, two) in sides.items():
-        contributions = []
-        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
-            contributions.append(times(of_pairs[m, n]["AB"], c * d, x + y))
-        values[name] = add(contributions)
+    norms = request.squared_norms or not traced
+    values = over_terms(bra, ket, lambda m, n: of_pairs[m, n]["AB"], norms)
     return InnerProducts(values, exponent, traced, dtype, Contractions.name)
 
 
-def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> _Terms:
+def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> SumOfModels:
     """A model or a combination as a sum of scaled models, which are given by their numbers."""
     if isinstance(model, Model):
         (n,) = places

@@ -28,7 +28,7 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum
+from tnsim.scaled import Scaled, ScaledSum, add, times
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -128,6 +128,9 @@ Two: TypeAlias = tuple[Comparable, Comparable]
 """The two sides of a comparison."""
 Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Numbers of the models that each of two sums consists of."""
+SumOfModels: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
+"""A sum of models: triples (coefficient, exponent, model as prepared, or its number), and the
+exponent of the sum."""
 Answer: TypeAlias = Callable[[InnerProducts, Two, Request], Any]
 """A function of inner products that gives a number, or a pair of a number and of numbers that
 accompany it without derivatives."""
@@ -325,6 +328,27 @@ def pairs_of_models(places: Places, norms: bool) -> list[tuple[int, int]]:
         if (two, one) not in found:  # the inner product is symmetric
             found[one, two] = None
     return list(found)
+
+
+def over_terms(
+    bra: SumOfModels, ket: SumOfModels, product: Callable[[Any, Any], ScaledSum], norms: bool
+) -> dict[str, ScaledSum]:
+    """The inner product of two sums of models and, with `norms`, of each with itself.
+
+    Args:
+        bra, ket: Sums of models, without their own exponents.
+        product: Inner product of two of the models, without the exponents of these.
+        norms: Whether `AA` and `BB` are wanted as well as `AB`.
+    """
+    sides = {"AB": (bra, ket)}
+    if norms:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    values = {}
+    for name, (one, two) in sides.items():
+        # <sum_m c_m 2^x_m m, sum_n d_n 2^y_n n> = sum_mn c_m d_n 2^(x_m + y_n) <m, n>
+        pairs = itertools.product(one.value, two.value)
+        values[name] = add([times(product(m, n), c * d, x + y) for (c, x, m), (d, y, n) in pairs])
+    return values
 
 
 def highest_degree(models: Iterable[Comparable]) -> int:
