@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -43,17 +43,15 @@ from tnsim.scaled import (
     SMALLEST,
     Numeric,
     ScaledSum,
-    add,
     library,
     scale_exponent,
     shifted,
     split,
-    taken,
     total,
 )
 from tnsim.sessions import session
 
-_KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
+KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
 
 
@@ -250,52 +248,6 @@ class FeatureBlock(NamedTuple):
         return self.values.nbytes
 
 
-def compared(
-    space: FeatureSpace,
-    one: Sequence[tuple[Any, Model]],
-    two: Sequence[tuple[Any, Model]],
-    prepared: Mapping[int, ScaledModel],
-    metric: Metric,
-    slices: bool,
-) -> dict[str, ScaledSum]:
-    """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
-
-    Args:
-        space: Space that holds the models.
-        one, two: Coefficients and models of each combination.
-        prepared: Every model in scientific notation, by the `id` of the model.
-        metric: Metric in the units of the prepared models.
-        slices: Whether outputs are told apart.
-
-    Returns:
-        Inner products, (out,) or ().
-    """
-    number: dict[int, int] = {}
-    for _, model in (*one, *two):
-        number.setdefault(id(model), len(number))
-    # Both combinations as rows over the distinct models, each with features made once.
-    weights = np.zeros((2, len(number)))
-    for row, weighted in zip(weights, (one, two), strict=True):
-        for coefficient, model in weighted:
-            row[number[id(model)]] += coefficient
-    plain = None if np.array_equal(weights, np.eye(len(number))) else weights
-    models = [prepared[key] for key in number]
-    keep = space.length * space.d_out <= _KEPT
-    crossed, squared = [], []
-    for part in space.parts:  # in turn, so that one part is held at a time
-        both = block(models, plain, part, metric, keep)
-        crossed.append(products(both, both, slices))
-        squared.append(norms(both, slices))
-    # Row 0 is the first combination, row 1 the second.
-    squares = add(squared)
-    alone = list(one) == list(two)
-    return {
-        "AB": taken(squares, 0) if alone else taken(add(crossed), (0, 1)),
-        "AA": taken(squares, 0),
-        "BB": taken(squares, 1),
-    }
-
-
 def common_space(models: Sequence[Model], metric: Metric) -> FeatureSpace | None:
     """A space that holds some models, with vectors that fit.
 
@@ -437,7 +389,7 @@ def _of_models(
             return space.vector(in_float64(space.weights(model)), inputs)
 
         # Small vectors of models that nobody can write to are kept as long as these live.
-        is_small = keep and space.length * space.d_out <= _KEPT
+        is_small = keep and space.length * space.d_out <= KEPT
         if not (is_small and all(map(is_fixed, jax.tree.leaves(model)))):
             return make()
         return session().belongings.get(model, key, make, lambda made: made.nbytes)
