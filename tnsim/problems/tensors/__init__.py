@@ -1,4 +1,4 @@
 """A single layer as named arrays, whatever its class.
 
-Read `kinds`, then `lifted`, `positional`, `affine`, `layer_networks` and `packed`.
+Read `kinds`, then `positional`, `affine`, `lifted`, `layer_networks` and `packed`.
 """
