@@ -43,11 +43,9 @@ from tnsim.problems.kernels import (
     Blocks,
     HiddenUnits,
     Prepared,
-    count_of_units,
+    blocks_of,
     inner,
     kernel_blocks,
-    pair_numbers,
-    pair_work,
     prepared,
     segments,
 )
@@ -57,6 +55,8 @@ from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
 from tnsim.sessions import per_object_cache
 
 _EPS = float(np.finfo(np.float64).eps)
+_ORDERS = 24
+"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
 
 class Law(NamedTuple):
@@ -387,6 +387,11 @@ class Segment(NamedTuple):
     units: int
     d_out: int
 
+    @property
+    def numbers(self) -> int:
+        """Numbers of a prepared segment: rows of its units, and matrices that its outputs read."""
+        return 2 * self.units * (self.d_in + self.d_out) + 2 * self.d_in * self.d_out
+
 
 def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
     """The sizes of the segments of a model, from the input up.
@@ -403,8 +408,13 @@ def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
     ends = [*starts[1:], len(layers)]
     sizes = []
     for start, end in zip(starts, ends, strict=True):
-        own = layers[start:end]
-        sizes.append(Segment(own[0].d_in, count_of_units(own), own[-1].d_out))
+        own, units = layers[start:end], 0
+        for layer in own:
+            if layer.activation is not None:
+                units += layer.rank or layer.d_in
+            elif layer.order > 1:
+                units += layer.rank * 2 ** (layer.order - 1)  # powers, see `kernels._powers`
+        sizes.append(Segment(own[0].d_in, units, own[-1].d_out))
     return tuple(sizes)
 
 
@@ -429,15 +439,21 @@ def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> lis
         alone: Whether both are one model.
     """
     met = []
-    ends = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
-    one, two = ends
+    one, two = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
     for n in range(max(len(bra), len(ket))):
         left = bra[n] if n < len(bra) else one
         right = ket[n] if n < len(ket) else two
         width = left.d_in if alone or not n else left.d_in + right.d_in
-        # Eigenvectors of the joint covariance take about 10 width^3.
-        root = 10 * width**3 if n else 0
-        work = pair_work(left.units, right.units, width, max(left.d_out, right.d_out))
-        numbers = pair_numbers(left.units, right.units) + (3 * width**2 if n else 0)
-        met.append(Meeting(work + root, numbers))
+        d_out, pairs = max(left.d_out, right.d_out), left.units * right.units
+        # An entry of the kernel is a correlation, a series and a product with a weight of each
+        # output.
+        work = pairs * (width + _ORDERS) + left.units * (right.units + 1) * d_out
+        work += 2 * width * d_out
+        # A few blocks of the kernel are alive at once.
+        rows = max((stop - start for start, stop in blocks_of(left.units, right.units)), default=0)
+        numbers = 6 * rows * right.units
+        if n:
+            work += 10 * width**3  # eigenvectors of the joint covariance, about
+            numbers += 3 * width**2
+        met.append(Meeting(work, numbers))
     return met

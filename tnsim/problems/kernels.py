@@ -72,7 +72,7 @@ from tnsim.models.layers import activation_of, bias_name, map_names, residual_ru
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
 from tnsim.problems.tensors.affine import Affine, affine_of, product
-from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+from tnsim.problems.tensors.kinds import core_of, kinds, nonlinear
 from tnsim.scaled import library
 from tnsim.sessions import session
 
@@ -84,8 +84,6 @@ seconds to plan, 945 of ten take minutes."""
 _NARROW = 256
 """Most hidden units that stay on the host beside an accelerator: an inner product of 256 by 256
 units takes both 40 ms, and an accelerator seconds more to compile the program of a kernel."""
-_ORDERS = 24
-"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
 KERNEL_DTYPE = "float64"
 """Precision of kernels outside of a trace, also where float32 is asked for: their thresholds near
@@ -824,32 +822,3 @@ def _as_gated(model: Prepared) -> Expanded:
     factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
     on_device = model.expanded is not None and model.expanded.side is None
     return gated_expanded(model.activation, GatedUnits(model.gate, factors), on_device)
-
-
-def count_of_units(layers: Kinds) -> int:
-    """Number of hidden units of a model of at most one nonlinear layer."""
-    count = 0
-    for layer in layers:
-        if layer.activation is not None:
-            count += layer.rank or layer.d_in
-        elif layer.order > 1:
-            count += layer.rank * 2 ** (layer.order - 1)  # powers, see `_powers`
-    return count
-
-
-def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
-    """Number of multiplications of an inner product, without pairs of high correlation."""
-    # An entry of the kernel is a correlation, a series and a product with a weight of each output.
-    outer = units * (others + 1) * d_out
-    return units * others * (d_in + _ORDERS) + outer + 2 * d_in * d_out
-
-
-def pair_numbers(units: int, others: int) -> int:
-    """Numbers of arrays alive at once in an inner product: a few blocks of the kernel."""
-    rows = max((stop - start for start, stop in blocks_of(units, others)), default=0)
-    return 6 * rows * others
-
-
-def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
-    return 2 * units * (d_in + d_out) + 2 * d_in * d_out
