@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -62,9 +62,9 @@ class EntrySpace(NamedTuple):
     d_out: int
     lifted: bool
 
-    @property
-    def route(self) -> str:
-        return "features"
+    route = "features"
+    at_once = _TOGETHER
+    is_sparse = False
 
     @property
     def length(self) -> int:
@@ -73,14 +73,6 @@ class EntrySpace(NamedTuple):
     @property
     def parts(self) -> tuple[EntrySpace, ...]:
         return (self,)
-
-    @property
-    def at_once(self) -> int:
-        return _TOGETHER
-
-    @property
-    def is_sparse(self) -> bool:
-        return False
 
     def multiplications(self, layers: Kinds) -> int:
         rank = max(kind.rank for kind in layers)
@@ -186,12 +178,6 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
 
-_FAMILIES: tuple[Callable[[Sequence[Kinds], Metric, int | None], FeatureSpace | None], ...]
-
-
-_FAMILIES = polynomials, entries
-
-
 def spaces(
     models: Sequence[Kinds], metric: Metric, n_ctx: int | None = None
 ) -> tuple[FeatureSpace, ...]:
@@ -217,7 +203,7 @@ def spaces(
     fields = receptive_fields(models, metric, n_ctx)
     if fields is not None:
         return (fields,)
-    candidates = [family(models, metric, n_ctx) for family in _FAMILIES]
+    candidates = polynomials(models, metric, n_ctx), entries(models, metric, n_ctx)
     return tuple(space for space in candidates if space is not None)
 
 

@@ -226,7 +226,8 @@ def _matrix_piece(
     # A sorted shared index stands for all its permutations, which have equal entries in both
     # tensors: the sum over all of them is the sum over sorted ones times their multiplicity.
     if term.shared:
-        second = second * _multiplicities(rows.width, term.shared, second.dtype)
+        multiple = packed.multiplicities(rows.width, term.shared)
+        second = second * multiple.astype(second.dtype)
     elif down is not None:
         first = first * down.T[:, None, :]
         return (second[:, :, 0].T @ first.reshape(k, -1)).reshape(-1, len(down))
@@ -241,11 +242,6 @@ def _unpacked_tensors(entries: Any, own: int, shared: int, block: IndexBlock) ->
         return entries[:, block.of(own), None]
     at = packed.joined(own, shared, *block)
     return _take_entries(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
-
-
-def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
-    """The multiplicities of sorted indices in a dtype."""
-    return packed.multiplicities(width, order).astype(dtype)
 
 
 def _take_entries(array: Any, at: np.ndarray, axis: int) -> Any:
@@ -339,9 +335,8 @@ class PolynomialSpace(NamedTuple):
     gaussian: bool
     block: IndexBlock
 
-    @property
-    def route(self) -> str:
-        return "features"
+    route = "features"
+    is_sparse = False
 
     @property
     def length(self) -> int:
@@ -351,15 +346,13 @@ class PolynomialSpace(NamedTuple):
     @property
     def parts(self) -> tuple[PolynomialSpace, ...]:
         """Blocks that are made in turn; dot products are sums over the blocks."""
-        return tuple(self._replace(block=block) for block in self._block_ranges())
-
-    def _block_ranges(self) -> Iterator[IndexBlock]:
-        width, start = self.block.width, 0
+        width, start, parts = self.block.width, 0, []
         for stop in range(1, width + 1):
             # A block ends where one coordinate more would make its matrix too large.
             if stop == width or self._matrix(start, stop + 1) > _MATRIX:
-                yield IndexBlock(width, start, stop)
+                parts.append(self._replace(block=IndexBlock(width, start, stop)))
                 start = stop
+        return tuple(parts)
 
     def _matrix(self, start: int, stop: int) -> int:
         """Elements of the largest matrix from which a block is read, see `packed.splits`."""
@@ -374,7 +367,7 @@ class PolynomialSpace(NamedTuple):
         """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
-        orders = self._input_orders()
+        orders = (0, 1) if self.lifted else (1,)
         width = self.block.width
         number = 0
         steps = [kind for kind in layers if kind.down is not None]
@@ -391,7 +384,7 @@ class PolynomialSpace(NamedTuple):
             for leg in range(1, kind.order):
                 down = out if leg == kind.order - 1 else 1
                 number += multiplications(read, orders, rank, down, width, self.gaussian)
-                read = self._up_to(max(read) + max(orders))
+                read = orders_of(max(read) + max(orders), self.lifted, self.gaussian)
             orders = read
         return number
 
@@ -422,10 +415,6 @@ class PolynomialSpace(NamedTuple):
         """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 2
 
-    @property
-    def is_sparse(self) -> bool:
-        return False
-
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
@@ -451,12 +440,6 @@ class PolynomialSpace(NamedTuple):
             numbers = coefficients.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
         return library(some).concatenate(parts, axis=1)
-
-    def _input_orders(self) -> tuple[int, ...]:
-        return (0, 1) if self.lifted else (1,)
-
-    def _up_to(self, degree: int) -> tuple[int, ...]:
-        return orders_of(degree, self.lifted, self.gaussian)
 
 
 def basis_norms(

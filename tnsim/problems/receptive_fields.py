@@ -109,13 +109,9 @@ class FieldSpace(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def route(self) -> str:
-        return "receptive fields"
-
-    @property
-    def is_sparse(self) -> bool:
-        return True
+    route = "receptive fields"
+    is_sparse = True
+    at_once = 1
 
     @property
     def length(self) -> int:
@@ -131,11 +127,6 @@ class FieldSpace(NamedTuple):
         return tuple(
             self._replace(start=start, stop=stop) for start, stop in zip(starts, ends, strict=True)
         )
-
-    @property
-    def at_once(self) -> int:
-        """Number of models that are made together."""
-        return 1
 
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a model, no two groups being alike."""
