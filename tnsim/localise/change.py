@@ -53,7 +53,7 @@ from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
 from tnsim.localise.slopes import (
     Family,
-    enlarged,
+    certified,
     exact_nodes,
     gram_of_parts,
     integral,
@@ -82,7 +82,7 @@ from tnsim.models.components import (
 from tnsim.models.differences import by_differences
 from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import is_function
-from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
+from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.tables import html_table
 
@@ -144,16 +144,11 @@ class _Pair(NamedTuple):
             target: Squared norm that results are relative to.
             power: Number of factors in a result whose rounding is enlarged.
         """
-        if self.setting.dtype == "float64":
-            return self, 0.0
-        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), self.setting.dtype)
-        factor = enlarged(self.family, target, self.setting, self.points)
-        error = arithmetic.rounding * factor**power
         models = self.a, self.family.at(0.5), self.b
-        setting = self.setting.certified(error, *models)
-        if setting is self.setting:
-            return self, error
-        return self._replace(setting=setting, points=setting.points(*models)), 0.0
+        setting, points, error = certified(
+            self.family, models, target, self.setting, self.points, power
+        )
+        return self._replace(setting=setting, points=points), error
 
     @property
     def family(self) -> Family:
@@ -648,7 +643,12 @@ def _change_of_functions(
         setting = pair.setting
         total = setting.measure(start, b, of)
     surroundings = 0.0 if start is a else setting.measure(a, start, of)
-    slopes = _of_distance(pair) if of == "distance" else _of_similarity(pair, total, _CLOSE + error)
+    if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
+        difference: Any = by_differences(b - start, setting.dtype)
+        at = exact_nodes(pair.family.degree)
+        slopes = integral(pair.family, at, difference, setting, pair.points)
+    else:
+        slopes = _of_similarity(pair, total, _CLOSE + error)
     # The first axis are groups of draws, which are kept for the standard errors only.
     together = slopes.sum(axis=0)
     share = together / together.sum()
@@ -839,13 +839,6 @@ def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
 def _equal(first: Any, second: Any) -> bool:
     leaves = [jax.tree.flatten(layer) for layer in (first, second)]
     return leaves[0][1] == leaves[1][1] and all(map(np.array_equal, leaves[0][0], leaves[1][0]))
-
-
-def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
-    """The inner products `<delta_c, b - a>`, by groups of draws."""
-    difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
-    at = exact_nodes(pair.family.degree)
-    return integral(pair.family, at, difference, pair.setting, pair.points)
 
 
 def _of_similarity(

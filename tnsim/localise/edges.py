@@ -25,7 +25,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
 from tnsim.localise.runs import largest, table_of_run
-from tnsim.localise.slopes import Family, enlarged, exact_nodes, integral
+from tnsim.localise.slopes import Family, certified, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -177,12 +177,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     # All gates open but one.
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
-    arithmetic, error = Arithmetic(model.growth, setting.dtype), 0.0
-    if setting.dtype == "float32":
-        error = arithmetic.rounding * enlarged(family, norm, setting, points)
-        if setting.certified(error, whole) is not setting:
-            setting, error = setting.certified(error, whole), 0.0
-            points = setting.points(whole)
+    arithmetic = Arithmetic(model.growth, setting.dtype)
+    setting, points, error = certified(family, [whole], norm, setting, points)
     precision.report(error, "a share of an edge", arithmetic, 3)
     share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:

@@ -30,6 +30,7 @@ from jaxtyping import Float
 
 from tnsim.compare.similarity import inner
 from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
@@ -151,6 +152,36 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
         size = math.sqrt(max(squared, 0.0) / target)
         found = max(found, size * setting.enlarged(model, points))
     return found
+
+
+def certified(
+    family: Family,
+    models: Sequence[Model],
+    target: float,
+    setting: Setting,
+    points: Points | None,
+    power: int = 1,
+) -> tuple[Setting, Points | None, float]:
+    """The setting in which derivatives by switches keep their digits.
+
+    Args:
+        family: Models with switches.
+        models: Models that are computed.
+        target: Squared norm that results are relative to.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+        power: Number of factors in a result whose rounding is enlarged.
+
+    Returns:
+        The setting in float64 where float32 leaves few digits, its points, and the error in float32
+        where the setting stays in it.
+    """
+    if setting.dtype == "float64":
+        return setting, points, 0.0
+    arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
+    error = arithmetic.rounding * enlarged(family, target, setting, points) ** power
+    wide = setting.certified(error, *models)
+    return (setting, points, error) if wide is setting else (wide, wide.points(*models), 0.0)
 
 
 class Slope(NamedTuple):
@@ -527,8 +558,10 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
     at = exact_nodes(family.degree)
     total = np.zeros((family.players, family.players))
     where = _vectors(family, (), setting, points, _FREE_OF_PARTS)
-    if not isinstance(where, Points | None) and not _parts_fit(family, where):
-        where = None
+    if not isinstance(where, Points | None):
+        # The derivatives of a vector by all switches are made at once.
+        held = where.in_flight(kinds(family.at(0.5)), 1) * family.players
+        where = where if held <= _LARGEST_PARTS else None
     with execution.precision():
         weights = _placed(family.weights, setting.dtype)
         if where is None:
@@ -546,11 +579,6 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
         args = weights, _placed(weighted, setting.dtype)
         sums = _by_groups(_parts_of_blocks, args, family, (), where, setting, len(at.points))
     return sums.sum(axis=0)
-
-
-def _parts_fit(family: Family, space: FeatureSpace) -> bool:
-    """Whether the derivatives of a vector by all switches are made at once within memory."""
-    return space.in_flight(kinds(family.at(0.5)), 1) * family.players <= _LARGEST_PARTS
 
 
 def _pairs(at: Nodes) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
