@@ -378,9 +378,17 @@ def is_exact(metric: Metric, models: Iterable[Model]) -> bool:
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
     """Raise `ModelError` or `UnsupportedLayer` unless the metric can compare the two models."""
     as_metric(metric)
-    _check_degrees(a, b)
+    degree = highest_degree((a, b))
+    if degree > MOST_DEGREE:
+        raise ModelError(
+            f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
+            "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
+            "layers; compare models of fewer layers"
+        )
     if is_function(a) or is_function(b):
-        _check_functions(a, b, metric)
+        check_numbers(*(model for model in (a, b) if isinstance(model, AnyModel)))
+        if not isinstance(metric, Empirical):  # a plain function gives outputs and nothing else
+            raise refused_under(metric)
         return
     one, two = terms(a)[0][1], terms(b)[0][1]
     check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
@@ -391,30 +399,3 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
             "attention is compared on sequences of one length: "
             "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
         )
-
-
-def _check_degrees(*models: Any) -> None:
-    """Raise `ModelError` for a polynomial of a degree beyond `MOST_DEGREE`."""
-    for model in models:
-        if is_function(model):
-            continue
-        degree = max(part.growth for _, part in terms(model))
-        if degree > MOST_DEGREE:
-            raise ModelError(
-                f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
-                "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
-                "layers; compare models of fewer layers"
-            )
-
-
-def _check_functions(a: Any, b: Any, metric: Any) -> None:
-    """Raise `ModelError` unless the metric can compare two models, at least one a function.
-
-    A plain function gives outputs and nothing else, so only `Empirical` can compare it.
-    """
-    for model in (a, b):
-        parts(model)
-        if isinstance(model, AnyModel):
-            check_numbers(model)
-    if not isinstance(metric, Empirical):
-        raise refused_under(metric)

@@ -17,7 +17,6 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +31,7 @@ from tnsim.engine.runtime.devices import processors, replicated, spread
 from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64, is_fixed
+from tnsim.models.arrays import digest_of, in_float64, is_fixed
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
@@ -364,11 +363,7 @@ def _of_models(
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
     inputs = space.inputs(metric, "float64")
-
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(inputs):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    key = _of_models, space, digest.digest()
+    key = _of_models, space, digest_of(inputs)
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
         def make() -> Float[np.ndarray, "out features"]:

@@ -20,18 +20,16 @@ range are a slice, and vectors are made in parts by the largest coordinate.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64
+from tnsim.models.arrays import digest_of, in_float64
 from tnsim.models.layers import affine_maps, bias_name, residual_rule
 from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
@@ -50,6 +48,7 @@ from tnsim.problems.polynomial_space import (
     whole,
 )
 from tnsim.problems.tensors import packed
+from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
 from tnsim.problems.tensors.lifted import shapes
 from tnsim.sessions import session, session_cache
@@ -490,23 +489,23 @@ def _steps(model: Model) -> tuple[list[_Step], _Readout]:
     last = _last_nonlinear(kinds(model))
     assert last is not None
     steps = [_step(layer) for layer in layers[: last + 1]]
-    final = steps[-1]
-    out = layers[last].d_out
-    constant = np.zeros(out) if final.bias is None else np.asarray(final.bias)
-    read: Any = None
+    final, out = steps[-1], layers[last].d_out
+    behind = Affine()
     for step in map(_step, layers[last + 1 :]):
         weight = step.down
         if step.skip:
             weight = weight + step.skip * _identity(weight.shape[0])
-        constant = weight @ constant + (0.0 if step.bias is None else step.bias)
-        read = weight if read is None else weight @ read
-    hidden = final.down if read is None else read @ final.down
+        behind = Affine(weight, step.bias).after(behind)
+    read: Any = behind.after(Affine(final.down, final.bias))
+    constant = np.zeros(read.weight.shape[0]) if read.bias is None else np.asarray(read.bias)
     state = None
     if final.skip:
-        state = final.skip * (_identity(out) if read is None else read)
+        state = final.skip * (_identity(out) if behind.weight is None else behind.weight)
     # Groups read rows of all output matrices but the last, which is a part of the readout.
     steps = [*(step._replace(down=_sparse(step.down)) for step in steps[:-1]), final]
-    return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
+    return steps, _Readout(
+        _as_dense(read.weight), None if state is None else _as_dense(state), constant
+    )
 
 
 def _as_dense(matrix: Any) -> np.ndarray:
@@ -600,7 +599,7 @@ def _all_series(
         held = 0
         for group in groups:
             local = _local(group, steps, inputs)
-            key = _digest(local)
+            key = digest_of(local)
             made.keys.append(key)
             if key not in made.known and held < _KEPT:
                 made.known[key] = _normalised(local, len(group.field), space)
@@ -655,17 +654,6 @@ def _legs_at(
         for leg, bias in rows
     )
     return legs, needed
-
-
-def _digest(local: _Local) -> bytes:
-    """A digest of the numbers and the structure of local weights."""
-    leaves, form = jax.tree.flatten(local)
-    digest = hashlib.blake2b(str(form).encode(), digest_size=16)
-    for leaf in leaves:
-        array = np.ascontiguousarray(leaf, np.float64)
-        digest.update(repr(array.shape).encode())
-        digest.update(array.tobytes())
-    return digest.digest()
 
 
 def _series(local: _Local, width: int, gaussian: bool) -> Series:
