@@ -12,8 +12,7 @@ A sampled value has a standard error, see `numbers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,9 +32,8 @@ from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import forward
 from tnsim.problems.families import has_plan
-from tnsim.problems.forward import Terms
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum, taken
+from tnsim.scaled import taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
@@ -123,8 +121,12 @@ class AtPoints:
         self.check(self.estimate(), request.budget)
         one, two = parts(first), parts(second)
         if traced:
-            inner = partial(forward.inner_product, points=points, slices=slices, dtype=dtype)
-            return _traced_products(one, two, request.squared_norms, inner, self.name)
+            # Batches follow no smaller budget: each becomes part of the caller's program.
+            known = [part for _, part in (*one, *two)]
+            size = forward.batch_size(known, points, points.count, dtype, Budget())
+            batches = forward.in_batches(points, 0, points.count, size)
+            found = forward.over_batches(one, two, batches, slices, request.squared_norms)
+            return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         # Draws are single inputs; other points may be beginnings of sequences.
         sampled = forward.sums(
             [one], [two], points, slices, dtype, request.budget, means=points.drawn
@@ -149,22 +151,8 @@ def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) 
         first, second: Models or sums of models.
         sample: All points.
     """
-    inner = partial(forward.over_batches, batches=[sample], slices=False)
-    return _traced_products(parts(first), parts(second), True, inner, "data")
-
-
-def _traced_products(
-    first: Terms,
-    second: Terms,
-    squared_norms: bool,
-    inner: Callable[..., ScaledSum],
-    name: str,
-) -> InnerProducts:
-    """The inner products of two sums inside a trace, each computed by `inner`."""
-    values = {"AB": inner(first, second)}
-    if squared_norms:
-        values |= {"AA": inner(first, first), "BB": inner(second, second)}
-    return InnerProducts(values, 0.0, True, str(values["AB"].mantissa.dtype), name)
+    found = forward.over_batches(parts(first), parts(second), [sample], False, True)
+    return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), "data")
 
 
 def points_of(

@@ -210,7 +210,8 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
     for x, weights in inputs:
         for layer, (n, state) in zip(model.layers, plain_states(model.layers, x), strict=False):
             if activation_of(layer) is not None and n not in exact:
-                gates = _gate_inputs(layer, state).reshape(len(x), -1, _gate_width(layer))
+                gates = _gate_inputs(layer, state)
+                gates = gates.reshape(len(x), -1, gates.shape[-1])
                 # The mean of the first block is taken off before squares are added, so that a
                 # variance far below the squared mean keeps its digits.
                 shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
@@ -252,11 +253,6 @@ def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:
     if isinstance(core, Elementwise):
         return np.asarray(x)
     return np.asarray(add(x @ core.gate.T, core.gate_bias))
-
-
-def _gate_width(layer: Layer) -> int:
-    core: Any = innermost(layer)
-    return core.d_in if isinstance(core, Elementwise) else core.rank
 
 
 def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:

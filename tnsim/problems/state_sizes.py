@@ -190,9 +190,13 @@ def in_own_basis(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model
         80.0
     """
     states: States | None = None
-    if units.by_states:
-        measured = _sampled_states if is_sparse(model) else _input_states
-        states = measured(model, units.metric)
+    if units.by_states and is_sparse(model):
+        # States below the first layer on random inputs with the moments of the metric.
+        rng = np.random.default_rng(0)
+        inputs = sampled_inputs(model, units.metric, rng, _SAMPLES)
+        states = SampledStates(np.asarray(inputs, np.float64))
+    elif units.by_states:
+        states = _input_states(model, units.metric)
     return scaled_with_shifts(model, slices, states, units.inputs)
 
 
@@ -554,12 +558,6 @@ def _joined(
 def _read_moment(rows: LegRows, second: Any) -> Any:
     """The moments of a leg with the coordinates of the state."""
     return _moment_matrix(second) if rows is None else _times_moment(rows, second)
-
-
-def _sampled_states(model: Model, metric: Metric) -> SampledStates:
-    """States below the first layer on random inputs with the moments of a metric."""
-    rng = np.random.default_rng(0)
-    return SampledStates(np.asarray(sampled_inputs(model, metric, rng, _SAMPLES), np.float64))
 
 
 def _input_states(model: Model, metric: Metric) -> MeasuredStates:

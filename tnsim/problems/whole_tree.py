@@ -280,22 +280,6 @@ def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
     return tuple(definitions)
 
 
-def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
-    """A scale group for each of the layers' arrays, under its name and read off the array itself.
-
-    A diagram holds the arrays of a low level many times over. Divided by their scales they are near
-    1, and so are their products; scales come back as exponents, as often as `layer_powers` says.
-    """
-    return tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in arrays)
-
-
-def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:
-    """S of the pairs of models in which linear layers come first; S of others is the input's."""
-    return tuple(
-        _second_moment(parts, pair) for pair in _compared_pairs(parts) if parts.has_leading(pair)
-    )
-
-
 def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
     """T of every nonlinear layer that has D and P, and the mean of a node of level 0."""
     definitions = []
@@ -515,13 +499,19 @@ def fold_trees(
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
     layers = layer_arrays(parts)
-    groups = scale_groups(layers)
+    # A diagram holds the arrays of a low level many times over. Divided by their scales, which are
+    # read off the arrays, they are near 1, and so are their products; scales come back as
+    # exponents, as often as `layer_powers` says.
+    groups = tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in layers)
+    # S of the pairs of models in which linear layers come first; S of others is the input's.
+    compared = [pair for pair in _compared_pairs(parts) if parts.has_leading(pair)]
+    moments = tuple(_second_moment(parts, pair) for pair in compared)
     shared = tensors_and_means(parts)
     if "units" in forms(parts):
         shared += matrices_between_units(parts)
     if has_upper_tensors(parts):
         shared += tuple(upper_tensors(parts))
-    stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
+    stages = [Stage(layers + moments, groups), Stage(shared, groups)]
     for pair in pairs:  # one stage each: a common stage would need the memory of all
         product = _inner_product(parts, pair, cross_only, slices)
         # The product is divided by its own scale too: the result is a number and an exponent.
