@@ -348,8 +348,9 @@ def _of_models(
     """
     plan, products = pair.plan(request), []
     for result in results:
-        if request.slices and pair.family.lifted:
-            result = _without_constant(result)
+        if request.slices and pair.family.lifted:  # output 0 is the constant
+            values = {name: value[1:] for name, value in result.values.items()}
+            result = result._replace(values=values)
         products.append(_relative_products(plan, result, pair.alone))
     total = products[0]
     nodes = pair.family.nodes
@@ -402,11 +403,6 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
     return [execution.run(plan, weights | cast(inputs), "traced") for inputs in nodes]
 
 
-def _without_constant(result: execution.Result) -> execution.Result:
-    """A result per output of lifted models, without the constant, which is output 0."""
-    return result._replace(values={name: value[1:] for name, value in result.values.items()})
-
-
 def _relative_products(plan: Plan, result: execution.Result, alone: bool) -> dict[str, ScaledSum]:
     """The products of a single run; for cosines, without the scales of the separate models.
 
@@ -437,8 +433,8 @@ def _check_shared(scales: dict[str, dict[str, int]]) -> None:
         assert of_norms == 2 * scales["AB"].get(group, 0), group
 
 
-def same_weights(a: Model, b: Model) -> bool:
-    """Whether two models have equal layers with equal weights.
+def same_weights(a: Any, b: Any) -> bool:
+    """Whether two models have equal layers with equal weights, or two layers have.
 
     Such models are planned as a single model, so a re-saved checkpoint has similarity 1 to the last
     bit, at any depth.
@@ -448,6 +444,6 @@ def same_weights(a: Model, b: Model) -> bool:
 
 
 @per_object_cache
-def _flat_weights(model: Model) -> tuple[list[Any], Any]:
-    """The weights of a model, and its form without weights."""
+def _flat_weights(model: Any) -> tuple[list[Any], Any]:
+    """The weights of a model or a layer, and its form without weights."""
     return jax.tree.flatten(model)

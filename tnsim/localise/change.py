@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
-import jax
 import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Float
@@ -30,6 +29,7 @@ from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import is_path_or_paths
 from tnsim.checkpoints.load import load
+from tnsim.compare.by_plans import same_weights
 from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
 from tnsim.engine import precision
@@ -829,16 +829,11 @@ def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
     own = {part.layer for part in parts}
     layers = list(a.layers)
     for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
-        if n not in own and not _equal(first, second):
+        if n not in own and not same_weights(first, second):
             layers[n] = second
     if all(x is y for x, y in zip(layers, a.layers, strict=True)):
         return a
     return Model(layers, a.n_ctx, a.origin)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    leaves = [jax.tree.flatten(layer) for layer in (first, second)]
-    return leaves[0][1] == leaves[1][1] and all(map(np.array_equal, leaves[0][0], leaves[1][0]))
 
 
 def _of_similarity(

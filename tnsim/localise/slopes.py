@@ -405,7 +405,8 @@ def _stacks(
     for number, (start, stop) in enumerate(bounds):
         for batch in forward.in_batches(points, start, stop, size):
             groups.append(number)
-            blocks.append(_cast(batch, dtype))
+            inputs = batch.inputs if is_tokens(batch.inputs) else batch.inputs.astype(dtype)
+            blocks.append(batch._replace(inputs=inputs))
             if not room:
                 leaves = jax.tree.leaves(blocks[0])
                 room = max(1, forward.BATCH_BYTES // sum(x.nbytes for x in leaves))
@@ -432,13 +433,6 @@ def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
 def _placed(tree: Any, dtype: str) -> Any:
     """Weights on the device in a precision; scalars such as skips as well."""
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
-
-
-def _cast(batch: WeightedPoints, dtype: str) -> WeightedPoints:
-    inputs = batch.inputs
-    if not is_tokens(inputs):
-        inputs = inputs.astype(dtype)
-    return WeightedPoints(inputs, batch.log_weights)
 
 
 def _slopes_of_blocks(
