@@ -61,7 +61,9 @@ from tnsim.models.layers import (
 from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+from tnsim.models.scaling import replaced
 from tnsim.problems.kernels import segments
+from tnsim.problems.tensors.affine import Affine, affine_of
 
 LARGEST_ERROR = 0.5
 """Largest relative error of a surrogate. Its angle bound is 30 degrees, and beyond it a few rare
@@ -261,7 +263,8 @@ def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, d
     # A linear layer behind hidden units is multiplied into their output matrix.
     if moments is None:
         if isinstance(layer, Linear) and isinstance(before, Bilinear | Multilinear):
-            layers[-1] = _before_linear(before, layer)
+            down, bias = affine_of(layer).after(Affine(before.down, before.down_bias))
+            layers[-1] = replaced(before, {"down": down, "down_bias": bias})
         else:
             layers.append(layer)
         return
@@ -280,16 +283,6 @@ def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, d
     offset = np.zeros(len(rows)) if bias is None else np.asarray(bias, np.float64)
     known = _hermite_layer(core.activation, moments, degree, (rows, offset), up, down, constant)
     layers.append(with_core(layer, known))
-
-
-def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
-    """A layer with a linear layer behind it, as a single layer."""
-    down = linear.weight @ layer.down
-    bias = None if layer.down_bias is None else linear.weight @ layer.down_bias
-    bias = linear.bias if bias is None else add(bias, linear.bias)
-    if isinstance(layer, Multilinear):
-        return Multilinear(layer.legs, down, layer.leg_biases, bias)
-    return Bilinear(layer.left, layer.right, down, layer.left_bias, layer.right_bias, bias)
 
 
 def _hermite_layer(
