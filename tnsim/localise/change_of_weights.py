@@ -33,11 +33,10 @@ from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, Too
 from tnsim.localise.differences import Batch
 from tnsim.localise.grams import Setting
 from tnsim.localise.switched_weights import (
+    Between,
     SwitchedNetwork,
     Switches,
     check_is_whole,
-    check_same_weights,
-    leaves_of,
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
@@ -358,13 +357,8 @@ class OfModels:
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
         self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
         self.setting = setting
-        first, second = leaves_of(a), leaves_of(b)
-        check_same_weights(first, second)
-        self.form = jax.tree.structure(b)
-        self.names = tuple(second)
-        self.ends = [
-            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
-        ]
+        self.between, self.form = Between.of(a, b), jax.tree.structure(b)
+        self.names = self.between.names
         self.difference = b - a
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
 
@@ -374,8 +368,7 @@ class OfModels:
         return self.setting.squared_norm(self.b) ** 0.5
 
     def _model(self, switches: Any) -> Model:
-        leaves = [(1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)]
-        return jax.tree.unflatten(self.form, leaves)
+        return jax.tree.unflatten(self.form, self.between.at(switches))
 
     def measure(self, first: Switches, second: Switches) -> float:
         return self.setting.measure(self._model(first), self._model(second), self.of)
