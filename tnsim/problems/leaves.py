@@ -34,6 +34,7 @@ def must_lift(bra: Kinds, ket: Kinds) -> bool:
 
     Example:
         >>> import tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
         >>> biased = kinds(tnsim.Model([tnsim.Linear([[1.0]], [1.0])]))
         >>> must_lift(biased, biased)
         True
