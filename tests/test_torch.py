@@ -221,8 +221,8 @@ def test_a_batch_of_each_step_needs_no_new_program():
     values = []
     for metric in batches:
         values.append(tnsim.torch.similarity(net, goal, metric, dtype="float32").item())
-        known = gradients._at_points._cache_size()
-    assert values[0] != values[1] and known == gradients._at_points._cache_size()
+        known = gradients._with_gradient._cache_size()
+    assert values[0] != values[1] and known == gradients._with_gradient._cache_size()
     expected = tnsim.similarity(tnsim.from_module(module), goal, batches[1])
     assert_close(values[1], expected, scale=1.0, rtol=1e-6, limited_by="float32")
 

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +235,32 @@ def test_functions_of_jax_are_those_of_torch(pair):
     split = tnsim.change(one, two, of=score)
     assert_close(split.total, float(score(two) - score(one)), rtol=1e-5, limited_by="float32")
     assert_close(split.share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
+
+
+def test_weights_of_two_classes_are_matched_by_name(rng):
+    """Leaves of equal names and shapes stand in another order in another class."""
+    here, there = namedtuple("here", "w v"), namedtuple("there", "v w")
+
+    def run(weights, x):
+        return jnp.tanh(x @ weights.w) @ weights.v
+
+    w, v, other_w, other_v = rng.normal(size=(4, 3, 3))
+    a, *ends = (
+        jax.tree_util.Partial(run, one)
+        for one in (here(w, v), here(other_w, other_v), there(other_v, other_w))
+    )
+
+    def score(network):
+        return (network(X) ** 2).sum()
+
+    for of in (score, "distance"):
+        one, two = (
+            tnsim.change(a, b, tnsim.Empirical(X), by="parameter", of=of, dtype="float64")
+            for b in ends
+        )
+        assert two.components == one.components[::-1] == ("v", "w")
+        assert_close(two.share[::-1], one.share, scale=LARGEST, rtol=1e-12)
+        assert_close(two.total, one.total, rtol=1e-12)
 
 
 def deep(activation):

@@ -202,3 +202,8 @@ def test_edges_are_those_of_one_model(rng):
     for options in ({"b": model}, {"order": 1}, {"within": ["layer 1"]}, {"top": 1}):
         with pytest.raises(tnsim.ModelError, match="legs=True gives the edges of each model"):
             tnsim.paths(model, legs=True, **options)
+    for run in ({}, [], ()):
+        with pytest.raises(tnsim.ModelError, match="at least one checkpoint, found none"):
+            tnsim.paths(run, legs=True)
+    with pytest.raises(tnsim.ModelError, match="take the models of a combination one by one"):
+        tnsim.paths(model - stack("mlp", rng), legs=True)

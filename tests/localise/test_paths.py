@@ -384,6 +384,7 @@ def test_what_has_no_paths_is_refused_in_one_line(rng):
         "top must be an integer of at least 1, found 2.5": lambda: tnsim.paths(a, top=2.5),
         "no component 'layer 0', only layer 1, layer 2": lambda: tnsim.paths(a, within=["layer 0"]),
         "found float": lambda: tnsim.paths(1.0),
+        "at least one checkpoint, found none": lambda: tnsim.paths({}),
         "different outputs": lambda: tnsim.paths(a, tnsim.Model([*a.layers, linear(rng, 2, 3)])),
         r"12 components, whose sets need 4,096 switched models, more than 1,024": lambda: (
             tnsim.paths(deep)

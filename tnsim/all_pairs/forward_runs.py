@@ -17,7 +17,7 @@ from jaxtyping import Float
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.run_plan import Models, Sizes, estimated
 from tnsim.all_pairs.sources import Entry, Source, content_hash
-from tnsim.compare.by_points import check_forward, forward_estimate, route_name
+from tnsim.compare.by_points import AtPoints, route_name
 from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, Question, parts
@@ -74,7 +74,7 @@ class ForwardRun:
         outputs = forward.outputs(entries[0].d_out, entries[0].n_ctx or 1, points)
         # Every tile runs the models of its rows and its columns.
         again = max(1, 2 * run.tiles(tile) * tile // len(entries))
-        passes = {kinds(model): self._passes(model) for model in examples}
+        passes = {kinds(model): self._route(model).estimate() for model in examples}
         every = [
             passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
@@ -95,15 +95,14 @@ class ForwardRun:
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
         for model in self.models.examples.values():
-            check_forward(self._passes(model), self._question(model), self.points, budget)
+            route = self._route(model)
+            route.check(route.estimate(), budget)
 
-    def _question(self, model: Model) -> Question:
+    def _route(self, model: Model) -> AtPoints:
+        """The forward passes of a model."""
         setting = self.setting
-        return Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
-
-    def _passes(self, model: Model) -> Estimate:
-        """The estimate of the forward passes of a model."""
-        return forward_estimate(self._question(model), self.points)
+        question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
+        return AtPoints(question, self.points)
 
     def _needs(self, count: int) -> forward.Needs:
         """Bytes of forward passes of `count` models, all of them the model that needs most."""

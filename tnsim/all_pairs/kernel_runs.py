@@ -14,15 +14,9 @@ import jax
 
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.run_plan import Models, Sizes, estimated
-from tnsim.compare.by_kernels import (
-    STARTING,
-    Kernels,
-    check_kernels,
-    kernel_estimate,
-    prepared_under,
-)
+from tnsim.compare.by_kernels import STARTING, Kernels, prepared_under
 from tnsim.compare.estimates import Estimate, Tiles
-from tnsim.compare.request import CROSS
+from tnsim.compare.request import CROSS, Question
 from tnsim.engine.budget import Budget
 from tnsim.engine.runtime import execution
 from tnsim.models.model import Model
@@ -48,7 +42,8 @@ class KernelRun:
     def estimate(self, limit: float = math.inf) -> Estimate:
         """See `compare.routes.Weighed`."""
         run = Sizes.of(self.models, self.setting)
-        largest = max(self._norms(), key=lambda planned: planned.multiplications)
+        several = [route.estimate() for route in self._norms()]
+        largest = max(several, key=lambda planned: planned.multiplications)
         one_pair = run.terms**2 * largest.multiplications
         tile = run.tile(one_pair, 4 * max(1, run.weights))
         stacks = 4 * tile * run.terms * run.weights
@@ -65,14 +60,14 @@ class KernelRun:
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `compare.routes.Weighed`. A model with itself is to be within the budget."""
-        for planned in self._norms():
-            check_kernels(planned, budget)
+        for route in self._norms():
+            route.check(route.estimate(), budget)
 
-    def _norms(self) -> list[Estimate]:
-        """The estimates of the norms of a model of each sequence of layer kinds."""
+    def _norms(self) -> list[Kernels]:
+        """The routes of the norms of a model of each sequence of layer kinds."""
         metric, dtype = self.setting.metric, self.setting.dtype
         several = self.models.examples.values()
-        return [kernel_estimate(model, model, metric, CROSS, dtype) for model in several]
+        return [Kernels(Question((x, x), metric, CROSS, False, dtype)) for x in several]
 
 
 class KernelBlock(NamedTuple):

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from tnsim.compare.estimates import Estimate, check_affordable
 from tnsim.compare.request import InnerProducts, Question, Request, is_exact
 from tnsim.compare.resident import in_units
@@ -31,7 +33,7 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum
+from tnsim.scaled import ScaledSum, add, taken
 
 _STARTING, _RATE = 0.02, 4e9
 """Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
@@ -115,20 +117,41 @@ def by_vectors(
     metric: Metric,
     slices: bool,
 ) -> dict[str, ScaledSum]:
-    """The inner products of two sums of models by their vectors, see `features.compared`.
+    """`<a|b>`, `<a|a>` and `<b|b>` of two sums by their vectors, as `AB`, `AA` and `BB`.
 
     Args:
         space: Space that holds the models.
         one, two: Coefficients and models of each sum, not traced.
         metric: Metric of the comparison.
         slices: Whether outputs are told apart.
+
+    Returns:
+        Inner products, (out,) or ().
     """
     models = {id(model): model for _, model in (*one, *two)}
     units = common_units(models.values(), metric)
-    prepared = {}
-    for key, model in models.items():
-        prepared[key] = in_units(model, units, slices)
-    return features.compared(space, one, two, prepared, units.metric, slices)
+    prepared = [in_units(model, units, slices) for model in models.values()]
+    # Both sums as rows over the distinct models, each with features made once.
+    number = {key: n for n, key in enumerate(models)}
+    weights = np.zeros((2, len(number)))
+    for row, weighted in zip(weights, (one, two), strict=True):
+        for coefficient, model in weighted:
+            row[number[id(model)]] += coefficient
+    plain = None if np.array_equal(weights, np.eye(len(number))) else weights
+    keep = space.length * space.d_out <= features.KEPT
+    crossed, squared = [], []
+    for part in space.parts:  # in turn, so that one part is held at a time
+        both = features.block(prepared, plain, part, units.metric, keep)
+        crossed.append(features.products(both, both, slices))
+        squared.append(features.norms(both, slices))
+    # Row 0 is the first sum, row 1 the second.
+    squares = add(squared)
+    alone = list(one) == list(two)
+    return {
+        "AB": taken(squares, 0) if alone else taken(add(crossed), (0, 1)),
+        "AA": taken(squares, 0),
+        "BB": taken(squares, 1),
+    }
 
 
 def space_of(question: Question) -> FeatureSpace | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,10 @@ from tnsim.compare.request import (
     Places,
     Question,
     Request,
+    SumOfModels,
     is_exact,
     numbered_models,
+    over_terms,
     pairs_of_models,
 )
 from tnsim.compare.resident import content, is_constant
@@ -40,7 +42,6 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.powers import with_powers
-from tnsim.names import Pair
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
@@ -60,17 +61,12 @@ from tnsim.problems.kernels import (
     Blocks,
     blocks_at_numbers,
     hidden_units,
-    own_numbers,
     slope_bytes,
     small_differences,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import Scaled, ScaledSum, add, power, scaled_terms, times
+from tnsim.scaled import ScaledSum, power, scaled_terms
 from tnsim.sessions import session
-
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
-"""A sum of prepared models: triples (coefficient, exponent, model or its number), and the exponent
-of the sum."""
 
 STARTING, _RATE = 0.06, 1e9
 """Seconds before the first kernel, and multiplications of kernels in a second."""
@@ -90,137 +86,114 @@ class Kernels:
         self.question = question
 
     def estimate(self, limit: float = math.inf) -> Estimate:
-        """See `routes.Route`."""
-        question = self.question
-        return kernel_estimate(
-            question.models[0],
-            question.models[-1],
-            question.metric,
-            question.wanted,
-            question.dtype,
+        """What the inner products of two models take, see `routes.Route`.
+
+        Returns:
+            An estimate with the facts "kernels", the pairs of models at every distinct position of
+            a sequence and, under `GaussianClosure`, at every nonlinear layer, where laws of states
+            are made too; and "rows of hidden units" and "columns of hidden units", of the widest
+            layers. Pairs of units of high correlation take more multiplications, which depends on
+            weights.
+        """
+        question, metric = self.question, self.question.metric
+        a, b = question.models[0], question.models[-1]
+        positions = len(marginals(metric, a.d_in, a.n_ctx))
+        item = ITEM_BYTES[question.dtype]
+        chains = {
+            side: segment_sizes(kinds(with_powers(x, MOST_PAIRED)))
+            for side, x in (("A", a), ("B", b))
+        }
+        met: list[Meeting] = []
+        for pair in question.wanted:
+            levels = meetings(chains[pair.bra], chains[pair.ket], pair.bra == pair.ket)
+            # Laws of a single model are made with the model, so its norm takes the last kernel.
+            met += levels[-1:] if pair.bra == pair.ket else levels
+        for chain in chains.values():
+            met += meetings(chain, chain, True)[:-1]
+        kept = sum(segment.numbers for chain in chains.values() for segment in chain)
+        first, second = (max(x.units for x in chain) for chain in chains.values())
+        work = positions * sum(meeting.work for meeting in met)
+        return Estimate(
+            metric=metric.name,
+            exact=is_exact(metric, (a, b)),
+            route=self.name,
+            dtype=question.dtype,
+            outputs=question.outputs,
+            multiplications=work,
+            peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
+            seconds=STARTING + work / _RATE,
+            facts=(
+                ("kernels", len(met) * positions),
+                ("rows of hidden units", first),
+                ("columns of hidden units", second),
+            ),
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
         """See `routes.Route`."""
-        check_kernels(estimate, budget)
+        first, second = (estimate.fact(f"{side} of hidden units") for side in ("rows", "columns"))
+        check_affordable(
+            estimate,
+            budget,
+            f"{estimate.metric} of {first:,} x {second:,} hidden units",
+            less_work=f"{ROADS}, or a larger tnsim.Budget",
+            less_memory="use dtype='float32' or a larger tnsim.Budget",
+            program_bytes=PROGRAM_BYTES,
+        )
 
     def products(
         self, first: AnyModel, second: AnyModel, request: Request, traced: bool
     ) -> InnerProducts:
-        """See `by_kernels`."""
-        return by_kernels(first, second, request, traced)
+        """The inner products of two sums of models with an activation, or beside such models.
+
+        Args:
+            first, second: Models or sums of models.
+            request: Question asked of them, under a Gaussian metric.
+            traced: Whether weights, coefficients or metric are traced.
+
+        Returns:
+            The products of the request; of sums that are not traced, also the norms.
+
+        Raises:
+            TooLarge: The computation would exceed the budget.
+            UnsupportedLayer: A model of several nonlinear layers is traced.
+        """
+        one, two = terms(first), terms(second)
+        if traced:
+            models, places = numbered_models(first, second)
+            check_differentiable(models)
+            request = request._replace(dtype=weights_dtype(*models))
+            return traced_products(first, second, places, request, GivenKernels())
+        seconds = 0.0
+        for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
+            pair = Kernels(self.question._replace(models=(a, b), wanted=CROSS))
+            estimate = pair.estimate()
+            self.check(estimate, request.budget)
+            seconds += estimate.seconds
+        with announced(f"kernels of {request.metric.name}", seconds), execution.precision():
+            bra = _prepared_sum(one, request.metric)
+            ket = bra if first is second else _prepared_sum(two, request.metric)
+            known: dict[tuple[int, int], ScaledSum] = {}
+
+            def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
+                key = id(m), id(n)  # the sums hold both
+                if key not in known:
+                    made = on_host(product_of(m, n, request.slices, request.dtype))
+                    known[key] = known[id(n), id(m)] = made
+                return known[key]
+
+            # Norms show how much of a product of sums cancels.
+            norms = request.squared_norms or max(len(one), len(two)) > 1
+            values, exponent = over_terms(bra, ket, product, norms), bra.exponent + ket.exponent
+            share = None
+            if request.squared_norms:
+                share = min(_mean_share(bra, values["AA"]), _mean_share(ket, values["BB"]))
+        return InnerProducts(
+            values, exponent, traced, request.dtype, Kernels.name, mean_share=share
+        )
 
 
-def kernel_estimate(
-    a: Model, b: Model, metric: Metric, wanted: tuple[Pair, ...], dtype: str
-) -> Estimate:
-    """What the inner products of two models take.
-
-    Args:
-        a, b: Models that `answers` accepts under the metric.
-        metric: A Gaussian metric.
-        wanted: Inner products that are wanted.
-        dtype: Precision of the computation.
-
-    Returns:
-        An estimate with the facts "kernels", the pairs of models at every distinct position of a
-        sequence and, under `GaussianClosure`, at every nonlinear layer, where laws of states are
-        made too; and "rows of hidden units" and "columns of hidden units", of the widest layers.
-        Pairs of units of high correlation take more multiplications, which depends on weights.
-    """
-    positions = len(marginals(metric, a.d_in, a.n_ctx))
-    item = ITEM_BYTES[dtype]
-    chains = {
-        side: segment_sizes(kinds(with_powers(x, MOST_PAIRED))) for side, x in (("A", a), ("B", b))
-    }
-    met: list[Meeting] = []
-    for pair in wanted:
-        levels = meetings(chains[pair.bra], chains[pair.ket], pair.bra == pair.ket)
-        # Laws of a single model are made with the model, so that its norm takes the last kernel.
-        met += levels[-1:] if pair.bra == pair.ket else levels
-    for chain in chains.values():
-        met += meetings(chain, chain, True)[:-1]
-    kept = sum(own_numbers(x.units, x.d_in, x.d_out) for chain in chains.values() for x in chain)
-    first, second = (max(x.units for x in chain) for chain in chains.values())
-    work = positions * sum(meeting.work for meeting in met)
-    return Estimate(
-        metric=metric.name,
-        exact=is_exact(metric, (a, b)),
-        route=Kernels.name,
-        dtype=dtype,
-        outputs=tuple(pair.group for pair in wanted),
-        multiplications=work,
-        peak_bytes=item * (positions * kept + max(meeting.numbers for meeting in met)),
-        seconds=STARTING + work / _RATE,
-        facts=(
-            ("kernels", len(met) * positions),
-            ("rows of hidden units", first),
-            ("columns of hidden units", second),
-        ),
-    )
-
-
-def check_kernels(estimate: Estimate, budget: Budget) -> None:
-    """Raise `TooLarge` where sums over pairs of hidden units are beyond the budget."""
-    first, second = (estimate.fact(f"{side} of hidden units") for side in ("rows", "columns"))
-    check_affordable(
-        estimate,
-        budget,
-        f"{estimate.metric} of {first:,} x {second:,} hidden units",
-        less_work=f"{ROADS}, or a larger tnsim.Budget",
-        less_memory="use dtype='float32' or a larger tnsim.Budget",
-        program_bytes=PROGRAM_BYTES,
-    )
-
-
-def by_kernels(first: AnyModel, second: AnyModel, request: Request, traced: bool) -> InnerProducts:
-    """The inner products of two sums of models with an activation, or beside such models.
-
-    Args:
-        first, second: Models or sums of models.
-        request: Question asked of them, under a Gaussian metric.
-        traced: Whether weights, coefficients or metric are traced.
-
-    Returns:
-        The products of the request; of sums that are not traced, also the norms.
-
-    Raises:
-        TooLarge: The computation would exceed the budget.
-        UnsupportedLayer: A model of several nonlinear layers is traced.
-    """
-    one, two = terms(first), terms(second)
-    if traced:
-        models, places = numbered_models(first, second)
-        check_differentiable(models)
-        request = request._replace(dtype=weights_dtype(*models))
-        return traced_products(first, second, places, request, GivenKernels())
-    seconds = 0.0
-    for (_, a), (_, b) in itertools.combinations_with_replacement((*one, *two), 2):
-        estimate = kernel_estimate(a, b, request.metric, CROSS, request.dtype)
-        check_kernels(estimate, request.budget)
-        seconds += estimate.seconds
-    with announced(f"kernels of {request.metric.name}", seconds), execution.precision():
-        bra = _prepared_sum(one, request.metric)
-        ket = bra if first is second else _prepared_sum(two, request.metric)
-        known: dict[tuple[int, int], ScaledSum] = {}
-
-        def product(m: PreparedModel, n: PreparedModel) -> ScaledSum:
-            key = id(m), id(n)  # the sums hold both
-            if key not in known:
-                made = on_host(product_of(m, n, request.slices, request.dtype))
-                known[key] = known[id(n), id(m)] = made
-            return known[key]
-
-        # Norms show how much of a product of sums cancels.
-        norms = request.squared_norms or max(len(one), len(two)) > 1
-        found = _products_of_sums(bra, ket, product, norms, request.dtype, traced)
-        if not request.squared_norms:
-            return found
-        shares = (_mean_share(bra, found.values["AA"]), _mean_share(ket, found.values["BB"]))
-        return found._replace(mean_share=min(shares))
-
-
-def _mean_share(side: _Terms, norm: ScaledSum) -> float:
+def _mean_share(side: SumOfModels, norm: ScaledSum) -> float:
     """The share of the squared norm that a sum of prepared models has in its mean.
 
     Args:
@@ -237,28 +210,7 @@ def _mean_share(side: _Terms, norm: ScaledSum) -> float:
     return min(1.0, float(share))  # a constant function by rounding
 
 
-def _products_of_sums(
-    bra: _Terms,
-    ket: _Terms,
-    product: Callable[[Any, Any], ScaledSum],
-    norms: bool,
-    dtype: str,
-    traced: bool,
-) -> InnerProducts:
-    """The inner products of two sums of prepared models, expanded over their terms."""
-    sides = {"AB": (bra, ket)}
-    if norms:
-        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    values = {}
-    for name, (one, two) in sides.items():
-        parts = []
-        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
-            parts.append(times(product(m, n), c * d, x + y))
-        values[name] = add(parts)
-    return InnerProducts(values, bra.exponent + ket.exponent, traced, dtype, Kernels.name)
-
-
-def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> _Terms:
+def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:
     """A sum of prepared models with the powers of two of coefficients and models taken out."""
     if nonlinear(*(kinds(model) for _, model in summands)) > 1:
         made = [(c, prepared_under(model, metric, KERNEL_DTYPE)) for c, model in summands]
@@ -369,7 +321,7 @@ def traced_products(
     """
     prepared = dict(given.models)
 
-    def sum_of(one: AnyModel, own: tuple[int, ...]) -> _Terms:
+    def sum_of(one: AnyModel, own: tuple[int, ...]) -> SumOfModels:
         for n, (_, model) in zip(own, terms(one), strict=True):
             if n not in prepared:
                 prepared[n] = under(model, request.metric, request.dtype, given.roots)
@@ -382,14 +334,12 @@ def traced_products(
         known = given.kernels.get((m, n), ())
         made = product_of(prepared[m], prepared[n], request.slices, request.dtype, known)
         products[m, n] = products[n, m] = made
-    found = _products_of_sums(
-        bra, ket, lambda m, n: products[m, n], request.squared_norms, request.dtype, traced=True
-    )
+    values = over_terms(bra, ket, lambda m, n: products[m, n], request.squared_norms)
     # Constants in float64 beside the trace give it no further digits.
     values, exponent = jax.tree.map(
-        lambda array: jnp.asarray(array, request.dtype), (found.values, found.exponent)
+        lambda array: jnp.asarray(array, request.dtype), (values, bra.exponent + ket.exponent)
     )
-    return found._replace(values=values, exponent=exponent)
+    return InnerProducts(values, exponent, True, request.dtype, Kernels.name)
 
 
 def prepared_under(model: Model, metric: Metric, dtype: str) -> PreparedModel:

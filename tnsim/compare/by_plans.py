@@ -7,11 +7,10 @@ which runs once or, with a constant in an exact deep metric, at every moment nod
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,7 +32,9 @@ from tnsim.compare.request import (
     Places,
     Question,
     Request,
+    SumOfModels,
     numbered_models,
+    over_terms,
     pairs_of_models,
 )
 from tnsim.compare.resident import in_units, placed_weights
@@ -74,9 +75,6 @@ from tnsim.scaled import (
 )
 from tnsim.sessions import per_object_cache
 
-_Terms: TypeAlias = Scaled[tuple[tuple[Any, Any, int], ...]]
-"""A sum of scaled models: triples (coefficient, exponent, number of the model), and the exponent of
-the sum."""
 _SPARSE = (
     "; one or two layers of convolutions are compared as they are where pixels are independent, "
     "tnsim.Gaussian(mean, variances)"
@@ -325,19 +323,12 @@ def products_of(
         factors = {"AB": c * d, "AA": c * c, "BB": d * d}
         values = {name: times(value, factors[name]) for name, value in plain.items()}
         return InnerProducts(values, exponent, traced, dtype, Contractions.name)
-    sides = {"AB": (bra, ket)}
-    if request.squared_norms or not traced:
-        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
-    values = {}
-    for name, (one, two) in sides.items():
-        contributions = []
-        for (c, x, m), (d, y, n) in itertools.product(one.value, two.value):
-            contributions.append(times(of_pairs[m, n]["AB"], c * d, x + y))
-        values[name] = add(contributions)
+    norms = request.squared_norms or not traced
+    values = over_terms(bra, ket, lambda m, n: of_pairs[m, n]["AB"], norms)
     return InnerProducts(values, exponent, traced, dtype, Contractions.name)
 
 
-def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> _Terms:
+def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> SumOfModels:
     """A model or a combination as a sum of scaled models, which are given by their numbers."""
     if isinstance(model, Model):
         (n,) = places
@@ -358,8 +349,9 @@ def _of_models(
     """
     plan, products = pair.plan(request), []
     for result in results:
-        if request.slices and pair.family.lifted:
-            result = _without_constant(result)
+        if request.slices and pair.family.lifted:  # output 0 is the constant
+            values = {name: value[1:] for name, value in result.values.items()}
+            result = result._replace(values=values)
         products.append(_relative_products(plan, result, pair.alone))
     total = products[0]
     nodes = pair.family.nodes
@@ -412,11 +404,6 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
     return [execution.run(plan, weights | cast(inputs), "traced") for inputs in nodes]
 
 
-def _without_constant(result: execution.Result) -> execution.Result:
-    """A result per output of lifted models, without the constant, which is output 0."""
-    return result._replace(values={name: value[1:] for name, value in result.values.items()})
-
-
 def _relative_products(plan: Plan, result: execution.Result, alone: bool) -> dict[str, ScaledSum]:
     """The products of a single run; for cosines, without the scales of the separate models.
 
@@ -447,8 +434,8 @@ def _check_shared(scales: dict[str, dict[str, int]]) -> None:
         assert of_norms == 2 * scales["AB"].get(group, 0), group
 
 
-def same_weights(a: Model, b: Model) -> bool:
-    """Whether two models have equal layers with equal weights.
+def same_weights(a: Any, b: Any) -> bool:
+    """Whether two models have equal layers with equal weights, or two layers have.
 
     Such models are planned as a single model, so a re-saved checkpoint has similarity 1 to the last
     bit, at any depth.
@@ -458,6 +445,6 @@ def same_weights(a: Model, b: Model) -> bool:
 
 
 @per_object_cache
-def _flat_weights(model: Model) -> tuple[list[Any], Any]:
-    """The weights of a model, and its form without weights."""
+def _flat_weights(model: Any) -> tuple[list[Any], Any]:
+    """The weights of a model or a layer, and its form without weights."""
     return jax.tree.flatten(model)

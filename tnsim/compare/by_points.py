@@ -12,8 +12,7 @@ A sampled value has a standard error, see `numbers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,9 +32,8 @@ from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
 from tnsim.problems import forward
 from tnsim.problems.families import has_plan
-from tnsim.problems.forward import Terms
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum, taken
+from tnsim.scaled import taken
 
 Rows: TypeAlias = Float[np.ndarray, "rows in"]
 
@@ -55,12 +53,56 @@ class AtPoints:
         self.name = route_name(question.metric, points)
 
     def estimate(self, limit: float = math.inf) -> Estimate:
-        """See `routes.Route`."""
-        return forward_estimate(self.question, self.points)
+        """What forward passes take: every model once, and a product of outputs for every pair.
+
+        Returns:
+            An estimate with the fact "forward passes", those of each model. Its `peak_bytes` are
+            those of a usual batch; a small budget makes batches smaller. Layers that models have in
+            common count for each.
+        """
+        question, points = self.question, self.points
+        models, metric = question.models, question.metric
+        passes = forward.passes_of(models, points)
+        outputs = 0  # the outputs of a plain function are not known before it runs
+        if models:
+            # Models that are compared have outputs of one shape, so any of them tells how many.
+            outputs = forward.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
+        # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
+        pairs = len(models) * (len(models) + 1) // 2
+        passes = passes.and_products(pairs * outputs)
+        needed = forward.needs(models, points, question.dtype)
+        return Estimate(
+            metric=metric.name,
+            exact=is_exact(metric, models),
+            route=self.name,
+            dtype=question.dtype,
+            outputs=question.outputs,
+            multiplications=passes.multiplications,
+            peak_bytes=math.ceil(needed.most(points.count)),
+            seconds=passes.seconds,
+            facts=(("forward passes", points.count),),
+        )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `routes.Route`."""
-        check_forward(estimate, self.question, self.points, budget)
+        """See `routes.Route`. A batch of a single point is to fit the memory."""
+        check_budget(budget)
+        question, points = self.question, self.points
+        if estimate.multiplications <= budget.multiplications:
+            least = math.ceil(forward.needs(question.models, points, question.dtype).least)
+            forward.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
+            return
+        advice, metric = "fewer inputs", question.metric
+        if not adds_up(metric):
+            advice = (
+                "GaussianClosure(), an approximation, Empirical(inputs), forward passes on yours,"
+            )
+        elif hasattr(metric, "samples"):
+            advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
+        raise TooLarge(
+            f"{estimate.metric} runs through {count_text(points.count)} inputs here, which takes "
+            f"{count_text(estimate.multiplications)} multiplications, more than the budget of "
+            f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
+        )
 
     def products(
         self, first: Comparable, second: Comparable, request: Request, traced: bool
@@ -79,8 +121,12 @@ class AtPoints:
         self.check(self.estimate(), request.budget)
         one, two = parts(first), parts(second)
         if traced:
-            inner = partial(forward.inner_product, points=points, slices=slices, dtype=dtype)
-            return _traced_products(one, two, request.squared_norms, inner, self.name)
+            # Batches follow no smaller budget: each becomes part of the caller's program.
+            known = [part for _, part in (*one, *two)]
+            size = forward.batch_size(known, points, points.count, dtype, Budget())
+            batches = forward.in_batches(points, 0, points.count, size)
+            found = forward.over_batches(one, two, batches, slices, request.squared_norms)
+            return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         # Draws are single inputs; other points may be beginnings of sequences.
         sampled = forward.sums(
             [one], [two], points, slices, dtype, request.budget, means=points.drawn
@@ -105,22 +151,8 @@ def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) 
         first, second: Models or sums of models.
         sample: All points.
     """
-    inner = partial(forward.over_batches, batches=[sample], slices=False)
-    return _traced_products(parts(first), parts(second), True, inner, "data")
-
-
-def _traced_products(
-    first: Terms,
-    second: Terms,
-    squared_norms: bool,
-    inner: Callable[..., ScaledSum],
-    name: str,
-) -> InnerProducts:
-    """The inner products of two sums inside a trace, each computed by `inner`."""
-    values = {"AB": inner(first, second)}
-    if squared_norms:
-        values |= {"AA": inner(first, first), "BB": inner(second, second)}
-    return InnerProducts(values, 0.0, True, str(values["AB"].mantissa.dtype), name)
+    found = forward.over_batches(parts(first), parts(second), [sample], False, True)
+    return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), "data")
 
 
 def points_of(
@@ -188,40 +220,6 @@ def _check_concrete(metric: FiniteMetric) -> None:
         )
 
 
-def forward_estimate(question: Question, points: Points) -> Estimate:
-    """What forward passes take: every model once, and a product of outputs for every pair.
-
-    Args:
-        question: Question of the comparison. Layers that models have in common count for each.
-        points: Points at which the models run.
-
-    Returns:
-        An estimate with the fact "forward passes", those of each model. Its `peak_bytes` are those
-        of a usual batch; a small budget makes batches smaller.
-    """
-    models, metric = question.models, question.metric
-    passes = forward.passes_of(models, points)
-    outputs = 0  # the outputs of a plain function are not known before it runs
-    if models:
-        # Models that are compared have outputs of one shape, so any of them tells their number.
-        outputs = forward.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
-    # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all output values.
-    pairs = len(models) * (len(models) + 1) // 2
-    passes = passes.and_products(pairs * outputs)
-    needed = forward.needs(models, points, question.dtype)
-    return Estimate(
-        metric=metric.name,
-        exact=is_exact(metric, models),
-        route=route_name(metric, points),
-        dtype=question.dtype,
-        outputs=question.outputs,
-        multiplications=passes.multiplications,
-        peak_bytes=math.ceil(needed.most(points.count)),
-        seconds=passes.seconds,
-        facts=(("forward passes", points.count),),
-    )
-
-
 def route_name(metric: Metric, points: Points) -> str:
     """The kind of points, as `Estimate.route` names it."""
     if not adds_up(metric):
@@ -230,32 +228,6 @@ def route_name(metric: Metric, points: Points) -> str:
         estimates = points.replicates or getattr(metric, "samples", None)
         return "sampling" if estimates else "data"
     return "enumeration" if points.tokens else "quadrature"
-
-
-def check_forward(estimate: Estimate, question: Question, points: Points, budget: Budget) -> None:
-    """Raise `TooLarge` where forward passes are beyond the budget.
-
-    Args:
-        estimate: Estimate of the passes.
-        question: Question of the comparison.
-        points: Points at which the models run.
-        budget: Limits of memory and work. A batch of a single point is to fit its memory.
-    """
-    check_budget(budget)
-    if estimate.multiplications <= budget.multiplications:
-        least = math.ceil(forward.needs(question.models, points, question.dtype).least)
-        forward.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
-        return
-    advice, metric = "fewer inputs", question.metric
-    if not adds_up(metric):
-        advice = "GaussianClosure(), an approximation, Empirical(inputs), forward passes on yours,"
-    elif hasattr(metric, "samples"):
-        advice = f"{type(metric).__name__}(..., samples=100_000), an estimate with its error,"
-    raise TooLarge(
-        f"{estimate.metric} runs through {count_text(points.count)} inputs here, which takes "
-        f"{count_text(estimate.multiplications)} multiplications, more than the budget of "
-        f"{budget.multiplications:.3g}; use {advice} or a larger tnsim.Budget"
-    )
 
 
 def reading_of(models: Sequence[Model]) -> Reading:

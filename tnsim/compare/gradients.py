@@ -67,6 +67,7 @@ from tnsim.problems.state_sizes import Gauge, in_gauge, in_units_of_inputs, unit
 _Key: TypeAlias = tuple[int, str]
 """Number of a layout, or behind all layouts of a run, and the name of an array there."""
 _Arrays: TypeAlias = dict[_Key, Any]
+_Given: TypeAlias = WeightedPoints | GivenKernels
 
 
 def _compiled(**options: Any) -> Any:
@@ -95,10 +96,7 @@ def number_and_pullback(
         TooLarge: The computation with its derivatives would exceed the budget.
     """
     if comparison.points is not None:
-        value, own = _at_points(
-            comparison.form, moving, comparison.fixed(moving), comparison.points
-        )
-        return jax.block_until_ready(value), lambda: own
+        return _in_one_program(comparison, (), moving, comparison.points)
     a, b, metric = comparison.at(moving)
     check_comparison(a, b, metric)
     models, _ = numbered_models(a, b)
@@ -108,51 +106,39 @@ def number_and_pullback(
     )
     with np.errstate(all="ignore"):
         if isinstance(route, Kernels):
-            return _along_kernels(comparison, models, request, moving)
+            moves = comparison.moves(moving)
+            which = frozenset(range(len(models))) if moves.metric else moves.models
+            given = kernels_at_numbers(models, which, moves.places, request)
+            return _in_one_program(comparison, moves.places, moving, given)
         return _along_plans(comparison, models, request, moving)
 
 
 # Points and kernels: the block is a part of the answer's program, or is given to it.
 
 
-@_compiled(static_argnums=0)
-def _at_points(
-    form: Form, moving: Weights, fixed: Weights, points: WeightedPoints
-) -> tuple[tuple[Any, Any], Weights]:
-    """The number at some points, and its gradient."""
-
-    def number(weights: Weights) -> tuple[Any, Any]:
-        a, b, _ = form.traced(fixed | weights)
-        a, b = (by_differences(model, form.dtype) for model in (a, b))
-        products = at_traced_points(a, b, points)
-        return beside_number(form.answer(products, (a, b), form.request(None)))
-
-    return jax.value_and_grad(number, has_aux=True)(moving)
-
-
-def _along_kernels(
-    comparison: Comparison, models: Sequence[Model], request: Request, moving: Weights
+def _in_one_program(
+    comparison: Comparison, places: Any, moving: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Callable[[], Weights]]:
-    """The number of kernels of hidden units, and its gradient."""
-    moves = comparison.moves(moving)
-    which = frozenset(range(len(models))) if moves.metric else moves.models
-    given = kernels_at_numbers(models, which, moves.places, request)
-    value, own = _answer_of_kernels(
-        comparison.form, moves.places, moving, comparison.fixed(moving), given
-    )
+    """The number at some points or of kernels, and its gradient, which is there already."""
+    fixed = comparison.fixed(moving)
+    value, own = _with_gradient(comparison.form, places, moving, fixed, given)
     return jax.block_until_ready(value), lambda: own
 
 
 @_compiled(static_argnums=(0, 1))
-def _answer_of_kernels(
-    form: Form, places: Places, moving: Weights, fixed: Weights, given: GivenKernels
+def _with_gradient(
+    form: Form, places: Places, moving: Weights, fixed: Weights, given: _Given
 ) -> tuple[tuple[Any, Any], Weights]:
-    """The number of given kernels, and its gradient."""
+    """The number at some points or of given kernels, and its gradient."""
 
     def number(weights: Weights) -> tuple[Any, Any]:
         a, b, metric = form.traced(fixed | weights)
         request = form.request(metric)
-        products = traced_products(a, b, places, request, given)
+        if isinstance(given, WeightedPoints):
+            a, b = (by_differences(model, form.dtype) for model in (a, b))
+            products = at_traced_points(a, b, given)
+        else:
+            products = traced_products(a, b, places, request, given)
         return beside_number(form.answer(products, (a, b), request))
 
     return jax.value_and_grad(number, has_aux=True)(moving)
@@ -212,7 +198,7 @@ def _along_plans(
     known, gauges = [], {}
     for n, model in enumerate(models):
         if n in moves.models:
-            made, gauges[n] = in_new_gauge(model, units, False)
+            made, gauges[n] = in_new_gauge(model, units)
         else:
             made = in_units(model, units, False)
         known.append(made)

@@ -28,7 +28,7 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum
+from tnsim.scaled import Scaled, ScaledSum, add, times
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -128,6 +128,9 @@ Two: TypeAlias = tuple[Comparable, Comparable]
 """The two sides of a comparison."""
 Places: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Numbers of the models that each of two sums consists of."""
+SumOfModels: TypeAlias = Scaled[tuple[tuple[Any, Any, Any], ...]]
+"""A sum of models: triples (coefficient, exponent, model as prepared, or its number), and the
+exponent of the sum."""
 Answer: TypeAlias = Callable[[InnerProducts, Two, Request], Any]
 """A function of inner products that gives a number, or a pair of a number and of numbers that
 accompany it without derivatives."""
@@ -327,6 +330,27 @@ def pairs_of_models(places: Places, norms: bool) -> list[tuple[int, int]]:
     return list(found)
 
 
+def over_terms(
+    bra: SumOfModels, ket: SumOfModels, product: Callable[[Any, Any], ScaledSum], norms: bool
+) -> dict[str, ScaledSum]:
+    """The inner product of two sums of models and, with `norms`, of each with itself.
+
+    Args:
+        bra, ket: Sums of models, without their own exponents.
+        product: Inner product of two of the models, without the exponents of these.
+        norms: Whether `AA` and `BB` are wanted as well as `AB`.
+    """
+    sides = {"AB": (bra, ket)}
+    if norms:
+        sides |= {"AA": (bra, bra), "BB": (ket, ket)}
+    values = {}
+    for name, (one, two) in sides.items():
+        # <sum_m c_m 2^x_m m, sum_n d_n 2^y_n n> = sum_mn c_m d_n 2^(x_m + y_n) <m, n>
+        pairs = itertools.product(one.value, two.value)
+        values[name] = add([times(product(m, n), c * d, x + y) for (c, x, m), (d, y, n) in pairs])
+    return values
+
+
 def highest_degree(models: Iterable[Comparable]) -> int:
     """The highest degree, or growth, of the models; plain functions count as degree 1."""
     degrees = [1]
@@ -354,9 +378,17 @@ def is_exact(metric: Metric, models: Iterable[Model]) -> bool:
 def check_comparison(a: Any, b: Any, metric: Any) -> None:
     """Raise `ModelError` or `UnsupportedLayer` unless the metric can compare the two models."""
     as_metric(metric)
-    _check_degrees(a, b)
+    degree = highest_degree((a, b))
+    if degree > MOST_DEGREE:
+        raise ModelError(
+            f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
+            "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
+            "layers; compare models of fewer layers"
+        )
     if is_function(a) or is_function(b):
-        _check_functions(a, b, metric)
+        check_numbers(*(model for model in (a, b) if isinstance(model, AnyModel)))
+        if not isinstance(metric, Empirical):  # a plain function gives outputs and nothing else
+            raise refused_under(metric)
         return
     one, two = terms(a)[0][1], terms(b)[0][1]
     check_numbers(*(model for model in (a, b) if not is_known_constant(model)))
@@ -367,30 +399,3 @@ def check_comparison(a: Any, b: Any, metric: Any) -> None:
             "attention is compared on sequences of one length: "
             "give tnsim.Model(layers, n_ctx=...) or tnsim.load(..., n_ctx=...)"
         )
-
-
-def _check_degrees(*models: Any) -> None:
-    """Raise `ModelError` for a polynomial of a degree beyond `MOST_DEGREE`."""
-    for model in models:
-        if is_function(model):
-            continue
-        degree = max(part.growth for _, part in terms(model))
-        if degree > MOST_DEGREE:
-            raise ModelError(
-                f"a polynomial of degree 10^{math.log10(degree):.0f} has values whose logarithms "
-                "are beyond float64: degrees up to 10^100 are compared, which are 332 bilinear "
-                "layers; compare models of fewer layers"
-            )
-
-
-def _check_functions(a: Any, b: Any, metric: Any) -> None:
-    """Raise `ModelError` unless the metric can compare two models, at least one a function.
-
-    A plain function gives outputs and nothing else, so only `Empirical` can compare it.
-    """
-    for model in (a, b):
-        parts(model)
-        if isinstance(model, AnyModel):
-            check_numbers(model)
-    if not isinstance(metric, Empirical):
-        raise refused_under(metric)

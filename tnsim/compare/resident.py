@@ -9,7 +9,6 @@ made ready at every call.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ import numpy as np
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import Backend
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import is_fixed, is_traced
+from tnsim.models.arrays import digest_of, is_fixed, is_traced
 from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
@@ -126,17 +125,17 @@ def in_units(model: Model, units: Units, slices: bool) -> ScaledModel:
     return session().belongings.get(model, key, make, own_bytes)
 
 
-def in_new_gauge(model: Model, units: Units, slices: bool) -> tuple[ScaledModel, Gauge]:
+def in_new_gauge(model: Model, units: Units) -> tuple[ScaledModel, Gauge]:
     """A model in scientific notation, and its gauge for derivatives; made at every call.
 
     Args:
-        model, units, slices: Arguments of `in_units`, none of them traced.
+        model, units: Arguments of `in_units`, none of them traced.
 
     Returns:
         The model, and a gauge of arrays whose shapes do not depend on numbers: whatever the units,
         one compiled program writes models of one form.
     """
-    made, gauge = with_gauge(model, units, slices)
+    made, gauge = with_gauge(model, units, slices=False)
     _fixed(made.value)
 
     def of_each(array: Any, by: Any) -> Any:
@@ -168,17 +167,7 @@ def content(metric: Metric) -> Hashable:
     return type(metric), _metric_digest(metric) if jax.tree.leaves(metric) else None
 
 
-@per_object_cache
-def _metric_digest(metric: Metric) -> bytes:
-    """A digest of the arrays of a metric."""
-    digest = hashlib.blake2b(digest_size=16)
-    leaves, form = jax.tree.flatten(metric)
-    digest.update(str(form).encode())
-    for leaf in leaves:
-        array = np.ascontiguousarray(leaf)
-        digest.update(repr((array.shape, array.dtype.str)).encode())
-        digest.update(array.tobytes())
-    return digest.digest()
+_metric_digest = per_object_cache(digest_of)
 
 
 def placed_weights(

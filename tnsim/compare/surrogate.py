@@ -61,6 +61,9 @@ from tnsim.models.layers import (
 from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
+from tnsim.models.scaling import replaced
+from tnsim.problems.kernels import segments
+from tnsim.problems.tensors.affine import Affine, affine_of
 
 LARGEST_ERROR = 0.5
 """Largest relative error of a surrogate. Its angle bound is 30 degrees, and beyond it a few rare
@@ -209,7 +212,8 @@ def _gate_moments(model: Model, metric: Metric, inputs: _Inputs) -> list[_Moment
     for x, weights in inputs:
         for layer, (n, state) in zip(model.layers, plain_states(model.layers, x), strict=False):
             if activation_of(layer) is not None and n not in exact:
-                gates = _gate_inputs(layer, state).reshape(len(x), -1, _gate_width(layer))
+                gates = _gate_inputs(layer, state)
+                gates = gates.reshape(len(x), -1, gates.shape[-1])
                 # The mean of the first block is taken off before squares are added, so that a
                 # variance far below the squared mean keeps its digits.
                 shift = shifts.setdefault(n, gates.mean(axis=(0, 1)))  # sums of small numbers
@@ -231,33 +235,18 @@ def _first_moments(model: Model, metric: Metric) -> dict[int, _Moments]:
     """Exact moments at the first activation, where linear layers stand before it."""
     if not isinstance(metric, Gaussian | GaussianClosure):
         return {}
-    places = marginals(metric, model.d_in, model.n_ctx)
-    (_, mean, cov), *others = places
-    if others:
+    (_, mean, cov), *others = marginals(metric, model.d_in, model.n_ctx)
+    place = next(n for n, layer in enumerate(model.layers) if innermost(layer).order > 1)
+    if others or activation_of(model.layers[place]) is None:
         return {}
-    # Mean and covariance are carried through linear layers up to the first activation.
-    mean = np.zeros(model.d_in) if mean is None else np.asarray(mean, np.float64)
-    cov = np.eye(model.d_in) if cov is None else np.asarray(cov, np.float64)
-    cov = np.diag(cov) if cov.ndim == 1 else cov
-    for n, layer in enumerate(model.layers):
-        linear: Any = layer
-        if activation_of(layer) is not None:
-            core: Any = innermost(layer)
-            if isinstance(core, Elementwise):
-                return {n: _Moments(mean, np.sqrt(np.maximum(np.diag(cov), 0.0)))}
-            rows = np.asarray(core.gate, np.float64)
-            variance = np.einsum("ui,ij,uj->u", rows, cov, rows, optimize=True)
-            at = np.asarray(_gate_inputs(core, mean), np.float64)
-            return {n: _Moments(at, np.sqrt(np.maximum(variance, 0.0)))}
-        if innermost(layer).order > 1:
-            return {}
-        # A linear layer with residuals is read off its values at zero and at the basis vectors,
-        # whatever it consists of.
-        origin = np.zeros(layer.d_in)
-        at_zero = np.asarray(linear(origin), np.float64)
-        matrix = (np.asarray(linear(np.eye(layer.d_in)), np.float64) - at_zero).T
-        mean, cov = np.asarray(linear(mean), np.float64), matrix @ cov @ matrix.T
-    return {}
+    (units,) = segments(Model(model.layers[: place + 1], model.n_ctx))
+    rows, bias = units.gate
+    rows = np.eye(model.d_in) if rows is None else rows
+    mean = np.zeros(len(rows)) if mean is None else rows @ np.asarray(mean, np.float64)
+    cov = np.ones(model.d_in) if cov is None else np.asarray(cov, np.float64)
+    spread = rows * cov if cov.ndim == 1 else rows @ cov
+    variance = (spread * rows).sum(axis=1)
+    return {place: _Moments(add(mean, bias), np.sqrt(np.maximum(variance, 0.0)))}
 
 
 def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:
@@ -268,18 +257,14 @@ def _gate_inputs(layer: Layer, x: Any) -> np.ndarray:
     return np.asarray(add(x @ core.gate.T, core.gate_bias))
 
 
-def _gate_width(layer: Layer) -> int:
-    core: Any = innermost(layer)
-    return core.d_in if isinstance(core, Elementwise) else core.rank
-
-
 def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, degree: int) -> None:
     """Append a layer to a surrogate, with linear neighbours of hidden units multiplied out."""
     before = layers[-1] if layers else None
     # A linear layer behind hidden units is multiplied into their output matrix.
     if moments is None:
         if isinstance(layer, Linear) and isinstance(before, Bilinear | Multilinear):
-            layers[-1] = _before_linear(before, layer)
+            down, bias = affine_of(layer).after(Affine(before.down, before.down_bias))
+            layers[-1] = replaced(before, {"down": down, "down_bias": bias})
         else:
             layers.append(layer)
         return
@@ -298,16 +283,6 @@ def _append_layer(layers: list[Layer], layer: Layer, moments: _Moments | None, d
     offset = np.zeros(len(rows)) if bias is None else np.asarray(bias, np.float64)
     known = _hermite_layer(core.activation, moments, degree, (rows, offset), up, down, constant)
     layers.append(with_core(layer, known))
-
-
-def _before_linear(layer: Bilinear | Multilinear, linear: Linear) -> Layer:
-    """A layer with a linear layer behind it, as a single layer."""
-    down = linear.weight @ layer.down
-    bias = None if layer.down_bias is None else linear.weight @ layer.down_bias
-    bias = linear.bias if bias is None else add(bias, linear.bias)
-    if isinstance(layer, Multilinear):
-        return Multilinear(layer.legs, down, layer.leg_biases, bias)
-    return Bilinear(layer.left, layer.right, down, layer.left_bias, layer.right_bias, bias)
 
 
 def _hermite_layer(

@@ -22,17 +22,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
-import jax
 import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import is_path_or_paths
-from tnsim.checkpoints.load import Series, load
+from tnsim.checkpoints.load import load
+from tnsim.compare.by_plans import same_weights
 from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
-from tnsim.compare.similarity import inner, similarity
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
@@ -51,9 +50,10 @@ from tnsim.localise.change_of_weights import (
 )
 from tnsim.localise.differences import Batch, by_input, directions
 from tnsim.localise.grams import Setting, check_bilinear
+from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
 from tnsim.localise.slopes import (
     Family,
-    enlarged,
+    certified,
     exact_nodes,
     gram_of_parts,
     integral,
@@ -82,7 +82,7 @@ from tnsim.models.components import (
 from tnsim.models.differences import by_differences
 from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import is_function
-from tnsim.models.model import Combination, Model, caveats, with_dense_matrices
+from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.tables import html_table
 
@@ -144,16 +144,11 @@ class _Pair(NamedTuple):
             target: Squared norm that results are relative to.
             power: Number of factors in a result whose rounding is enlarged.
         """
-        if self.setting.dtype == "float64":
-            return self, 0.0
-        arithmetic = Arithmetic(max(self.a.degree, self.b.degree), self.setting.dtype)
-        factor = enlarged(self.family, target, self.setting, self.points)
-        error = arithmetic.rounding * factor**power
         models = self.a, self.family.at(0.5), self.b
-        setting = self.setting.certified(error, *models)
-        if setting is self.setting:
-            return self, error
-        return self._replace(setting=setting, points=setting.points(*models)), 0.0
+        setting, points, error = certified(
+            self.family, models, target, self.setting, self.points, power
+        )
+        return self._replace(setting=setting, points=points), error
 
     @property
     def family(self) -> Family:
@@ -169,7 +164,7 @@ class _Pair(NamedTuple):
         """See `_Exchanges`."""
         here, there = (self.b, self.a) if put_back else (self.a, self.b)
         pairs = ((here, exchanged(here, there, part)) for part in self.parts)
-        return np.array([_measure(x, y, of, self.setting) for x, y in pairs])
+        return np.array([self.setting.measure(x, y, of) for x, y in pairs])
 
     def gram(self, total: float) -> Float[np.ndarray, "components components"]:
         """See `_Exchanges`."""
@@ -357,7 +352,7 @@ class Change:
         guarantee = self.how or ("exact" if self.exact else "approximation or estimate")
         what = TOTALS.get(self.of, self.of)
         title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
-        order = np.argsort(-abs(self.share), kind="stable")
+        order = largest(self.share, len(self.share))
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
         return html_table(title, rows, ("component", "share"))
 
@@ -403,14 +398,15 @@ class ChangeSeries:
         return np.array([nothing if found is None else row(found) for found in self.each])
 
     def _repr_html_(self) -> str:
-        shares = self.share
-        order = np.argsort(-abs(shares).max(axis=0), kind="stable")[:_SHOWN]
-        rows = [
-            (label, f"{total:.4g}", *(f"{share:.3g}" for share in row[order]))
-            for label, total, row in zip(self.labels, self.total, shares, strict=True)
-        ]
-        names = ("", "change", *(self.components[n] for n in order))
-        return html_table("Shares of every change", rows, names)
+        totals = [f"{total:.4g}" for total in self.total]
+        return table_of_run(
+            "Shares of every change",
+            self.labels,
+            self.components,
+            self.share,
+            _SHOWN,
+            [("change", totals)],
+        )
 
 
 @overload
@@ -557,20 +553,16 @@ def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeri
     """The change of every checkpoint of a run from the one before, see `change`."""
     if is_path_or_paths(run):
         run = load(run, n_ctx=options["n_ctx"])
-    if isinstance(run, Series):
-        labels, networks = run.labels, iter(run)
-    elif isinstance(run, Mapping):
-        labels, networks = tuple(run), iter(run.values())
-    elif isinstance(run, list | tuple):
-        labels, networks = tuple(map(str, range(len(run)))), iter(run)
-    else:
+    if not isinstance(run, Run):
         raise ModelError(
             "change takes two networks, or the checkpoints of a run in the place of both, found "
             f"one {type(run).__name__}"
         )
+    labels, checkpoints = checkpoints_of(run)
     if len(labels) < 2:
         raise ModelError(f"a run has two checkpoints or more, found {len(labels)}")
     # Two networks at a time: a run may be longer than memory.
+    networks = iter(checkpoints)
     before, each = next(networks), []
     for after in networks:
         try:
@@ -641,17 +633,22 @@ def _change_of_functions(
     start, b, parts = pair.a, pair.b, pair.parts
     exact_nodes(pair.family.degree)  # refused before anything is computed
     said = caveats(a, b)
-    total = _measure(start, b, of, setting)
+    total = setting.measure(start, b, of)
     if total <= 0:
         raise Unchanged("the models are the same function: there is no change to split")
     # Shares are relative to |b - a|^2, those of a cosine to its own change in units of |b|.
-    relative_to = total if of == "distance" else total**2 * _squared_norm(b, setting)
+    relative_to = total if of == "distance" else total**2 * setting.squared_norm(b)
     pair, error = pair.certified(relative_to, 1)
     if pair.setting is not setting:
         setting = pair.setting
-        total = _measure(start, b, of, setting)
-    surroundings = 0.0 if start is a else _measure(a, start, of, setting)
-    slopes = _of_distance(pair) if of == "distance" else _of_similarity(pair, total, _CLOSE + error)
+        total = setting.measure(start, b, of)
+    surroundings = 0.0 if start is a else setting.measure(a, start, of)
+    if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
+        difference: Any = by_differences(b - start, setting.dtype)
+        at = exact_nodes(pair.family.degree)
+        slopes = integral(pair.family, at, difference, setting, pair.points)
+    else:
+        slopes = _of_similarity(pair, total, _CLOSE + error)
     # The first axis are groups of draws, which are kept for the standard errors only.
     together = slopes.sum(axis=0)
     share = together / together.sum()
@@ -744,7 +741,7 @@ def moved_by(
     else:
         exchanges, _ = _functions_exchanged(a, b, setting, by, False, None)
         labels = tuple(part.label for part in exchanges.parts)
-        length = _squared_norm(exchanges.b, setting) ** 0.5
+        length = setting.squared_norm(exchanges.b) ** 0.5
     # Rounding may take the squared norm of no difference below 0.
     back = np.sqrt(np.maximum(exchanges.swapped("distance", True), 0.0))
     return dict(zip(labels, (back / length).tolist(), strict=True))
@@ -832,38 +829,11 @@ def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
     own = {part.layer for part in parts}
     layers = list(a.layers)
     for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
-        if n not in own and not _equal(first, second):
+        if n not in own and not same_weights(first, second):
             layers[n] = second
     if all(x is y for x, y in zip(layers, a.layers, strict=True)):
         return a
     return Model(layers, a.n_ctx, a.origin)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    leaves = [jax.tree.flatten(layer) for layer in (first, second)]
-    return leaves[0][1] == leaves[1][1] and all(map(np.array_equal, leaves[0][0], leaves[1][0]))
-
-
-def _measure(a: Model, b: Model, of: str, setting: Setting) -> float:
-    """`|b - a|^2`, or `1 - similarity(a, b)`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
-        if of == "distance":
-            return _squared_norm(b - a, setting)
-        return 1.0 - float(
-            similarity(a, b, setting.metric, dtype=setting.dtype, budget=setting.budget)
-        )
-
-
-def _squared_norm(model: Model | Combination, setting: Setting) -> float:
-    return float(inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget))
-
-
-def _of_distance(pair: _Pair) -> Float[np.ndarray, "groups components"]:
-    """The inner products `<delta_c, b - a>`, by groups of draws."""
-    difference: Combination | Model = by_differences(pair.b - pair.a, pair.setting.dtype)
-    at = exact_nodes(pair.family.degree)
-    return integral(pair.family, at, difference, pair.setting, pair.points)
 
 
 def _of_similarity(
@@ -891,7 +861,7 @@ def _of_similarity(
 
 def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups components"]:
     family, setting = pair.family, pair.setting
-    norm = _squared_norm(pair.b, setting)
+    norm = setting.squared_norm(pair.b)
     total: Any = 0.0
     for t, weight in zip(*nodes(count), strict=True):
         cross = slope(family, t, pair.b, setting, pair.points)

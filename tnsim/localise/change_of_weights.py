@@ -28,17 +28,15 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.by_points import points_of
-from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch
 from tnsim.localise.grams import Setting
 from tnsim.localise.switched_weights import (
+    Between,
     SwitchedNetwork,
     Switches,
     check_is_whole,
-    check_same_weights,
-    leaves_of,
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
@@ -358,40 +356,29 @@ class OfModels:
 
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
         self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
-        self.options = {"metric": setting.metric, "dtype": setting.dtype, "budget": setting.budget}
-        first, second = leaves_of(a), leaves_of(b)
-        check_same_weights(first, second)
-        self.form = jax.tree.structure(b)
-        self.names = tuple(second)
-        self.ends = [
-            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
-        ]
+        self.setting = setting
+        self.between, self.form = Between.of(a, b), jax.tree.structure(b)
+        self.names = self.between.names
         self.difference = b - a
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
 
     @property
     def length(self) -> float:
         """The norm of B."""
-        return float(inner(self.b, self.b, **self.options)) ** 0.5
+        return self.setting.squared_norm(self.b) ** 0.5
 
     def _model(self, switches: Any) -> Model:
-        leaves = [(1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)]
-        return jax.tree.unflatten(self.form, leaves)
+        return jax.tree.unflatten(self.form, self.between.at(switches))
 
     def measure(self, first: Switches, second: Switches) -> float:
-        x, y = self._model(first), self._model(second)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
-            if self.of == "distance":
-                return float(inner(y - x, y - x, **self.options))
-            return 1.0 - float(similarity(x, y, **self.options))
+        return self.setting.measure(self._model(first), self._model(second), self.of)
 
     def slopes(self, s: float) -> np.ndarray:
         def value(switches: Any) -> Any:
             model = self._model(switches)
             if self.of == "distance":
-                return inner(model, self.difference, **self.options)
-            return similarity(model, self.b, **self.options)
+                return self.setting.inner(model, self.difference)
+            return self.setting.similarity(model, self.b)
 
         with warnings.catch_warnings(), execution.precision():
             warnings.simplefilter("ignore", CaveatWarning)

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.similarity import inner
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
-from tnsim.localise.slopes import Family, enlarged, exact_nodes, integral
+from tnsim.localise.runs import largest, table_of_run
+from tnsim.localise.slopes import Family, certified, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -67,7 +67,7 @@ class Edges:
     caveats: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        order = np.argsort(-self.cut, kind="stable")[:24]
+        order = largest(self.cut)
         rows = [(self.edges[n], f"{self.share[n]:.4g}", f"{self.cut[n]:.4g}") for n in order]
         return html_table(f"Edges, {self.metric}", rows, ("edge", "share", "cut"))
 
@@ -97,13 +97,7 @@ class EdgeSeries:
         return np.stack([edges.cut for edges in self.each])
 
     def _repr_html_(self) -> str:
-        cut = self.cut
-        order = np.argsort(-cut.max(axis=0), kind="stable")[:24]
-        rows = [
-            (label, *(f"{value:.3g}" for value in row[order]))
-            for label, row in zip(self.labels, cut, strict=True)
-        ]
-        return html_table("Effects of cutting edges", rows, ("", *(self.edges[n] for n in order)))
+        return table_of_run("Effects of cutting edges", self.labels, self.edges, self.cut)
 
 
 def edges_of_run(labels: tuple[Any, ...], each: Sequence[Edges]) -> EdgeSeries:
@@ -177,22 +171,18 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
             degree = max(degree, innermost(layer).order * (1 + degree))
     family = Family(_Wiring(parts, edges), (model,), len(edges), degree)
     at = exact_nodes(degree)
-    whole, norm = family.at(1.0), float(_squared(model, setting))
+    whole, norm = family.at(1.0), setting.squared_norm(model)
     if norm <= 0:
         raise ModelError("the model is the zero function, of which no edge has a share")
     # All gates open but one.
     cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
-    arithmetic, error = Arithmetic(model.growth, setting.dtype), 0.0
-    if setting.dtype == "float32":
-        error = arithmetic.rounding * enlarged(family, norm, setting, points)
-        if setting.certified(error, whole) is not setting:
-            setting, error = setting.certified(error, whole), 0.0
-            points = setting.points(whole)
+    arithmetic = Arithmetic(model.growth, setting.dtype)
+    setting, points, error = certified(family, [whole], norm, setting, points)
     precision.report(error, "a share of an edge", arithmetic, 3)
     share = integral(family, at, model, setting, points).sum(axis=0) / norm
     if points is None:
-        cut = np.array([float(_squared(whole - other, setting)) for other in cuts])
+        cut = np.array([setting.squared_norm(whole - other) for other in cuts])
     else:
         # The squared norm of a difference, as sums over points; the column is needed only as a
         # partner.
@@ -206,10 +196,6 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     return Edges(
         labels, share, cut / norm, 1.0 - float(share.sum()), setting.metric.name, exact, said
     )
-
-
-def _squared(model: Any, setting: Setting) -> Any:
-    return inner(model, model, setting.metric, dtype=setting.dtype, budget=setting.budget)
 
 
 def _label(parts: tuple[Component, ...], edge: Edge) -> str:

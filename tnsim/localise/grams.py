@@ -21,13 +21,14 @@ from tnsim.compare.by_points import AtPoints
 from tnsim.compare.numbers import without_each
 from tnsim.compare.request import CROSS, Question, check_comparison
 from tnsim.compare.routes import cheapest
+from tnsim.compare.similarity import inner, similarity
 from tnsim.engine.budget import Budget
 from tnsim.engine.precision import VISIBLE
 from tnsim.errors import CaveatWarning, DuplicateWarning, ModelError, TooLarge
 from tnsim.metrics.metric import GaussianClosure
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import Model
+from tnsim.models.model import AnyModel, Model
 from tnsim.problems import forward
 from tnsim.problems.conditioning import amplification, cancellation_at
 from tnsim.problems.tensors.kinds import kinds, nonlinear
@@ -47,6 +48,26 @@ class Setting:
     metric: Metric
     dtype: str
     budget: Budget
+
+    def inner(self, a: AnyModel, b: AnyModel) -> Any:
+        """The inner product of two models."""
+        return inner(a, b, self.metric, dtype=self.dtype, budget=self.budget)
+
+    def squared_norm(self, model: AnyModel) -> float:
+        """The squared norm of a model."""
+        return float(self.inner(model, model))
+
+    def similarity(self, a: AnyModel, b: AnyModel) -> Any:
+        """The cosine of two models."""
+        return similarity(a, b, self.metric, dtype=self.dtype, budget=self.budget)
+
+    def measure(self, a: Model, b: Model, of: str) -> float:
+        """How far two models are apart: `|b - a|^2`, or `1 - similarity(a, b)`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CaveatWarning)  # said once, of the models themselves
+            if of == "distance":
+                return self.squared_norm(b - a)
+            return 1.0 - float(self.similarity(a, b))
 
     def exact(self, *models: Model) -> bool:
         """Whether the metric's definition is met exactly, of these models."""

@@ -40,6 +40,7 @@ from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
 from tnsim.localise.hidden_units import products_of_units, reads_units
+from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
@@ -61,8 +62,6 @@ MOST_SWITCHED = 1024
 """Most switched models of one question; their inner products are a matrix of this size."""
 START, REST = "embed", "remainder"
 """Label of the path through no component, and of paths that are not told apart."""
-_SHOWN = 24
-"""Most paths in the table of a prompt, those of the largest shares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,8 @@ class Paths:
 
     def _repr_html_(self) -> str:
         guarantee = "exact" if self.exact else "approximation or estimate"
-        rows = [(name, f"{share:.4g}") for name, share in _largest(self.bra, self.share)]
+        share = self.share
+        rows = [(self.bra[n], f"{share[n]:.4g}") for n in largest(share)]
         return html_table(f"Paths, {self.metric} ({guarantee})", rows, ("path", "share"))
 
 
@@ -145,18 +145,7 @@ class PathSeries:
         return self.share[:, _through(self.paths, names)].sum(axis=1)
 
     def _repr_html_(self) -> str:
-        shares = self.share
-        order = np.argsort(-abs(shares).max(axis=0), kind="stable")[:_SHOWN]
-        rows = [
-            (label, *(f"{share:.3g}" for share in row[order]))
-            for label, row in zip(self.labels, shares, strict=True)
-        ]
-        return html_table("Shares of paths", rows, ("", *(self.paths[n] for n in order)))
-
-
-def _largest(labels: tuple[str, ...], shares: np.ndarray) -> list[tuple[str, float]]:
-    order = np.argsort(-abs(shares), kind="stable")[:_SHOWN]
-    return [(labels[int(n)], float(shares[n])) for n in order]
+        return table_of_run("Shares of paths", self.labels, self.paths, self.share)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
@@ -331,8 +320,9 @@ def paths(
     setting = Setting(metric, dtype_name(dtype), budget)
     question = _Question(by, None if within is None else tuple(within), order, top)
     question.check()
-    if not isinstance(a, Series | Mapping | list | tuple):
-        a, b = _models(a, b, metric, n_ctx)
+    labels, models = checkpoints_of(a) if isinstance(a, Run) else (("",), [a])
+    if not labels:
+        raise ModelError("paths of a run are those of at least one checkpoint, found none")
     if legs:
         if b is not None or question[1:] != (None, None, None):
             raise ModelError(
@@ -341,28 +331,24 @@ def paths(
                 "models; paths([a, b], legs=True) has the edges of both side by side, and "
                 "paths(a, b) splits their inner product by components"
             )
-        if isinstance(a, Model):
-            of_one = edges_between(a, by, setting)
-            warn_of_caveats(of_one.caveats, stacklevel=2)
-            return of_one
-        labels, models = _checkpoints(a)
-        of_run = [
+        of_edges = [
             edges_between(_models(model, None, metric, n_ctx)[0], by, setting) for model in models
         ]
-        warn_of_caveats(tuple(dict.fromkeys(x for result in of_run for x in result.caveats)), 2)
-        return edges_of_run(labels, of_run)
-    if not isinstance(a, Series | Mapping | list | tuple):
-        compared = _compared(a, b, setting, question)
-        warn_of_caveats(compared.caveats, stacklevel=2)
-        return compared
-    labels, models = _checkpoints(a)
+        _warn_of_each(of_edges)
+        return edges_of_run(labels, of_edges) if isinstance(a, Run) else of_edges[0]
     each = tuple(
         _compared(*_models(model, b, metric, n_ctx), setting, question) for model in models
     )
-    warn_of_caveats(
-        tuple(dict.fromkeys(x for result in each for x in result.caveats)), stacklevel=2
-    )
+    _warn_of_each(each)
+    if not isinstance(a, Run):
+        return each[0]
     return PathSeries(labels, each, _in_order([result.bra for result in each]))
+
+
+def _warn_of_each(results: Sequence[Paths | Edges]) -> None:
+    """Warn the caller of `paths` of the caveats of all models, each once."""
+    said = dict.fromkeys(caveat for result in results for caveat in result.caveats)
+    warn_of_caveats(tuple(said), stacklevel=3)
 
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
@@ -386,17 +372,6 @@ class _Question(NamedTuple):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and value >= least):
                 raise ModelError(f"{name} must be an integer of at least {least}, found {value!r}")
-
-
-def _checkpoints(a: Any) -> tuple[tuple[Any, ...], Iterable[Model]]:
-    """Labels and models of a run."""
-    if isinstance(a, Series):
-        return a.labels, a
-    if isinstance(a, Mapping):
-        return tuple(a), a.values()
-    if not a:
-        raise ModelError("paths of a run are those of at least one checkpoint, found none")
-    return tuple(map(str, range(len(a)))), a
 
 
 def _in_order(known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from jaxtyping import Float
 
 from tnsim.compare.similarity import inner
 from tnsim.engine.ir.dtypes import ITEM_BYTES
+from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import TnsimError, TooLarge
@@ -147,12 +148,40 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
         model = family.at(s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size alone
-            squared = inner(
-                model, model, setting.metric, dtype=setting.dtype, budget=setting.budget
-            )
-        size = math.sqrt(max(float(squared), 0.0) / target)
+            squared = setting.squared_norm(model)
+        size = math.sqrt(max(squared, 0.0) / target)
         found = max(found, size * setting.enlarged(model, points))
     return found
+
+
+def certified(
+    family: Family,
+    models: Sequence[Model],
+    target: float,
+    setting: Setting,
+    points: Points | None,
+    power: int = 1,
+) -> tuple[Setting, Points | None, float]:
+    """The setting in which derivatives by switches keep their digits.
+
+    Args:
+        family: Models with switches.
+        models: Models that are computed.
+        target: Squared norm that results are relative to.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+        power: Number of factors in a result whose rounding is enlarged.
+
+    Returns:
+        The setting in float64 where float32 leaves few digits, its points, and the error in float32
+        where the setting stays in it.
+    """
+    if setting.dtype == "float64":
+        return setting, points, 0.0
+    arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
+    error = arithmetic.rounding * enlarged(family, target, setting, points) ** power
+    wide = setting.certified(error, *models)
+    return (setting, points, error) if wide is setting else (wide, wide.points(*models), 0.0)
 
 
 class Slope(NamedTuple):
@@ -182,16 +211,8 @@ def slope(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    at = np.broadcast_to(np.asarray(s, np.float64), family.players)
-    coefficients, models = zip(*terms(target), strict=True)
-    numbers = np.asarray(coefficients, np.float64)
-    where = _vectors(family, models, setting, points, _FREE)
-    if where is None:
-        (found,) = _along_plan(family, at[None], target, setting)
-    else:
-        with execution.precision():
-            args = _placed((family.weights, at, numbers, models), setting.dtype)
-            found = Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting))
+    one = Nodes(np.ones(1), np.ones(1))
+    found = _over_nodes(family, one, s, target, setting, points)
     _check_finite(setting, *found)
     return found
 
@@ -205,9 +226,6 @@ def integral(
 ) -> Float[np.ndarray, "groups players"]:
     """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
 
-    Where models have vectors, T has its vector once for all nodes, and one program goes through
-    them.
-
     Args:
         family: Models with switches.
         at: Nodes, and their weights.
@@ -218,23 +236,44 @@ def integral(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
+    by_switch = _over_nodes(family, at, 1.0, target, setting, points).by_switch
+    _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
+    return by_switch
+
+
+def _over_nodes(
+    family: Family,
+    at: Nodes,
+    s: Any,
+    target: Model | Combination,
+    setting: Setting,
+    points: Points | None,
+) -> Slope:
+    """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t.
+
+    Where models have vectors, T has its vector once for all nodes, and one program goes through
+    them.
+    """
+    switches = np.broadcast_to(np.asarray(s, np.float64), family.players)
     coefficients, models = zip(*terms(target), strict=True)
-    numbers = np.asarray(coefficients, np.float64)
     where = _vectors(family, models, setting, points, _FREE)
     if where is None:
-        switches = np.outer(at.points, np.ones(family.players))
-        slopes = _along_plan(family, switches, target, setting)
+        slopes = _along_plan(family, np.outer(at.points, switches), target, setting)
         weighted = zip(at.weights, slopes, strict=True)
-        by_switch = np.sum([weight * found.by_switch for weight, found in weighted], axis=0)
-    else:
-        with execution.precision():
-            args = (family.weights, (*at, np.ones(family.players)), numbers, models)
-            args = _placed(args, setting.dtype)
-            by_switch = _by_groups(
-                _integrals_of_blocks, args, family, models, where, setting, len(at.points)
-            )
-    _check_finite(setting, by_switch)
-    return by_switch
+        found = [(weight * value, weight * by_switch) for weight, (value, by_switch) in weighted]
+        return Slope(*(np.sum(same, axis=0) for same in zip(*found, strict=True)))
+    numbers, count = np.asarray(coefficients, np.float64), len(at.points)
+    with execution.precision():
+        args = _placed((family.weights, (*at, switches), numbers, models), setting.dtype)
+        return Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting, count))
+
+
+def _check_finite(setting: Setting, *values: np.ndarray) -> None:
+    if not all(np.isfinite(value).all() for value in values):
+        raise TnsimError(
+            f"inner products under {setting.metric.name} are beyond float64 for these weights; "
+            "scale down the last layer of both models, which changes no share"
+        )
 
 
 @pytree
@@ -366,7 +405,8 @@ def _stacks(
     for number, (start, stop) in enumerate(bounds):
         for batch in forward.in_batches(points, start, stop, size):
             groups.append(number)
-            blocks.append(_cast(batch, dtype))
+            inputs = batch.inputs if is_tokens(batch.inputs) else batch.inputs.astype(dtype)
+            blocks.append(batch._replace(inputs=inputs))
             if not room:
                 leaves = jax.tree.leaves(blocks[0])
                 room = max(1, forward.BATCH_BYTES // sum(x.nbytes for x in leaves))
@@ -384,14 +424,6 @@ def _stacked_blocks(
     return np.array(groups), jax.tree.map(lambda *same: np.stack(same), *blocks)
 
 
-def _check_finite(setting: Setting, *values: np.ndarray) -> None:
-    if not all(np.isfinite(value).all() for value in values):
-        raise TnsimError(
-            f"inner products under {setting.metric.name} are beyond float64 for these weights; "
-            "scale down the last layer of both models, which changes no share"
-        )
-
-
 @cache
 def _program(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
     """A function compiled once for all arrays of one shape, with these arguments static."""
@@ -403,37 +435,7 @@ def _placed(tree: Any, dtype: str) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
 
 
-def _cast(batch: WeightedPoints, dtype: str) -> WeightedPoints:
-    inputs = batch.inputs
-    if not is_tokens(inputs):
-        inputs = inputs.astype(dtype)
-    return WeightedPoints(inputs, batch.log_weights)
-
-
 def _slopes_of_blocks(
-    build: Build,
-    together: int,
-    weights: Any,
-    s: Any,
-    coefficients: Any,
-    models: Any,
-    blocks: Any,
-) -> Any:
-    """The value and the derivatives by switches over every block of points."""
-
-    def over_block(block: Any) -> Any:
-        # The target does not depend on switches and runs outside of the gradient.
-        target = _target(models, coefficients, block)
-
-        def product(s: Any) -> Any:
-            return (_switched_vector(build, weights, s, block) * target).sum()
-
-        return jax.value_and_grad(product)(s)
-
-    return _over_blocks(over_block, blocks)
-
-
-def _integrals_of_blocks(
     build: Build,
     together: int,
     weights: Any,
@@ -442,23 +444,25 @@ def _integrals_of_blocks(
     models: Any,
     blocks: Any,
 ) -> Any:
-    """The derivatives at all nodes, weighted and summed, over every block of points.
+    """Values and derivatives at all nodes, weighted and summed, over every block of points.
 
     Nodes that run together are an axis of one program, in which states below the first switch, and
     the way back through the last layer, have no such axis: they are computed once.
     """
-    where, node_weights, ones = at
+    where, node_weights, switches = at
 
     def over_block(block: Any) -> Any:
+        # The target does not depend on switches and runs outside of the gradient.
         target = _target(models, coefficients, block)
 
         def product(s: Any) -> Any:
             return (_switched_vector(build, weights, s, block) * target).sum()
 
         def at_node(t: Any) -> Any:
-            return jax.grad(product)(t * ones)
+            return jax.value_and_grad(product)(t * switches)
 
-        return node_weights @ jax.lax.map(at_node, where, batch_size=together)
+        values, slopes = jax.lax.map(at_node, where, batch_size=together)
+        return node_weights @ values, node_weights @ slopes
 
     return _over_blocks(over_block, blocks)
 
@@ -515,8 +519,7 @@ def _along_plan(
         fixed = [(c, _placed(model, setting.dtype)) for c, model in terms(target)]
 
         def product(model: Model) -> Any:
-            to = Combination(fixed)
-            return inner(model, to, setting.metric, dtype=setting.dtype, budget=setting.budget)
+            return setting.inner(model, Combination(fixed))
 
         for s in switches:
             at = jnp.asarray(s, setting.dtype)
@@ -549,8 +552,10 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
     at = exact_nodes(family.degree)
     total = np.zeros((family.players, family.players))
     where = _vectors(family, (), setting, points, _FREE_OF_PARTS)
-    if not isinstance(where, Points | None) and not _parts_fit(family, where):
-        where = None
+    if not isinstance(where, Points | None):
+        # The derivatives of a vector by all switches are made at once.
+        held = where.in_flight(kinds(family.at(0.5)), 1) * family.players
+        where = where if held <= _LARGEST_PARTS else None
     with execution.precision():
         weights = _placed(family.weights, setting.dtype)
         if where is None:
@@ -568,11 +573,6 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
         args = weights, _placed(weighted, setting.dtype)
         sums = _by_groups(_parts_of_blocks, args, family, (), where, setting, len(at.points))
     return sums.sum(axis=0)
-
-
-def _parts_fit(family: Family, space: FeatureSpace) -> bool:
-    """Whether the derivatives of a vector by all switches are made at once within memory."""
-    return space.in_flight(kinds(family.at(0.5)), 1) * family.players <= _LARGEST_PARTS
 
 
 def _pairs(at: Nodes) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:

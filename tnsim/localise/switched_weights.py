@@ -9,7 +9,7 @@ caller's, and the derivatives of either along `B - A`, one number for every weig
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -289,9 +289,9 @@ class _SwitchedPytree:
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
         self.output, self.dtype = output, dtype
-        first, second = leaves_of(a), leaves_of(b)
-        check_same_weights(first, second)
-        if not second:
+        self.between = Between.of(a, b)
+        self.names = self.between.names
+        if not self.names:
             raise ModelError(
                 f"{b!r} holds no weights: give a function that is a pytree of its weights, as "
                 "jax.tree_util.Partial(function, weights) or a module of Equinox, called with a "
@@ -300,16 +300,10 @@ class _SwitchedPytree:
         every, self.form = jax.tree.flatten(b)
         self.places = [n for n, leaf in enumerate(every) if _is_weight(leaf)]
         self.fixed = every
-        self.names = tuple(second)
-        self.ends = [
-            [np.asarray(x, np.float64) for x in leaves.values()] for leaves in (first, second)
-        ]
-        self.weights: Sequence[Any] = self.ends[1]
+        self.weights: Sequence[Any] = self.between.second
 
     def switch(self, switches: Switches) -> None:
-        self.weights = [
-            (1 - s) * one + s * two for s, one, two in zip(switches, *self.ends, strict=True)
-        ]
+        self.weights = self.between.at(switches)
 
     def _function(self, weights: Sequence[Any]) -> Any:
         leaves = list(self.fixed)
@@ -338,7 +332,7 @@ class _SwitchedPytree:
         return np.array(
             [
                 float((np.asarray(slope, np.float64) * (two - one)).sum())
-                for slope, one, two in zip(slopes, *self.ends, strict=True)
+                for slope, one, two in zip(slopes, *self.between[1:], strict=True)
             ]
         )
 
@@ -386,6 +380,34 @@ def leaves_of(function: Any) -> dict[str, Any]:
         for path, leaf in paths
         if _is_weight(leaf)
     }
+
+
+class Between(NamedTuple):
+    """The weights of two pytrees, and those between them.
+
+    Args:
+        names: Names of the weights, in the order of the second pytree.
+        first, second: Weights of both, float64.
+    """
+
+    names: tuple[str, ...]
+    first: list[np.ndarray]
+    second: list[np.ndarray]
+
+    @classmethod
+    def of(cls, a: Any, b: Any) -> Between:
+        """The weights of two pytrees. Raises `ModelError` where they do not correspond."""
+        both = leaves_of(a), leaves_of(b)
+        check_same_weights(*both)
+        names = tuple(both[1])
+        # Two classes may have the same weights in different orders.
+        first, second = ([np.asarray(x[name], np.float64) for name in names] for x in both)
+        return cls(names, first, second)
+
+    def at(self, switches: Any) -> list[Any]:
+        """The weights `(1 - s) A + s B`."""
+        ends = zip(switches, self.first, self.second, strict=True)
+        return [(1 - s) * one + s * two for s, one, two in ends]
 
 
 def _is_weight(leaf: Any) -> bool:

@@ -54,26 +54,19 @@ def align(bra: Sequence[Ordered], ket: Sequence[Ordered]) -> tuple[Step, ...]:
     # Numbers of the next layer of each model. Every step applies a layer of at least one model, so
     # the loop ends.
     while i < len(bra) or j < len(ket):
-        advances_bra, advances_ket = _both_advance(_order_at(bra, i), _order_at(ket, j))
-        steps.append(Step(i if advances_bra else None, j if advances_ket else None))
-        i += advances_bra
-        j += advances_ket
+        one = bra[i].order if i < len(bra) else None
+        two = ket[j].order if j < len(ket) else None
+        if one is None or two is None:
+            advances = one is not None, two is not None
+        # Linear meets linear, nonlinear meets nonlinear; a nonlinear layer waits for a linear one.
+        elif one == two or 1 not in (one, two):
+            advances = True, True
+        else:
+            advances = one == 1, two == 1
+        steps.append(Step(i if advances[0] else None, j if advances[1] else None))
+        i += advances[0]
+        j += advances[1]
     return tuple(steps)
-
-
-def _order_at(layers: Sequence[Ordered], number: int) -> int | None:
-    """Order of the layer with this number; None beyond the last layer."""
-    return layers[number].order if number < len(layers) else None
-
-
-def _both_advance(bra: int | None, ket: int | None) -> tuple[bool, bool]:
-    """Whether the next layers of bra and ket are applied, by their orders."""
-    if bra is None or ket is None:
-        return bra is not None, ket is not None
-    # Linear meets linear, nonlinear meets nonlinear; a nonlinear layer waits for a linear one.
-    if bra == ket or 1 not in (bra, ket):
-        return True, True
-    return bra == 1, ket == 1
 
 
 def check_shapes(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric) -> None:
@@ -92,15 +85,11 @@ def check_shapes(bra: Sequence[Ordered], ket: Sequence[Ordered], metric: Metric)
         >>> square = tnsim.Bilinear([[1.0]], [[1.0]], [[1.0]])
         >>> check_shapes([square], [tnsim.Linear([[1.0]]), square], tnsim.TreeSymmetric())
     """
-    orders = _nonlinear_orders(bra), _nonlinear_orders(ket)
+    # Orders of the nonlinear layers, from the input up.
+    orders = [[layer.order for layer in layers if layer.order > 1] for layers in (bra, ket)]
     if metric.pairs_within_model or orders[0] == orders[1]:
         return
     raise ModelError(
         f"{type(metric).__name__} compares trees of one shape, but the nonlinear layers have "
         f"orders {orders[0]} and {orders[1]}; use GaussianClosure() or Gaussian()"
     )
-
-
-def _nonlinear_orders(layers: Sequence[Ordered]) -> list[int]:
-    """Orders of the nonlinear layers, from the input up."""
-    return [layer.order for layer in layers if layer.order > 1]

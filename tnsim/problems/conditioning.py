@@ -230,9 +230,8 @@ def _shifted_by(leaf: np.ndarray, changes: np.ndarray) -> np.ndarray:
 
 def _widest(model: Model) -> Model:
     """A model with NumPy arrays in float64, and with arrays of JAX in the widest floats it has."""
-    wide = jax.tree.map(np.asarray, model) if library(model) is np else model
     if library(model) is np:
-        return in_float64(wide)
+        return in_float64(jax.tree.map(np.asarray, model))
     widest = jax.dtypes.canonicalize_dtype(np.float64)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, widest), model)
 

@@ -350,17 +350,17 @@ class Bottom(NamedTuple):
     bond: str
 
 
-def _bond_index(slot: Slot, level: int, copy: int) -> str:
+def bond_index(slot: Slot, level: int, copy: int) -> str:
     """Index at the output of a copy of a layer, distinct in bra and ket even for a single model."""
     return f"{slot}{level}.{copy}"
 
 
-def _root_index(slot: Slot, tree: Tree) -> str:
+def root_index(slot: Slot, tree: Tree) -> str:
     """Index at the output of a whole tree."""
-    return _bond_index(slot, max(len(tree.orders) - 1, 0), 0)
+    return bond_index(slot, max(len(tree.orders) - 1, 0), 0)
 
 
-def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
+def upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
     """The nodes above level 0, from the output down; copy c has children c n, ..., c n + n - 1."""
     copies = 1
     for level in reversed(range(1, len(tree.orders))):
@@ -369,8 +369,8 @@ def _upper_nodes(slot: Slot, tree: Tree) -> Iterator[_Node]:
             # Copies of a level are numbered from left to right, so that the children of copy c are
             # consecutive.
             children = range(copy * order, (copy + 1) * order)
-            legs = tuple(_bond_index(slot, level - 1, child) for child in children)
-            yield _Node(level, _bond_index(slot, level, copy), legs)
+            legs = tuple(bond_index(slot, level - 1, child) for child in children)
+            yield _Node(level, bond_index(slot, level, copy), legs)
         # A layer of order n reads n copies of the tree below.
         copies *= order
 
@@ -380,7 +380,7 @@ def _bottom_nodes(parts: TreeOperands, pair: Pair) -> list[Bottom]:
     nodes = []
     for slot, side in zip(SLOTS, pair, strict=True):
         for copy in range(parts.trees[side].bottoms):
-            nodes.append(Bottom(side, _bond_index(slot, 0, copy)))
+            nodes.append(Bottom(side, bond_index(slot, 0, copy)))
     return nodes
 
 
@@ -398,9 +398,9 @@ def _over_layers(
     operands: list[Operand] = []
     for slot, side in zip(SLOTS, pair, strict=True):
         tree = parts.trees[side]
-        for node in _upper_nodes(slot, tree):
+        for node in upper_nodes(slot, tree):
             operands += parts.node(side, node.level, node.bond, node.legs, dense)
-        merged.unite(_root_index(slot, tree), OUTPUT)
+        merged.unite(root_index(slot, tree), OUTPUT)
 
     operands += first_layer(parts, _bottom_nodes(parts, pair), diagram.edges, dense, merged)
     if parts.lifted:
@@ -423,7 +423,7 @@ def write_over_upper(
     operands: list[Operand] = []
     nodes: list[Bottom] = []
     for slot, side, count in zip(SLOTS, pair, free, strict=True):
-        own = [Bottom(side, _bond_index(slot, 0, copy)) for copy in range(count)]
+        own = [Bottom(side, bond_index(slot, 0, copy)) for copy in range(count)]
         bonds = [node.bond for node in own]
         operands.append(Operand(upper_tensor(side, count), (OUTPUT, *bonds)))
         nodes += own
@@ -518,7 +518,7 @@ def _up_the_trees(
     operands: list[Operand] = []
     free_legs: dict[str, list[str]] = {}
     for slot, side in zip(SLOTS, pair, strict=True):
-        for node in _upper_nodes(slot, parts.trees[side]):
+        for node in upper_nodes(slot, parts.trees[side]):
             # Layers above level 1 are inside V.
             if form == "tops" and node.level > 1:
                 continue
@@ -541,7 +541,7 @@ def _top_layers(parts: TreeOperands, pair: Pair) -> list[Operand]:
     """V of both trees: the layers above level 1."""
     operands = []
     for slot, side in zip(SLOTS, pair, strict=True):
-        nodes = _upper_nodes(slot, parts.trees[side])
+        nodes = upper_nodes(slot, parts.trees[side])
         units = [node.bond for node in nodes if node.level == 1]
         operands.append(Operand(units_to_outputs(side), (OUTPUT, *units)))
     if parts.lifted:
@@ -562,7 +562,7 @@ def _at_outputs(parts: TreeOperands, pair: Pair, looped: set[str], slices: bool)
     K is summed over outputs, so it cannot be used where outputs stay open. A root that is itself a
     looped first-layer node has no units left: its mean carries the output index.
     """
-    roots = [_root_index(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
+    roots = [root_index(slot, parts.trees[side]) for slot, side in zip(SLOTS, pair, strict=True)]
     if not slices and not any(root in looped for root in roots):
         # K = D_A^T D_B holds the sum over outputs, computed once for all diagrams.
         return [Operand(units_at_outputs(pair), tuple(roots))]

@@ -49,10 +49,8 @@ from tnsim.problems.base import Family, MomentNodes, moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.kernels import MOST_PAIRED
 from tnsim.problems.leaves import (
-    all_but_constant,
     by_side,
     identities,
-    kinds_of_other,
     must_lift,
     named,
     only,
@@ -109,7 +107,7 @@ class Sequences(_RunOnce):
 
     @classmethod
     def of(cls, a: Model, b: Model | None, metric: Metric) -> Self:
-        bra, ket = kinds(a), kinds_of_other(b)
+        bra, ket = kinds(a), None if b is None else kinds(b)
         positions = a.n_ctx or 1
         degrees = a.degree, (b or a).degree
         depth = nonlinear(bra, ket or ())
@@ -266,7 +264,7 @@ class WholeTree:
         d_out = self.bra[-1].d_out
         positions = self.n_ctx or 1
         if positions == 1:
-            return all_but_constant(d_out)
+            return np.concatenate([np.zeros(1), np.ones(d_out)])
         # Shape (1 + positions x d, 1 + d): row (s, i) has a 1 at the coordinate i, and the
         # constant's row and column are zero.
         same_coordinate = np.tile(np.eye(d_out // positions), (positions, 1))

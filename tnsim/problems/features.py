@@ -17,8 +17,7 @@ two legs of a bilinear layer apart, so the features are the entries of the (lift
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -32,7 +31,7 @@ from tnsim.engine.runtime.devices import processors, replicated, spread
 from tnsim.engine.runtime.threads import one_blas_thread, shared
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64, is_fixed
+from tnsim.models.arrays import digest_of, in_float64, is_fixed
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
@@ -43,17 +42,15 @@ from tnsim.scaled import (
     SMALLEST,
     Numeric,
     ScaledSum,
-    add,
     library,
     scale_exponent,
     shifted,
     split,
-    taken,
     total,
 )
 from tnsim.sessions import session
 
-_KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
+KEPT = 2**20  # most numbers of a vector that is kept with its model, 8 MiB
 _TOGETHER = 4  # models that are made together
 _REPAYS = 2**20  # multiplications of a model from which another thread is worth waking
 
@@ -65,9 +62,9 @@ class EntrySpace(NamedTuple):
     d_out: int
     lifted: bool
 
-    @property
-    def route(self) -> str:
-        return "features"
+    route = "features"
+    at_once = _TOGETHER
+    is_sparse = False
 
     @property
     def length(self) -> int:
@@ -76,14 +73,6 @@ class EntrySpace(NamedTuple):
     @property
     def parts(self) -> tuple[EntrySpace, ...]:
         return (self,)
-
-    @property
-    def at_once(self) -> int:
-        return _TOGETHER
-
-    @property
-    def is_sparse(self) -> bool:
-        return False
 
     def multiplications(self, layers: Kinds) -> int:
         rank = max(kind.rank for kind in layers)
@@ -189,12 +178,6 @@ class FeatureSpace(Hashable, Protocol):
         ...
 
 
-_FAMILIES: tuple[Callable[[Sequence[Kinds], Metric, int | None], FeatureSpace | None], ...]
-
-
-_FAMILIES = polynomials, entries
-
-
 def spaces(
     models: Sequence[Kinds], metric: Metric, n_ctx: int | None = None
 ) -> tuple[FeatureSpace, ...]:
@@ -220,7 +203,7 @@ def spaces(
     fields = receptive_fields(models, metric, n_ctx)
     if fields is not None:
         return (fields,)
-    candidates = [family(models, metric, n_ctx) for family in _FAMILIES]
+    candidates = polynomials(models, metric, n_ctx), entries(models, metric, n_ctx)
     return tuple(space for space in candidates if space is not None)
 
 
@@ -249,52 +232,6 @@ class FeatureBlock(NamedTuple):
     def nbytes(self) -> int:
         """Number of bytes of the vectors."""
         return self.values.nbytes
-
-
-def compared(
-    space: FeatureSpace,
-    one: Sequence[tuple[Any, Model]],
-    two: Sequence[tuple[Any, Model]],
-    prepared: Mapping[int, ScaledModel],
-    metric: Metric,
-    slices: bool,
-) -> dict[str, ScaledSum]:
-    """`<a|b>`, `<a|a>` and `<b|b>` of two combinations by their vectors, as `AB`, `AA` and `BB`.
-
-    Args:
-        space: Space that holds the models.
-        one, two: Coefficients and models of each combination.
-        prepared: Every model in scientific notation, by the `id` of the model.
-        metric: Metric in the units of the prepared models.
-        slices: Whether outputs are told apart.
-
-    Returns:
-        Inner products, (out,) or ().
-    """
-    number: dict[int, int] = {}
-    for _, model in (*one, *two):
-        number.setdefault(id(model), len(number))
-    # Both combinations as rows over the distinct models, each with features made once.
-    weights = np.zeros((2, len(number)))
-    for row, weighted in zip(weights, (one, two), strict=True):
-        for coefficient, model in weighted:
-            row[number[id(model)]] += coefficient
-    plain = None if np.array_equal(weights, np.eye(len(number))) else weights
-    models = [prepared[key] for key in number]
-    keep = space.length * space.d_out <= _KEPT
-    crossed, squared = [], []
-    for part in space.parts:  # in turn, so that one part is held at a time
-        both = block(models, plain, part, metric, keep)
-        crossed.append(products(both, both, slices))
-        squared.append(norms(both, slices))
-    # Row 0 is the first combination, row 1 the second.
-    squares = add(squared)
-    alone = list(one) == list(two)
-    return {
-        "AB": taken(squares, 0) if alone else taken(add(crossed), (0, 1)),
-        "AA": taken(squares, 0),
-        "BB": taken(squares, 1),
-    }
 
 
 def common_space(models: Sequence[Model], metric: Metric) -> FeatureSpace | None:
@@ -427,18 +364,14 @@ def _of_models(
 ) -> tuple[Float[np.ndarray, "models out features"], Float[np.ndarray, " models"]]:
     """Features of all models, and the exponents of their scales; some models at a time."""
     inputs = space.inputs(metric, "float64")
-
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(inputs):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    key = _of_models, space, digest.digest()
+    key = _of_models, space, digest_of(inputs)
 
     def vector(model: Model) -> Float[np.ndarray, "out features"]:
         def make() -> Float[np.ndarray, "out features"]:
             return space.vector(in_float64(space.weights(model)), inputs)
 
         # Small vectors of models that nobody can write to are kept as long as these live.
-        is_small = keep and space.length * space.d_out <= _KEPT
+        is_small = keep and space.length * space.d_out <= KEPT
         if not (is_small and all(map(is_fixed, jax.tree.leaves(model)))):
             return make()
         return session().belongings.get(model, key, make, lambda made: made.nbytes)

@@ -6,7 +6,7 @@ and the products added up, so that no whole vector is ever stored. Where points 
 stored for up to 32 groups of consecutive points, from which errors are estimated.
 
 `_Passes` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
-trace. `sums` compares many functions, batch by batch. `inner_product` is the same inside a trace:
+trace. `sums` compares many functions, batch by batch. `over_batches` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 """
 
@@ -833,55 +833,41 @@ def traced_vector(
     return total
 
 
-def inner_product(
-    rows: Terms, columns: Terms, points: Points, slices: bool, dtype: str
-) -> ScaledSum:
-    """`<a|b>` of two sums of models, in the precision of their weights.
+def over_batches(
+    first: Terms, second: Terms, batches: Iterable[WeightedPoints], slices: bool, norms: bool
+) -> dict[str, ScaledSum]:
+    """`<a|b>` as `AB` and, with norms, `<a|a>` and `<b|b>` of two sums at given points.
+
+    Points may be traced too. Every part runs once on a batch, in the precision of the weights.
 
     Args:
-        rows, columns: Sums of models, traced or not, or of functions.
-        points: Points of the measure.
+        first, second: Sums of models, traced or not, or of functions.
+        batches: Batches that hold all points.
         slices: Whether outputs are told apart.
-        dtype: Precision of the forward passes, for their memory.
+        norms: Whether `AA` and `BB` are wanted as well.
 
     Returns:
-        Inner product, () or (out,).
+        Inner products, () or (out,).
 
     Raises:
         ModelError: The models do not read these inputs.
-        TooLarge: A point takes more than the free memory. Batches follow no smaller budget: each
-            becomes part of the caller's program.
     """
-    known = [part for _, part in (*rows, *columns)]
-    size = batch_size(known, points, points.count, dtype, Budget())
-    return over_batches(rows, columns, in_batches(points, 0, points.count, size), slices)
-
-
-def over_batches(
-    rows: Terms, columns: Terms, batches: Iterable[WeightedPoints], slices: bool
-) -> ScaledSum:
-    """`<a|b>` of two sums of models at given points, which may be traced too.
-
-    Args:
-        rows, columns: Sums of models, traced or not, or of functions.
-        batches: Batches that hold all points.
-        slices: Whether outputs are told apart.
-
-    Returns:
-        Inner product, () or (out,).
-    """
-    parts = {id(part): part for _, part in (*rows, *columns)}
+    parts = {id(part): part for _, part in (*first, *second)}
     models = [part for part in parts.values() if isinstance(part, Model)]
     dtype = weights_dtype(*models) if models else "float64"
     passes = _Passes(parts, slices, dtype, "traced")
-    products = []
+    sides = {"AB": (first, second)}
+    if norms:
+        sides |= {"AA": (first, first), "BB": (second, second)}
+    products: dict[str, list[ScaledSum]] = {name: [] for name in sides}
     for batch in batches:
         vectors = passes.at(batch)
-        for (c, a), (d, b) in itertools.product(rows, columns):
-            first, second = vectors[id(a)], vectors[id(b)]
-            mantissa = (first.values * second.values).sum(axis=1)
-            exponent = first.exponent + second.exponent
-            if not slices:
-                mantissa, exponent = mantissa.sum(), exponent[0]
-            products.append(times(contribution(mantissa, exponent), c * d))
-    return add(products)
+        for name, (rows, columns) in sides.items():
+            for (c, a), (d, b) in itertools.product(rows, columns):
+                one, two = vectors[id(a)], vectors[id(b)]
+                mantissa = (one.values * two.values).sum(axis=1)
+                exponent = one.exponent + two.exponent
+                if not slices:
+                    mantissa, exponent = mantissa.sum(), exponent[0]
+                products[name].append(times(contribution(mantissa, exponent), c * d))
+    return {name: add(found) for name, found in products.items()}

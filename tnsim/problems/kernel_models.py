@@ -39,24 +39,25 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_traced, pytree
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
+from tnsim.problems.diagrams import groups
 from tnsim.problems.kernels import (
-    Affine,
     Blocks,
     HiddenUnits,
     Prepared,
-    count_of_units,
+    blocks_of,
     inner,
     kernel_blocks,
-    pair_numbers,
-    pair_work,
     prepared,
     segments,
 )
+from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
 from tnsim.sessions import per_object_cache
 
 _EPS = float(np.finfo(np.float64).eps)
+_ORDERS = 24
+"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
 
 class Law(NamedTuple):
@@ -227,15 +228,14 @@ def _of_scaled(units: HiddenUnits, exponent: Any, below: HiddenUnits) -> HiddenU
 
 def _continued(first: Prepared, later: tuple[HiddenUnits, ...]) -> Chain:
     """A chain with the laws of its states, from the first segment up."""
-    laws: list[Law] = []
-    state = first
-    for n in range(len(later)):
-        laws.append(_law_after(state, laws))
-        state = _at(later[n], laws[n].mean, root_of(laws[n].cov, noise=0.0))
-    return Chain(first, later, tuple(laws))
+    chain = Chain(first)
+    for units in later:
+        law = _law_after(_top(chain), chain.laws)
+        chain = Chain(first, (*chain.later, units), (*chain.laws, law))
+    return chain
 
 
-def _law_after(state: Prepared, before: list[Law] | tuple[Law, ...]) -> Law:
+def _law_after(state: Prepared, before: tuple[Law, ...]) -> Law:
     """The law of the outputs of a segment, given the laws of the states before."""
     cov, share = _covariance(state, state)
     mean = np.asarray(state.hidden.mean + state.beside.mean)
@@ -293,18 +293,13 @@ def last_segments(
 def _last(one: Chain, two: Chain) -> tuple[Prepared, Prepared, float]:
     """The last segments of two chains under their joint law, and the error of their kernel."""
     depth = max(len(one.later), len(two.later))
-    if not depth:
-        return one.first, two.first, 0.0
-    alone = one is two
-    one = _lengthened(one, depth)
-    two = one if alone else _lengthened(two, depth)
+    if one is two and depth:
+        top = _top(one)
+        return top, top, _passed_on(top, top, one.laws[-1].error)
+    one, two = _lengthened(one, depth), _lengthened(two, depth)
     left, right, error = one.first, two.first, 0.0
     for n in range(depth):
         law, other = one.laws[n], two.laws[n]
-        if alone:
-            root, error = root_of(law.cov, noise=0.0), law.error
-            left = right = _at(one.later[n], law.mean, root)
-            continue
         both, share = _covariance(left, right)
         error = max(law.error, other.error, _passed_on(left, right, error) + share)
         joint = np.block([[law.cov, both], [both.T, other.cov]])
@@ -314,16 +309,20 @@ def _last(one: Chain, two: Chain) -> tuple[Prepared, Prepared, float]:
     return left, right, _passed_on(left, right, error)
 
 
+def _top(chain: Chain) -> Prepared:
+    """The last segment of a chain under the law of its own state."""
+    if not chain.laws:
+        return chain.first
+    law = chain.laws[-1]
+    return _at(chain.later[-1], law.mean, root_of(law.cov, noise=0.0))
+
+
 def _lengthened(chain: Chain, depth: int) -> Chain:
     """The chain with identities behind it, as many as it lacks of a number of later segments."""
     lacking = depth - len(chain.later)
     if not lacking:
         return chain
-    last = chain.first
-    if chain.laws:
-        law = chain.laws[-1]
-        last = _at(chain.later[-1], law.mean, root_of(law.cov, noise=0.0))
-    law = _law_after(last, chain.laws)
+    law = _law_after(_top(chain), chain.laws)
     kept = HiddenUnits(None, Affine(), None, None, np.eye(len(law.mean)), None)
     return Chain(chain.first, chain.later + (kept,) * lacking, chain.laws + (law,) * lacking)
 
@@ -387,6 +386,11 @@ class Segment(NamedTuple):
     units: int
     d_out: int
 
+    @property
+    def numbers(self) -> int:
+        """Numbers of a prepared segment: rows of its units, and matrices that its outputs read."""
+        return 2 * self.units * (self.d_in + self.d_out) + 2 * self.d_in * self.d_out
+
 
 def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
     """The sizes of the segments of a model, from the input up.
@@ -398,13 +402,18 @@ def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
         >>> segment_sizes(kinds(model))
         (Segment(d_in=2, units=3, d_out=3),)
     """
-    places = [n for n, layer in enumerate(layers) if layer.order > 1] or [len(layers) - 1]
-    starts = [0, *places[1:]]
-    ends = [*starts[1:], len(layers)]
-    sizes = []
-    for start, end in zip(starts, ends, strict=True):
-        own = layers[start:end]
-        sizes.append(Segment(own[0].d_in, count_of_units(own), own[-1].d_out))
+    found = groups(layers).nonlinear
+    if not found:
+        return (Segment(layers[0].d_in, 0, layers[-1].d_out),)
+    sizes, d_in = [], layers[0].d_in
+    for number, behind in found:
+        layer, d_out = layers[number], layers[(number, *behind)[-1]].d_out
+        if layer.activation is not None:
+            units = layer.rank or layer.d_in
+        else:
+            units = layer.rank * 2 ** (layer.order - 1)  # powers, see `kernels._powers`
+        sizes.append(Segment(d_in, units, d_out))
+        d_in = d_out
     return tuple(sizes)
 
 
@@ -429,15 +438,21 @@ def meetings(bra: Sequence[Segment], ket: Sequence[Segment], alone: bool) -> lis
         alone: Whether both are one model.
     """
     met = []
-    ends = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
-    one, two = ends
+    one, two = (Segment(x[-1].d_out, 0, x[-1].d_out) for x in (bra, ket))
     for n in range(max(len(bra), len(ket))):
         left = bra[n] if n < len(bra) else one
         right = ket[n] if n < len(ket) else two
         width = left.d_in if alone or not n else left.d_in + right.d_in
-        # Eigenvectors of the joint covariance take about 10 width^3.
-        root = 10 * width**3 if n else 0
-        work = pair_work(left.units, right.units, width, max(left.d_out, right.d_out))
-        numbers = pair_numbers(left.units, right.units) + (3 * width**2 if n else 0)
-        met.append(Meeting(work + root, numbers))
+        d_out, pairs = max(left.d_out, right.d_out), left.units * right.units
+        # An entry of the kernel is a correlation, a series and a product with a weight of each
+        # output.
+        work = pairs * (width + _ORDERS) + left.units * (right.units + 1) * d_out
+        work += 2 * width * d_out
+        # A few blocks of the kernel are alive at once.
+        rows = max((stop - start for start, stop in blocks_of(left.units, right.units)), default=0)
+        numbers = 6 * rows * right.units
+        if n:
+            work += 10 * width**3  # eigenvectors of the joint covariance, about
+            numbers += 3 * width**2
+        met.append(Meeting(work, numbers))
     return met

@@ -71,7 +71,8 @@ from tnsim.models.differences import largest_change, regrouped
 from tnsim.models.layers import activation_of, bias_name, map_names, residual_rule
 from tnsim.models.matrices import written_out
 from tnsim.models.model import Model
-from tnsim.problems.tensors.kinds import Kinds, core_of, kinds, nonlinear
+from tnsim.problems.tensors.affine import Affine, affine_of, product
+from tnsim.problems.tensors.kinds import core_of, kinds, nonlinear
 from tnsim.scaled import library
 from tnsim.sessions import session
 
@@ -83,8 +84,6 @@ seconds to plan, 945 of ten take minutes."""
 _NARROW = 256
 """Most hidden units that stay on the host beside an accelerator: an inner product of 256 by 256
 units takes both 40 ms, and an accelerator seconds more to compile the program of a kernel."""
-_ORDERS = 24
-"""Orders of Hermite coefficients that a typical pair of units takes, for estimates of work."""
 
 KERNEL_DTYPE = "float64"
 """Precision of kernels outside of a trace, also where float32 is asked for: their thresholds near
@@ -222,27 +221,6 @@ def _advice_on_compositions(model: Model) -> str:
     return ""
 
 
-class Affine(NamedTuple):
-    """The affine map `weight x + bias`; a weight of None is the identity, a bias of None zero."""
-
-    weight: Float[Array, "rows in"] | None = None
-    bias: Float[Array, " rows"] | None = None
-
-    def after(self, inner: Affine) -> Affine:
-        """This map of the outputs of another map."""
-        bias = self.bias
-        if inner.bias is not None:
-            # W (V x + v) + w = W V x + (W v + w).
-            bias = add(_product(self.weight, inner.bias), bias)
-        weight = self.weight if inner.weight is None else _product(self.weight, inner.weight)
-        return Affine(weight, bias)
-
-
-def _product(matrix: Any, other: Any) -> Any:
-    """The product of two matrices, or of a matrix and a vector; None is the identity."""
-    return other if matrix is None else matrix @ other
-
-
 class HiddenUnits(NamedTuple):
     """A function `D h(x) + S x + c` of hidden units `h = f(gate)` or `h = f(gate) * up`.
 
@@ -300,27 +278,20 @@ def segments(model: Model) -> list[HiddenUnits]:
     for layer in written_out(model).layers:
         layer = in_float64(layer)
         core: Any = core_of(layer)
-        skip, scale = residual_rule(layer)
         if core.order > 1:
             state = Affine() if hidden else state
             units = _units_of(core, state)
-            hidden.append(_with_residual(units, state, core.d_out, skip, scale))
+            hidden.append(_with_residual(units, state, core.d_out, *residual_rule(layer)))
             continue
-        weight, bias = core.weight, core.bias
-        # A residual around a linear layer is linear as well: skip x + scale (W x + b).
-        if not (_is(skip, 0.0) and _is(scale, 1.0)):
-            weight = scale * weight + skip * np.eye(core.d_in)
-            bias = None if bias is None else scale * bias
+        own = affine_of(layer)
         if not hidden:
-            state = Affine(weight, bias).after(state)
+            state = own.after(state)
             continue
-        last = hidden[-1]
-        constant = last.constant
         # A linear layer behind the units maps everything that the output reads: W (D h + S x + c)
         # + b.
-        constant = bias if constant is None else add(weight @ constant, bias)
-        linear = None if last.linear is None else weight @ last.linear
-        down = weight if last.down is None else weight @ last.down
+        last = hidden[-1]
+        down, constant = own.after(Affine(last.down, last.constant))
+        linear = None if last.linear is None else product(own.weight, last.linear)
         hidden[-1] = last._replace(down=down, linear=linear, constant=constant)
     if hidden:
         return hidden
@@ -610,7 +581,7 @@ def prepared(
     gate = normal(units.gate)
     up = None if units.up is None else normal(units.up)
     down = None if units.down is None else xp.asarray(units.down, dtype)
-    hidden = Moments(*(_product(down, moment) for moment in moments(units.activation, gate, up)))
+    hidden = Moments(*(product(down, moment) for moment in moments(units.activation, gate, up)))
     on_device = not (traced or on_host or len(gate.mean) <= _NARROW or backend() == "cpu")
     known = (
         expanded(units.activation, gate, on_device)
@@ -851,32 +822,3 @@ def _as_gated(model: Prepared) -> Expanded:
     factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
     on_device = model.expanded is not None and model.expanded.side is None
     return gated_expanded(model.activation, GatedUnits(model.gate, factors), on_device)
-
-
-def count_of_units(layers: Kinds) -> int:
-    """Number of hidden units of a model of at most one nonlinear layer."""
-    count = 0
-    for layer in layers:
-        if layer.activation is not None:
-            count += layer.rank or layer.d_in
-        elif layer.order > 1:
-            count += layer.rank * 2 ** (layer.order - 1)  # powers, see `_powers`
-    return count
-
-
-def pair_work(units: int, others: int, d_in: int, d_out: int) -> int:
-    """Number of multiplications of an inner product, without pairs of high correlation."""
-    # An entry of the kernel is a correlation, a series and a product with a weight of each output.
-    outer = units * (others + 1) * d_out
-    return units * others * (d_in + _ORDERS) + outer + 2 * d_in * d_out
-
-
-def pair_numbers(units: int, others: int) -> int:
-    """Numbers of arrays alive at once in an inner product: a few blocks of the kernel."""
-    rows = max((stop - start for start, stop in blocks_of(units, others)), default=0)
-    return 6 * rows * others
-
-
-def own_numbers(units: int, d_in: int, d_out: int) -> int:
-    """Numbers of a prepared model: rows of its units, and the matrices that its outputs read."""
-    return 2 * units * (d_in + d_out) + 2 * d_in * d_out

@@ -6,12 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
-from tnsim.models.model import Model
 from tnsim.names import Leaf, Side
 from tnsim.problems.diagrams import tree
-from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.tensors.kinds import Kinds
 
 T = TypeVar("T")
 
@@ -28,15 +26,6 @@ def by_side(bra: T, ket: T | None) -> dict[Side, T]:
     return {"A": bra, "B": ket}
 
 
-def kinds_of_other(model: Model | None) -> Kinds | None:
-    """Kinds of the layers of the second model, None where there is none.
-
-    Example:
-        >>> kinds_of_other(None)
-    """
-    return None if model is None else kinds(model)
-
-
 def must_lift(bra: Kinds, ket: Kinds) -> bool:
     """Whether the constant coordinate is needed.
 
@@ -45,6 +34,7 @@ def must_lift(bra: Kinds, ket: Kinds) -> bool:
 
     Example:
         >>> import tnsim
+        >>> from tnsim.problems.tensors.kinds import kinds
         >>> biased = kinds(tnsim.Model([tnsim.Linear([[1.0]], [1.0])]))
         >>> must_lift(biased, biased)
         True
@@ -68,16 +58,6 @@ def named(side: Side, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for role, array in roles.items():
             leaves[str(Leaf(side, number, role))] = array
     return leaves
-
-
-def all_but_constant(d_out: int) -> Float[np.ndarray, " out"]:
-    """The vector (1 + d_out,) with 0 for the constant row and 1 for the outputs.
-
-    Example:
-        >>> all_but_constant(2)
-        array([0., 1., 1.])
-    """
-    return np.concatenate([np.zeros(1), np.ones(d_out)])
 
 
 def identities(names: Collection[str], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import check_coordinates
+from tnsim.metrics.input_moments import check_coordinates, root_of
 from tnsim.metrics.metric import (
     Gaussian,
     Symmetric,
@@ -227,7 +227,8 @@ def _matrix_piece(
     # A sorted shared index stands for all its permutations, which have equal entries in both
     # tensors: the sum over all of them is the sum over sorted ones times their multiplicity.
     if term.shared:
-        second = second * _multiplicities(rows.width, term.shared, second.dtype)
+        multiple = packed.multiplicities(rows.width, term.shared)
+        second = second * multiple.astype(second.dtype)
     elif down is not None:
         first = first * down.T[:, None, :]
         return (second[:, :, 0].T @ first.reshape(k, -1)).reshape(-1, len(down))
@@ -242,11 +243,6 @@ def _unpacked_tensors(entries: Any, own: int, shared: int, block: IndexBlock) ->
         return entries[:, block.of(own), None]
     at = packed.joined(own, shared, *block)
     return _take_entries(entries, at.ravel(), 1).reshape(len(entries), *at.shape)
-
-
-def _multiplicities(width: int, order: int, dtype: Any) -> np.ndarray:
-    """The multiplicities of sorted indices in a dtype."""
-    return packed.multiplicities(width, order).astype(dtype)
 
 
 def _take_entries(array: Any, at: np.ndarray, axis: int) -> Any:
@@ -340,9 +336,8 @@ class PolynomialSpace(NamedTuple):
     gaussian: bool
     block: IndexBlock
 
-    @property
-    def route(self) -> str:
-        return "features"
+    route = "features"
+    is_sparse = False
 
     @property
     def length(self) -> int:
@@ -353,15 +348,13 @@ class PolynomialSpace(NamedTuple):
     @session_cache
     def parts(self) -> tuple[PolynomialSpace, ...]:
         """Blocks that are made in turn; dot products are sums over the blocks."""
-        return tuple(self._replace(block=block) for block in self._block_ranges())
-
-    def _block_ranges(self) -> Iterator[IndexBlock]:
-        width, start = self.block.width, 0
+        width, start, parts = self.block.width, 0, []
         for stop in range(1, width + 1):
             # A block ends where one coordinate more would make its matrix too large.
             if stop == width or self._matrix(start, stop + 1) > _MATRIX:
-                yield IndexBlock(width, start, stop)
+                parts.append(self._replace(block=IndexBlock(width, start, stop)))
                 start = stop
+        return tuple(parts)
 
     def _matrix(self, start: int, stop: int) -> int:
         """Elements of the largest matrix from which a block is read, see `packed.splits`."""
@@ -377,7 +370,7 @@ class PolynomialSpace(NamedTuple):
         """Number of scalar multiplications for the features of a single model."""
         # Legs are linear maps of all coefficients; then n - 1 products, of which the last is mapped
         # to the outputs at once.
-        orders = self._input_orders()
+        orders = (0, 1) if self.lifted else (1,)
         width = self.block.width
         number = 0
         steps = [kind for kind in layers if kind.down is not None]
@@ -394,7 +387,7 @@ class PolynomialSpace(NamedTuple):
             for leg in range(1, kind.order):
                 down = out if leg == kind.order - 1 else 1
                 number += multiplications(read, orders, rank, down, width, self.gaussian)
-                read = self._up_to(max(read) + max(orders))
+                read = orders_of(max(read) + max(orders), self.lifted, self.gaussian)
             orders = read
         return number
 
@@ -426,10 +419,6 @@ class PolynomialSpace(NamedTuple):
         """Number of models that are made together: several where each is small."""
         return _TOGETHER if self._matrix(0, self.block.width) <= _SMALL else 2
 
-    @property
-    def is_sparse(self) -> bool:
-        return False
-
     def weights(self, model: Model) -> list[dict[str, Any]]:
         return [arrays(layer, self.lifted) for layer in model.layers]
 
@@ -455,12 +444,6 @@ class PolynomialSpace(NamedTuple):
             numbers = coefficients.get(order, np.zeros((self.d_out, 1), some.dtype))
             parts.append(numbers * norm)
         return library(some).concatenate(parts, axis=1)
-
-    def _input_orders(self) -> tuple[int, ...]:
-        return (0, 1) if self.lifted else (1,)
-
-    def _up_to(self, degree: int) -> tuple[int, ...]:
-        return orders_of(degree, self.lifted, self.gaussian)
 
 
 def basis_norms(
@@ -636,27 +619,21 @@ def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
 
 def _rank_of(metric: Metric, d_in: int) -> int:
     """The rank of the covariance; no matrix is made where none was given, as of tokens."""
-    cov = getattr(metric, "cov", None)
-    if cov is None:
+    root = _root_of(metric)
+    if root is None:
         return d_in
-    cov = np.asarray(cov)
-    return int((cov > 0).sum()) if cov.ndim == 1 else _affine_inputs(metric, d_in)[1].shape[1]
+    return int(np.count_nonzero(root if root.ndim == 1 else root.any(axis=0)))
 
 
 def _affine_inputs(
     metric: Metric, d_in: int
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d rank"]]:
     """m and L of x = m + L z, with z standard normal and L of full column rank."""
-    mean, cov = mean_of(metric, d_in), getattr(metric, "cov", None)
-    if cov is None:
-        return mean, np.eye(d_in)
-    cov = np.asarray(cov, np.float64)
-    if cov.ndim == 1:
-        return mean, np.diag(np.sqrt(np.maximum(cov, 0.0)))[:, cov > 0]
-    # In units of every coordinate's own deviation, so that small coordinates are not lost.
-    deviation = np.sqrt(np.maximum(np.diag(cov), 0.0))
-    unit = np.where(deviation > 0, deviation, 1.0)
-    values, vectors = np.linalg.eigh((cov + cov.T) / 2 / np.outer(unit, unit))
-    # Directions of rounding size are no directions of the input.
-    kept = values > d_in * np.finfo(np.float64).eps * values[-1]
-    return mean, deviation[:, None] * vectors[:, kept] * np.sqrt(values[kept])
+    root = _root_of(metric)
+    root = np.eye(d_in) if root is None else np.diag(root) if root.ndim == 1 else root
+    return mean_of(metric, d_in), root[:, root.any(axis=0)]
+
+
+def _root_of(metric: Metric) -> Any:
+    """A root of the covariance; directions of rounding size are no directions of the input."""
+    return root_of(getattr(metric, "cov", None), float(np.finfo(np.float64).eps))

@@ -20,19 +20,17 @@ range are a slice, and vectors are made in parts by the largest coordinate.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64
-from tnsim.models.layers import Residual, affine_maps, bias_name, residual_rule
+from tnsim.models.arrays import digest_of, in_float64
+from tnsim.models.layers import affine_maps, bias_name, residual_rule
 from tnsim.models.matrices import MOST_DENSE, Columns, SparseMatrix
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import (
@@ -50,6 +48,7 @@ from tnsim.problems.polynomial_space import (
     whole,
 )
 from tnsim.problems.tensors import packed
+from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds, LayerKind, core_of, kinds
 from tnsim.problems.tensors.lifted import shapes
 from tnsim.sessions import session, session_cache
@@ -109,13 +108,9 @@ class FieldSpace(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def route(self) -> str:
-        return "receptive fields"
-
-    @property
-    def is_sparse(self) -> bool:
-        return True
+    route = "receptive fields"
+    is_sparse = True
+    at_once = 1
 
     @property
     def length(self) -> int:
@@ -131,11 +126,6 @@ class FieldSpace(NamedTuple):
         return tuple(
             self._replace(start=start, stop=stop) for start, stop in zip(starts, ends, strict=True)
         )
-
-    @property
-    def at_once(self) -> int:
-        """Number of models that are made together."""
-        return 1
 
     def multiplications(self, layers: Kinds) -> int:
         """Number of scalar multiplications for the vector of a model, no two groups being alike."""
@@ -459,13 +449,11 @@ def _places(space: FieldSpace) -> _Places:
 
 
 class _Step(NamedTuple):
-    """A layer `skip x + down (leg_1 * leg_2 * ...) + bias`, on sparse matrices of SciPy.
-
-    A linear layer has a single leg and no `down`.
+    """A layer `skip x + down (leg_1 * leg_2 * ...) + bias`; without legs `down` reads x itself.
 
     Args:
-        legs: Pairs of matrix and bias, None for no bias.
-        down: Output matrix.
+        legs: Pairs of a matrix of SciPy and a bias, None for no bias.
+        down: Output matrix; of SciPy where groups read its rows.
         bias: Bias of the output, None for none.
         skip: Factor of the input.
     """
@@ -501,52 +489,37 @@ def _steps(model: Model) -> tuple[list[_Step], _Readout]:
     last = _last_nonlinear(kinds(model))
     assert last is not None
     steps = [_step(layer) for layer in layers[: last + 1]]
-    final = steps[-1]
-    out = layers[last].d_out
-    constant = np.zeros(out) if final.bias is None else np.asarray(final.bias)
-    read: Any = None
-    for layer in layers[last + 1 :]:
-        (weight, _), *_ = (step := _step(layer)).legs
+    final, out = steps[-1], layers[last].d_out
+    behind = Affine()
+    for step in map(_step, layers[last + 1 :]):
+        weight = step.down
         if step.skip:
             weight = weight + step.skip * _identity(weight.shape[0])
-        constant = weight @ constant + (0.0 if step.bias is None else step.bias)
-        read = weight if read is None else weight @ read
-    hidden = final.down if read is None else read @ final.down
+        behind = Affine(weight, step.bias).after(behind)
+    read: Any = behind.after(Affine(final.down, final.bias))
+    constant = np.zeros(read.weight.shape[0]) if read.bias is None else np.asarray(read.bias)
     state = None
     if final.skip:
-        state = final.skip * (_identity(out) if read is None else read)
-    # Groups read rows of all matrices but the last, which is a part of the readout.
-    steps = [_with_sparse_rows(step, n < last) for n, step in enumerate(steps)]
-    return steps, _Readout(_as_dense(hidden), None if state is None else _as_dense(state), constant)
+        state = final.skip * (_identity(out) if behind.weight is None else behind.weight)
+    # Groups read rows of all output matrices but the last, which is a part of the readout.
+    steps = [*(step._replace(down=_sparse(step.down)) for step in steps[:-1]), final]
+    return steps, _Readout(
+        _as_dense(read.weight), None if state is None else _as_dense(state), constant
+    )
 
 
 def _as_dense(matrix: Any) -> np.ndarray:
     return matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
 
 
-def _with_sparse_rows(step: _Step, reads_down: bool) -> _Step:
-    """A layer with sparse legs, and a sparse output matrix where groups read its rows."""
-
-    def sparse(matrix: Any) -> Any:
-        return matrix if hasattr(matrix, "tocsr") else SparseMatrix.of(matrix).csr()
-
-    legs = tuple((sparse(matrix), bias) for matrix, bias in step.legs)
-    return step._replace(
-        legs=legs, down=sparse(step.down) if reads_down and step.down is not None else step.down
-    )
-
-
 def _step(layer: Any) -> _Step:
     core = core_of(layer)
     rows, output = affine_maps(core)
-    skip, scale = residual_rule(layer) if isinstance(layer, Residual) else (0.0, 1.0)
+    skip, scale = residual_rule(layer)
     bias = getattr(core, bias_name(output))
-    bias = None if bias is None else scale * np.asarray(bias)
-    last = scale * _plain(getattr(core, output))
-    if not rows:
-        return _Step(((last, None),), None, bias, float(skip))
-    legs = tuple((_plain(getattr(core, name)), getattr(core, bias_name(name))) for name in rows)
-    return _Step(legs, last, bias, float(skip))
+    legs = tuple((_sparse(_plain(getattr(core, x))), getattr(core, bias_name(x))) for x in rows)
+    down = scale * _plain(getattr(core, output))
+    return _Step(legs, down, None if bias is None else scale * np.asarray(bias), float(skip))
 
 
 def _identity(size: int) -> Any:
@@ -559,36 +532,40 @@ def _plain(matrix: Any) -> Any:
     return matrix.csr() if isinstance(matrix, SparseMatrix) else np.asarray(matrix)
 
 
-class _State(NamedTuple):
-    """Coordinates of a state, as the weights below them on a receptive field.
+def _sparse(matrix: Any) -> Any:
+    """A matrix of SciPy, of one of NumPy as well."""
+    return matrix if hasattr(matrix, "tocsr") else SparseMatrix.of(matrix).csr()
+
+
+class _LocalLayer(NamedTuple):
+    """The rows and columns of a layer that units above it read, as dense matrices.
 
     Args:
-        root: Matrix (coordinates, field) of the input, None above the input.
-        down: Matrix (coordinates, hidden units) or (coordinates, state below), None at the input.
-        bias: Constants (coordinates,).
-        units: Hidden units, or the state that a linear layer reads.
-        skip: Factor of the same coordinates below.
-        stream: The same coordinates below, None without a skip.
-    """
-
-    root: Any
-    down: Any
-    bias: Any
-    units: Any = None
-    skip: Any = 0.0
-    stream: Any = None
-
-
-class _Units(NamedTuple):
-    """Hidden units, as the weights below them on a receptive field.
-
-    Args:
-        legs: Pairs of a matrix (units, state below) and a bias (units,).
-        below: State that the legs read.
+        legs: Pairs of a matrix (hidden units, state below) and a bias; none of a linear layer.
+        down: Matrix (coordinates, hidden units), of a linear layer (coordinates, state below); None
+            where the hidden units themselves are asked for.
+        bias: Constants (coordinates,), None for none.
+        stream: Factor of the same coordinates below, and their places there; None without a skip.
     """
 
     legs: tuple[tuple[Any, Any], ...]
-    below: _State
+    down: Any
+    bias: Any
+    stream: tuple[float, Any] | None
+
+
+class _Local(NamedTuple):
+    """The units of a group, as the weights below them on their receptive field.
+
+    Args:
+        root: Matrix (coordinates, field) of the inputs that are read.
+        mean: Means (coordinates,) of these inputs.
+        layers: Layers from the input up.
+    """
+
+    root: Float[np.ndarray, "coordinates field"]
+    mean: Float[np.ndarray, " coordinates"]
+    layers: tuple[_LocalLayer, ...]
 
 
 class _Made(NamedTuple):
@@ -622,7 +599,7 @@ def _all_series(
         held = 0
         for group in groups:
             local = _local(group, steps, inputs)
-            key = _digest(local)
+            key = digest_of(local)
             made.keys.append(key)
             if key not in made.known and held < _KEPT:
                 made.known[key] = _normalised(local, len(group.field), space)
@@ -634,7 +611,7 @@ def _all_series(
 
 
 def _normalised(
-    local: _Units | _State, width: int, space: FieldSpace
+    local: _Local, width: int, space: FieldSpace
 ) -> dict[int, Float[np.ndarray, "indices units"]]:
     """Coefficients of some units by order, in a basis of length one, unit beside unit."""
     normalised = {}
@@ -644,80 +621,56 @@ def _normalised(
     return normalised
 
 
-def _local(group: _Group, steps: Sequence[_Step], inputs: tuple[Any, Any]) -> _Units | _State:
-    """The units of a group with the weights below them."""
-    make = _local_units if group.hidden else _local_state
-    return make(steps, group.level, group.units, group.field, inputs)
+def _local(group: _Group, steps: Sequence[_Step], inputs: tuple[Any, Any]) -> _Local:
+    """The units of a group with the weights below them, layer by layer from the units down."""
+    layers: list[_LocalLayer] = []
+    needed = group.units
+    if group.hidden:
+        legs, needed = _legs_at(steps[group.level], needed, ())
+        layers.append(_LocalLayer(legs, None, None, None))
+    for step in reversed(steps[: group.level]):
+        above, rows = needed, step.down[needed]
+        units = np.unique(rows.indices)
+        beside = [*([] if step.legs else [units]), *([above] if step.skip else [])]
+        legs, needed = _legs_at(step, units, beside)
+        down = rows[:, units if legs else needed].toarray()
+        bias = None if step.bias is None else step.bias[above]
+        stream = (step.skip, np.searchsorted(needed, above)) if step.skip else None
+        layers.append(_LocalLayer(legs, down, bias, stream))
+    mean, deviation = inputs
+    root = np.zeros((len(needed), len(group.field)))
+    root[np.arange(len(needed)), np.searchsorted(group.field, needed)] = deviation[needed]
+    return _Local(root, mean[needed], tuple(reversed(layers)))
 
 
-def _series(local: _Units | _State, width: int, gaussian: bool) -> Series:
-    """The series of some units in the coordinates of their receptive field."""
-    if isinstance(local, _State):
-        return _state_series(local, width, gaussian)
-    below = _state_series(local.below, width, gaussian)
-    first, *others = [_shifted_series(mapped(leg, below), bias) for leg, bias in local.legs]
-    for factor in others:
-        first = _products(first, factor, width, gaussian)
-    return first
-
-
-def _local_units(
-    steps: Sequence[_Step], level: int, units: np.ndarray, field: np.ndarray, inputs: Any
-) -> _Units:
-    """The weights of some hidden units of a layer and of all that is below them."""
-    legs = [matrix[units] for matrix, _ in steps[level].legs]
-    needed = np.unique(np.concatenate([leg.indices for leg in legs]))
-    read = tuple(
+def _legs_at(
+    step: _Step, units: np.ndarray, beside: Iterable[np.ndarray]
+) -> tuple[tuple[tuple[Any, Any], ...], np.ndarray]:
+    """The legs of some hidden units, and the coordinates below that these and others read."""
+    rows = [(matrix[units], bias) for matrix, bias in step.legs]
+    needed = np.unique(np.concatenate([*(leg.indices for leg, _ in rows), *beside]))
+    legs = tuple(
         (leg[:, needed].toarray(), None if bias is None else np.asarray(bias)[units])
-        for leg, (_, bias) in zip(legs, steps[level].legs, strict=True)
+        for leg, bias in rows
     )
-    return _Units(read, _local_state(steps, level, needed, field, inputs))
+    return legs, needed
 
 
-def _local_state(
-    steps: Sequence[_Step], level: int, coordinates: np.ndarray, field: np.ndarray, inputs: Any
-) -> _State:
-    """The weights of some coordinates of the state below a layer, and of all that is below them."""
-    if level == 0:
-        mean, deviation = inputs
-        root = np.zeros((len(coordinates), len(field)))
-        places = np.searchsorted(field, coordinates)
-        root[np.arange(len(coordinates)), places] = deviation[coordinates]
-        return _State(root, None, mean[coordinates])
-    step = steps[level - 1]
-    bias = np.zeros(len(coordinates)) if step.bias is None else step.bias[coordinates]
-    stream = None
-    if step.skip:
-        stream = _local_state(steps, level - 1, coordinates, field, inputs)
-    matrix = step.legs[0][0] if step.down is None else step.down
-    rows = matrix[coordinates]
-    needed = np.unique(rows.indices)
-    make = _local_state if step.down is None else _local_units
-    units = make(steps, level - 1, needed, field, inputs)
-    return _State(None, rows[:, needed].toarray(), bias, units, step.skip, stream)
-
-
-def _digest(local: Any) -> bytes:
-    """A digest of the numbers and the structure of local weights."""
-    leaves, form = jax.tree.flatten(local)
-    digest = hashlib.blake2b(str(form).encode(), digest_size=16)
-    for leaf in leaves:
-        array = np.ascontiguousarray(leaf, np.float64)
-        digest.update(repr(array.shape).encode())
-        digest.update(array.tobytes())
-    return digest.digest()
-
-
-def _state_series(state: _State, width: int, gaussian: bool) -> Series:
-    """The series of coordinates of a state."""
-    if state.root is not None:
-        return _shifted_series({1: state.root}, state.bias)
-    below = _series(state.units, width, gaussian)
-    result = _shifted_series(mapped(state.down, below), state.bias)
-    if state.stream is None:
-        return result
-    carried = _state_series(state.stream, width, gaussian)
-    return plus(result, {order: state.skip * entries for order, entries in carried.items()})
+def _series(local: _Local, width: int, gaussian: bool) -> Series:
+    """The series of some units in the coordinates of their receptive field."""
+    state = _shifted_series({1: local.root}, local.mean)
+    for layer in local.layers:
+        factors = [_shifted_series(mapped(leg, state), bias) for leg, bias in layer.legs]
+        made = factors[0] if factors else state
+        for factor in factors[1:]:
+            made = _products(made, factor, width, gaussian)
+        if layer.down is not None:
+            made = _shifted_series(mapped(layer.down, made), layer.bias)
+        if layer.stream is not None:
+            factor, places = layer.stream
+            made = plus(made, {order: factor * state[order][places] for order in state})
+        state = made
+    return state
 
 
 def _shifted_series(series: Series, bias: Any) -> Series:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -189,9 +190,13 @@ def in_own_basis(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model
         80.0
     """
     states: States | None = None
-    if units.by_states:
-        measured = _sampled_states if is_sparse(model) else _input_states
-        states = measured(model, units.metric)
+    if units.by_states and is_sparse(model):
+        # States below the first layer on random inputs with the moments of the metric.
+        rng = np.random.default_rng(0)
+        inputs = sampled_inputs(model, units.metric, rng, _SAMPLES)
+        states = SampledStates(np.asarray(inputs, np.float64))
+    elif units.by_states:
+        states = _input_states(model, units.metric)
     return scaled_with_shifts(model, slices, states, units.inputs)
 
 
@@ -391,13 +396,14 @@ class MeasuredStates:
         down = roles[DOWN]
         legs = [rows for role, rows in roles.items() if role not in (DOWN, SKIP, UNIT)]
         order = len(legs)
-        moments = next(_JoinedLegs(self, *both) for n, *both in self.joinings if n == order)
+        across, within = next(both for n, *both in self.joinings if n == order)
         second: Any = 0.0
         for start in range(0, len(legs[0]), _ROWS_AT_ONCE):
             some = [rows[start : start + _ROWS_AT_ONCE] for rows in legs]
-            block = moments.product(some, legs) @ down.T
+            block = _joined(self, across, some, legs) @ down.T
             second = second + down[:, start : start + _ROWS_AT_ONCE] @ block
-        mean = down @ moments.mean(legs)
+        # A metric without means has no joinings of one layer.
+        mean = down @ _joined(self, within, legs, ())[:, 0] if within else 0.0 * down[:, 0]
         if isinstance(layer, Residual):
             skip = roles[SKIP][0]
             constant = np.eye(1, len(self.mean))
@@ -406,12 +412,12 @@ class MeasuredStates:
                 streams.append([None if i == j else constant for i in range(order)])
             crossed: Any = 0.0
             for stream in streams:
-                crossed = crossed + down @ moments.product(legs, stream) / order
+                crossed = crossed + down @ _joined(self, across, legs, stream) / order
             # <x x^T> of the stream as it stands in products: n ways on either side, of weight 1/n
             # each.
             carried: Any = 0.0
             for one, two in itertools.product(streams, streams):
-                carried = carried + moments.product(one, two) / order**2
+                carried = carried + _joined(self, across, one, two) / order**2
             second = second + skip * (crossed + crossed.T) + skip**2 * carried
             mean = mean + skip * self.mean
         return dataclasses.replace(self, second=second, mean=mean)
@@ -491,124 +497,67 @@ class SampledStates:
         return SampledStates(in_float64(layer)(self.values))
 
 
-class _JoinedLegs:
-    """Moments of products of legs under the joinings of a metric.
+def _joined(
+    states: MeasuredStates, joinings: Joinings, bra: Sequence[LegRows], ket: Sequence[LegRows]
+) -> Any:
+    """The moments `<prod_i bra_i[r] prod_j ket_j[q]>` of products of legs, joined in some ways.
 
     Args:
         states: States that the legs read.
-        joinings: Joinings of two layers of equal order.
-        of_mean: Joinings of the mean of such a layer; empty where the metric has no means.
+        joinings: Joinings of the legs, at least one.
+        bra, ket: Legs of both sides; none in the ket for the mean of a layer.
+
+    Returns:
+        Matrix (rows of the bra, rows of the ket), of one column where the ket has no legs.
     """
+    legs = {"A": bra, "B": ket}
+    # Moments of pairs of legs, which many joinings have in common, by their places on both sides.
+    known: dict[tuple[Leg, Leg], Any] = {}
 
-    def __init__(self, states: MeasuredStates, joinings: Joinings, of_mean: Joinings) -> None:
-        self.states = states
-        self.joinings = joinings
-        self.of_mean = of_mean
+    def along(value: Any, side: Side) -> Any:
+        """A vector over the rows of a side, to be multiplied with a matrix over both."""
+        return value[:, None] if side == "A" else value[None, :]
 
-    def product(self, bra: Sequence[LegRows], ket: Sequence[LegRows]) -> Any:
-        """The moments `<prod_i bra_i[r] prod_j ket_j[q]>`, (rows of the bra, rows of the ket)."""
-        # Moments of pairs of legs, which many joinings have in common.
-        read: dict[tuple[int, ...], Any] = {}
-        total: Any = 0.0
-        for joining in self.joinings:
-            both = {
-                "A": self._leg_orders("A", joining, bra),
-                "B": self._leg_orders("B", joining, ket),
-            }
-            # A joining stands for its orbit only after the mean over the orders of legs that it
-            # tells apart.
-            share = joining.weight / (len(both["A"]) * len(both["B"]))
-            for one, two in itertools.product(both["A"], both["B"]):
-                total = total + share * self._single_joining(joining, bra, ket, one, two, read)
-        return total
+    def moments(one: Leg, two: Leg) -> Any:
+        if (one, two) not in known:
+            rows, others = (legs[leg.side][leg.index] for leg in (one, two))
+            if one.side != two.side:
+                read = _read_moment(rows, states.second)
+                known[one, two] = read if others is None else read @ others.T
+            else:
+                if others is None:  # at most one leg of a stream reads the state
+                    rows, others = others, rows
+                read = _read_moment(rows, states.second)
+                known[one, two] = along((read * others).sum(axis=1), one.side)
+        return known[one, two]
 
-    def mean(self, legs: Sequence[LegRows]) -> Any:
-        """The means `<prod_i legs_i[r]>`, (rows,); 0 under a metric without means."""
-        read: dict[tuple[int, ...], Any] = {}
-        total: Any = 0.0 * self._leg_means(legs[0])
-        for joining in self.of_mean:
-            orders = self._leg_orders("A", joining, legs)
-            for order in orders:
-                value = self._single_joining(joining, legs, (), order, (), read)
-                total = total + joining.weight / len(orders) * value[:, 0]
-        return total
-
-    def _leg_orders(
-        self, side: Side, joining: Joining, legs: Sequence[LegRows]
-    ) -> list[tuple[int, ...]]:
-        """Orders of the legs of a side over which a joining is averaged."""
-        count = len(legs)
-        if side not in joining.symmetrised or count > _MOST_ORDERS:
-            return [tuple(range(count))]
-        return list(itertools.permutations(range(count)))
-
-    def _single_joining(
-        self,
-        joining: Joining,
-        bra: Sequence[LegRows],
-        ket: Sequence[LegRows],
-        bra_order: tuple[int, ...],
-        ket_order: tuple[int, ...],
-        read: dict[tuple[int, ...], Any],
-    ) -> Any:
-        """A single joining for given orders of legs; `read` caches the moments of pairs of legs."""
-
-        def leg(one: Leg) -> tuple[int, LegRows]:
-            """Number of a leg, counted over both sides, and its rows."""
-            if one.side == "A":
-                return bra_order[one.index], bra[bra_order[one.index]]
-            return len(bra) + ket_order[one.index], ket[ket_order[one.index]]
-
-        def along(value: Any, side: Side) -> Any:
-            """A vector over the rows of a side, to be multiplied with a matrix over both."""
-            return value[:, None] if side == "A" else value[None, :]
-
-        total: Any = 1.0
-        for mean_leg, two in joining.pairs:
-            (n, rows), (k, others) = leg(mean_leg), leg(two)
-            key = (n, k)
-            if key not in read:
-                crossing = mean_leg.side != two.side
-                read[key] = (
-                    self._pair_moments(rows, others) if crossing else self._pair_of(rows, others)
-                )
-            value = read[key]
-            if mean_leg.side == two.side:
-                value = along(value, mean_leg.side)
-            # A pair with the bra's leg second: its moments lie with the ket's rows first.
-            elif mean_leg.side == "B":
-                value = value.T
-            total = total * value
-        for mean_leg in joining.capped:
-            total = total * along(self._leg_means(leg(mean_leg)[1]), mean_leg.side)
-        return total
-
-    def _pair_moments(self, rows: LegRows, others: LegRows) -> Any:
-        """The moments `<rows[r] others[q]>` of two legs, for all pairs of rows."""
-        read = self._times_moment(rows)
-        return read if others is None else read @ others.T
-
-    def _pair_of(self, rows: LegRows, others: LegRows) -> Any:
-        """The moments `<rows[r] others[r]>` of two legs of a single side."""
-        if others is None:
-            rows, others = others, rows
-        assert others is not None  # at most one leg of a stream reads the state
-        return (self._times_moment(rows) * others).sum(axis=1)
-
-    def _times_moment(self, rows: LegRows) -> Any:
-        second = self.states.second
-        return _moment_matrix(second) if rows is None else _times_moment(rows, second)
-
-    def _leg_means(self, rows: LegRows) -> Any:
-        """The means `<rows[r]>` of a leg, (rows,)."""
-        mean = self.states.mean
-        return mean if rows is None else rows @ mean
+    total: Any = 0.0
+    for joining in joinings:
+        orders = {}
+        for side, own in legs.items():
+            every = itertools.permutations(range(len(own)))
+            told = side in joining.symmetrised and len(own) <= _MOST_ORDERS
+            orders[side] = list(every if told else itertools.islice(every, 1))
+        # A joining stands for its orbit only after the mean over the orders of legs that it tells
+        # apart.
+        share = joining.weight / math.prod(map(len, orders.values()))
+        for of_bra, of_ket in itertools.product(*orders.values()):
+            places = {"A": of_bra, "B": of_ket}
+            product: Any = share
+            for pair in joining.pairs:
+                first, second = sorted(Leg(x.side, places[x.side][x.index]) for x in pair)
+                product = product * moments(first, second)
+            for side, index in joining.capped:
+                rows = legs[side][places[side][index]]
+                mean = states.mean if rows is None else rows @ states.mean
+                product = product * along(mean, side)
+            total = total + product
+    return total
 
 
-def _sampled_states(model: Model, metric: Metric) -> SampledStates:
-    """States below the first layer on random inputs with the moments of a metric."""
-    rng = np.random.default_rng(0)
-    return SampledStates(np.asarray(sampled_inputs(model, metric, rng, _SAMPLES), np.float64))
+def _read_moment(rows: LegRows, second: Any) -> Any:
+    """The moments of a leg with the coordinates of the state."""
+    return _moment_matrix(second) if rows is None else _times_moment(rows, second)
 
 
 def _input_states(model: Model, metric: Metric) -> MeasuredStates:

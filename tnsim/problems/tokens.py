@@ -47,15 +47,15 @@ from jaxtyping import Int
 
 from tnsim.engine.ir.problem import Definition, Operand, Problem, ScaleGroup, Stage, Term, prune
 from tnsim.errors import TooLarge
-from tnsim.models.arrays import add, in_float64
+from tnsim.models.arrays import in_float64
 from tnsim.models.attention import Attention
 from tnsim.models.forward import plain_states
-from tnsim.models.layers import Linear, affine_maps, bias_name, innermost, residual_rule
+from tnsim.models.layers import affine_maps, bias_name, innermost, residual_rule
 from tnsim.models.matrices import affine
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.names import ONES, OUTPUT, SCORES, VALUE, WEIGHT, Pair, Side, bias_of, model_leaf
-from tnsim.problems.tensors.positional import sequence_arrays
+from tnsim.problems.tensors.affine import Affine, affine_of
 from tnsim.scaled import library
 
 TABLE, TOKENS, HERE, REACH = "TABLE", "TOKENS", "HERE", "REACH"
@@ -101,7 +101,7 @@ def token_kind(model: Model) -> TokenKind:
             "after it; here another nonlinear layer follows. Use GaussianClosure(), "
             "with the mean and covariance of one-hot tokens if they matter"
         )
-    bias = any(bias_of(WEIGHT) in sequence_arrays(layer, 1) for layer in tail)
+    bias = any(affine_of(layer).bias is not None for layer in tail)
     return TokenKind(True, bool(tail), bias, core.rope_base is not None, core.mask == "causal")
 
 
@@ -194,55 +194,14 @@ def token_arrays(model: Model, at: Int[np.ndarray, " distance"]) -> dict[str, An
     number, core = attention
     table = _token_table(model, number)
     arrays = _attention_arrays(model.layers[number], core, table, at)
-    tail = model.layers[number + 1 :]
-    if tail:
-        arrays |= merged_tail(tail)
+    tail = Affine()
+    for layer in model.layers[number + 1 :]:
+        tail = affine_of(layer).after(tail)
+    if tail.weight is not None:
+        arrays[WEIGHT] = tail.weight
+    if tail.bias is not None:
+        arrays[bias_of(WEIGHT)] = tail.bias
     return arrays
-
-
-def merged_tail(layers: Iterable[Layer]) -> dict[str, Any]:
-    """The weight and bias of consecutive linear layers as a single layer.
-
-    W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
-
-    Returns:
-        WEIGHT, (d_out, d_in), and WEIGHT_BIAS, (d_out,), where any of the layers has a bias.
-
-    Example:
-        >>> import tnsim
-        >>> merged_tail([tnsim.Linear([[2.0]], [1.0]), tnsim.Linear([[3.0]])])
-        {'WEIGHT': array([[6.]]), 'WEIGHT_BIAS': array([3.])}
-    """
-    first, *others = layers
-    weight, bias = _affine_map(first)
-    for layer in others:
-        matrix, shift = _affine_map(layer)
-        weight = matrix @ weight
-        if bias is not None:
-            # The bias so far passes through the next layer, as the state does.
-            shift = add(matrix @ bias, shift)
-        bias = shift
-    if bias is None:
-        return {WEIGHT: weight}
-    return {WEIGHT: weight, bias_of(WEIGHT): bias}
-
-
-def merged_linear(layers: Iterable[Layer]) -> Layer:
-    """Consecutive linear layers as a single layer.
-
-    Example:
-        >>> import tnsim
-        >>> merged_linear([tnsim.Linear([[2.0]], [1.0]), tnsim.Linear([[3.0]])]).weight
-        array([[6.]])
-    """
-    arrays = merged_tail(layers)
-    return Linear(arrays[WEIGHT], arrays.get(bias_of(WEIGHT)))
-
-
-def _affine_map(layer: Layer) -> tuple[Any, Any | None]:
-    """Matrix and bias of a linear layer, a residual's skip included."""
-    arrays = sequence_arrays(layer, 1)
-    return arrays[WEIGHT], arrays.get(bias_of(WEIGHT))
 
 
 def _first_attention(model: Model) -> tuple[int, Attention] | None:

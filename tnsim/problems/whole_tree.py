@@ -63,6 +63,7 @@ from tnsim.engine.ir.problem import (
     Stage,
     Term,
     prune,
+    renamed,
 )
 from tnsim.engine.search.canonical import Tensor, canonical
 from tnsim.errors import ModelError, TooLarge
@@ -85,12 +86,14 @@ from tnsim.names import (
 from tnsim.problems.diagrams import (
     Bottom,
     TreeOperands,
+    bond_index,
     first_layer,
     forms,
     layer_tensor,
     leg_factor,
     node_mean,
     output_factor,
+    root_index,
     second_moment,
     tree,
     unit_to_legs,
@@ -99,6 +102,7 @@ from tnsim.problems.diagrams import (
     units_along_edge,
     units_at_outputs,
     units_to_outputs,
+    upper_nodes,
     upper_tensor,
     write,
     write_over_upper,
@@ -178,20 +182,13 @@ def _distinct_orders(tree: Tree) -> Iterator[tuple[int, ...]]:
 
 def _tree_over(parts: TreeOperands, side: Side, nodes: list[str]) -> tuple[Operand, ...]:
     """The layers above level 0, joined to nodes in the given order."""
+    tree = parts.trees[side]
+    names = {root_index("bra", tree): "k"}
+    names |= {bond_index("bra", 0, copy): node for copy, node in enumerate(nodes)}
     operands: list[Operand] = []
-    bonds = nodes
-    orders = parts.trees[side].orders
-    # From level 1 upwards: each node takes the next bonds as its legs, in the given order.
-    for level in range(1, len(orders)):
-        order = orders[level]
-        above = [f"{level}.{copy}" for copy in range(len(bonds) // order)]
-        if level == len(orders) - 1:
-            above = ["k"]
-        for copy, bond in enumerate(above):
-            legs = bonds[copy * order : (copy + 1) * order]
-            operands.append(Operand(layer_tensor(side, level), (bond, *legs)))
-        bonds = above
-    return tuple(operands)
+    for level, bond, legs in upper_nodes("bra", tree):
+        operands += parts.node(side, level, bond, legs, dense=True)
+    return renamed(operands, names)
 
 
 def _joined_within(parts: TreeOperands, side: Side, free: int) -> Definition:
@@ -281,22 +278,6 @@ def layer_arrays(parts: TreeOperands) -> tuple[Definition, ...]:
             else:
                 definitions += _layer_factors(parts, side, level)
     return tuple(definitions)
-
-
-def scale_groups(arrays: tuple[Definition, ...]) -> tuple[ScaleGroup, ...]:
-    """A scale group for each of the layers' arrays, under its name and read off the array itself.
-
-    A diagram holds the arrays of a low level many times over. Divided by their scales they are near
-    1, and so are their products; scales come back as exponents, as often as `layer_powers` says.
-    """
-    return tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in arrays)
-
-
-def second_moments(parts: TreeOperands) -> tuple[Definition, ...]:
-    """S of the pairs of models in which linear layers come first; S of others is the input's."""
-    return tuple(
-        _second_moment(parts, pair) for pair in _compared_pairs(parts) if parts.has_leading(pair)
-    )
 
 
 def tensors_and_means(parts: TreeOperands) -> tuple[Definition, ...]:
@@ -449,20 +430,15 @@ def _to_outputs(parts: TreeOperands, side: Side) -> Definition:
     With two units V is a symmetric matrix for each output. With more units, of four levels, V would
     have to be symmetrised; trees of so many legs are not planned.
     """
-    top = parts.depth(side) - 1
+    top, tree = parts.depth(side) - 1, parts.trees[side]
+    nodes = list(upper_nodes("bra", tree))
     operands: list[Operand] = []
-    units = ["h"]
-    for level in reversed(range(2, top + 1)):
-        order = parts.trees[side].orders[level]
-        below: list[str] = []
-        for unit in units:
-            children = [f"{unit}.{child}" for child in range(order)]
-            name = unit_to_unit(side, level)
-            operands += [Operand(name, (unit, child)) for child in children]
-            below += children
-        units = below
+    for level, unit, below in nodes:
+        if level > 1:
+            operands += [Operand(unit_to_unit(side, level), (unit, child)) for child in below]
+    units = [unit for level, unit, _ in nodes if level == 1]
     # D of the top level ends the row of matrices that leads from units of level 1 to the outputs.
-    operands.append(Operand(output_factor(side, top), ("k", "h")))
+    operands.append(Operand(output_factor(side, top), ("k", root_index("bra", tree))))
     exchangeable = len(units) if top <= 2 else 0
     indices = ("k", *units)
     term = Term(1.0, tuple(operands))
@@ -523,13 +499,19 @@ def fold_trees(
     pairs = tuple(pairs)
     parts = TreeOperands(models, inputs, lifted, n_ctx)
     layers = layer_arrays(parts)
-    groups = scale_groups(layers)
+    # A diagram holds the arrays of a low level many times over. Divided by their scales, which are
+    # read off the arrays, they are near 1, and so are their products; scales come back as
+    # exponents, as often as `layer_powers` says.
+    groups = tuple(ScaleGroup(array.name, degree=1, definition=array.name) for array in layers)
+    # S of the pairs of models in which linear layers come first; S of others is the input's.
+    compared = [pair for pair in _compared_pairs(parts) if parts.has_leading(pair)]
+    moments = tuple(_second_moment(parts, pair) for pair in compared)
     shared = tensors_and_means(parts)
     if "units" in forms(parts):
         shared += matrices_between_units(parts)
     if has_upper_tensors(parts):
         shared += tuple(upper_tensors(parts))
-    stages = [Stage(layers + second_moments(parts), groups), Stage(shared, groups)]
+    stages = [Stage(layers + moments, groups), Stage(shared, groups)]
     for pair in pairs:  # one stage each: a common stage would need the memory of all
         product = _inner_product(parts, pair, cross_only, slices)
         # The product is divided by its own scale too: the result is a number and an exponent.

@@ -259,10 +259,7 @@ class SequenceFold:
 
     def means(self, step: LayerStep) -> dict[ModelName, OutputMean]:
         """The means of both models' outputs."""
-        means: dict[ModelName, OutputMean] = {}
-        for model in self.models:
-            means[model] = output_mean(step, model)
-        return means
+        return {model: output_mean(step, model) for model in self.models}
 
     def advance(self, number: int) -> None:
         """Add the stages of a step: the mean of each model, the covariance of each pair, scales.
@@ -345,13 +342,23 @@ class SequenceFold:
 
     def problem(self) -> Problem:
         """The problem of all stages so far, with the shapes of its leaves."""
-        shapes = _input_shapes(self.inputs, self.models["A"][0].d_in, self.n_ctx)
+        n, d_in = self.n_ctx, self.models["A"][0].d_in
+        shapes: dict[str, tuple[int, ...]] = {
+            ONE: (),
+            ONES: (n,),
+            SAME_POSITION: (n, n),
+            IDENTITY: (d_in, d_in),
+            MEAN: self.inputs.mean_shape(d_in, n),
+            COVARIANCE: self.inputs.covariance_shape(d_in, n),
+        }
         for model, kinds in self.models.items():
             for number, kind in enumerate(kinds):
-                for role, shape in sequence_shapes(kind, self.n_ctx).items():
+                for role, shape in sequence_shapes(kind, n).items():
                     shapes[str(Leaf(model, number, role))] = shape
-        for name in sorted(_names_used(self.stages)):
-            shape = position_shape(name, self.n_ctx)
+        definitions = [each for stage in self.stages for each in stage.definitions]
+        terms = [term for definition in definitions for term in definition.terms]
+        for name in sorted({operand.name for term in terms for operand in term.operands}):
+            shape = position_shape(name, n)
             if shape is not None:
                 shapes[name] = shape
         outputs = tuple(pair.group for pair in self.pairs)
@@ -440,25 +447,3 @@ def _input_states(models: Iterable[ModelName], inputs: SequenceInputs) -> States
     return States(
         dict.fromkeys(PAIRS, covariance), dict.fromkeys(names, mean), dict.fromkeys(names, ONE)
     )
-
-
-def _input_shapes(inputs: SequenceInputs, d_in: int, n_ctx: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the leaves that belong to no model."""
-    return {
-        ONE: (),
-        ONES: (n_ctx,),
-        SAME_POSITION: (n_ctx, n_ctx),
-        IDENTITY: (d_in, d_in),
-        MEAN: inputs.mean_shape(d_in, n_ctx),
-        COVARIANCE: inputs.covariance_shape(d_in, n_ctx),
-    }
-
-
-def _names_used(stages: Iterable[Stage]) -> set[str]:
-    """Names of all operands of some stages."""
-    names: set[str] = set()
-    for stage in stages:
-        for definition in stage.definitions:
-            for term in definition.terms:
-                names.update(operand.name for operand in term.operands)
-    return names

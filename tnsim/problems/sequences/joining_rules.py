@@ -45,31 +45,19 @@ class JoiningRule(NamedTuple):
     with_constants: bool = False
 
 
-def _always(one: Leg, two: Leg) -> bool:
-    return True
-
-
-def _never(one: Leg, two: Leg) -> bool:
-    return False
-
-
 def _across(one: Leg, two: Leg) -> bool:
     return one.slot != two.slot
 
 
-def _straight_across(one: Leg, two: Leg) -> bool:
-    return _across(one, two) and one.role == two.role
-
-
-def _stream_across(one: Leg, two: Leg) -> bool:
-    return _across(one, two) and STREAM in (one.role, two.role)
-
-
-ALL = JoiningRule("all", _always)
-NONE = JoiningRule("none", _never)
+ALL = JoiningRule("all", lambda one, two: True)
+NONE = JoiningRule("none", lambda one, two: False)
 ACROSS = JoiningRule("across", _across, with_constants=True)
-STRAIGHT = JoiningRule("straight", _straight_across, with_constants=True)
-STREAM_ACROSS = JoiningRule("stream", _stream_across)
+STRAIGHT = JoiningRule(
+    "straight", lambda one, two: _across(one, two) and one.role == two.role, with_constants=True
+)
+STREAM_ACROSS = JoiningRule(
+    "stream", lambda one, two: _across(one, two) and STREAM in (one.role, two.role)
+)
 
 
 class MetricRules(NamedTuple):

@@ -15,7 +15,7 @@ over positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tnsim.engine.ir.problem import Operand, Stage, StageBuilder, Term, renamed
@@ -76,11 +76,6 @@ def output_mean(step: LayerStep, model: ModelName) -> OutputMean:
     return OutputMean(moment, heads, stage.stage())
 
 
-def names_defined(means: Iterable[OutputMean]) -> frozenset[str]:
-    """Names of the outputs of the stages of some means."""
-    return frozenset(definition.name for mean in means for definition in mean.stage.outputs)
-
-
 def _stream_summand(legs: Projections) -> list[Summand]:
     """The summand of the residual stream in the mean."""
     skip, state = legs.names.skip("bra"), legs.mean(stream("bra"))
@@ -128,7 +123,8 @@ def output_covariance(step: LayerStep, pair: Pair, means: Means) -> OutputCovari
         means: Means of the outputs of both models at this step.
     """
     names = BraKet(step, pair, one_position=not _positions_matter(step, pair))
-    stage = StageBuilder(step.suffix, known=names_defined(means.values()))
+    known = frozenset(each.name for mean in means.values() for each in mean.stage.outputs)
+    stage = StageBuilder(step.suffix, known=known)
     legs = Projections(names, stage)
     expansions = Expansions(f"wick.{pair.group}", legs)
     summands = (

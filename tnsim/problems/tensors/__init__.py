@@ -3,8 +3,9 @@
 The modules in their reading order:
 
     kinds           layers without their numbers
-    lifted          the tensor of a layer over lifted bonds
     positional      layers of sequence models, with their shapes
+    affine          linear layers in a row as one affine map
+    lifted          the tensor of a layer over lifted bonds
     layer_networks  a layer as an unrolled network
     packed          symmetric tensors, stored once per sorted index
 """

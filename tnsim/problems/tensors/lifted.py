@@ -30,13 +30,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import Array, in_float64
-from tnsim.models.layers import Bilinear, Residual, affine_maps, bias_name, residual_rule
-from tnsim.models.matrices import written_out
+from tnsim.models.arrays import Array
+from tnsim.models.layers import Bilinear, affine_maps
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.names import DENSE, DOWN, FACTOR, SIGNED_DOWN, SKIP, UNIT, WEIGHT
+from tnsim.names import DENSE, DOWN, FACTOR, SIGNED_DOWN, SKIP, UNIT, WEIGHT, bias_of
 from tnsim.problems.tensors.kinds import LayerKind, core_of
+from tnsim.problems.tensors.positional import sequence_arrays
 from tnsim.scaled import library
 
 
@@ -82,40 +82,26 @@ def arrays(layer: Layer, lifted: bool) -> dict[str, Any]:
     Source:
         Paper, section 2.1.
     """
-    layer = in_float64(written_out(layer))
-    xp = library(layer)
-    core = core_of(layer)
-    rows, output = affine_maps(core)
-    skip, scale = residual_rule(layer)
-    last, bias = getattr(core, output), getattr(core, bias_name(output))
-    skips = isinstance(layer, Residual)
-    if skips:
-        last = scale * last
-    if skips and bias is not None:
-        bias = scale * bias
-    # c x + s (W x + b) is an affine map itself, (c + s W) x + s b, so a linear layer needs no skip.
-    if skips and not rows:
-        last = last + skip * xp.eye(core.d_in, dtype=last.dtype)
-    if not rows:
-        return {WEIGHT: _lifted_map(xp, last, bias) if lifted else last}
-    roles: dict[str, Any] = {}
-    if not lifted:
-        roles[DOWN] = last
-        for name in rows:
-            roles[name.upper()] = getattr(core, name)
-        return roles
+    plain = sequence_arrays(layer, 1)
+    if not lifted:  # there are neither biases nor skips
+        return plain
+    xp = library(plain)
+    if WEIGHT in plain:
+        return {WEIGHT: _lifted_map(xp, plain[WEIGHT], plain.get(bias_of(WEIGHT)))}
     # Lifted DOWN has a row 0 that computes the constant from the constant hidden unit, and the
     # biases in the column of that unit. A skip adds skip * 1 to row 0, so its entry is 1 - skip.
-    column = _lifted_column(xp, 1.0 - skip, bias, core.d_out, last.dtype)
-    padded = xp.concatenate([xp.zeros((1, last.shape[1]), last.dtype), last])
-    roles[DOWN] = xp.concatenate([padded, column[:, None]], axis=1)
-    for name in rows:
-        leg = _with_constant_unit(xp, getattr(core, name), getattr(core, bias_name(name)))
-        roles[name.upper()] = leg
-    unit = xp.eye(1, core.d_in + 1, dtype=last.dtype)[0]
-    if skips:
+    down, skip = plain[DOWN], plain.get(SKIP)
+    entry = 1.0 if skip is None else 1.0 - skip
+    column = _lifted_column(xp, entry, plain.get(bias_of(DOWN)), len(down), down.dtype)
+    padded = xp.concatenate([xp.zeros((1, down.shape[1]), down.dtype), down])
+    roles = {DOWN: xp.concatenate([padded, column[:, None]], axis=1)}
+    legs = [name.upper() for name in affine_maps(core_of(layer))[0]]
+    for role in legs:
+        roles[role] = _with_constant_unit(xp, plain[role], plain.get(bias_of(role)))
+    unit = xp.eye(1, roles[legs[0]].shape[1], dtype=down.dtype)[0]
+    if skip is not None:
         roles[SKIP] = skip * unit
-    if skips and len(rows) > 2:
+    if skip is not None and len(legs) > 2:
         roles[UNIT] = unit
     return roles
 

@@ -101,9 +101,8 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
         if bias is not None:
             roles[bias_of(name.upper())] = bias
     last = output.upper()
-    # The scale of a residual multiplies the output matrix and its bias.
-    for role in (last, bias_of(last)):
-        if role in roles:
+    if isinstance(layer, Residual):  # the scale multiplies the output matrix and its bias
+        for role in {last, bias_of(last)} & roles.keys():
             roles[role] = scale * roles[role]
     if isinstance(core, Attention):
         roles = _by_head(core, roles, n_ctx, xp)
@@ -120,43 +119,26 @@ def sequence_arrays(layer: Layer, n_ctx: int) -> dict[str, Any]:
 def _by_head(core: Attention, roles: dict[str, Any], n_ctx: int, xp: Any) -> dict[str, Any]:
     """The arrays of attention with an axis of heads.
 
-    Queries are divided by the width of a head; queries and keys are rotated.
+    Queries are divided by the width of a head. Rows of queries and keys, and their biases, are
+    rotated for every position, which becomes the first axis.
     """
     by_head: dict[str, Any] = {MASK: core.pattern(n_ctx)}
     rotations = core.rotations(n_ctx)
     for role, array in roles.items():
+        if role == bias_of(OUTPUT):
+            by_head[role] = array
+            continue
         if role == OUTPUT:
             by_head[role] = array.reshape(core.d_out, core.n_heads, core.d_value)
-        elif role == bias_of(OUTPUT):
-            by_head[role] = array
-        else:
-            by_head[role] = _leg_by_head(core, role, array, rotations, xp)
+            continue
+        array = array.reshape(core.n_heads, -1, *array.shape[1:])
+        if role.startswith("Q"):
+            array = 1 / core.d_head * array
+        if rotations is not None and role not in (VALUE, bias_of(VALUE)):
+            # In NumPy, float32 weights are rotated in float64.
+            turns = rotations if xp is np else xp.asarray(rotations, array.dtype)
+            is_bias = array.ndim == 2
+            array = turns[:, None] @ (array[..., None] if is_bias else array)
+            array = array[..., 0] if is_bias else array
+        by_head[role] = array
     return by_head
-
-
-def _leg_by_head(core: Attention, role: str, array: Any, rotations: Any, xp: Any) -> Any:
-    """Queries, keys or values, or any of their biases, with an axis of heads."""
-    array = array.reshape(core.n_heads, -1, *array.shape[1:])
-    if role.startswith("Q"):
-        array = 1 / core.d_head * array
-    if rotations is None or role in (VALUE, bias_of(VALUE)):
-        return array
-    return _turned_rows(array, rotations, xp)
-
-
-def _turned_rows(array: Any, rotations: Any, xp: Any) -> Any:
-    """The rows of every head, rotated for every position.
-
-    Args:
-        array: Weight (heads, d_head, d_in), or bias (heads, d_head).
-        rotations: Rotation of every position, (n_ctx, d_head, d_head).
-        xp: Array namespace.
-
-    Returns:
-        Array (n_ctx, heads, d_head, d_in), for a bias without the last axis.
-    """
-    # In NumPy, float32 weights are rotated in float64.
-    turns = rotations if xp is np else xp.asarray(rotations, array.dtype)
-    if array.ndim == 3:
-        return turns[:, None] @ array
-    return (turns[:, None] @ array[..., None])[..., 0]
