@@ -6,7 +6,7 @@ The modules in their reading order:
     paths, hidden_units  a model split by the components, or the units, that a signal goes through
     slopes               integrals of derivatives along a segment of switches
     edges                paths split by the legs that read a component
-    runs                 changes and paths of every step of a run
+    runs                 checkpoints of a run, and tables of what was found of each
     change               the difference of two models, split by component
     switched_weights     networks with weights between those of two
     change_of_weights    the difference of any two networks, split by whose weights they have
