@@ -124,7 +124,8 @@ class Convolutional(nn.Module):
     def __init__(self):
         super().__init__()
         self.left, self.right = (nn.Conv2d(1, 3, 3, padding=1) for _ in range(2))
-        self.norm, self.pool, self.out = nn.BatchNorm2d(3), nn.AvgPool2d(2), nn.Linear(12, 5)
+        self.norm = nn.BatchNorm2d(3, momentum=1.0)  # which is no flag of training
+        self.pool, self.out = nn.AvgPool2d(2), nn.Linear(12, 5)
         self.norm.running_mean.normal_()
         self.norm.running_var.uniform_(0.5, 2)
 

@@ -13,8 +13,11 @@ The modules in their reading order:
     native                    tnsim's own format, both ways
     modules, module_examples  PyTorch modules, and files of their weights, become models
     module_calls              states inside a module
-    graphs, entrywise, curves         forward passes as operations known by name, chains of them
-    functions, jaxprs                 functions of JAX become models, their primitives operations
+    operations                what operations are, by their names, and what the algebra asks of them
+    graphs, jaxprs            forward passes of PyTorch and of JAX as such operations
+    entrywise, curves         chains of entrywise operations as functions of one number
+    batches                   whether inputs of a batch are apart
+    functions                 functions of JAX become models
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     guard                     every failure of reading becomes a single sentence
 """

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.affine_values import Library, Operation, Value
+from tnsim.checkpoints.affine_values import Library, Value
 from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.operations import AXES, Operation
 from tnsim.checkpoints.unit_layers import Layout, Stack, written_out
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.attention import Attention
@@ -97,15 +98,12 @@ def _reads_only(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(((found == expected) | (found == -1)).all())
 
 
-def operated(
-    operation: Operation, values: Mapping[Operation, Any], axes: frozenset[str], library: Library
-) -> Scores:
+def operated(operation: Operation, values: Mapping[Operation, Any], library: Library) -> Scores:
     """The result of an operation on scores that changes their numbers or their places.
 
     Args:
         operation: Operation that reads scores and arrays.
         values: Results by operation.
-        axes: Names of operations that choose and order entries.
         library: Functions of arrays.
 
     Raises:
@@ -114,7 +112,7 @@ def operated(
     (read,) = [one for one in operation.reads if isinstance(values[one], Scores)]
     scores: Scores = values[read]
     name = operation.name
-    if (name not in axes and name not in KEEP_PLACES) or (
+    if (name not in AXES and name not in KEEP_PLACES) or (
         name == "div" and operation.arguments[0] is not read
     ):
         raise UnsupportedLayer(

@@ -22,7 +22,7 @@ from tnsim.checkpoints.curves import Curve, curve_of, rounding_of
 from tnsim.errors import UnsupportedLayer
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.affine_values import Operation
+    from tnsim.checkpoints.operations import Operation
 
 Numbers = Any
 

@@ -16,21 +16,16 @@ import numpy as np
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
 from tnsim.models.arrays import is_traced
-from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.jaxprs import FunctionGraph, NumpyLibrary
+    from tnsim.checkpoints.operations import Graph
 
 log: logging.Logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-9
 _SCALES = (1.0, -1.0, 0.25, 4.0, 1e-3, 1e3)  # of random inputs
-_JOINED = (
-    "computes with the number of its inputs or with more than one of them: what it gives for an "
-    "input depends on the batch around it, so it is no function of an input"
-)
 
 
 def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Model:
@@ -72,7 +67,9 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
-    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, joins_inputs, signature
+    from tnsim.checkpoints.batches import JOINED, joins_inputs
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, signature
+    from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
     place = f"the function {printable(name, 60)}"
@@ -120,25 +117,25 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     def single(several: Sequence[Any], batch: Any) -> Any:
         return _array_of(plain(several, batch), place)
 
-    def written(batch: int) -> FunctionGraph:
+    def written(batch: int) -> Graph:
         shown = np.repeat(example[:1], batch, 0)
         return graph_of(single, weights, shown, place, precision)
 
     one, two, three = (written(n) for n in (1, 2, 3))
     if signature(two) != signature(three):
-        raise UnsupportedLayer(f"{place} {_JOINED}")
+        raise UnsupportedLayer(f"{place} {JOINED}")
     library = NumpyLibrary(precision)
     refusals: list[Exception] = []
     tokens = example.dtype.kind in "iu"
     for sequence in [True] if tokens else [True, False] if example.ndim == 3 else [False]:
         positions = example.shape[1] if sequence else 1
         try:
-            layers = _layers(one, weights, example[:1], library, positions, tokens)
+            layers = layers_of_graph(one, one.arrays(weights), example[:1], library, positions)
         except (UnsupportedLayer, TooLarge) as refused:
             refusals.append(refused)
             continue
-        if joins_inputs(two, weights, np.repeat(example[:1], 2, 0)):
-            raise UnsupportedLayer(f"{place} {_JOINED}")
+        if joins_inputs(two, two.arrays(weights), np.repeat(example[:1], 2, 0), library):
+            raise UnsupportedLayer(f"{place} {JOINED}")
         n_ctx = positions if sequence else None
         tolerance = max(_TOLERANCE, 64 * one.rounding)
         error = _error(
@@ -178,40 +175,6 @@ def _numbers(plain: Callable[..., Any], weights: Sequence[np.ndarray], batch: An
     with jax.enable_x64(True):
         found = plain([jax.numpy.asarray(one) for one in weights], jax.numpy.asarray(batch))
         return np.asarray(jax.tree_util.tree_leaves(found)[0], np.float64)
-
-
-def _layers(
-    graph: FunctionGraph,
-    weights: Sequence[np.ndarray],
-    example: np.ndarray,
-    library: NumpyLibrary,
-    positions: int,
-    tokens: bool,
-) -> list[Normed]:
-    """The layers of the operations, on inputs of the shape of an example."""
-    from tnsim.checkpoints.jaxprs import TABLES
-    from tnsim.checkpoints.read_graphs import layers_of_graph
-
-    arrays = graph.arrays(weights)
-    vocabulary = None
-    if tokens:
-        tables = [one.arguments[0] for one in graph.operations if one.name == "embedding"]
-        known = [arrays[one] for one in tables if one in arrays]
-        vocabulary = known[0].shape[0] if known else int(example.max()) + 1
-    (output,) = graph.outputs
-    found = layers_of_graph(
-        graph.operations,
-        graph.argument,
-        output,
-        arrays,
-        example,
-        TABLES,
-        library,
-        positions,
-        vocabulary,
-    )
-    widths = with_widths(one.layer for one in found)
-    return [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
 
 
 def _error(

@@ -50,12 +50,11 @@ from tnsim.errors import (
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
-from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.graphs import Graph
+    from tnsim.checkpoints.operations import Graph
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +349,7 @@ def _first_reading(
     Raises:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
-    from tnsim.checkpoints.graphs import JOINED  # which needs PyTorch
+    from tnsim.checkpoints.batches import JOINED  # which needs SciPy
 
     tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
     # The batch may have been taken for a sequence, as attention takes it.
@@ -449,9 +448,6 @@ def _read(
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
-    # Declared activations take their width from their neighbours.
-    widths = with_widths(one.layer for one in layers)
-    layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
     with _with_output(double, output):
         _check_apart(double, example, _batch_sizes(double, example))
         error = forward_error(double, layers, example)
@@ -503,7 +499,7 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
         example: Inputs that the module takes.
         sizes: Sizes of batches that are tried beside three.
     """
-    from tnsim.checkpoints.graphs import JOINED
+    from tnsim.checkpoints.batches import JOINED
 
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
@@ -527,7 +523,7 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
                 np.abs(together[n] - alone[n]) if together[n].shape == alone[n].shape else np.inf
             )
             if np.max(error, initial=0.0) > 1e-9 * np.abs(alone[n]).max(initial=0.0):
-                raise UnsupportedLayer(JOINED)
+                raise UnsupportedLayer(f"the module {JOINED}")
 
 
 def _settings(module: Any) -> dict[str, Any]:
@@ -609,8 +605,7 @@ def graph_layers(
         UnsupportedLayer, TooLarge: Raised as by `from_module`.
     """
     from tnsim.checkpoints import graphs
-    from tnsim.checkpoints.read_graphs import Declared as DeclaredPart
-    from tnsim.checkpoints.read_graphs import layers_of_graph
+    from tnsim.checkpoints.read_graphs import Part, layers_of_graph
 
     torch = require_torch()
     graph = graphs.graph_of(traced, example, output, tuple(declared))
@@ -620,34 +615,16 @@ def graph_layers(
     precision = max(parameters, key=lambda dtype: torch.finfo(dtype).eps, default=like.dtype)
     library = graphs.TorchLibrary(like, precision)
     arrays = graph.arrays(state)
-    parts = {}
-    for end, (path, start) in graph.owns.items():
-        parts[end] = DeclaredPart(start, _declared_layers(module, path, declared))
-    tokens = None
-    if not example.is_floating_point():
-        tables = [
-            arrays[one.arguments[0]]
-            for one in graph.operations
-            if one.name == "embedding" and one.arguments[0] in arrays
-        ]
-        tokens = tables[0].shape[0] if tables else int(example.max()) + 1
+    parts = {
+        end: Part(start, _declared_layers(module, path, declared))
+        for end, (path, start) in graph.owns.items()
+    }
     trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     filled = dict(arrays)
-    for name in trained & set(graph.state):
-        filled[graph.state[name]] = _without_zeros(arrays[graph.state[name]])
-    layers = layers_of_graph(
-        graph.operations,
-        graph.argument,
-        graph.output,
-        arrays,
-        example[:1],
-        graphs.TABLES,
-        library,
-        example.shape[1] if sequence else 1,
-        tokens,
-        parts,
-        filled,
-    )
+    for name in trained & set(graph.weights):
+        filled[graph.weights[name]] = _without_zeros(arrays[graph.weights[name]])
+    positions = example.shape[1] if sequence else 1
+    layers = layers_of_graph(graph, arrays, example[:1], library, positions, parts, filled)
     return layers, graph
 
 
