@@ -1,15 +1,17 @@
-"""Whether what a forward pass gives for an input depends on the others of a batch."""
+"""Batches of inputs: whether one depends on others, and layers beside a function on several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.checkpoints.affine_values import Library
 from tnsim.checkpoints.entrywise import is_entrywise
-from tnsim.checkpoints.operations import FILLS, PRODUCTS, Graph, Operation, is_affine
+from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.operations import FILLS, PRODUCTS, Graph, Operation, is_affine, is_float
+from tnsim.errors import ModelError
 
 JOINED = (
     "computes with the number of its inputs or with more than one of them: what it gives for an "
@@ -77,3 +79,87 @@ def _reached(
         else:  # of others over the last axis, as a norm
             total = total + (indicator if is_entrywise(one.name) else indicator.sum(-1)[..., None])
     return total
+
+
+class Beside(NamedTuple):
+    """Outputs of layers and of the function that they are to compute.
+
+    Attributes:
+        scale: Size of the inputs.
+        outputs: Outputs of the layers.
+        expected: Outputs of the function.
+    """
+
+    scale: float
+    outputs: np.ndarray
+    expected: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Root mean square of the differences, relative to the outputs of the function."""
+        return relative_error(self.outputs, self.expected)
+
+
+def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of differences, relative to what is expected."""
+    # Outputs of other size are no function to compare.
+    if outputs.size != expected.size:
+        return float("inf")
+    largest = float(np.abs(expected).max(initial=0.0))
+    if not largest:
+        return float("inf") if outputs.any() else 0.0
+    # Squares of numbers that floats hold may be numbers that they do not hold.
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.linalg.norm((outputs.ravel() - expected.ravel()) / largest)
+    return float(difference / np.linalg.norm(expected.ravel() / largest))
+
+
+def beside(
+    run: Callable[[np.ndarray], np.ndarray],
+    layers: Sequence[Normed],
+    example: Any,
+    batches: Iterable[tuple[float, int]],
+) -> list[Beside]:
+    """Layers beside a function, on random batches.
+
+    Args:
+        run: The function of inputs in NumPy.
+        layers: Layers that were read.
+        example: Inputs that the function takes.
+        batches: Size of the normal inputs, and number of inputs, of each batch.
+
+    Returns:
+        The outputs on each batch on which those of the function are finite numbers: a deep
+        polynomial of large inputs has none.
+
+    Raises:
+        ModelError: There is no such batch.
+    """
+    rng = np.random.default_rng(2)
+    width = layers[0].layer.d_in
+    drawn = np.zeros(0)
+    given, finite = [], []
+    for scale, count in batches:
+        shape = (count, *example.shape[1:])
+        if is_float(example):
+            # Opposite inputs take the other branch of a forward pass that asks for a sign.
+            drawn = drawn if scale == -1 else rng.normal(size=shape)
+            inputs = scale * drawn
+            # Flat where the function flattens its input.
+            rows = inputs if shape[-1] == width else inputs.reshape(count, width)
+        else:
+            inputs = rng.integers(width, size=shape)
+            rows = np.eye(width)[inputs]
+        expected = run(inputs)
+        if np.isfinite(expected).all():
+            given.append(rows)
+            finite.append((scale, expected))
+    if not finite:
+        raise ModelError("the outputs on random inputs are no finite numbers")
+    # All batches at once, as a layer may have many weights to go through.
+    x = np.concatenate(given)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for layer in layers:
+            x = layer(x)
+    parts = np.split(np.asarray(x), np.cumsum([len(one) for one in given])[:-1])
+    return [Beside(scale, part, one) for part, (scale, one) in zip(parts, finite, strict=True)]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
 from tnsim.models.arrays import is_traced
 from tnsim.models.model import Model
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-9
-_SCALES = (1.0, -1.0, 0.25, 4.0, 1e-3, 1e3)  # of random inputs
+_BATCHES = ((1.0, 3), (-1.0, 3), (0.25, 1), (4.0, 5), (1e-3, 2), (1e3, 4))
+"""Size and number of random inputs."""
 
 
 def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Model:
@@ -67,7 +67,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
-    from tnsim.checkpoints.batches import JOINED, joins_inputs
+    from tnsim.checkpoints.batches import JOINED, beside, joins_inputs
     from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, signature
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
@@ -138,9 +138,14 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
             raise UnsupportedLayer(f"{place} {JOINED}")
         n_ctx = positions if sequence else None
         tolerance = max(_TOLERANCE, 64 * one.rounding)
-        error = _error(
-            lambda batch: _numbers(plain, weights, batch), layers, example, n_ctx, tolerance
-        )
+        both = beside(lambda x: _numbers(plain, weights, x), layers, example, _BATCHES)
+        error = float(np.max([pair.error for pair in both]))
+        if not error < tolerance:  # written with `not`, so that NaN is refused
+            raise ModelError(
+                "the layers that were read compute something else than the function (relative "
+                f"difference {error:.2g} on random inputs), which may draw random numbers, or "
+                "compute with the number of its inputs"
+            )
         log.info("%s: relative error of the forward pass %.2g", name, error)
         at = f" at n_ctx {n_ctx}" if sequence else ""
         said = (
@@ -175,40 +180,3 @@ def _numbers(plain: Callable[..., Any], weights: Sequence[np.ndarray], batch: An
     with jax.enable_x64(True):
         found = plain([jax.numpy.asarray(one) for one in weights], jax.numpy.asarray(batch))
         return np.asarray(jax.tree_util.tree_leaves(found)[0], np.float64)
-
-
-def _error(
-    run: Callable[[Any], np.ndarray],
-    layers: Sequence[Normed],
-    example: np.ndarray,
-    n_ctx: int | None,
-    tolerance: float,
-) -> float:
-    """The largest relative error of layers over batches of several sizes.
-
-    Raises:
-        ModelError: It is larger than rounding.
-    """
-    rng = np.random.default_rng(2)
-    model = Model([one.layer for one in layers], n_ctx)
-    worst = 0.0
-    for scale, count in zip(_SCALES, (3, 3, 1, 5, 2, 4), strict=True):
-        shape = (count, *example.shape[1:])
-        if example.dtype.kind == "f":
-            inputs = scale * rng.normal(size=shape)
-            given = inputs if n_ctx is not None else inputs.reshape(count, -1)
-        else:
-            inputs = rng.integers(model.d_in, size=shape).astype(example.dtype)
-            given = np.eye(model.d_in)[inputs]
-        expected = run(inputs)
-        found = np.asarray(model(given)).reshape(expected.shape)
-        size = np.sqrt(np.mean(expected**2))
-        difference = np.sqrt(np.mean((found - expected) ** 2))
-        worst = max(worst, float(difference / size) if size else float(difference))
-    if not worst < tolerance:  # written with `not`, so that NaN is refused
-        raise ModelError(
-            "the layers that were read compute something else than the function (relative "
-            f"difference {worst:.2g} on random inputs), which may draw random numbers, or compute "
-            "with the number of its inputs"
-        )
-    return worst

@@ -314,9 +314,8 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        reading = _first_reading(
-            module, double, declared, example, inputs, n_ctx, output, first or module
-        )
+        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module)
+        reading = _first_reading(asked, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
@@ -334,16 +333,29 @@ def _with_output(module: Any, output: str | int | None) -> Iterator[None]:
         handle.remove()
 
 
-def _first_reading(
-    module: Any,
-    double: Any,
-    declared: Mapping[type, Declared],
-    example: Any,
-    inputs: Any,
-    n_ctx: int | None,
-    output: str | int | None,
-    first: Any,
-) -> Recognised:
+class _Asked(NamedTuple):
+    """What is asked of a module.
+
+    Attributes:
+        module: The module.
+        double: A copy in float64.
+        declared: Declarations of classes of the user.
+        inputs: The example that the user gave, or None.
+        n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
+        output: Name of the output that counts, or its place in a tuple.
+        first: The module of which the module may be a copy with other weights.
+    """
+
+    module: Any
+    double: Any
+    declared: Mapping[type, Declared]
+    inputs: Any
+    n_ctx: int | None
+    output: str | int | None
+    first: Any
+
+
+def _first_reading(asked: _Asked, example: Any) -> Recognised:
     """The first way in which a module is read: as a sequence, as a vector.
 
     Raises:
@@ -351,6 +363,7 @@ def _first_reading(
     """
     from tnsim.checkpoints.batches import JOINED  # which needs SciPy
 
+    module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
     tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
@@ -360,7 +373,7 @@ def _first_reading(
         if refusals and given is not example and JOINED not in str(refusals[0]):
             break
         try:
-            return _read(module, double, declared, given, sequence, output, n_ctx, first)
+            return _read(asked, given, sequence)
         except (UnsupportedLayer, ModelError, TooLarge) as refused:
             log.debug("%s: %s", type(module).__name__, refused)
             refusals.append(refused)
@@ -374,15 +387,11 @@ def _first_reading(
     if isinstance(refused, TooLarge):
         raise refused
     if OWN_ACTIVATION not in str(refused):
-        _check_describable(module, tuple(declared), inputs is not None)
+        _check_describable(module, tuple(asked.declared), inputs is not None)
     if not isinstance(refused, UnsupportedLayer):
         raise refused
     said = f"{refused}. {_advice(module, example)}"
-    if (
-        n_ctx is not None
-        and example.is_floating_point()
-        and _is_whole_sequence(module, double, example, output)
-    ):
+    if n_ctx is not None and example.is_floating_point() and _is_whole_sequence(asked, example):
         said = f"{said}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
     raise type(refused)(said) from refused
 
@@ -404,46 +413,32 @@ def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
     return [True] if n_ctx is not None or inputs is None else [True, False]
 
 
-def _is_whole_sequence(module: Any, double: Any, example: Any, output: Any) -> bool:
+def _is_whole_sequence(asked: _Asked, example: Any) -> bool:
     """Whether a refused module is a model of all positions together."""
     try:
-        _read(module, double, {}, example, False, output, None, module)
+        _read(asked._replace(declared={}, n_ctx=None, first=asked.module), example, False)
     except Exception as reason:  # whatever else the module computes, the refusal says it
-        log.debug("%s: %s", type(module).__name__, reason)
+        log.debug("%s: %s", type(asked.module).__name__, reason)
         return False
     return True
 
 
-def _read(
-    module: Any,
-    double: Any,
-    declared: Mapping[type, Declared],
-    example: Any,
-    sequence: bool,
-    output: str | int | None,
-    n_ctx: int | None,
-    first: Any,
-) -> Recognised:
+def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
     """The layers of a module on inputs of the shape of an example.
 
     Args:
-        module: The module.
-        double: A copy in float64.
-        declared: Declarations of classes of the user.
+        asked: The module, and what is asked of it.
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
-        output: Name of the output that counts, or its place in a tuple.
-        n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
-        first: The module of which the module may be a copy with other weights.
     """
     from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
 
-    whole = tuple(declared)
+    module, double, declared, _, n_ctx, output, _ = asked
     layers, graph = graph_layers(
         double, state_of(double), module, declared, example, sequence, output
     )
-    _check_own(graph, first)
-    check_batches(double, graph, example, output, whole)
+    _check_own(graph, asked.first)
+    check_batches(double, graph, example, output, tuple(declared))
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
@@ -519,9 +514,9 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
     for count in counts:
         together = array(double(given[:count])).reshape(count, -1)
         for n in {0, count // 2, count - 1} & set(alone):
-            error = (
-                np.abs(together[n] - alone[n]) if together[n].shape == alone[n].shape else np.inf
-            )
+            one, other = together[n], alone[n]
+            with np.errstate(invalid="ignore"):  # of what floats cannot hold
+                error = np.abs(one - other) if one.shape == other.shape else np.inf
             if np.max(error, initial=0.0) > 1e-9 * np.abs(alone[n]).max(initial=0.0):
                 raise UnsupportedLayer(f"the module {JOINED}")
 
