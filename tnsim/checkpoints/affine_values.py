@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from tnsim.checkpoints.operations import Operation
+from tnsim.checkpoints.operations import KEEP_ORDER, Operation
 from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap
 from tnsim.errors import TooLarge
 
@@ -163,9 +163,32 @@ class Map:
         after = (operation, reach or operation, (self,), inside)
         return Map(self.library, self.size, tuple(shape), *after, last=last)
 
-    def flat(self) -> Map:
-        """The array as a vector."""
-        return self.then(lambda y: y.reshape(-1), (self.entries,))
+    @cached_property
+    def roots(self) -> frozenset[Map]:
+        """The coordinates themselves, in all forms in which the map reads them."""
+        if self.is_root:
+            return frozenset([self])
+        return frozenset[Map]().union(*(one.roots for one in self.before))
+
+    def rebased(
+        self, start: Callable[[Map], Map], last: Callable[[Any], Any], known: dict[Map, Map]
+    ) -> Map:
+        """The map with maps of other coordinates in the place of its own.
+
+        Args:
+            start: Function from coordinates themselves to the map in their place.
+            last: What becomes of a known matrix of the last axis.
+            known: Maps that were made before.
+        """
+        if self not in known:
+            if self.is_root:
+                known[self] = start(self)
+            else:
+                before = tuple(one.rebased(start, last, known) for one in self.before)
+                matrix = None if self.last is None else last(self.last)
+                size, grids = before[0].size, before[0].grids
+                known[self] = replace(self, size=size, before=before, grids=grids, last=matrix)
+        return known[self]
 
     @cached_property
     def matrix(self) -> Any:
@@ -350,24 +373,6 @@ def _joined(array: Any, filled: Any) -> Any:
     return array if filled is array else abs(array) + abs(filled)
 
 
-KEEP_LAST = frozenset(
-    [
-        "view",
-        "reshape",
-        "expand",
-        "clone",
-        "alias",
-        "detach",
-        "contiguous",
-        "unsqueeze",
-        "squeeze",
-        "to",
-        "lift_fresh",
-    ]
-)
-"""Operations that leave the order of entries as it is."""
-
-
 def _last_matrix(
     operation: Operation,
     read: Operation,
@@ -381,7 +386,7 @@ def _last_matrix(
     if last is None or not shape or not before.shape:
         return None
     width, rows = shape[-1], before.shape[-1]
-    if name in KEEP_LAST:
+    if name in KEEP_ORDER:
         return last if width == rows else None
     if name in ("add", "sub") and width == rows:
         first = arguments[0] is read

@@ -10,8 +10,8 @@ is another layer than `Attention`: windows, decays and embeddings of positions a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,11 @@ class Scores:
     def shape(self) -> tuple[int, ...]:
         """Shape of the array."""
         return tuple(self.weight.shape)
+
+    def moved(self, function: Callable[[Any], Any]) -> Scores:
+        """The scores in other places, by a function of arrays that orders entries."""
+        pairs = (replace(pair, index=function(pair.index)) for pair in self.pairs)
+        return Scores(function(self.weight), tuple(pairs))
 
 
 def scores_of(stack: Stack, left: Value, right: Value) -> Scores | None:
@@ -176,13 +181,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
     if scores.shape[:2] == (1, n) and scores.shape[2] > n and scores.shape[2] % n == 0:
         # Keys of all heads in one axis: the sum over keys is one over heads as well.
         heads = scores.shape[2] // n
-        split = Scores(
-            scores.weight.reshape(n, heads, n).swapaxes(0, 1),
-            tuple(
-                Pairs(pair.left, pair.right, pair.index.reshape(n, heads, n).swapaxes(0, 1))
-                for pair in scores.pairs
-            ),
-        )
+        split = scores.moved(lambda x: x.reshape(n, heads, n).swapaxes(0, 1))
         by_head = value.mapped(lambda x: x.reshape(heads, n, -1))
         return attended(stack, split, by_head, place).mapped(lambda x: x.sum(0)[None])
     if len(scores.shape) != 3 or len(scores.pairs) > 2:
@@ -215,15 +214,12 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
         stack.sources[s].factors or stack.sources[s].layers for s in sources
     ):
         raise UnsupportedLayer(f"{place} attends to what is no linear map of one state")
-    source = next(iter(sources), 0)
+    (source,) = sources
 
     def by_position(leg: Value) -> tuple[Any, Any]:
         """Rows of a leg (heads, positions, rows, d), and its constant as a last axis of one."""
         constant = leg.constant.reshape(-1, 1)
-        if source in leg.slopes:
-            rows = written_out(leg.slopes[source].matrix, library)
-        else:
-            rows = stack.zeros((len(constant), stack.sources[source].layout.width))
+        rows = written_out(leg.slopes[source].matrix, library)
         return rows.reshape(*leg.shape, -1), constant.reshape(*leg.shape, 1)
 
     def numbers_of(leg: tuple[Any, Any]) -> np.ndarray:
@@ -281,7 +277,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
     shape = heads, n, width
     head, position, entry = np.indices(shape).reshape(3, -1)
     layout = Layout(head * width + entry, position, heads * width, False)
-    return stack.whole(shape, layout, source, layers)
+    return stack.new_block(shape, layout, source, layers=layers)
 
 
 def _same_everywhere(rows: np.ndarray, rounding: float) -> bool:

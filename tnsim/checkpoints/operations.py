@@ -67,6 +67,14 @@ FILLS = frozenset(
 )
 """Operations that read the shape of an argument alone."""
 
+KEEP_ORDER = frozenset(
+    (
+        *("alias", "clone", "contiguous", "detach", "expand", "lift_fresh", "reshape", "squeeze"),
+        *("to", "unsqueeze", "view"),
+    )
+)
+"""Operations that leave the order of entries as it is."""
+
 _ADDED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub", "lerp", "copy", "pad", "dynamic_update"), (0, 1)),
     **dict.fromkeys(("select_scatter", "slice_scatter", "at_set", "at_add"), (0, 1)),

@@ -24,12 +24,13 @@ from tnsim.checkpoints.attention_scores import (
     scores_of,
 )
 from tnsim.checkpoints.curves import Curve
-from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
+from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
 from tnsim.checkpoints.operations import (
     CHOICES,
     FILLS,
     FIRST_ALONE,
+    KEEP_ORDER,
     PRODUCTS,
     Graph,
     Operation,
@@ -231,9 +232,8 @@ class _Trace:
         """The curve that an operation ends, of the earliest value that one is known of."""
         start = self.starts[one]
         candidates = [start] if start is not one else []
-        operation = one.arguments[0] if one.name == "getitem" else one
-        reading = [read for read in operation.reads if read in self.starts]
-        if start is not one and len(set(reading)) == 1:
+        reading = [read for read in first_of(one).reads if read in self.starts]
+        if start is not one and len(reading) == 1:
             candidates.append(reading[0])
         for place in dict.fromkeys(candidates):
             chain = Chain(one, place, self.scalars)
@@ -314,10 +314,7 @@ class _Trace:
     def _is_whole(self, one: Operation) -> bool:
         """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
         made = one
-        while (
-            made.name in ("view", "reshape", "clone", "contiguous", "alias", "expand")
-            and made.reads[0] in self.reads
-        ):
+        while made.name in KEEP_ORDER and made.reads[0] in self.reads:
             made = made.reads[0]
         if not made.is_whole:
             return False
@@ -337,7 +334,7 @@ class _Trace:
                 multiplying += isinstance(what, Curve) and what.is_polynomial
                 if not multiplying:
                     return True
-            elif reader.name in ("view", "reshape", "clone", "alias", "expand"):
+            elif reader.name in KEEP_ORDER:
                 readers += self.readers[reader]
             elif reader.name in SLICES or (
                 reader.name == "mul"
@@ -446,17 +443,8 @@ class _Trace:
             slope = self.stack.sources[0].root
             table = slope.then(lambda z: (z @ weight).reshape(shape), shape, last=weight.T)
             return Value(self.stack.zeros(shape), {0: table})
-        same = one.name in (
-            "view",
-            "reshape",
-            "to",
-            "clone",
-            "alias",
-            "unsqueeze",
-            "expand",
-            "contiguous",
-        )
-        if same and np.prod(self.shown[one].shape) == np.prod(self.example.shape):
+        same = np.prod(shape) == np.prod(self.example.shape)
+        if same and one.name in KEEP_ORDER:
             return Token(shape)
         raise UnsupportedLayer(
             f"{one.place} computes {one.name} of token numbers, and layers read tokens by an "
@@ -471,10 +459,7 @@ class _Trace:
             if isinstance(left, Scores) and isinstance(right, Value):
                 return attended(self.stack, left, right, one.place)
             if isinstance(right, Scores) and isinstance(left, Value):
-                turned = Scores(
-                    right.weight.swapaxes(1, 2),
-                    tuple(type(p)(p.left, p.right, p.index.swapaxes(1, 2)) for p in right.pairs),
-                )
+                turned = right.moved(lambda x: x.swapaxes(1, 2))
                 found = attended(
                     self.stack, turned, left.mapped(lambda x: x.swapaxes(1, 2)), one.place
                 )
@@ -485,10 +470,6 @@ class _Trace:
             and all(isinstance(value, Scores) for value in values)
         ):
             return multiplied(*(self.values[argument] for argument in one.arguments[:2]))
-        if one.name in ("pow", "mul") and len(varying) == 1:
-            twice = one.name == "pow" and one.arguments[1] == 2
-            if twice or (one.name == "mul" and one.arguments[0] is one.arguments[1]):
-                return multiplied(values[0], values[0])
         if len(varying) > 1:
             raise UnsupportedLayer(
                 f"{one.place} computes {one.name} of scores of attention and of another value"
@@ -617,7 +598,7 @@ class _Trace:
             return [*layers, Normed(Linear(down, bias))]
 
         layout = Layout(where % width, where // width, width, True)
-        return self.stack.whole(shape, layout, source, made)
+        return self.stack.new_block(shape, layout, source, layers=made)
 
     def _curved_value(self, start: Operation, curve: Curve) -> Any:
         """An activation of a value, of every entry alone, or a polynomial."""
