@@ -80,23 +80,13 @@ def scores_of(stack: Stack, left: Value, right: Value) -> Scores | None:
     n = stack.positions
     if n == 1 or len(left.shape) != 3 or left.shape[1] != n or right.shape[2] != n:
         return None
-    rows, columns = position_of(stack, left), position_of(stack, right)
+    rows, columns = (stack.positions_of(one).reshape(one.shape) for one in (left, right))
     here = np.arange(n)
     if not _reads_only(rows, here[None, :, None]) or not _reads_only(columns, here[None, None, :]):
         return None
     shape = left.shape[0], n, n
     weight = stack.library.array(np.ones(shape))
     return Scores(weight, (Pairs(left, right, np.arange(math.prod(shape)).reshape(shape)),))
-
-
-def position_of(stack: Stack, value: Value) -> np.ndarray:
-    """The position that each entry of a value reads; -1 for none, -2 for several."""
-    reads = np.zeros((stack.positions, math.prod(value.shape)), bool)
-    for slope in value.slopes.values():
-        reads |= slope.read_positions(stack.positions)
-    counts = reads.sum(0)
-    position = np.where(counts == 0, -1, np.where(counts == 1, reads.argmax(0), -2))
-    return position.reshape(value.shape)
 
 
 def _reads_only(found: np.ndarray, expected: np.ndarray) -> bool:
@@ -189,7 +179,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
             f"{place} multiplies {len(scores.pairs)} scores of attention; layers have one or two"
         )
     heads, width = scores.shape[0], value.shape[2]
-    if not _reads_only(position_of(stack, value), np.arange(n)[None, :, None]):
+    if not _reads_only(stack.positions_of(value).reshape(value.shape), np.arange(n)[None, :, None]):
         raise UnsupportedLayer(f"{place} attends to values of several positions at once")
     legs: list[Value] = [value]
     queries, keys = [], []

@@ -328,14 +328,12 @@ class _Writer:
 
     def _broadcast_in_dim(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, places = given[0], eqn.params["broadcast_dimensions"]
-        own = np.shape(x) if not isinstance(x, Operation) else self.shapes[x]
+        own = self.shapes[x]
         between = [1] * len(shape)
         for size, place in zip(own, places, strict=True):
             between[place] = size
         if math.prod(between) == math.prod(shape):
             return self._viewed(x, shape)
-        if not isinstance(x, Operation):
-            return np.broadcast_to(np.reshape(x, between), shape)
 
         def compute(x: np.ndarray) -> np.ndarray:
             return np.broadcast_to(x.reshape(between), shape)
@@ -346,9 +344,7 @@ class _Writer:
     def _transpose(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return self._permuted(given[0], eqn.params["permutation"])
 
-    def _permuted(self, x: Any, order: Sequence[int]) -> Any:
-        if not isinstance(x, Operation):
-            return np.transpose(x, order)
+    def _permuted(self, x: Operation, order: Sequence[int]) -> Operation:
         if list(order) == sorted(order):
             return x
         shape = [self.shapes[x][n] for n in order]

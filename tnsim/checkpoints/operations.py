@@ -50,14 +50,13 @@ PRODUCTS = frozenset(("_trilinear", "addmm", "baddbmm", "bmm", "dot", "matmul", 
 """Operations that multiply where more than one argument depends on the input."""
 
 FIRST_ALONE = frozenset(
-    ("batch_norm", "convolution", "div", "gather", "im2col", "index", "index_select")
+    ("batch_norm", "convolution", "div", "embedding", "gather", "im2col", "index", "index_select")
 )
 """Operations that are affine in their first argument alone."""
 
-CHOICES = frozenset(
-    ("embedding", "gather", "index", "index_select", "masked_fill", "tril", "triu", "where")
-)
-"""Operations of whose arguments one says which entries of others are taken."""
+CHOOSING = {"where": 0, "masked_fill": 1}
+"""Places of arguments that say which entries of others are taken, where the others may depend on
+the input."""
 
 FILLS = frozenset(
     (

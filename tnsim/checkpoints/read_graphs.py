@@ -27,7 +27,7 @@ from tnsim.checkpoints.curves import Curve
 from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
 from tnsim.checkpoints.operations import (
-    CHOICES,
+    CHOOSING,
     FILLS,
     FIRST_ALONE,
     KEEP_ORDER,
@@ -388,13 +388,9 @@ class _Trace:
             exponent = float(one.arguments[1])
             if exponent.is_integer() and 1 <= exponent <= MOST_POWERS:
                 return self._powers(one.arguments[0], {int(exponent): 1.0})
-        chooses = name in CHOICES and (
-            (name == "where" and places[:1] == [0])
-            or (name != "where" and places != [0] and name != "masked_fill")
-            or (name == "masked_fill" and 1 in places)
-        )
         if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
             return self._multiplied_values(one, places)  # where(u > t, u, 0)
+        chooses = CHOOSING.get(name) in places
         if not is_affine(name) or (name in FIRST_ALONE and places != [0]) or chooses:
             raise self._refusal(one)
         # The first argument of `addmm` and `baddbmm` is added, not multiplied.

@@ -222,17 +222,13 @@ class Stack:
         last = bool(shape) and entries == n * shape[-1]
         if last and slopes and all(slope.last is not None for slope in slopes):
             return Layout.in_rows(n, shape[-1])
-        reads = np.zeros((n, entries), bool)
-        for slope in slopes:
-            reads |= slope.read_positions(n)
-        counts = reads.sum(0)
-        if (counts > 1).any():
+        position = self.positions_of(*values)
+        if (position == -2).any():
             raise UnsupportedLayer(MIXED)
-        position = np.where(counts == 1, reads.argmax(0), -1)
         grid = np.indices(shape).reshape(len(shape), entries)
         for axis, length in enumerate(shape):
             # Entries that read nothing take the position of their neighbours.
-            if length == n and (grid[axis] == position)[counts == 1].all():
+            if length == n and (grid[axis] == position)[position >= 0].all():
                 position = grid[axis]
                 break
         if (
@@ -246,6 +242,15 @@ class Stack:
         index[order] = np.arange(entries) % (entries // n)
         ordered = (order == np.arange(entries)).all()
         return Layout(index, position, entries // n, bool(ordered and shape[-1] == entries // n))
+
+    def positions_of(self, *values: Value) -> np.ndarray:
+        """The position that entries of values of one shape read; -1 for none, -2 for several."""
+        reads = np.zeros((self.positions, math.prod(values[0].shape)), bool)
+        for value in values:
+            for slope in value.slopes.values():
+                reads |= slope.read_positions(self.positions)
+        counts = reads.sum(0)
+        return np.where(counts == 0, -1, np.where(counts == 1, reads.argmax(0), -2))
 
     def rows(self, linear: Map, layout: Layout) -> Rows:
         """The matrix of a map, (coordinates at a position, width of its source)."""
@@ -282,10 +287,11 @@ class Stack:
                 "adding embeddings of positions, and layers are the same at all positions"
             )
 
-    def _matrix(self, linear: Map) -> Rows:
+    def _matrix(self, linear: Map, may_be_sparse: bool = False) -> Rows:
         """The matrix of a map of vectors, sparse where rows have few entries."""
         if linear not in self._known:
-            pattern = pattern_of(linear.by_runs) if self.may_be_sparse else None
+            sparse = may_be_sparse or self.may_be_sparse
+            pattern = pattern_of(linear.by_runs) if sparse else None
             made: Rows = None
             if pattern is not None:
                 made = pattern.matrix_of(linear.by_runs)
@@ -609,7 +615,8 @@ class Stack:
                 self._append_beside(value, blocks, layout, bias, around)
                 return
             carried = self._carried(around, layout)
-        self._append_units(value, blocks, layout, bias, skip, norm, carried)
+        sources, downs = [self.sources[n] for n in blocks], [value.slopes[n] for n in blocks]
+        self._append_units(sources, downs, layout, bias, skip, norm, carried)
 
     def _carried(self, matrix: Map, layout: Layout) -> tuple[tuple[Rows, Any], Map]:
         """Units `(S z) * 1` with the map from them to the state."""
@@ -640,33 +647,31 @@ class Stack:
 
     def _append_units(
         self,
-        value: Value,
-        blocks: list[int],
+        sources: list[Source],
+        downs: list[Map],
         layout: Layout,
         bias: Any,
         skip: float | None,
-        norm: Norm | None,
-        carried: tuple[tuple[Rows, Any], Map] | None,
+        norm: Norm | None = None,
+        carried: tuple[tuple[Rows, Any], Map] | None = None,
     ) -> None:
         """Add the layer `s z + D (units of all blocks) + c`."""
-        sources = [self.sources[n] for n in blocks]
         if any(source.layers is not None for source in sources):
             if len(sources) > 1 or carried is not None:
                 raise NoLayerError(
                     "one layer computes attention, or a class that was declared, and something "
                     "else beside it"
                 )
-            down = value.slopes[blocks[0]]
-            self.drafts.append(Draft(down, bias, layout, (), skip, None, norm, sources[0].layers))
+            made = sources[0].layers
+            self.drafts.append(Draft(downs[0], bias, layout, (), skip, None, norm, made))
             return
         functions = [source.function for source in sources]
         # What is carried on is a product with 1.
         function = _only_activation([*functions, *([] if carried is None else [None])])
         units = [source.factors for source in sources]
-        downs = [value.slopes[block] for block in blocks]
         if carried is not None:
             units.append((carried[0],))
-            downs.append(carried[1])
+            downs = [*downs, carried[1]]
         down = _side_by_side(downs, self.positions)
         factors = tuple(_stacked_factors(units, self.library))
         self.drafts.append(Draft(down, bias, layout, factors, skip, function, norm))
@@ -691,15 +696,15 @@ class Stack:
             )
         down = _side_by_side([value.slopes[b] for b in blocks], n)
         narrow = written_out(self.rows(down, layout), library)
-        function = _only_activation([source.function for source in sources])
-        padded = [
-            (library.concatenate([written_out(w, library), self.zeros((w.shape[0], size))], 1), b)
-            for w, b in _stacked_factors([source.factors for source in sources], library)
-        ]
+
+        def padded(factor: tuple[Rows, Any]) -> tuple[Rows, Any]:
+            rows = written_out(factor[0], library)
+            return library.concatenate([rows, self.zeros((len(rows), size))], 1), factor[1]
+
+        wide = [replace(one, factors=tuple(map(padded, one.factors))) for one in sources]
         placed = library.concatenate([self.zeros((kept, narrow.shape[1])), narrow])
         shifted = library.concatenate([library.array(np.zeros(kept)), bias])
-        widened = self._by_matrix(placed)
-        self.drafts.append(Draft(widened, shifted, both, tuple(padded), 1.0, function))
+        self._append_units(wide, [self._by_matrix(placed)], both, shifted, 1.0)
         second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
         nothing = library.array(np.zeros(size))
         self._append_linear(self._by_matrix(second), nothing, Layout.in_rows(n, size), False)
@@ -777,11 +782,7 @@ class Stack:
         if self.library.requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
             return None
         if not linear.is_stored and not self.may_be_sparse and linear.last is None:
-            may, self.may_be_sparse = self.may_be_sparse, True
-            try:
-                matrix = self._matrix(linear)
-            finally:
-                self.may_be_sparse = may
+            matrix = self._matrix(linear, may_be_sparse=True)
         else:
             matrix = self.rows(linear, layout)
         if isinstance(matrix, SparseMatrix):
