@@ -16,7 +16,7 @@ The modules in their reading order:
     operations                what operations are, by their names, and what the algebra asks of them
     graphs, jaxprs            forward passes of PyTorch and of JAX as such operations
     entrywise, curves         chains of entrywise operations as functions of one number
-    batches                   whether inputs of a batch are apart
+    batches                   whether inputs of a batch are apart, and layers beside a function
     functions                 functions of JAX become models
     affine_values, unit_layers, attention_scores, read_graphs   operations become layers
     guard                     every failure of reading becomes a single sentence

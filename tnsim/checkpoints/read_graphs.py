@@ -449,23 +449,18 @@ class _Trace:
 
     def _of_scores(self, one: Operation, varying: list[Operation]) -> Any:
         """An operation on scores of attention."""
-        values = [self.values[read] for read in varying]
+        operands = [self.values[x] if isinstance(x, Operation) else x for x in one.arguments]
         if one.name == "bmm":
-            left, right = (self.values[argument] for argument in one.arguments)
+            left, right = operands
             if isinstance(left, Scores) and isinstance(right, Value):
                 return attended(self.stack, left, right, one.place)
             if isinstance(right, Scores) and isinstance(left, Value):
                 turned = right.moved(lambda x: x.swapaxes(1, 2))
-                found = attended(
-                    self.stack, turned, left.mapped(lambda x: x.swapaxes(1, 2)), one.place
-                )
+                left = left.mapped(lambda x: x.swapaxes(1, 2))
+                found = attended(self.stack, turned, left, one.place)
                 return found.mapped(lambda x: x.swapaxes(1, 2))
-        if (
-            one.name == "mul"
-            and len(varying) == 2
-            and all(isinstance(value, Scores) for value in values)
-        ):
-            return multiplied(*(self.values[argument] for argument in one.arguments[:2]))
+        if one.name == "mul" and all(isinstance(operand, Scores) for operand in operands):
+            return multiplied(*operands)
         if len(varying) > 1:
             raise UnsupportedLayer(
                 f"{one.place} computes {one.name} of scores of attention and of another value"
