@@ -138,13 +138,13 @@ class _Trace:
                 )
         if self.output not in self.varying:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-        self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
-        self.known |= declared
         self.scalars = {
             one: float(value.reshape(-1)[0])
             for one, value in self.values.items()
             if _is_uniform(value) and not library.requires_grad(value)
         }
+        self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
+        self.known |= declared
         self.starts: dict[Operation, Operation] = {}
         shapes = {
             one: tuple(np.shape(value)) if not isinstance(value, (list, tuple)) else ()
@@ -246,7 +246,7 @@ class _Trace:
                 except UnsupportedLayer as refused:
                     self.curves[key] = refused
             found = self.curves[key]
-            if isinstance(found, Curve) and not _is_high(found):
+            if isinstance(found, Curve) and not _is_constant(found):
                 return Part(place, found)
         return None
 
@@ -273,11 +273,8 @@ class _Trace:
                     len(self.shown[x].shape) - 1
                 ]
                 kept = True in chain[2].arguments[2:] or dict(chain[2].keywords).get("keepdim")
-                epsilon = (
-                    epsilon
-                    if isinstance(epsilon, (int, float))
-                    else _number(self.values.get(epsilon))
-                )
+                if isinstance(epsilon, Operation):
+                    epsilon = self.scalars.get(epsilon)
                 if last and power == 2 and kept and epsilon is not None:
                     return Part(x, Norm(False, float(epsilon)))
         if one.name == "native_layer_norm":
@@ -698,7 +695,7 @@ def _coefficients(curve: Curve) -> dict[int, float]:
     return {n: float(c) for n, c in enumerate(found) if c} or {0: 0.0}
 
 
-def _is_high(curve: Curve) -> bool:
+def _is_constant(curve: Curve) -> bool:
     return curve.is_polynomial and max(_coefficients(curve)) < 1
 
 
@@ -712,10 +709,6 @@ def _is_uniform(value: Any) -> bool:
         return False
     flat = value.reshape(-1)
     return len(flat) > 0 and bool((flat == flat[0]).all())
-
-
-def _number(value: Any) -> float | None:
-    return float(value.reshape(-1)[0]) if value is not None and _is_uniform(value) else None
 
 
 def _reads_any(argument: Any, operations: list[Operation]) -> bool:
