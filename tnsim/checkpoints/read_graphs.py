@@ -252,36 +252,35 @@ class _Trace:
 
     def _norm(self, one: Operation) -> Part | None:
         """The norm that an operation ends, by its name or by `x * rsqrt(mean(x^2) + epsilon)`."""
-        if one.name == "mul" and len(one.reads) == 2:
-            for x, divisor in (one.arguments, one.arguments[::-1]):
-                chain = [divisor]
-                while len(chain) < 5 and isinstance(chain[-1], Operation) and chain[-1].arguments:
-                    chain.append(chain[-1].arguments[0])
-                names = [getattr(step, "name", "") for step in chain]
-                if (
-                    names[:4] != ["rsqrt", "add", "mean", "pow"]
-                    or len(chain) < 5
-                    or chain[4] is not x
-                ):
-                    continue
-                epsilon, axes, power = (
-                    chain[1].arguments[1],
-                    chain[2].arguments[1],
-                    chain[3].arguments[1],
-                )
-                last = [axis % len(self.shown[x].shape) for axis in axes] == [
-                    len(self.shown[x].shape) - 1
-                ]
-                kept = True in chain[2].arguments[2:] or dict(chain[2].keywords).get("keepdim")
-                if isinstance(epsilon, Operation):
-                    epsilon = self.scalars.get(epsilon)
-                if last and power == 2 and kept and epsilon is not None:
-                    return Part(x, Norm(False, float(epsilon)))
+        if one.name == "mul":
+            for x, factor in (one.arguments, one.arguments[::-1]):
+                if found := self._inverse_root(factor, x):
+                    return found
         if one.name == "native_layer_norm":
             x, shape, *_, epsilon = one.arguments
             if list(shape) == [self.shown[x].shape[-1]]:
                 return Part(x, Norm(True, float(epsilon)))
         return None
+
+    def _inverse_root(self, one: Any, x: Any) -> Part | None:
+        """The norm that x times `rsqrt(mean(x^2) + epsilon)` is, from the second factor."""
+        steps: list[Operation] = []
+        for name in ("rsqrt", "add", "mean", "pow"):
+            if getattr(one, "name", "") != name:
+                return None
+            steps.append(one)
+            one = one.arguments[0]
+        _, shifted, mean, square = steps
+        _, axes, *kept = (*mean.arguments, None)  # without axes the mean is over all of them
+        epsilon: Any = shifted.arguments[1]
+        if isinstance(epsilon, Operation):
+            epsilon = self.scalars.get(epsilon)
+        known = axes is not None and epsilon is not None and not shifted.keywords
+        if one is not x or not known or square.arguments[1] != 2:
+            return None
+        rank = len(self.shown[x].shape)
+        is_last = [axis % rank for axis in axes] == [rank - 1] and True in kept
+        return Part(x, Norm(False, float(epsilon))) if is_last else None
 
     def _step(self, one: Operation) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
