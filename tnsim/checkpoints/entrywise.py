@@ -77,9 +77,12 @@ def _at(*places: float) -> Callable[..., list[tuple[Any, Any]]]:
     return lambda u, *_, **__: [(u, place) for place in places]
 
 
-def _bounds(u: Any, low: Any = None, high: Any = None, **named: Any) -> list[tuple[Any, Any]]:
-    low, high = named.get("min", low), named.get("max", high)
+def _bounds(u: Any, low: Any = None, high: Any = None) -> list[tuple[Any, Any]]:
     return [(u, bound) for bound in (low, high) if bound is not None]
+
+
+def _both_sides(u: Any, width: float = 0.5) -> list[tuple[Any, Any]]:
+    return [(u, width), (u, -width)]
 
 
 def _between(u: Any, v: Any) -> list[tuple[Any, Any]]:
@@ -122,13 +125,7 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
         lambda u, low=-1.0, high=1.0: [(u, low), (u, high)],
         True,
     ),
-    "clamp": _Function(
-        lambda u, low=None, high=None, **named: _clamp(
-            u, named.get("min", low), named.get("max", high)
-        ),
-        _bounds,
-        True,
-    ),
+    "clamp": _Function(_clamp, _bounds, True),
     "clamp_min": _Function(lambda u, low: np.maximum(u, low), _between, True),
     "clamp_max": _Function(lambda u, high: np.minimum(u, high), _between, True),
     "maximum": _Function(np.maximum, _between, True),
@@ -141,12 +138,12 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
         lambda u, width=0.5: np.where(
             u > width, u - width, np.where(u < -width, u + width, 0.0 * u)
         ),
-        lambda u, width=0.5: [(u, width), (u, -width)],
+        _both_sides,
         True,
     ),
     "hardshrink": _Function(
         lambda u, width=0.5: np.where(np.abs(u) > width, u, 0.0 * u),
-        lambda u, width=0.5: [(u, width), (u, -width)],
+        _both_sides,
         True,
     ),
     "threshold": _Function(

@@ -37,7 +37,7 @@ from tnsim.checkpoints.operations import (
     is_affine,
     is_float,
 )
-from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.models.layers import Linear, Residual, with_widths
 
@@ -567,25 +567,17 @@ class _Trace:
             )
         shape, n = tuple(self.shown[one].shape), self.stack.positions
         width = int(np.prod(shape)) // n
-        where = np.arange(n * width)
 
         def made(down: Any, bias: Any) -> list[Normed]:
             if down is None and bias is None:
                 return layers
-            number = None if down is None else self.library.numbers(down)
-            if (
-                number is not None
-                and bias is None
-                and len(layers) == 1
-                and number.shape[0] == number.shape[1]
-                and (number == number[0, 0] * np.eye(len(number))).all()
-            ):
-                return [Normed(Residual(layers[0].layer, 0.0, float(number[0, 0])), layers[0].norm)]
+            scale = None if down is None else multiple_of_identity(self.library.numbers(down))
+            if scale is not None and bias is None and len(layers) == 1:
+                return [Normed(Residual(layers[0].layer, 0.0, scale), layers[0].norm)]
             down = np.eye(width) if down is None else down
             return [*layers, Normed(Linear(down, bias))]
 
-        layout = Layout(where % width, where // width, width, True)
-        return self.stack.new_block(shape, layout, source, layers=made)
+        return self.stack.new_block(shape, Layout.in_rows(n, width), source, layers=made)
 
     def _curved_value(self, start: Operation, curve: Curve) -> Any:
         """An activation of a value, of every entry alone, or a polynomial."""

@@ -790,9 +790,7 @@ class Stack:
             if columns.shape[1] != 1 or (columns[:, 0] != np.arange(len(columns))).any():
                 return None
             return float(values[0, 0]) if values[0, 0] and (values == values[0, 0]).all() else None
-        matrix = self.library.numbers(matrix)
-        number = matrix[0, 0] if matrix.size else 0.0
-        return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
+        return multiple_of_identity(self.library.numbers(matrix))
 
     def _layers_of(self, draft: Draft) -> list[Normed]:
         """The layers of tnsim of a draft."""
@@ -862,6 +860,12 @@ MIXED = (
     "the forward pass puts numbers of several positions of a sequence together, and layers act on "
     "every position alone, but for attention"
 )
+
+
+def multiple_of_identity(matrix: np.ndarray) -> float | None:
+    """The number s of a matrix s I; None for zero and for other matrices."""
+    number = matrix[0, 0] if matrix.size and matrix.shape[0] == matrix.shape[1] else 0.0
+    return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
 
 
 def rerooted(
