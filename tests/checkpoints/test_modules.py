@@ -952,3 +952,23 @@ def test_layers_that_give_no_number_are_refused():
     wrong = norms.Normed(tnsim.Linear(np.full((2, 2), 1e308)))
     with pytest.raises(tnsim.ModelError, match=r"differ by (nan|inf)"):
         forward_error(net, [wrong], torch.zeros(1, 2))
+
+
+class Thrice(nn.Module):
+    """A submodule under three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = self.c = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.a(x) * self.b(x) * self.c(x)
+
+
+@pytest.mark.parametrize("name", "abc")
+def test_a_tensor_of_three_names_may_be_there_under_any(name):
+    net = Thrice().double()
+    state = {key: one for key, one in net.state_dict().items() if key.startswith(f"{name}.")}
+    model, x = tnsim.from_state_dict(state, net), np.eye(3)
+    assert_close(model(x), net(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-12)
+    assert model.origin.ignored == ()

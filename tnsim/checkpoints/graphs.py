@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from tnsim.checkpoints.batches import JOINED, joins_inputs
 from tnsim.checkpoints.entrywise import is_entrywise
+from tnsim.checkpoints.module_examples import join
 from tnsim.checkpoints.operations import PRODUCTS, SUMS, Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
 from tnsim.models.functions import array_of
@@ -243,7 +244,7 @@ def compared_sizes(
                 for name, one in state_of(module).items()
             }
             with mode:
-                array_of(functional_call(module, state, (given,), tie_weights=False), output)
+                _outputs(module, state, given, output)
     except Exception as reason:  # whatever operations raise that take no symbol
         log.debug("%s: no symbol for axis %d: %s", type(module).__name__, axis, reason)
         return None
@@ -252,6 +253,21 @@ def compared_sizes(
         return None
     numbers = {abs(int(str(n))) for guard in guards for n in guard.atoms() if n.is_Integer}
     return {size for n in numbers for size in (n, n + 1) if size}
+
+
+def _outputs(
+    module: torch.nn.Module, state: Mapping[str, torch.Tensor], x: Any, output: str | int | None
+) -> torch.Tensor:
+    """The output that counts, with other tensors in the place of parameters and buffers."""
+    # A submodule of several names is given its tensors under the first: PyTorch would put back,
+    # after the call, what another name had put in.
+    own = {
+        join(path, name)
+        for path, child in module.named_modules()
+        for name in (*child._parameters, *child._buffers)
+    }
+    given = {name: one for name, one in state.items() if name in own}
+    return array_of(functional_call(module, given, (x,), tie_weights=False), output)
 
 
 def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:
@@ -301,7 +317,7 @@ def _traced(
         handles.append(child.register_forward_hook(after))
 
     def forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return array_of(functional_call(module, state, (x,), tie_weights=False), output)
+        return _outputs(module, state, x, output)
 
     for path, child in module.named_modules():
         watch(path, child)

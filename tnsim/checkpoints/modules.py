@@ -197,12 +197,13 @@ class StatesOf:
         # Training code wraps state dicts in mappings of its own.
         named = dict(inside(state, place_of(state, list(first.values()))))
         self._check_ties(named, tied)
+        # Others hold it under another one.
         for name, other in tied.items():
-            if name not in named and other in named:
-                named[name] = named[other]
+            if name in named:
+                named.setdefault(other, named[name])
         for name, other in tied.items():
-            if other not in named and name in named:
-                named[other] = named[name]
+            if other in named:
+                named.setdefault(name, named[other])
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
         left_out = tuple(n for n in surplus if any(fnmatch(n, given) for given in leave_out))
         surplus = [name for name in surplus if name not in left_out]
@@ -451,7 +452,8 @@ def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
             lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
     positions = example.shape[1] if sequence else 1
     tensors = tensors_of(module)
-    read = {id(one) for name, one in tensors.items() if name in used}  # by any of its names
+    named = state_of(module) | tensors  # each by all of its names
+    read = {id(one) for name, one in named.items() if name in used}
     unused = tuple(name for name, one in tensors.items() if id(one) not in read)
     return Recognised(module, layers, example, positions, error, unused, tuple(lengths))
 
