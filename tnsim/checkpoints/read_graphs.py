@@ -275,8 +275,9 @@ class _Trace:
         epsilon: Any = shifted.arguments[1]
         if isinstance(epsilon, Operation):
             epsilon = self.scalars.get(epsilon)
-        known = axes is not None and epsilon is not None and not shifted.keywords
-        if one is not x or not known or square.arguments[1] != 2:
+        if one is not x or square.arguments[1] != 2 or shifted.keywords:
+            return None
+        if axes is None or epsilon is None:
             return None
         rank = len(self.shown[x].shape)
         is_last = [axis % rank for axis in axes] == [rank - 1] and True in kept
