@@ -34,16 +34,9 @@ def read(net, example, sequence=False):
     """The model of a module, by its graph in float64."""
     graph = graphs.graph_of(net, example)
     state = {name: tensor.detach() for name, tensor in graphs.state_of(net).items()}
-    layers = layers_of_graph(
-        graph.operations,
-        graph.argument,
-        graph.output,
-        graph.arrays(state),
-        example[:1],
-        graphs.TABLES,
-        graphs.TorchLibrary(torch.zeros(1, dtype=torch.float64)),
-        example.shape[1] if sequence else 1,
-    )
+    library = graphs.TorchLibrary(torch.zeros(1, dtype=torch.float64))
+    positions = example.shape[1] if sequence else 1
+    layers = layers_of_graph(graph, graph.arrays(state), example[:1], library, positions)
     return tnsim.Model([numbers(one.layer) for one in layers])
 
 
@@ -72,6 +65,7 @@ VECTORS = {
     "carried": carried,
     "residual": lambda m, x: x + m.b(functional.softplus(m.a(x))),
     "polynomial": lambda m, x: m.b(1 + m.a(x) - 0.5 * m.a(x) ** 3),
+    "an offset for each unit": lambda m, x: m.b((torch.tanh(m.a(x)) + m.mask) * m.c(x)),
     "rolled": lambda m, x: m.a(x).roll(1, -1) * x.flip(-1),
 }
 
@@ -174,9 +168,7 @@ def test_a_graph_reads_the_numbers_of_other_weights():
         net.mask.copy_(torch.tensor([0.0, 1.0, 3.0, -1.0]))
         state = {name: tensor.detach() for name, tensor in graphs.state_of(net).items()}
         library = graphs.TorchLibrary(example)
-        layers = layers_of_graph(
-            graph.operations, graph.argument, graph.output, graph.arrays(state), example, graphs.TABLES, library
-        )  # fmt: skip
+        layers = layers_of_graph(graph, graph.arrays(state), example, library)
         x = torch.randn(7, WIDTH, dtype=torch.float64)
         expected = net(x).numpy()
     model = tnsim.Model([numbers(one.layer) for one in layers])

@@ -9,6 +9,9 @@ from closeness import LARGEST, assert_close
 import tnsim
 
 torch = pytest.importorskip("torch", reason="reading modules needs the torch extra")
+from tnsim.checkpoints import norms  # noqa: E402
+from tnsim.checkpoints.module_examples import forward_error  # noqa: E402
+
 nn = torch.nn
 
 
@@ -956,3 +959,55 @@ def test_states_of_modules_that_drop_units_are_refused(rng):
         tnsim.inputs_of(net, "1", rng.normal(size=(4, 3)))
     with pytest.raises(tnsim.ModelError, match=r"taken from a torch\.nn\.Module"):
         tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))
+
+
+class Squares(nn.Module):
+    """Squares of linear maps, one after another."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(layers))
+
+    def forward(self, x):
+        for one in self.maps:
+            x = one(x) ** 2
+        return x
+
+
+def test_a_deep_polynomial_is_compared_where_it_has_numbers():
+    torch.manual_seed(0)
+    net = Squares(10).double()
+    for one in net.maps:
+        nn.init.normal_(one.weight)
+    assert tnsim.from_module(net.eval()).degree == 1024
+    for one in net.maps:
+        nn.init.constant_(one.weight, 1e9)
+    with pytest.raises(tnsim.ModelError, match="no finite numbers"):
+        tnsim.from_module(net)
+
+
+def test_layers_that_give_no_number_are_refused():
+    net = nn.Linear(2, 2).double()
+    wrong = norms.Normed(tnsim.Linear(np.full((2, 2), 1e308)))
+    with pytest.raises(tnsim.ModelError, match=r"differ by (nan|inf)"):
+        forward_error(net, [wrong], torch.zeros(1, 2))
+
+
+class Thrice(nn.Module):
+    """A submodule under three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = self.c = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.a(x) * self.b(x) * self.c(x)
+
+
+@pytest.mark.parametrize("name", "abc")
+def test_a_tensor_of_three_names_may_be_there_under_any(name):
+    net = Thrice().double()
+    state = {key: one for key, one in net.state_dict().items() if key.startswith(f"{name}.")}
+    model, x = tnsim.from_state_dict(state, net), np.eye(3)
+    assert_close(model(x), net(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-12)
+    assert model.origin.ignored == ()

@@ -124,7 +124,8 @@ class Convolutional(nn.Module):
     def __init__(self):
         super().__init__()
         self.left, self.right = (nn.Conv2d(1, 3, 3, padding=1) for _ in range(2))
-        self.norm, self.pool, self.out = nn.BatchNorm2d(3), nn.AvgPool2d(2), nn.Linear(12, 5)
+        self.norm = nn.BatchNorm2d(3, momentum=1.0)  # which is no flag of training
+        self.pool, self.out = nn.AvgPool2d(2), nn.Linear(12, 5)
         self.norm.running_mean.normal_()
         self.norm.running_var.uniform_(0.5, 2)
 
@@ -782,3 +783,27 @@ def test_pooling_by_the_largest_is_refused_by_name():
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     with pytest.raises(tnsim.UnsupportedLayer, match=r"max_pool2d.*the largest of several values"):
         tnsim.from_module(module, inputs=torch.zeros(2, 1, 6, 6))
+
+
+def root(square, **settings):
+    return torch.rsqrt(torch.add(square, 1e-5, **settings))
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [lambda x: root((x**2).mean()), lambda x: root((x**2).mean(-1, keepdim=True), alpha=2)],
+)
+def test_norms_that_layers_do_not_have_are_refused(factor):
+    net = Module(lambda m, x: m.b(m.a(x) * factor(m.a(x))), a=linear(), b=linear())
+    with pytest.raises(tnsim.UnsupportedLayer, match="rsqrt, which divides by a sum"):
+        tnsim.from_module(net, norm_inputs=np.eye(4))
+
+
+def test_a_factor_of_the_weights_is_no_norm(rng):
+    def forward(m, x):
+        weight = m.a.weight
+        return x @ (weight * root((weight**2).mean(-1, keepdim=True))).T
+
+    net = Module(forward, a=linear()).double()
+    model, x = tnsim.from_module(net), rng.normal(size=(5, 4))
+    assert_close(model(x), net(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-12)

@@ -15,9 +15,11 @@ The modules in their reading order:
     modules, module_examples       PyTorch modules, and files of their weights, become models
     module_calls                   states inside a module
     hugging_face, adapters         folders of Hugging Face as modules, and LoRA over a base
-    graphs                         forward passes as operations known by name
+    operations                     what operations are, by name, and what the algebra asks of them
+    graphs, jaxprs                 forward passes of PyTorch and of JAX as such operations
     entrywise, curves              chains of entrywise operations, and the functions that they are
-    functions, jaxprs              functions of JAX become models, their primitives operations
+    batches                        whether inputs of a batch are apart, layers beside a function
+    functions                      functions of JAX become models
     affine_values, sparse_maps     affine maps of operations, dense or as rows of few entries
     unit_layers, attention_scores  operations become hidden units, and scores of attention
     read_graphs                    operations become layers

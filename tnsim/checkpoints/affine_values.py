@@ -1,17 +1,9 @@
 """Values that are affine in the coordinates of a state and of hidden units.
 
-A front end (`graphs` for PyTorch) writes a forward pass as `Operation`s; the algebra here and in
-`unit_layers` knows no front end. It asks for three things:
-
-*   `Operation.run(arrays)`: the operation on arrays, by the operations that it reads,
-*   `Operation.linear(arrays, varying)`: its linear part in some of these, everything that is added
-    set to zero,
-*   `Operation.reach(arrays, varying)`: the same for indicators, arrays of zeros and ones, with no
-    number negative: an entry of the result is zero unless it reads an entry that is one,
-
-and for a `Library` of a few functions of arrays. An operation that a table names as affine is
-carried out on rows, so its matrix is exact for all inputs; which coordinates an entry reads is
-found by `reach`, where nothing cancels. Nothing is concluded from random numbers.
+An operation (`operations`) that a table names as affine is carried out on rows, so its matrix is
+exact for all inputs; which coordinates an entry reads is found by `Operation.reach`, where nothing
+cancels. Nothing is concluded from random numbers. Of arrays the algebra asks for a `Library` of a
+few functions.
 
 A state has `positions` vectors of equal width, such as the tokens of a sequence; a model of vectors
 has one. Layers do the same at every position, so a map has one matrix for all of them: its
@@ -22,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
+from tnsim.checkpoints.operations import KEEP_ORDER, Operation
 from tnsim.checkpoints.sparse_maps import LARGEST, LinearMap
 from tnsim.errors import TooLarge
 
@@ -76,35 +69,6 @@ class Library(Protocol):
     def keeps(self, before: Any, after: Any) -> bool:
         """Whether a change of type keeps the digits that the module computes with."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """An operation of a forward pass.
-
-    Args:
-        name: Name in the tables, such as "add".
-        reads: Operations of which it reads the results, each once.
-        arguments: Its arguments, in order; operations among them, also in lists, stand for results.
-        keywords: Arguments by name that are no results of operations.
-        run: The result, from arrays by operation.
-        linear: The linear part in some of the operations read, from arrays for these alone.
-        reach: The linear part with positive numbers, from indicators.
-        place: Words for where it stands in the code of the user.
-        is_whole: Whether it is a linear layer by a whole parameter, as the user wrote it.
-        added: Arguments that are added and not multiplied.
-    """
-
-    name: str
-    reads: tuple[Operation, ...]
-    arguments: tuple[Any, ...]
-    run: Callable[[Mapping[Operation, Any]], Any]
-    linear: Callable[[Mapping[Operation, Any], frozenset[Operation]], Any]
-    reach: Callable[[Mapping[Operation, Any], frozenset[Operation]], Any]
-    keywords: tuple[tuple[str, Any], ...] = ()
-    place: str = "the forward pass"
-    is_whole: bool = False
-    added: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,9 +163,32 @@ class Map:
         after = (operation, reach or operation, (self,), inside)
         return Map(self.library, self.size, tuple(shape), *after, last=last)
 
-    def flat(self) -> Map:
-        """The array as a vector."""
-        return self.then(lambda y: y.reshape(-1), (self.entries,))
+    @cached_property
+    def roots(self) -> frozenset[Map]:
+        """The coordinates themselves, in all forms in which the map reads them."""
+        if self.is_root:
+            return frozenset([self])
+        return frozenset[Map]().union(*(one.roots for one in self.before))
+
+    def rebased(
+        self, start: Callable[[Map], Map], last: Callable[[Any], Any], known: dict[Map, Map]
+    ) -> Map:
+        """The map with maps of other coordinates in the place of its own.
+
+        Args:
+            start: Function from coordinates themselves to the map in their place.
+            last: What becomes of a known matrix of the last axis.
+            known: Maps that were made before.
+        """
+        if self not in known:
+            if self.is_root:
+                known[self] = start(self)
+            else:
+                before = tuple(one.rebased(start, last, known) for one in self.before)
+                matrix = None if self.last is None else last(self.last)
+                size, grids = before[0].size, before[0].grids
+                known[self] = replace(self, size=size, before=before, grids=grids, last=matrix)
+        return known[self]
 
     @cached_property
     def matrix(self) -> Any:
@@ -282,20 +269,38 @@ class Value:
         return tuple(self.constant.shape)
 
     def mapped(
-        self, function: Callable[[Any], Any], last: Callable[[Any], Any] | None = None
+        self,
+        function: Callable[[Any], Any],
+        last: Callable[[Any], Any] | None = None,
+        reach: Callable[[Any], Any] | None = None,
     ) -> Value:
-        """A linear operation without negative numbers on the value.
+        """A linear operation on the value.
 
         Args:
             function: The operation.
             last: What becomes of a known matrix of the last axis; None where none is known after.
+            reach: The operation on indicators, where it has negative numbers.
         """
         constant = function(self.constant)
         slopes = {}
         for source, slope in self.slopes.items():
             kept = None if last is None or slope.last is None else last(slope.last)
-            slopes[source] = slope.then(function, constant.shape, last=kept)
+            slopes[source] = slope.then(function, constant.shape, reach, last=kept)
         return Value(constant, slopes)
+
+    def times(self, gain: Any) -> Value:
+        """The value times a number, or entry by entry times an array of the library."""
+        if isinstance(gain, float):
+            return self if gain == 1 else self.mapped(lambda x: gain * x, self._rows_times(gain))
+        # The same number along all other axes.
+        is_row = math.prod(gain.shape) == gain.shape[-1]
+        last = self._rows_times(gain.reshape(-1, 1)) if is_row else None
+        return self.mapped(lambda x: x * gain, last, lambda x: x * (gain != 0))
+
+    def _rows_times(self, gain: Any) -> Callable[[Any], Any]:
+        """The function of matrices of the last axis that multiplies their rows."""
+        slopes = list(self.slopes.values())
+        return lambda last: gain * _matrix_rows(last, slopes[0].shape[-1], slopes[0].library)
 
 
 def affine_result(
@@ -368,24 +373,6 @@ def _joined(array: Any, filled: Any) -> Any:
     return array if filled is array else abs(array) + abs(filled)
 
 
-KEEP_LAST = frozenset(
-    [
-        "view",
-        "reshape",
-        "expand",
-        "clone",
-        "alias",
-        "detach",
-        "contiguous",
-        "unsqueeze",
-        "squeeze",
-        "to",
-        "lift_fresh",
-    ]
-)
-"""Operations that leave the order of entries as it is."""
-
-
 def _last_matrix(
     operation: Operation,
     read: Operation,
@@ -399,7 +386,7 @@ def _last_matrix(
     if last is None or not shape or not before.shape:
         return None
     width, rows = shape[-1], before.shape[-1]
-    if name in KEEP_LAST:
+    if name in KEEP_ORDER:
         return last if width == rows else None
     if name in ("add", "sub") and width == rows:
         first = arguments[0] is read

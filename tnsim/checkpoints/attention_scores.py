@@ -10,14 +10,15 @@ is another layer than `Attention`: windows, decays and embeddings of positions a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tnsim.checkpoints.affine_values import Library, Operation, Value
+from tnsim.checkpoints.affine_values import Library, Value
 from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.operations import AXES, Operation
 from tnsim.checkpoints.unit_layers import Layout, Stack, written_out
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.attention import Attention
@@ -62,6 +63,11 @@ class Scores:
         """Shape of the array."""
         return tuple(self.weight.shape)
 
+    def moved(self, function: Callable[[Any], Any]) -> Scores:
+        """The scores in other places, by a function of arrays that orders entries."""
+        pairs = (replace(pair, index=function(pair.index)) for pair in self.pairs)
+        return Scores(function(self.weight), tuple(pairs))
+
 
 def scores_of(stack: Stack, left: Value, right: Value) -> Scores | None:
     """The products of all rows of a value with all columns of another; None for other products.
@@ -74,7 +80,7 @@ def scores_of(stack: Stack, left: Value, right: Value) -> Scores | None:
     n = stack.positions
     if n == 1 or len(left.shape) != 3 or left.shape[1] != n or right.shape[2] != n:
         return None
-    rows, columns = position_of(stack, left), position_of(stack, right)
+    rows, columns = (stack.positions_of(one).reshape(one.shape) for one in (left, right))
     here = np.arange(n)
     if not _reads_only(rows, here[None, :, None]) or not _reads_only(columns, here[None, None, :]):
         return None
@@ -83,29 +89,16 @@ def scores_of(stack: Stack, left: Value, right: Value) -> Scores | None:
     return Scores(weight, (Pairs(left, right, np.arange(math.prod(shape)).reshape(shape)),))
 
 
-def position_of(stack: Stack, value: Value) -> np.ndarray:
-    """The position that each entry of a value reads; -1 for none, -2 for several."""
-    reads = np.zeros((stack.positions, math.prod(value.shape)), bool)
-    for slope in value.slopes.values():
-        reads |= slope.read_positions(stack.positions)
-    counts = reads.sum(0)
-    position = np.where(counts == 0, -1, np.where(counts == 1, reads.argmax(0), -2))
-    return position.reshape(value.shape)
-
-
 def _reads_only(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(((found == expected) | (found == -1)).all())
 
 
-def operated(
-    operation: Operation, values: Mapping[Operation, Any], axes: frozenset[str], library: Library
-) -> Scores:
+def operated(operation: Operation, values: Mapping[Operation, Any], library: Library) -> Scores:
     """The result of an operation on scores that changes their numbers or their places.
 
     Args:
         operation: Operation that reads scores and arrays.
         values: Results by operation.
-        axes: Names of operations that choose and order entries.
         library: Functions of arrays.
 
     Raises:
@@ -114,7 +107,7 @@ def operated(
     (read,) = [one for one in operation.reads if isinstance(values[one], Scores)]
     scores: Scores = values[read]
     name = operation.name
-    if (name not in axes and name not in KEEP_PLACES) or (
+    if (name not in AXES and name not in KEEP_PLACES) or (
         name == "div" and operation.arguments[0] is not read
     ):
         raise UnsupportedLayer(
@@ -178,13 +171,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
     if scores.shape[:2] == (1, n) and scores.shape[2] > n and scores.shape[2] % n == 0:
         # Keys of all heads in one axis: the sum over keys is one over heads as well.
         heads = scores.shape[2] // n
-        split = Scores(
-            scores.weight.reshape(n, heads, n).swapaxes(0, 1),
-            tuple(
-                Pairs(pair.left, pair.right, pair.index.reshape(n, heads, n).swapaxes(0, 1))
-                for pair in scores.pairs
-            ),
-        )
+        split = scores.moved(lambda x: x.reshape(n, heads, n).swapaxes(0, 1))
         by_head = value.mapped(lambda x: x.reshape(heads, n, -1))
         return attended(stack, split, by_head, place).mapped(lambda x: x.sum(0)[None])
     if len(scores.shape) != 3 or len(scores.pairs) > 2:
@@ -192,7 +179,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
             f"{place} multiplies {len(scores.pairs)} scores of attention; layers have one or two"
         )
     heads, width = scores.shape[0], value.shape[2]
-    if not _reads_only(position_of(stack, value), np.arange(n)[None, :, None]):
+    if not _reads_only(stack.positions_of(value).reshape(value.shape), np.arange(n)[None, :, None]):
         raise UnsupportedLayer(f"{place} attends to values of several positions at once")
     legs: list[Value] = [value]
     queries, keys = [], []
@@ -217,15 +204,12 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
         stack.sources[s].factors or stack.sources[s].layers for s in sources
     ):
         raise UnsupportedLayer(f"{place} attends to what is no linear map of one state")
-    source = next(iter(sources), 0)
+    (source,) = sources
 
     def by_position(leg: Value) -> tuple[Any, Any]:
         """Rows of a leg (heads, positions, rows, d), and its constant as a last axis of one."""
         constant = leg.constant.reshape(-1, 1)
-        if source in leg.slopes:
-            rows = written_out(leg.slopes[source].matrix, library)
-        else:
-            rows = stack.zeros((len(constant), stack.sources[source].layout.width))
+        rows = written_out(leg.slopes[source].matrix, library)
         return rows.reshape(*leg.shape, -1), constant.reshape(*leg.shape, 1)
 
     def numbers_of(leg: tuple[Any, Any]) -> np.ndarray:
@@ -283,7 +267,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
     shape = heads, n, width
     head, position, entry = np.indices(shape).reshape(3, -1)
     layout = Layout(head * width + entry, position, heads * width, False)
-    return stack.whole(shape, layout, source, layers)
+    return stack.new_block(shape, layout, source, layers=layers)
 
 
 def _same_everywhere(rows: np.ndarray, rounding: float) -> bool:

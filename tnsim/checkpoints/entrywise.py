@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from tnsim.checkpoints.curves import Curve, curve_of, rounding_of
+from tnsim.checkpoints.operations import Operation
 from tnsim.errors import UnsupportedLayer
-
-if TYPE_CHECKING:
-    from tnsim.checkpoints.affine_values import Operation
 
 Numbers = Any
 
@@ -78,9 +77,12 @@ def _at(*places: float) -> Callable[..., list[tuple[Any, Any]]]:
     return lambda u, *_, **__: [(u, place) for place in places]
 
 
-def _bounds(u: Any, low: Any = None, high: Any = None, **named: Any) -> list[tuple[Any, Any]]:
-    low, high = named.get("min", low), named.get("max", high)
+def _bounds(u: Any, low: Any = None, high: Any = None) -> list[tuple[Any, Any]]:
     return [(u, bound) for bound in (low, high) if bound is not None]
+
+
+def _both_sides(u: Any, width: float = 0.5) -> list[tuple[Any, Any]]:
+    return [(u, width), (u, -width)]
 
 
 def _between(u: Any, v: Any) -> list[tuple[Any, Any]]:
@@ -123,13 +125,7 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
         lambda u, low=-1.0, high=1.0: [(u, low), (u, high)],
         True,
     ),
-    "clamp": _Function(
-        lambda u, low=None, high=None, **named: _clamp(
-            u, named.get("min", low), named.get("max", high)
-        ),
-        _bounds,
-        True,
-    ),
+    "clamp": _Function(_clamp, _bounds, True),
     "clamp_min": _Function(lambda u, low: np.maximum(u, low), _between, True),
     "clamp_max": _Function(lambda u, high: np.minimum(u, high), _between, True),
     "maximum": _Function(np.maximum, _between, True),
@@ -142,12 +138,12 @@ FUNCTIONS: dict[str, _Function] = _LINEAR | {
         lambda u, width=0.5: np.where(
             u > width, u - width, np.where(u < -width, u + width, 0.0 * u)
         ),
-        lambda u, width=0.5: [(u, width), (u, -width)],
+        _both_sides,
         True,
     ),
     "hardshrink": _Function(
         lambda u, width=0.5: np.where(np.abs(u) > width, u, 0.0 * u),
-        lambda u, width=0.5: [(u, width), (u, -width)],
+        _both_sides,
         True,
     ),
     "threshold": _Function(
@@ -208,6 +204,22 @@ def is_entrywise(name: str) -> bool:
     return name in FUNCTIONS
 
 
+class _Facts(NamedTuple):
+    """What is known of a value in a chain.
+
+    Attributes:
+        kinks: Places where it may not be analytic.
+        is_linear: Whether it is linear between its kinks.
+        is_constant: Whether it is constant between its kinks.
+        is_wave: Whether it goes up and down without an end.
+    """
+
+    kinks: frozenset[float] = frozenset()
+    is_linear: bool = True
+    is_constant: bool = False
+    is_wave: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Entrywise operations on a single value.
@@ -232,7 +244,7 @@ class Chain:
         Raises:
             UnsupportedLayer: It is neither, or it switches at places that are not known exactly.
         """
-        kinks = sorted(self._kinks(self.end, {}))
+        kinks = sorted(self._facts(self.end).kinks)
         rounding = max(map(rounding_of, self._numbers(self.end, set())), default=rounding_of(1.0))
         return curve_of(self, kinks, rounding, self._places())
 
@@ -244,7 +256,7 @@ class Chain:
         def visit(given: Any) -> Any:
             if given is self.start:
                 return "start"
-            if not hasattr(given, "reads"):
+            if not isinstance(given, Operation):
                 return type(given).__name__, repr(given)
             if given in self.scalars:
                 return repr(self.scalars[given])
@@ -279,42 +291,30 @@ class Chain:
     def _is_line(self, operation: Operation) -> bool:
         if operation is self.start or operation in self.scalars:
             return True
-        if operation.name not in _LINEAR or self._several(operation):
+        reading = [self._varies(one) for one in operation.arguments]
+        multiplies = operation.name == "mul" and sum(reading) > 1
+        if operation.name not in _LINEAR or multiplies or self._divides(operation):
             return False
         return all(map(self._is_line, operation.reads))
 
-    def _several(self, operation: Operation) -> bool:
-        """Whether a product or a quotient reads the value more than once."""
-        reading = [one for one in operation.arguments if self._varies(one)]
-        if operation.name == "div" and self._varies(operation.arguments[1]):
-            return True
-        return operation.name == "mul" and len(reading) > 1
+    def _divides(self, operation: Operation) -> bool:
+        """Whether the value divides something."""
+        return operation.name == "div" and self._varies(operation.arguments[1])
 
     def _varies(self, argument: Any) -> bool:
-        return hasattr(argument, "reads") and argument not in self.scalars
-
-    def _function(self, operation: Operation) -> tuple[_Function, tuple[Any, ...], Operation]:
-        """The function of an operation, its arguments, and the operation itself."""
-        if operation.name == "getitem":
-            operation = operation.arguments[0]
-        return FUNCTIONS[operation.name], operation.arguments, operation
+        return isinstance(argument, Operation) and argument not in self.scalars
 
     def _value(self, given: Any, u: np.ndarray, known: dict[Any, Any]) -> Any:
         if given is self.start:
             return u
-        if not hasattr(given, "reads"):
+        if not isinstance(given, Operation):
             return given
         if given in self.scalars:
             return self.scalars[given]
         if given not in known:
-            function, arguments, operation = self._function(given)
-            values = [self._value(one, u, known) for one in arguments]
-            named = dict(operation.keywords)
-            if operation.name == "to":
-                values, named = values[:1], {}
-            if operation.name == "clone":
-                named = {}
-            known[given] = function.compute(*values, **named)
+            one = first_of(given)
+            values = [self._value(argument, u, known) for argument in one.arguments]
+            known[given] = FUNCTIONS[one.name].compute(*values, **dict(one.keywords))
         return known[given]
 
     def _places(self) -> np.ndarray:
@@ -331,7 +331,11 @@ class Chain:
                 self._value(self.end, u, known)
             apart = np.zeros(len(u) - 1, bool)
             for one, value in known.items():
-                if one is not self.end and np.shape(value) == u.shape and not self._is_wave(one):
+                if (
+                    one is not self.end
+                    and np.shape(value) == u.shape
+                    and not self._facts(one).is_wave
+                ):
                     apart |= np.abs(np.diff(np.clip(value * 1.0, -_BENDS, _BENDS))) > _STEP
             low, high = u[:-1], u[1:]
             apart &= high - low > 1e-14 * np.maximum(abs(low), abs(high))
@@ -341,33 +345,39 @@ class Chain:
             u = np.sort(np.append(u, between))
         return u if len(u) > first else u[:0]
 
-    def _is_wave(self, given: Any) -> bool:
-        """Whether a value goes up and down without an end."""
-        if given is self.start or not self._varies(given):
-            return False
-        _, arguments, operation = self._function(given)
-        return operation.name in ("sin", "cos") or any(map(self._is_wave, arguments))
+    @cached_property
+    def _known(self) -> dict[Operation, _Facts]:
+        return {}
 
-    def _kinks(self, given: Any, known: dict[Any, set[float]]) -> set[float]:
-        """Places where a value may not be analytic."""
-        if given is self.start or not self._varies(given):
-            return set()
-        if given not in known:
-            function, arguments, operation = self._function(given)
-            kinks: set[float] = set()
-            for one in arguments:
-                kinks |= self._kinks(one, known)
+    def _facts(self, given: Any) -> _Facts:
+        """What is known of a value on the way, or of a constant."""
+        if given is self.start:
+            return _Facts()
+        if not self._varies(given):
+            return _Facts(is_constant=True)
+        if given not in self._known:
+            one = first_of(given)
+            function, parts = FUNCTIONS[one.name], [*map(self._facts, one.arguments)]
+            kinks = frozenset[float]().union(*(part.kinks for part in parts))
             if function.switches is not None:
-                for pair in function.switches(*arguments, **dict(operation.keywords)):
-                    kinks |= self._crossings(pair, known)
-            known[given] = kinks
-        return known[given]
+                for pair in function.switches(*one.arguments, **dict(one.keywords)):
+                    kinks |= self._crossings(pair)
+            is_linear = function.is_linear and all(part.is_linear for part in parts)
+            is_constant = function.is_linear and all(part.is_constant for part in parts)
+            if one.name in ("mul", "div"):
+                factors = [part for part in parts if not part.is_constant]
+                is_linear = is_linear and len(factors) < 2 and not self._divides(one)
+            is_wave = one.name in ("sin", "cos") or any(part.is_wave for part in parts)
+            is_constant = is_constant or function.is_constant
+            self._known[given] = _Facts(kinks, is_linear, is_constant, is_wave)
+        return self._known[given]
 
-    def _crossings(self, pair: tuple[Any, Any], known: dict[Any, set[float]]) -> set[float]:
+    def _crossings(self, pair: tuple[Any, Any]) -> set[float]:
         """Places where two piecewise linear values are equal."""
-        if not all(self._is_piecewise_linear(one) for one in pair):
+        facts = [*map(self._facts, pair)]
+        if not all(one.is_linear for one in facts):
             raise UnsupportedLayer("a comparison of what is no piecewise linear function of it")
-        kinks = sorted(set().union(*(self._kinks(one, known) for one in pair)))
+        kinks = sorted(facts[0].kinks | facts[1].kinks)
         ends = [-math.inf, *kinks, math.inf]
         found = set()
         for low, high in pairwise(ends):
@@ -392,46 +402,23 @@ class Chain:
                     found.add(float(f"{root:.15g}") if abs(root) > 1e-300 else 0.0)
         return found
 
-    def _is_piecewise_linear(self, given: Any) -> bool:
-        if given is self.start or not self._varies(given):
-            return True
-        function, arguments, operation = self._function(given)
-        if not function.is_linear or not all(map(self._is_piecewise_linear, arguments)):
-            return False
-        if operation.name in ("mul", "div"):
-            varying = [one for one in arguments if self._varies(one)]
-            steps = [one for one in varying if self._is_piecewise_constant(one)]
-            return len(varying) - len(steps) < 2 and not (
-                operation.name == "div" and varying != [arguments[0]]
-            )
-        return True
-
-    def _is_piecewise_constant(self, given: Any) -> bool:
-        if given is self.start:
-            return False
-        if not self._varies(given):
-            return True
-        function, arguments, _ = self._function(given)
-        if function.is_constant:
-            return True
-        return function.is_linear and all(map(self._is_piecewise_constant, arguments))
-
     def _numbers(self, given: Any, seen: set[Any]) -> set[float]:
         """All numbers that the operations bring with them."""
         if given is self.start or given in seen:
             return set()
-        if not hasattr(given, "reads"):
+        if not isinstance(given, Operation):
             return {float(given)} if isinstance(given, (int, float)) else set()
         if given in self.scalars:
             return {self.scalars[given]}
         seen.add(given)
-        found: set[float] = set()
-        _, arguments, operation = self._function(given)
-        if operation.name in ("to", "clone"):
-            arguments = arguments[:1]
-        for one in [*arguments, *dict(operation.keywords).values()]:
-            found |= self._numbers(one, seen)
-        return found
+        one = first_of(given)
+        inside = [*one.arguments, *(named for _, named in one.keywords)]
+        return set().union(*(self._numbers(argument, seen) for argument in inside))
+
+
+def first_of(operation: Operation) -> Operation:
+    """The operation itself, or the one that gives several arrays of which it takes the first."""
+    return operation.arguments[0] if operation.name == "getitem" else operation
 
 
 def start_of(

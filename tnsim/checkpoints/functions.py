@@ -13,24 +13,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ON_INPUTS, ModelError, TooLarge, UnsupportedLayer, printable
 from tnsim.models.arrays import is_traced
-from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.jaxprs import FunctionGraph, NumpyLibrary
+    from tnsim.checkpoints.operations import Graph
 
 log: logging.Logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-9
-_SCALES = (1.0, -1.0, 0.25, 4.0, 1e-3, 1e3)  # of random inputs
-_JOINED = (
-    "computes with the number of its inputs or with more than one of them: what it gives for an "
-    "input depends on the batch around it, so it is no function of an input"
-)
+_BATCHES = ((1.0, 3), (-1.0, 3), (0.25, 1), (4.0, 5), (1e-3, 2), (1e3, 4))
+"""Size and number of random inputs."""
 
 
 def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Model:
@@ -72,7 +67,9 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
-    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, joins_inputs, signature
+    from tnsim.checkpoints.batches import JOINED, beside, joins_inputs
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, signature
+    from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
     place = f"the function {printable(name, 60)}"
@@ -120,30 +117,35 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     def single(several: Sequence[Any], batch: Any) -> Any:
         return _array_of(plain(several, batch), place)
 
-    def written(batch: int) -> FunctionGraph:
+    def written(batch: int) -> Graph:
         shown = np.repeat(example[:1], batch, 0)
         return graph_of(single, weights, shown, place, precision)
 
     one, two, three = (written(n) for n in (1, 2, 3))
     if signature(two) != signature(three):
-        raise UnsupportedLayer(f"{place} {_JOINED}")
+        raise UnsupportedLayer(f"{place} {JOINED}")
     library = NumpyLibrary(precision)
     refusals: list[Exception] = []
     tokens = example.dtype.kind in "iu"
     for sequence in [True] if tokens else [True, False] if example.ndim == 3 else [False]:
         positions = example.shape[1] if sequence else 1
         try:
-            layers = _layers(one, weights, example[:1], library, positions, tokens)
+            layers = layers_of_graph(one, one.arrays(weights), example[:1], library, positions)
         except (UnsupportedLayer, TooLarge) as refused:
             refusals.append(refused)
             continue
-        if joins_inputs(two, weights, np.repeat(example[:1], 2, 0)):
-            raise UnsupportedLayer(f"{place} {_JOINED}")
+        if joins_inputs(two, two.arrays(weights), np.repeat(example[:1], 2, 0), library):
+            raise UnsupportedLayer(f"{place} {JOINED}")
         n_ctx = positions if sequence else None
         tolerance = max(_TOLERANCE, 64 * one.rounding)
-        error = _error(
-            lambda batch: _numbers(plain, weights, batch), layers, example, n_ctx, tolerance
-        )
+        both = beside(lambda x: _numbers(plain, weights, x), layers, example, _BATCHES)
+        error = float(np.max([pair.error for pair in both]))
+        if not error < tolerance:  # written with `not`, so that NaN is refused
+            raise ModelError(
+                "the layers that were read compute something else than the function (relative "
+                f"difference {error:.2g} on random inputs), which may draw random numbers, or "
+                "compute with the number of its inputs"
+            )
         log.info("%s: relative error of the forward pass %.2g", name, error)
         at = f" at n_ctx {n_ctx}" if sequence else ""
         said = (
@@ -178,74 +180,3 @@ def _numbers(plain: Callable[..., Any], weights: Sequence[np.ndarray], batch: An
     with jax.enable_x64(True):
         found = plain([jax.numpy.asarray(one) for one in weights], jax.numpy.asarray(batch))
         return np.asarray(jax.tree_util.tree_leaves(found)[0], np.float64)
-
-
-def _layers(
-    graph: FunctionGraph,
-    weights: Sequence[np.ndarray],
-    example: np.ndarray,
-    library: NumpyLibrary,
-    positions: int,
-    tokens: bool,
-) -> list[Normed]:
-    """The layers of the operations, on inputs of the shape of an example."""
-    from tnsim.checkpoints.jaxprs import TABLES
-    from tnsim.checkpoints.read_graphs import layers_of_graph
-
-    arrays = graph.arrays(weights)
-    vocabulary = None
-    if tokens:
-        tables = [one.arguments[0] for one in graph.operations if one.name == "embedding"]
-        known = [arrays[one] for one in tables if one in arrays]
-        vocabulary = known[0].shape[0] if known else int(example.max()) + 1
-    (output,) = graph.outputs
-    found = layers_of_graph(
-        graph.operations,
-        graph.argument,
-        output,
-        arrays,
-        example,
-        TABLES,
-        library,
-        positions,
-        vocabulary,
-    )
-    widths = with_widths(one.layer for one in found)
-    return [one._replace(layer=layer) for one, layer in zip(found, widths, strict=True)]
-
-
-def _error(
-    run: Callable[[Any], np.ndarray],
-    layers: Sequence[Normed],
-    example: np.ndarray,
-    n_ctx: int | None,
-    tolerance: float,
-) -> float:
-    """The largest relative error of layers over batches of several sizes.
-
-    Raises:
-        ModelError: It is larger than rounding.
-    """
-    rng = np.random.default_rng(2)
-    model = Model([one.layer for one in layers], n_ctx)
-    worst = 0.0
-    for scale, count in zip(_SCALES, (3, 3, 1, 5, 2, 4), strict=True):
-        shape = (count, *example.shape[1:])
-        if example.dtype.kind == "f":
-            inputs = scale * rng.normal(size=shape)
-            given = inputs if n_ctx is not None else inputs.reshape(count, -1)
-        else:
-            inputs = rng.integers(model.d_in, size=shape).astype(example.dtype)
-            given = np.eye(model.d_in)[inputs]
-        expected = run(inputs)
-        found = np.asarray(model(given)).reshape(expected.shape)
-        size = np.sqrt(np.mean(expected**2))
-        difference = np.sqrt(np.mean((found - expected) ** 2))
-        worst = max(worst, float(difference / size) if size else float(difference))
-    if not worst < tolerance:  # written with `not`, so that NaN is refused
-        raise ModelError(
-            "the layers that were read compute something else than the function (relative "
-            f"difference {worst:.2g} on random inputs), which may draw random numbers, or compute "
-            "with the number of its inputs"
-        )
-    return worst

@@ -5,10 +5,6 @@ without views, so that a graph of one module serves all its weights. A branch on
 by PyTorch itself. The graph is made at the shapes that are asked for and at two sizes of the batch,
 since a module may compute with the number of its inputs.
 
-Three tables say what an operation is: affine in the arguments that depend on the input; a product,
-affine in each of several; entrywise, a function of numbers (`entrywise`). Everything else is
-refused by its name. `affine_values` says what the algebra asks of an `Operation`.
-
 Source: `torch.fx.experimental.proxy_tensor.make_fx`, `torch.func.functionalize`.
 """
 
@@ -19,8 +15,8 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,70 +27,14 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves
 
-from tnsim.checkpoints.affine_values import Operation
+from tnsim.checkpoints.batches import JOINED, joins_inputs
 from tnsim.checkpoints.entrywise import is_entrywise
-from tnsim.checkpoints.read_graphs import Tables
+from tnsim.checkpoints.module_examples import join
+from tnsim.checkpoints.operations import PRODUCTS, SUMS, Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
 from tnsim.models.functions import array_of
 
 log = logging.getLogger(__name__)
-
-AXES = frozenset(
-    (
-        *("alias", "as_strided", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "detach"),
-        *("diagonal", "embedding", "expand", "fill", "flip", "gather", "index", "index_fill"),
-        *(
-            "index_select",
-            "lift_fresh",
-            "masked_fill",
-            "movedim",
-            "narrow",
-            "permute",
-            "pixel_shuffle",
-        ),
-        *("pixel_unshuffle", "repeat", "reshape", "roll", "select", "select_scatter", "slice"),
-        *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
-        *("slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "swapaxes", "t", "to"),
-        *("transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "where"),
-    )
-)
-"""Operations that choose and order entries."""
-
-SUMS = frozenset(
-    (
-        *("_adaptive_avg_pool1d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "add"),
-        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "convolution", "cumsum", "div"),
-        *("im2col", "lerp", "mean", "neg", "rsub", "sub", "sum", "upsample_bilinear2d"),
-        *("upsample_nearest1d", "upsample_nearest2d"),
-    )
-)
-"""Operations that add entries up, with weights that do not depend on the input."""
-
-TABLES = Tables(
-    axes=AXES,
-    sums=SUMS,
-    products=frozenset(
-        ("_trilinear", "addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mul", "mv")
-    ),
-    first_alone=frozenset(
-        ("batch_norm", "convolution", "div", "gather", "im2col", "index", "index_select")
-    ),
-    choices=frozenset(
-        ("embedding", "gather", "index", "index_select", "masked_fill", "tril", "triu", "where")
-    ),
-    fills=frozenset(
-        (
-            *("empty", "empty_like", "full", "full_like", "new_empty", "new_full", "new_ones"),
-            *("new_zeros", "ones_like", "zeros_like"),
-        )
-    ),
-)
-"""What operations of PyTorch are, by name."""
-
-JOINED = (
-    "the module computes with the number of its inputs or with more than one of them: what it "
-    "gives for an input depends on the batch around it, so it is no function of an input"
-)
 
 LENGTHS = (1, 2, 12, 33)
 """Lengths at which layers that were read at another have to compute the module, without n_ctx."""
@@ -102,68 +42,14 @@ LENGTHS = (1, 2, 12, 33)
 LONG = 512
 """The largest number of code that is such a length besides."""
 
-_RESHAPES = frozenset(["view", "reshape", "_unsafe_view", "_reshape_alias"])
 _PLAIN = {"_unsafe_view": "view", "_reshape_alias": "view", "_to": "to"}
 _BATCH_NORMS = (
     "native_batch_norm",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training",
 )
-_ADDED: dict[str, tuple[int, ...]] = {  # places of arguments that are added
-    **dict.fromkeys(("add", "sub", "rsub", "lerp", "copy"), (0, 1)),
-    **dict.fromkeys(("select_scatter", "slice_scatter"), (0, 1)),
-    **dict.fromkeys(("addmm", "baddbmm", "cat", "stack"), (0,)),
-    **dict.fromkeys(("masked_fill", "convolution", "constant_pad_nd"), (2,)),
-    "where": (1, 2),
-    "index_fill": (3,),
-    "batch_norm": (2, 3),
-    "fill": (1,),
-}
 _DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square")
-_ARITHMETIC = (SUMS - {"sum", "mean"}) | TABLES.products | {"full", "new_full", "masked_fill"}
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """A forward pass with all weights as arguments.
-
-    Attributes:
-        operations: All operations, those before the input of the module without reading it.
-        state: Operations that stand for parameters and buffers, by name.
-        argument: Operation that stands for the input of the module.
-        output: Operation that gives the output.
-        owns: Begin and end of submodules that are taken whole, by the operation that ends one.
-        constants: Tensors that the forward pass brings with it.
-        traced: The graph as PyTorch has written it.
-    """
-
-    operations: tuple[Operation, ...]
-    state: Mapping[str, Operation]
-    argument: Operation
-    output: Operation
-    owns: Mapping[Operation, tuple[str, Operation]]
-    constants: Mapping[Operation, Any]
-    traced: torch.fx.GraphModule
-
-    def arrays(self, state: Mapping[str, Any]) -> dict[Operation, Any]:
-        """Weights and constants by their operations.
-
-        Args:
-            state: Parameters and buffers by name.
-        """
-        return dict(self.constants) | {one: state[name] for name, one in self.state.items()}
-
-    def used(self) -> set[str]:
-        """Names of parameters and buffers on which the output depends."""
-        needed, found = [self.output], {self.output}
-        while needed:
-            for one in needed.pop().reads:
-                if one not in found:
-                    found.add(one)
-                    needed.append(one)
-        for start in self.owns.values():
-            found.add(start[1])
-        return {name for name, one in self.state.items() if one in found}
+_ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
 
 
 class TorchLibrary:
@@ -276,7 +162,10 @@ def check_batches(
     except UnsupportedLayer:
         # A batch of one may lose its axis on the way, which larger ones do not.
         _check_batches(two[0], _traced(module, _repeated(example, 3), output, whole)[0])
-    check_inputs_apart(_graph(*two, module), state_of(module), pair)
+    floats = pair if pair.is_floating_point() else torch.zeros(())
+    graph = _graph(*two, module)
+    if joins_inputs(graph, graph.arrays(state_of(module)), pair, TorchLibrary(floats)):
+        raise UnsupportedLayer(f"the module {JOINED}")
 
 
 def lengths_of(
@@ -357,7 +246,7 @@ def compared_sizes(
                 for name, one in state_of(module).items()
             }
             with mode:
-                array_of(functional_call(module, state, (given,), tie_weights=False), output)
+                _outputs(module, state, given, output)
     except Exception as reason:  # whatever operations raise that take no symbol
         log.debug("%s: no symbol for axis %d: %s", type(module).__name__, axis, reason)
         return None
@@ -366,6 +255,21 @@ def compared_sizes(
         return None
     numbers = {abs(int(str(n))) for guard in guards for n in guard.atoms() if n.is_Integer}
     return {size for n in numbers for size in (n, n + 1) if size}
+
+
+def _outputs(
+    module: torch.nn.Module, state: Mapping[str, torch.Tensor], x: Any, output: str | int | None
+) -> torch.Tensor:
+    """The output that counts, with other tensors in the place of parameters and buffers."""
+    # A submodule of several names is given its tensors under the first: PyTorch would put back,
+    # after the call, what another name had put in.
+    own = {
+        join(path, name)
+        for path, child in module.named_modules()
+        for name in (*child._parameters, *child._buffers)
+    }
+    given = {name: one for name, one in state.items() if name in own}
+    return array_of(functional_call(module, given, (x,), tie_weights=False), output)
 
 
 def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:
@@ -415,7 +319,7 @@ def _traced(
         handles.append(child.register_forward_hook(after))
 
     def forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return array_of(functional_call(module, state, (x,), tie_weights=False), output)
+        return _outputs(module, state, x, output)
 
     for path, child in module.named_modules():
         watch(path, child)
@@ -495,7 +399,7 @@ def _attribute(module: torch.nn.Module, name: str) -> Any:
 
 def _check_batches(two: torch.fx.GraphModule, three: torch.fx.GraphModule) -> None:
     """Raise `UnsupportedLayer` where a module computes otherwise on more inputs."""
-    refusal = JOINED
+    refusal = f"the module {JOINED}"
     if len(two.graph.nodes) != len(three.graph.nodes):
         raise UnsupportedLayer(refusal)
     place = {node: n for graph in (two, three) for n, node in enumerate(graph.graph.nodes)}
@@ -521,37 +425,29 @@ def _graph(
     places: dict[str, str],
     module: torch.nn.Module,
 ) -> Graph:
-    nodes = list(traced.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
     named = state_of(module)
     own = {id(one): name for name, one in named.items()}
-    names = [*named, None]
+    names = iter([*named, None])
     known: dict[torch.fx.Node, Operation] = {}
     constants: dict[Operation, Any] = {}
     state: dict[str, Operation] = {}
-    argument = output = None
+    argument = Operation("input")
+    output = None
     same: dict[str, Operation] = {}
     owned = {name for end, (_, start) in owns.items() for name in (end, start)}
-    for node in nodes:
+    for node in traced.graph.nodes:
         if node.op == "placeholder":
-            name = names[placeholders.index(node)]
-            operation = _plain_operation("input" if name is None else "weight")
-            if name is None:
-                argument = operation
-            else:
-                state[name] = operation
+            name = next(names)
+            operation = argument if name is None else state.setdefault(name, Operation("weight"))
         elif node.op == "get_attr":
-            value: Any = traced
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
+            value: Any = attrgetter(str(node.target))(traced)
             # A list of the module's own may hold a parameter, which is the parameter all the same.
             operation = state.get(own.get(id(value), ""))
             if operation is None:
-                operation = _plain_operation("weight")
+                operation = Operation("weight")
                 constants[operation] = value
         elif node.op == "output":
-            found = tree_leaves(node.args)
-            output = known[found[0]] if isinstance(found[0], torch.fx.Node) else None
+            output = known.get(tree_leaves(node.args)[0])
             continue
         else:
             # What is computed twice is one operation, as an activation of the input.
@@ -563,7 +459,6 @@ def _graph(
             operation = same[key]
         known[node] = operation
     by_name = {node.name: operation for node, operation in known.items()}
-    assert argument is not None
     if output is None:
         raise UnsupportedLayer("the output of the forward pass does not depend on the input")
     _check_repeatable(traced, places)
@@ -572,9 +467,8 @@ def _graph(
         for end, (path, start) in owns.items()
         if end in by_name and start in by_name
     }
-    return Graph(
-        tuple(dict.fromkeys(known.values())), state, argument, output, ends, constants, traced
-    )
+    operations = tuple(dict.fromkeys(known.values()))
+    return Graph(operations, state, argument, output, constants, ends, traced)
 
 
 def _drops(node: torch.fx.Node) -> bool:
@@ -611,13 +505,6 @@ class _Named(NamedTuple):
     identity: int
 
 
-def _plain_operation(name: str) -> Operation:
-    def nothing(*_: Any) -> Any:
-        raise AssertionError(f"a {name} is given")
-
-    return Operation(name, (), (), nothing, nothing, nothing)
-
-
 def _name(node: torch.fx.Node) -> str:
     """The name of an operation without its overload, as `add` for `aten.add.Tensor`."""
     name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
@@ -637,92 +524,25 @@ def _operation(
 ) -> Operation:
     """An operation of the graph, with what the algebra asks of it."""
     name = _name(node)
-    reads = tuple(known[one] for one in node.all_input_nodes)
     known_of: Any = known.__getitem__
     arguments: Any = torch.fx.map_arg(node.args, known_of)
     keywords: Any = torch.fx.map_arg(node.kwargs, known_of)
-    target = _functional_target(node, name)
-
-    def at(values: Mapping[Operation, Any], given: Any) -> Any:
-        if isinstance(given, Operation):
-            return values[given]
-        if isinstance(given, (list, tuple)):
-            return [at(values, one) for one in given]
-        return given
-
-    def run(values: Mapping[Operation, Any]) -> Any:
-        return target(
-            *at(values, arguments), **{key: at(values, one) for key, one in keywords.items()}
-        )
-
-    def varying_only(
-        values: Mapping[Operation, Any], varying: frozenset[Operation], positive: bool
-    ) -> Any:
-        """The operation with everything added set to zero, and all numbers positive if asked."""
-        added = _ADDED.get(name, ())
-
-        def argument(n: int, given: Any, fixed: bool) -> Any:
-            if isinstance(given, (list, tuple)) and any(
-                isinstance(one, Operation) for one in given
-            ):
-                return [argument(n, one, fixed) for one in given]
-            if isinstance(given, Operation):
-                value = values[given]
-                if given in varying or not isinstance(value, torch.Tensor):
-                    return value
-                if n in added and not (name == "where" and n == 0):
-                    return value * 0
-                if positive and value.is_floating_point():
-                    return (value != 0).to(value.dtype)
-                return value
-            if n in added and isinstance(given, (int, float)) and not isinstance(given, bool):
-                return 0
-            return given
-
-        given = [argument(n, one, False) for n, one in enumerate(arguments)]
-        if name == "convolution":
-            given[2] = None
-        if name == "constant_pad_nd":
-            given = given[:2]
-        if name == "batch_norm":
-            return _batch_norm(given, varying_only=True, positive=positive)
-        named = {key: argument(-1, one, True) for key, one in keywords.items()}
-        if not positive:
-            return target(*given, **named)
-        result = _positive(name, target, given, named)
-        if isinstance(result, (list, tuple)):
-            return [(one != 0).to(one.dtype) for one in result]
-        return (result != 0).to(result.dtype)
-
-    def linear(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
-        return varying_only(values, varying, False)
-
-    def reach(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
-        return varying_only(values, varying, True)
-
-    weight = (
-        arguments[-1] if name in ("mm", "addmm") else arguments[0] if name == "embedding" else None
-    )
     whole = False
-    if isinstance(weight, Operation):
-        whole = weight.name == "weight" or (
-            weight.name == "t" and weight.arguments[0].name == "weight"
-        )
-        whole = whole and (name == "embedding" or weight.name == "t")
-    named = tuple((key, one) for key, one in keywords.items() if not isinstance(one, Operation))
-    added = tree_leaves([arguments[n] for n in _ADDED.get(name, ()) if n < len(arguments)])
-    read = (tuple(arguments), run, linear, reach, named, place, whole)
-    return Operation(name, reads, *read, tuple(one for one in added if one is not None))
+    if name in ("mm", "addmm", "embedding"):
+        turned = is_turned_parameter(arguments[0 if name == "embedding" else -1])
+        whole = turned is not None and (turned or name == "embedding")
+    target = _functional_target(node, name)
+    return Operation(name, tuple(arguments), target, tuple(keywords.items()), place, whole)
 
 
 def _functional_target(node: torch.fx.Node, name: str) -> Callable[..., Any]:
     """The function that computes an operation, on arrays that nothing writes to."""
     if name == "getitem":
         return lambda several, n: several[n]
-    if name in _RESHAPES or name == "view":
+    if name in ("view", "reshape"):
         return lambda x, shape, **_: x.reshape(shape)
     if name == "batch_norm":
-        return lambda *given, **_: _batch_norm(list(given))
+        return _batch_norm
     if name in ("slice_scatter", "select_scatter"):
         return _scattered if name == "slice_scatter" else _selected
     if name in ("empty", "new_empty", "empty_like"):
@@ -765,101 +585,15 @@ def _selected(x: torch.Tensor, part: torch.Tensor, axis: int, index: int) -> tor
     return _scattered(x, part.unsqueeze(axis), axis, index, index + 1)
 
 
-def _positive(
-    name: str, target: Callable[..., Any], given: list[Any], named: dict[str, Any]
-) -> Any:
-    """An operation of which no number is negative, on indicators."""
-    if name in ("add", "sub", "rsub", "lerp"):
-        return given[0] + given[1]
-    if name == "neg":
-        return given[0]
-    if name == "div":
-        return (
-            given[0] * torch.ones_like(given[1]) if isinstance(given[1], torch.Tensor) else given[0]
-        )
-    if name == "mul":
-        one, two = (abs(x) if isinstance(x, (int, float)) else x for x in given[:2])
-        return one * two
-    if name in ("addmm", "baddbmm"):
-        return target(*given)
-    return target(*given, **named)
-
-
-def _batch_norm(given: list[Any], varying_only: bool = False, positive: bool = False) -> Any:
+def _batch_norm(*given: Any, **_: Any) -> Any:
     """Batch norm by running statistics in operations of which many rows run at once."""
-    x, weight, bias, mean, variance = given[:5]
-    epsilon = given[-1]
-    if True in given[5:] or mean is None:
+    x, weight, bias, mean, variance, *settings, epsilon = given
+    if any(one is True for one in settings) or mean is None:
         raise UnsupportedLayer("a batch norm takes the mean of the batch: call module.eval() first")
-    if positive:
-        return x, x.new_empty(0), x.new_empty(0)
     shape = (-1, *(1,) * (x.ndim - 2))
-    y = x if varying_only else x - mean.reshape(shape)
-    y = y * (variance + epsilon).rsqrt().reshape(shape)
+    y = (x - mean.reshape(shape)) * (variance + epsilon).rsqrt().reshape(shape)
     if weight is not None:
         y = y * weight.reshape(shape)
-    if bias is not None and not varying_only:
+    if bias is not None:
         y = y + bias.reshape(shape)
     return y, x.new_empty(0), x.new_empty(0)
-
-
-def check_inputs_apart(graph: Graph, state: Mapping[str, Any], example: torch.Tensor) -> None:
-    """Raise `UnsupportedLayer` where an entry of the output reads more than one input of a batch.
-
-    Args:
-        graph: Operations on two inputs.
-        state: Parameters and buffers by name.
-        example: Two inputs.
-    """
-    numbers: dict[Operation, Any] = {**graph.arrays(state), graph.argument: example}
-    floats = example.dtype if example.is_floating_point() else torch.get_default_dtype()
-    first = torch.zeros_like(example, dtype=floats)
-    first[0] = 1
-    read: dict[Operation, tuple[Any, Any]] = {graph.argument: (first, 1 - first)}
-    for one in graph.operations:
-        if one in numbers and one is not graph.argument:
-            continue
-        if one is graph.argument:
-            continue
-        numbers[one] = one.run(numbers)
-        if any(before in read for before in one.reads) and one.name not in TABLES.fills:
-            read[one] = tuple(_reached(one, numbers, read, n) for n in (0, 1))  # pyright: ignore
-    one, two = read[graph.output]
-    if len(one) != 2 or bool(one[1].any()) or bool(two[0].any()):
-        raise UnsupportedLayer(JOINED)
-
-
-def _reached(
-    one: Operation, numbers: Mapping[Operation, Any], read: Mapping[Operation, Any], n: int
-) -> Any:
-    """The entries of a result that depend on an input of a batch of two."""
-    if one.name == "getitem":
-        whole, place = one.arguments
-        found = read[whole][n]
-        return found[place] if isinstance(found, (list, tuple)) else found
-    known = frozenset(before for before in one.reads if before in read)
-    here = {before: read[before][n] for before in known}
-    if one.name == "embedding":
-        return here[one.arguments[1]][..., None].expand(numbers[one].shape)
-    affine = one.name in TABLES.axes or one.name in TABLES.sums or one.name in TABLES.products
-    if affine and one.name not in ("mul", "where"):
-        total = None
-        for before in known:
-            # The others are ones, as each of several factors counts.
-            ones = {other: torch.ones_like(here[other]) for other in known if other is not before}
-            zeros = ones if one.name in TABLES.products else {o: x * 0 for o, x in ones.items()}
-            found = one.reach({**numbers, **zeros, before: here[before]}, known)
-            parts = found if isinstance(found, list) else [found]
-            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
-        assert total is not None
-        return total if isinstance(found, list) else total[0]
-    result = numbers[one]
-    result = result[0] if isinstance(result, (list, tuple)) else result
-    floats = result.dtype if result.is_floating_point() else torch.get_default_dtype()
-    total = torch.zeros(result.shape, dtype=floats)
-    for before in known:
-        indicator = here[before]
-        if not is_entrywise(one.name):  # over the last axis, as a norm
-            indicator = indicator.amax(-1, keepdim=True)
-        total = total + indicator.to(total.dtype)
-    return total

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,36 +19,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from tnsim.checkpoints.affine_values import Operation
 from tnsim.checkpoints.entrywise import FUNCTIONS, is_entrywise
-from tnsim.checkpoints.read_graphs import Tables
+from tnsim.checkpoints.operations import Graph, Operation, is_affine, is_turned_parameter
 from tnsim.errors import UnsupportedLayer
 
-TABLES = Tables(
-    axes=frozenset(
-        (
-            *("broadcast", "cat", "clone", "dynamic_update", "embedding", "expand", "flip"),
-            *("index", "pad", "permute", "scatter", "slice", "t", "to", "view", "where"),
-        )
-    ),
-    sums=frozenset(
-        (
-            *("add", "convolution", "cumsum", "div", "neg", "scatter_add", "sub", "sum"),
-            "window_sum",
-        )
-    ),
-    products=frozenset(("bmm", "mm", "mul")),
-    first_alone=frozenset(("convolution", "div", "index")),
-    choices=frozenset(("embedding", "index", "where")),
-    fills=frozenset(),
-)
-"""What operations are, by name."""
-
 _ENTRYWISE = {
-    **{name: name for name in ("abs", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "log")},
-    **{name: name for name in ("log1p", "neg", "rsqrt", "sign", "sin", "sinh", "sqrt", "tanh")},
-    **{name: name for name in ("add", "asinh", "atan", "div", "eq", "ge", "gt", "le", "lt", "mul")},
-    **{name: name for name in ("ne", "pow", "sub")},
     "add_any": "add",
     "and": "logical_and",
     "logistic": "sigmoid",
@@ -58,7 +32,15 @@ _ENTRYWISE = {
     "not": "logical_not",
     "or": "logical_or",
 }
-"""Names of entrywise operations by those of primitives."""
+"""Names of entrywise operations by those of primitives, where these differ."""
+
+_AFFINE = {
+    "conv_general_dilated": "convolution",
+    "cumsum": "cumsum",
+    "pad": "pad",
+    "reduce_window_sum": "window_sum",
+}
+"""Names of affine operations that JAX computes, by those of primitives."""
 
 _REFUSED = {
     "argmax": "topk",
@@ -70,13 +52,6 @@ _REFUSED = {
     "top_k": "topk",
 }
 """Names under which the reason of a refusal is known."""
-
-_ADDED = {
-    **dict.fromkeys(("add", "dynamic_update", "pad", "scatter", "scatter_add", "sub"), (0, 1)),
-    "cat": (0,),
-    "where": (1, 2),
-}
-"""Places of arguments that are added, and not multiplied."""
 
 MOST_TURNS = 1024
 """Turns of a loop that is written out."""
@@ -122,39 +97,13 @@ class NumpyLibrary:
         return np.asarray(array)
 
 
-@dataclass(frozen=True, eq=False)
-class FunctionGraph:
-    """A function of weights and inputs.
-
-    Attributes:
-        operations: All operations, each after those that it reads.
-        weights: Operations that stand for the weights, in their order.
-        constants: Arrays that the function brings with it, by their operations.
-        argument: Operation that stands for the input.
-        outputs: Operations that give the outputs.
-        rounding: Relative error with which the function itself rounds numbers on the way, 0 where
-            it computes in the type of its arguments.
-    """
-
-    operations: tuple[Operation, ...]
-    weights: tuple[Operation, ...]
-    constants: Mapping[Operation, np.ndarray]
-    argument: Operation
-    outputs: tuple[Operation, ...]
-    rounding: float = 0.0
-
-    def arrays(self, weights: Sequence[np.ndarray]) -> dict[Operation, np.ndarray]:
-        """Weights and constants by their operations."""
-        return dict(self.constants) | dict(zip(self.weights, weights, strict=True))
-
-
 def graph_of(
     function: Callable[[list[Any], Any], Any],
     weights: Sequence[np.ndarray],
     x: np.ndarray,
     place: str,
     precision: np.dtype,
-) -> FunctionGraph:
+) -> Graph:
     """The operations of a function on inputs of the shape of an example.
 
     Args:
@@ -190,14 +139,14 @@ def graph_of(
         raise UnsupportedLayer(
             f"{place} cannot be read: {' '.join(str(error).split())[:300]}"
         ) from error
-    kept = [writer.operation(one) for one in outputs]
-    return FunctionGraph(
+    (output,) = map(writer.operation, outputs)
+    return Graph(
         tuple(writer.operations),
-        tuple(arguments),
-        writer.constants,
+        dict(enumerate(arguments)),
         argument,
-        tuple(kept),
-        writer.rounding,
+        output,
+        writer.constants,
+        rounding=writer.rounding,
     )
 
 
@@ -218,11 +167,7 @@ class _Writer:
 
     def leaf(self, name: str, value: np.ndarray | None = None) -> Operation:
         """An operation whose result is given from outside, or an array."""
-
-        def missing(*_: Any) -> Any:
-            raise AssertionError(name)
-
-        one = Operation(name, (), (), missing, missing, missing, (), self.place)
+        one = Operation(name, place=self.place)
         self.operations.append(one)
         if value is not None:
             self.constants[one] = value
@@ -238,8 +183,7 @@ class _Writer:
         name: str,
         arguments: Sequence[Any],
         shape: Sequence[int],
-        compute: Callable[..., Any] | None = None,
-        indicator: Callable[..., Any] | None = None,
+        compute: Callable[..., Any],
     ) -> Operation:
         """Write an operation down.
 
@@ -247,65 +191,10 @@ class _Writer:
             name: Name in the tables.
             arguments: Operations, also in lists, and numbers.
             shape: Shape of the result.
-            compute: The operation on arrays; by default the entrywise function of the name.
-            indicator: The same on indicators, where it may have negative numbers otherwise.
+            compute: The operation on arrays.
         """
-        run_it = compute or FUNCTIONS[name].compute
-        reads = tuple(dict.fromkeys(_operations_in(arguments)))
-        added = _ADDED.get(name, ())
-
-        def at(values: Mapping[Operation, Any], given: Any) -> Any:
-            if isinstance(given, Operation):
-                return values[given]
-            return [at(values, one) for one in given] if isinstance(given, list) else given
-
-        def run(values: Mapping[Operation, Any]) -> Any:
-            return run_it(*(at(values, one) for one in arguments))
-
-        def varying_only(
-            values: Mapping[Operation, Any], varying: frozenset[Operation], positive: bool
-        ) -> Any:
-            def argument(n: int, given: Any) -> Any:
-                if isinstance(given, list):
-                    return [argument(n, one) for one in given]
-                if isinstance(given, Operation) and given not in varying:
-                    value = values[given]
-                    if n in added:
-                        return value * 0
-                    floats = positive and value.dtype.kind == "f"
-                    return (value != 0).astype(value.dtype) if floats else value
-                if isinstance(given, Operation):
-                    return values[given]
-                return 0 if n in added and isinstance(given, (int, float)) else given
-
-            several = [argument(n, one) for n, one in enumerate(arguments)]
-            if not positive:
-                return run_it(*several)
-            return (np.asarray((indicator or run_it)(*several)) != 0).astype(np.float64)
-
-        def linear(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
-            return varying_only(values, varying, False)
-
-        def reach(values: Mapping[Operation, Any], varying: frozenset[Operation]) -> Any:
-            return varying_only(values, varying, True)
-
-        places = [arguments[n] for n in added if n < len(arguments)]
-        told = tuple(one for part in places for one in (part if isinstance(part, list) else [part]))
-        weight = arguments[1] if name == "mm" else None
-        if isinstance(weight, Operation) and weight.name == "t":
-            weight = weight.arguments[0]
-        made = Operation(
-            name,
-            reads,
-            tuple(arguments),
-            run,
-            linear,
-            reach,
-            (),
-            self.place,
-            isinstance(weight, Operation) and weight.name == "weight",
-            told,
-        )
+        whole = name == "mm" and is_turned_parameter(arguments[1]) is not None
+        made = Operation(name, tuple(arguments), compute, (), self.place, whole)
         self.operations.append(made)
         self.shapes[made] = tuple(shape)
         return made
@@ -347,6 +236,8 @@ class _Writer:
             return [one if one.ndim else one.item() for one in _results(eqn, given)]
         if name == "split":
             return self._split(params, given[0])
+        if name in _AFFINE:
+            return [self._by_jax(_AFFINE[name], eqn, given, shape)]
         write = getattr(self, f"_{name.replace('-', '_')}", None)
         if write is not None:
             return [write(eqn, given, shape)]
@@ -360,8 +251,9 @@ class _Writer:
             "not",
             "pow",
         )
-        if name in _ENTRYWISE and not whole:
-            return [self._entrywise(_ENTRYWISE[name], given, shape)]
+        known = _ENTRYWISE.get(name, name)
+        if is_entrywise(known) and not whole:
+            return [self._entrywise(known, given, shape)]
         if name == "while":
             raise UnsupportedLayer(
                 f"{self.place} has a loop that ends by a value (jax.lax.while_loop): give the "
@@ -372,23 +264,13 @@ class _Writer:
                 f"{self.place} has a branch on values (jax.lax.cond), another function on either "
                 "side: use jnp.where"
             )
-        known = _REFUSED.get(name, name)
+        # Another primitive may have the name of an operation that is known here.
+        known = _REFUSED.get(name, f"lax.{name}" if is_affine(name) else name)
         one = self.add(known, given, shape, lambda *several, eqn=eqn: _bound(eqn, several))
         return [one, *[None] * (len(eqn.outvars) - 1)]
 
     def _entrywise(self, name: str, given: list[Any], shape: tuple[int, ...]) -> Any:
-        function = FUNCTIONS[name].compute
-        given = [self._plain(one) for one in given]
-        indicator = None
-        if name in ("add", "sub"):
-            indicator = np.add
-        elif name == "neg":
-            indicator = np.abs
-        elif name == "div":
-            indicator = lambda one, two: one * np.ones(np.shape(two))  # noqa: E731
-        elif name == "mul":
-            indicator = lambda one, two: np.abs(one) * np.abs(two)  # noqa: E731
-        return self.add(name, given, shape, function, indicator)
+        return self.add(name, [*map(self._plain, given)], shape, FUNCTIONS[name].compute)
 
     def _plain(self, given: Any) -> Any:
         """A number in the place of an array of equal numbers, which others broadcast."""
@@ -435,8 +317,7 @@ class _Writer:
     def _reshape(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return self._viewed(given[0], shape)
 
-    def _squeeze(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._viewed(given[0], shape)
+    _squeeze = _reshape
 
     def _viewed(self, x: Any, shape: Sequence[int]) -> Any:
         if not isinstance(x, Operation):
@@ -447,14 +328,12 @@ class _Writer:
 
     def _broadcast_in_dim(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, places = given[0], eqn.params["broadcast_dimensions"]
-        own = np.shape(x) if not isinstance(x, Operation) else self.shapes[x]
+        own = self.shapes[x]
         between = [1] * len(shape)
         for size, place in zip(own, places, strict=True):
             between[place] = size
         if math.prod(between) == math.prod(shape):
             return self._viewed(x, shape)
-        if not isinstance(x, Operation):
-            return np.broadcast_to(np.reshape(x, between), shape)
 
         def compute(x: np.ndarray) -> np.ndarray:
             return np.broadcast_to(x.reshape(between), shape)
@@ -465,9 +344,7 @@ class _Writer:
     def _transpose(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         return self._permuted(given[0], eqn.params["permutation"])
 
-    def _permuted(self, x: Any, order: Sequence[int]) -> Any:
-        if not isinstance(x, Operation):
-            return np.transpose(x, order)
+    def _permuted(self, x: Operation, order: Sequence[int]) -> Operation:
         if list(order) == sorted(order):
             return x
         shape = [self.shapes[x][n] for n in order]
@@ -507,21 +384,9 @@ class _Writer:
         parts = [self.operation(one) for one in given]
         return self.add("cat", [parts, axis], shape, np.concatenate)
 
-    def _pad(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._by_jax("pad", eqn, given, shape)
-
     def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axes = tuple(eqn.params["axes"])
         return self.add("sum", [given[0], axes], shape, lambda x, axes: np.sum(x, axes))
-
-    def _cumsum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._by_jax("cumsum", eqn, given, shape)
-
-    def _reduce_window_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._by_jax("window_sum", eqn, given, shape)
-
-    def _conv_general_dilated(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._by_jax("convolution", eqn, given, shape)
 
     def _gather(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         operand, places = given
@@ -575,7 +440,7 @@ class _Writer:
         at = self.constants.get(places) if isinstance(places, Operation) else np.asarray(places)
         if at is None:
             raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
-        name = "scatter" if eqn.primitive.name == "scatter" else "scatter_add"
+        name = "at_set" if eqn.primitive.name == "scatter" else "at_add"
 
         def compute(x: Any, updates: Any) -> np.ndarray:
             return _bound(eqn, [x, at, updates])
@@ -623,16 +488,7 @@ class _Writer:
 
     def _is_fixed(self, one: Operation) -> bool:
         """Whether a value does not depend on the input."""
-        needed, seen = [one], {one}
-        while needed:
-            now = needed.pop()
-            if now.name == "input":
-                return False
-            for before in now.reads:
-                if before not in seen:
-                    seen.add(before)
-                    needed.append(before)
-        return True
+        return all(before.name != "input" for before in one.before())
 
     def _turns(self, params: Mapping[str, Any], given: list[Any]) -> list[Any]:
         """A loop of a fixed number of turns, turn by turn."""
@@ -667,16 +523,6 @@ class _Writer:
         return [*state, *stacked]
 
 
-def _operations_in(arguments: Any) -> list[Operation]:
-    found = []
-    for one in arguments:
-        if isinstance(one, Operation):
-            found.append(one)
-        elif isinstance(one, list):
-            found += _operations_in(one)
-    return found
-
-
 def _bound(eqn: Any, given: Sequence[Any]) -> Any:
     """The first result of a primitive, as JAX computes it in float64."""
     return _results(eqn, given)[0]
@@ -700,58 +546,9 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if floats else array
 
 
-def signature(graph: FunctionGraph) -> list[Any]:
+def signature(graph: Graph) -> list[Any]:
     """Operations and their numbers, without shapes: equal for batches of any size."""
     return [
         (one.name, *[given for given in one.arguments if isinstance(given, (bool, float))])
         for one in graph.operations
     ]
-
-
-def joins_inputs(graph: FunctionGraph, weights: Sequence[np.ndarray], x: np.ndarray) -> bool:
-    """Whether an entry of the output reads more than one input of a batch of two.
-
-    Args:
-        graph: Operations on two inputs.
-        weights: The weights.
-        x: Two inputs.
-    """
-    numbers: dict[Operation, Any] = {**graph.arrays(weights), graph.argument: x}
-    first = np.zeros(x.shape)
-    first[0] = 1
-    read: dict[Operation, tuple[Any, Any]] = {graph.argument: (first, 1 - first)}
-    for one in graph.operations:
-        if one in numbers:
-            continue
-        numbers[one] = one.run(numbers)
-        if any(before in read for before in one.reads):
-            read[one] = tuple(_reached(one, numbers, read, n) for n in (0, 1))  # pyright: ignore
-    return any(
-        len(read[out][0]) != 2 or bool(read[out][0][1].any()) or bool(read[out][1][0].any())
-        for out in graph.outputs
-        if out in read
-    )
-
-
-def _reached(
-    one: Operation, numbers: Mapping[Operation, Any], read: Mapping[Operation, Any], n: int
-) -> np.ndarray:
-    """The entries of a result that depend on an input of a batch of two."""
-    known = frozenset(before for before in one.reads if before in read)
-    here = {before: read[before][n] for before in known}
-    shape = np.shape(numbers[one])
-    if one.name == "embedding":
-        return np.broadcast_to(here[one.arguments[1]][..., None], shape)
-    affine = one.name in TABLES.axes or one.name in TABLES.sums or one.name in TABLES.products
-    total = np.zeros(shape)
-    for before in known:
-        if affine and one.name not in ("mul", "where"):
-            # The others are ones where each of several factors counts, and zeros in a sum.
-            fill = 1.0 if one.name in TABLES.products else 0.0
-            others = {o: np.full(np.shape(here[o]), fill) for o in known if o is not before}
-            total = total + one.reach({**numbers, **others, before: here[before]}, known)
-        elif is_entrywise(one.name):
-            total = total + here[before]
-        else:
-            total = total + here[before].max()
-    return total

@@ -6,7 +6,7 @@ reordered, signs and scales are moved into the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from tnsim.models.attention import Attention
 from tnsim.models.layers import Bilinear, Core, Linear, Residual
 
 LARGEST_IDENTITY = 2**24  # entries that any layer without a readout may need
-SCORES = ("q1", "k1", "q2", "k2")
 
 
 def layer(rule: Rule, arrays: NamedArrays) -> Core | Residual:
@@ -118,24 +117,16 @@ def _linear(rule: LinearRule, arrays: NamedArrays) -> Linear:
 
 
 def _bilinear(rule: BilinearRule, arrays: NamedArrays) -> Bilinear:
-    left_bias = arrays.get(rule.left_bias)
-    right_bias = arrays.get(rule.right_bias)
-    if rule.fused:
-        stacked = _unstacked_roles(rule, arrays)
-        left, right = stacked["left"], stacked["right"]
-        left_bias, right_bias = stacked.get("left_bias"), stacked.get("right_bias")
-    else:
-        left = arrays.required_matrix(rule.left, rule.transpose)
-        right = arrays.required_matrix(rule.right, rule.transpose)
+    weights = dict(_weights(rule, arrays, ("left", "right")))
     if rule.lifted:
         # Column 0 multiplies a constant 1, which is a bias.
-        left, left_bias = left[:, 1:], left[:, 0]
-        right, right_bias = right[:, 1:], right[:, 0]
+        for name in ("left", "right"):
+            weights |= {name: weights[name][:, 1:], f"{name}_bias": weights[name][:, 0]}
     down = arrays.matrix(rule.down, rule.transpose)
     if down is None:
         # Hidden units are the output, which a readout by the identity says.
-        down = _identity_readout(left)
-    return Bilinear(left, right, down, left_bias, right_bias, arrays.get(rule.down_bias))
+        down = _identity_readout(weights["left"])
+    return Bilinear(**weights, down=down, down_bias=arrays.get(rule.down_bias))
 
 
 def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
@@ -145,16 +136,29 @@ def _elementwise(rule: ElementwiseRule, arrays: NamedArrays) -> Elementwise:
 
 def _gated(rule: GatedRule, arrays: NamedArrays) -> Gated:
     own: Any = rule.activation
-    if rule.fused:
-        stacked = _unstacked_roles(rule, arrays)
-        gate, up = stacked["gate"], stacked["up"]
-        gate_bias, up_bias = stacked.get("gate_bias"), stacked.get("up_bias")
-    else:
-        gate = arrays.required_matrix(rule.gate, rule.transpose)
-        up = arrays.matrix(rule.up, rule.transpose)
-        gate_bias, up_bias = arrays.get(rule.gate_bias), arrays.get(rule.up_bias)
+    weights = {"up": None, **dict(_weights(rule, arrays, ("gate", "up")))}
     down = arrays.required_matrix(rule.down, rule.transpose)
-    return Gated(gate, up, down, own, gate_bias, up_bias, arrays.get(rule.down_bias))
+    return Gated(**weights, down=down, activation=own, down_bias=arrays.get(rule.down_bias))
+
+
+def _weights(
+    rule: StackedRule, arrays: NamedArrays, roles: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Matrices and biases of roles, each from an array of its own or cut out of a stacked one."""
+    stacked = _unstacked_roles(rule, arrays) if rule.fused else {}
+    for role in roles:
+        if stacked and role != "o":
+            both = role[0]  # the name q or k, shared by both scores
+            yield role, stacked.get(role, stacked.get(both))
+            yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
+            continue
+        key, bias = getattr(rule, role), arrays.get(getattr(rule, f"{role}_bias"))
+        if isinstance(rule, AttentionRule) and rule.by_head:
+            yield role, _rows_of_heads(key, role, rule, arrays)
+            bias = None if bias is None else bias.reshape(-1)
+        elif role != "up" or key is not None:  # a gated layer may have no second factor
+            yield role, arrays.required_matrix(key, rule.transpose)
+        yield f"{role}_bias", bias
 
 
 def _unstacked_roles(rule: StackedRule, arrays: NamedArrays) -> dict[str, Any]:
@@ -191,7 +195,9 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
     `Attention` divides scores by d_head^2 and turns halves of heads forward.
     """
     heads: Any = rule.n_heads
-    weights = dict(_attention_arrays(rule, arrays))
+    single = rule.scores == 1
+    roles = [role for role in PROJECTIONS if not (single and role in SECOND_SCORE)]
+    weights = dict(_weights(rule, arrays, roles))
     base: Any = rule.rope_base
     rows = weights["q1"].shape[0]
     if not isinstance(heads, int) or heads < 1 or rows % heads:
@@ -199,7 +205,7 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
     d_head = rows // heads
     # The file divides by d_head^p, `Attention` by d_head^2.
     factor = d_head ** (2 - rule.score_power)
-    for role in SCORES:
+    for role in ("q1", "k1", "q2", "k2"):
         for name in (role, f"{role}_bias"):
             array = weights.get(name)
             if array is None:
@@ -209,10 +215,10 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
             # Without a rotation the order of rows inside a head means nothing.
             if base:
                 array = _rotary_rows(array, heads, rule)
-            if role == "q1" and rule.scores == 2:
+            if role == "q1" and not single:
                 array = array * factor
             weights[name] = array
-    if rule.scores == 1:
+    if single:
         weights |= _constant_score(weights["q1"], heads, factor)
     if base is not None:
         base = float(base)
@@ -231,25 +237,6 @@ def _constant_score(queries: Any, heads: int, value: float) -> dict[str, np.ndar
     # The number keeps the type of the weights.
     queries_bias = bias * dtype.type(value)
     return {"q2": nothing, "k2": nothing, "q2_bias": queries_bias, "k2_bias": bias}
-
-
-def _attention_arrays(rule: AttentionRule, arrays: NamedArrays) -> Iterator[tuple[str, Any]]:
-    stacked = _unstacked_roles(rule, arrays) if rule.fused else {}
-    for role in PROJECTIONS:
-        if rule.scores == 1 and role in SECOND_SCORE:
-            continue
-        if rule.fused and role != "o":
-            both = role[0]  # the name q or k, shared by both scores
-            yield role, stacked.get(role, stacked.get(both))
-            yield f"{role}_bias", stacked.get(f"{role}_bias", stacked.get(f"{both}_bias"))
-            continue
-        bias = arrays.get(getattr(rule, f"{role}_bias"))
-        if rule.by_head:
-            yield role, _rows_of_heads(getattr(rule, role), role, rule, arrays)
-            yield f"{role}_bias", None if bias is None else bias.reshape(-1)
-            continue
-        yield role, arrays.required_matrix(getattr(rule, role), rule.transpose)
-        yield f"{role}_bias", bias
 
 
 def _rows_of_heads(key: str, role: str, rule: AttentionRule, arrays: NamedArrays) -> Any:

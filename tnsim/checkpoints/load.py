@@ -327,17 +327,18 @@ class Series(Sequence[Model]):
     def __getitem__(self, index: slice) -> Series: ...
 
     def __getitem__(self, index: int | str | slice) -> Model | Series:
-        # A part of a series is read with the arguments of the whole.
         if isinstance(index, slice):
-            dialect, n_ctx, leave_out, norm_inputs = self.reading
-            chosen = self.paths[index], dialect, n_ctx, self.names[index]
-            return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
+            return self._part(index, self.reading.n_ctx)
         return read(self.paths[position_in(index, self.labels)], *self.reading).model
 
     def at_length(self, n_ctx: int) -> Series:
         """The same checkpoints, read as models for sequences of `n_ctx` positions."""
+        return self._part(slice(None), n_ctx)
+
+    def _part(self, which: slice, n_ctx: int | None) -> Series:
+        """Some of the checkpoints, read with the other arguments of the whole."""
         dialect, _, leave_out, norm_inputs = self.reading
-        chosen = self.paths, dialect, n_ctx, self.names
+        chosen = self.paths[which], dialect, n_ctx, self.names[which]
         return Series(*chosen, leave_out=leave_out, norm_inputs=norm_inputs)
 
     def __iter__(self) -> Iterator[Model]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnsim.checkpoints.module_calls import array, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError
+
+if TYPE_CHECKING:
+    from tnsim.checkpoints.batches import Beside
 
 LEAVES = ("Linear", "Embedding", "LayerNorm", "RMSNorm")  # PyTorch's layers that tnsim reads
 SCALES = (1.0, -1.0, 0.25, 4.0)  # of inputs: functions that agree at one size may differ at another
@@ -217,35 +220,19 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
     Raises:
         ModelError: Where the error is larger than rounding.
     """
+    from tnsim.checkpoints.batches import beside  # which needs SciPy
+
     torch = require_torch()
-    rng = torch.Generator().manual_seed(2)
-    given: list[np.ndarray] = []
-    expected: list[np.ndarray] = []
-    drawn = torch.zeros(())
     count = max(len(example), 2)
     # A function that agrees at one size may differ at another, as ReLU does with the identity, and
     # one that agrees in one batch may differ in others.
-    for scale, inputs_at_once in zip(SCALES, (count, count, 1, 3), strict=True):
-        shape = (inputs_at_once, *example.shape[1:])
-        if example.is_floating_point():
-            # Opposite inputs take the other branch of a forward pass that asks for a sign.
-            drawn = torch.randn(shape, generator=rng) if scale != -1 else drawn
-            inputs = scale * drawn
-            given.append(array(inputs).reshape(_input_shape(inputs, layers[0].layer.d_in)))
-        else:
-            inputs = torch.randint(layers[0].layer.d_in, shape, generator=rng)
-            given.append(np.eye(layers[0].layer.d_in)[array(inputs)])
-        expected.append(array(module(inputs)))
-    # All batches at once, as a layer may have many weights to go through.
-    x = np.concatenate(given)
-    for layer in layers:
-        x = layer(x)
-    ends = np.cumsum([len(one) for one in given])[:-1]
-    both = list(zip(np.split(np.asarray(x), ends), expected, strict=True))
-    errors = [_relative_error(*pair) for pair in both]
+    batches = zip(SCALES, (count, count, 1, 3), strict=True)
+    both = beside(lambda x: array(module(torch.as_tensor(x))), layers, example, batches)
+    errors = [one.error for one in both]
+    worst = float(np.max(errors))
     # Written with `not`, so that NaN is refused.
-    if not max(errors) < TOLERANCE:
-        factors = [_common_factor(*pair) for pair in both]
+    if not worst < TOLERANCE:
+        factors = [_common_factor(one) for one in both]
         first = factors[0]
         if first and all(factor and abs(factor / first - 1) < TOLERANCE for factor in factors):
             raise ModelError(
@@ -253,34 +240,22 @@ def forward_error(module: Any, layers: Sequence[Normed], example: Any) -> float:
                 f"gives {first:.12g} times the outputs of the layers. Multiply the last layer that "
                 "was declared by it"
             )
+        sizes = ", ".join(str(one.scale) for one in both)
         each = ", ".join(f"{error:.2g}" for error in errors)
         raise ModelError(
             "what was recognised is another function than the module: outputs on random inputs of "
-            f"size {', '.join(map(str, SCALES))} differ by {each} of their size. Declare the "
+            f"size {sizes} differ by {each} of their size. Declare the "
             "classes that do more than was seen: layers={Class: BilinearRule(...) or a function}; "
             "and take no numbers out of parameters in the forward pass, by .item() or NumPy"
         )
-    return max(errors)
+    return worst
 
 
-def _input_shape(example: Any, d_in: int) -> tuple[int, ...]:
-    """The shape of a batch as tnsim reads it: flat where the module flattens its input."""
-    if example.shape[-1] == d_in:
-        return tuple(example.shape)
-    return (len(example), d_in)
-
-
-def _common_factor(outputs: np.ndarray, expected: np.ndarray) -> float | None:
+def _common_factor(both: Beside) -> float | None:
     """The number by which all outputs are multiplied in the expected ones; None where none is."""
-    if outputs.size != expected.size or not np.isfinite(expected).all() or not outputs.any():
+    outputs, expected = both.outputs.ravel(), both.expected.ravel()
+    if outputs.size != expected.size or not outputs.any():
         return None
-    factor = float(outputs.ravel() @ expected.ravel() / (outputs.ravel() @ outputs.ravel()))
-    return factor if _relative_error(factor * outputs, expected) < TOLERANCE else None
-
-
-def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
-    # Outputs of other size are no function to compare.
-    if outputs.size != expected.size:
-        return float("inf")
-    difference = np.linalg.norm(outputs.ravel() - expected.ravel())
-    return float(difference / max(float(np.linalg.norm(expected)), 1e-300))
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = float(outputs @ expected / (outputs @ outputs))
+    return factor if both._replace(outputs=factor * outputs).error < TOLERANCE else None

@@ -50,12 +50,11 @@ from tnsim.errors import (
 from tnsim.models.arrays import numbers
 from tnsim.models.checks import check_length
 from tnsim.models.functions import array_of, is_random_in_training
-from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 from tnsim.models.origin import Origin
 
 if TYPE_CHECKING:
-    from tnsim.checkpoints.graphs import Graph
+    from tnsim.checkpoints.operations import Graph
 
 log = logging.getLogger(__name__)
 
@@ -204,12 +203,13 @@ class StatesOf:
         # Training code wraps state dicts in mappings of its own.
         named = dict(inside(state, place_of(state, list(first.values()))))
         self._check_ties(named, tied)
+        # Others hold it under another one.
         for name, other in tied.items():
-            if name not in named and other in named:
-                named[name] = named[other]
+            if name in named:
+                named.setdefault(other, named[name])
         for name, other in tied.items():
-            if other not in named and name in named:
-                named[other] = named[name]
+            if other in named:
+                named.setdefault(name, named[other])
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
         left_out = tuple(n for n in surplus if any(fnmatch(n, given) for given in leave_out))
         surplus = [name for name in surplus if name not in left_out]
@@ -321,9 +321,8 @@ def recognised(
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        reading = _first_reading(
-            module, double, declared, example, inputs, n_ctx, output, first or module
-        )
+        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module)
+        reading = _first_reading(asked, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
 
@@ -341,23 +340,37 @@ def _with_output(module: Any, output: str | int | None) -> Iterator[None]:
         handle.remove()
 
 
-def _first_reading(
-    module: Any,
-    double: Any,
-    declared: Mapping[type, Declared],
-    example: Any,
-    inputs: Any,
-    n_ctx: int | None,
-    output: str | int | None,
-    first: Any,
-) -> Recognised:
+class _Asked(NamedTuple):
+    """What is asked of a module.
+
+    Attributes:
+        module: The module.
+        double: A copy in float64.
+        declared: Declarations of classes of the user.
+        inputs: The example that the user gave, or None.
+        n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
+        output: Name of the output that counts, or its place in a tuple.
+        first: The module of which the module may be a copy with other weights.
+    """
+
+    module: Any
+    double: Any
+    declared: Mapping[type, Declared]
+    inputs: Any
+    n_ctx: int | None
+    output: str | int | None
+    first: Any
+
+
+def _first_reading(asked: _Asked, example: Any) -> Recognised:
     """The first way in which a module is read: as a sequence, as a vector.
 
     Raises:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
-    from tnsim.checkpoints.graphs import JOINED  # which needs PyTorch
+    from tnsim.checkpoints.batches import JOINED  # which needs SciPy
 
+    module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
     tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
@@ -367,7 +380,7 @@ def _first_reading(
         if refusals and given is not example and JOINED not in str(refusals[0]):
             break
         try:
-            return _read(module, double, declared, given, sequence, output, n_ctx, first)
+            return _read(asked, given, sequence)
         except (UnsupportedLayer, ModelError, TooLarge) as refused:
             log.debug("%s: %s", type(module).__name__, refused)
             refusals.append(refused)
@@ -381,15 +394,11 @@ def _first_reading(
     if isinstance(refused, TooLarge):
         raise refused
     if OWN_ACTIVATION not in str(refused):
-        _check_describable(module, tuple(declared), inputs is not None)
+        _check_describable(module, tuple(asked.declared), inputs is not None)
     if not isinstance(refused, UnsupportedLayer):
         raise refused
     said = f"{refused}. {_advice(module, example)}"
-    if (
-        n_ctx is not None
-        and example.is_floating_point()
-        and _is_whole_sequence(module, double, example, output)
-    ):
+    if n_ctx is not None and example.is_floating_point() and _is_whole_sequence(asked, example):
         said = f"{said}. Of a whole sequence it is a polynomial: {_of_whole_sequences(example)}"
     raise type(refused)(said) from refused
 
@@ -411,53 +420,36 @@ def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
     return [True] if n_ctx is not None or inputs is None else [True, False]
 
 
-def _is_whole_sequence(module: Any, double: Any, example: Any, output: Any) -> bool:
+def _is_whole_sequence(asked: _Asked, example: Any) -> bool:
     """Whether a refused module is a model of all positions together."""
     try:
-        _read(module, double, {}, example, False, output, None, module)
+        _read(asked._replace(declared={}, n_ctx=None, first=asked.module), example, False)
     except Exception as reason:  # whatever else the module computes, the refusal says it
-        log.debug("%s: %s", type(module).__name__, reason)
+        log.debug("%s: %s", type(asked.module).__name__, reason)
         return False
     return True
 
 
-def _read(
-    module: Any,
-    double: Any,
-    declared: Mapping[type, Declared],
-    example: Any,
-    sequence: bool,
-    output: str | int | None,
-    n_ctx: int | None,
-    first: Any,
-) -> Recognised:
+def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
     """The layers of a module on inputs of the shape of an example.
 
     Args:
-        module: The module.
-        double: A copy in float64.
-        declared: Declarations of classes of the user.
+        asked: The module, and what is asked of it.
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
-        output: Name of the output that counts, or its place in a tuple.
-        n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
-        first: The module of which the module may be a copy with other weights.
     """
     from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
 
-    whole = tuple(declared)
+    module, double, declared, _, n_ctx, output, _ = asked
     layers, graph = graph_layers(
         double, state_of(double), module, declared, example, sequence, output
     )
-    _check_own(graph, first)
-    check_batches(double, graph, example, output, whole)
+    _check_own(graph, asked.first)
+    check_batches(double, graph, example, output, tuple(declared))
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
-    # Declared activations take their width from their neighbours.
-    widths = with_widths(one.layer for one in layers)
-    layers = [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
     with _with_output(double, output):
         _check_apart(double, example, _batch_sizes(double, example))
         error = forward_error(double, layers, example)
@@ -466,7 +458,8 @@ def _read(
             lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
     positions = example.shape[1] if sequence else 1
     tensors = tensors_of(module)
-    read = {id(one) for name, one in tensors.items() if name in used}  # by any of its names
+    named = state_of(module) | tensors  # each by all of its names
+    read = {id(one) for name, one in named.items() if name in used}
     unused = tuple(name for name, one in tensors.items() if id(one) not in read)
     return Recognised(module, layers, example, positions, error, unused, tuple(lengths))
 
@@ -509,7 +502,7 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
         example: Inputs that the module takes.
         sizes: Sizes of batches that are tried beside three.
     """
-    from tnsim.checkpoints.graphs import JOINED
+    from tnsim.checkpoints.batches import JOINED
 
     torch = require_torch()
     rng = torch.Generator().manual_seed(1)
@@ -529,11 +522,11 @@ def _check_apart(double: Any, example: Any, sizes: Iterable[int]) -> None:
     for count in counts:
         together = array(double(given[:count])).reshape(count, -1)
         for n in {0, count // 2, count - 1} & set(alone):
-            error = (
-                np.abs(together[n] - alone[n]) if together[n].shape == alone[n].shape else np.inf
-            )
+            one, other = together[n], alone[n]
+            with np.errstate(invalid="ignore"):  # of what floats cannot hold
+                error = np.abs(one - other) if one.shape == other.shape else np.inf
             if np.max(error, initial=0.0) > 1e-9 * np.abs(alone[n]).max(initial=0.0):
-                raise UnsupportedLayer(JOINED)
+                raise UnsupportedLayer(f"the module {JOINED}")
 
 
 def _settings(module: Any) -> dict[str, Any]:
@@ -615,8 +608,7 @@ def graph_layers(
         UnsupportedLayer, TooLarge: Raised as by `from_module`.
     """
     from tnsim.checkpoints import graphs
-    from tnsim.checkpoints.read_graphs import Declared as DeclaredPart
-    from tnsim.checkpoints.read_graphs import layers_of_graph
+    from tnsim.checkpoints.read_graphs import Part, layers_of_graph
 
     torch = require_torch()
     graph = graphs.graph_of(traced, example, output, tuple(declared))
@@ -626,34 +618,16 @@ def graph_layers(
     precision = max(parameters, key=lambda dtype: torch.finfo(dtype).eps, default=like.dtype)
     library = graphs.TorchLibrary(like, precision)
     arrays = graph.arrays(state)
-    parts = {}
-    for end, (path, start) in graph.owns.items():
-        parts[end] = DeclaredPart(start, _declared_layers(module, path, declared))
-    tokens = None
-    if not example.is_floating_point():
-        tables = [
-            arrays[one.arguments[0]]
-            for one in graph.operations
-            if one.name == "embedding" and one.arguments[0] in arrays
-        ]
-        tokens = tables[0].shape[0] if tables else int(example.max()) + 1
+    parts = {
+        end: Part(start, _declared_layers(module, path, declared))
+        for end, (path, start) in graph.owns.items()
+    }
     trained = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     filled = dict(arrays)
-    for name in trained & set(graph.state):
-        filled[graph.state[name]] = _without_zeros(arrays[graph.state[name]])
-    layers = layers_of_graph(
-        graph.operations,
-        graph.argument,
-        graph.output,
-        arrays,
-        example[:1],
-        graphs.TABLES,
-        library,
-        example.shape[1] if sequence else 1,
-        tokens,
-        parts,
-        filled,
-    )
+    for name in trained & set(graph.weights):
+        filled[graph.weights[name]] = _without_zeros(arrays[graph.weights[name]])
+    positions = example.shape[1] if sequence else 1
+    layers = layers_of_graph(graph, arrays, example[:1], library, positions, parts, filled)
     return layers, graph
 
 

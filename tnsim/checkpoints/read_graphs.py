@@ -8,13 +8,13 @@ as one curve first (`entrywise`). Where all that follows depends on a single val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnsim.activations.activation import activation
-from tnsim.checkpoints.affine_values import IDENTITY, Library, Operation, Value, affine_result
+from tnsim.checkpoints.affine_values import Library, Value, affine_result
 from tnsim.checkpoints.attention_scores import (
     Scores,
     attended,
@@ -24,35 +24,26 @@ from tnsim.checkpoints.attention_scores import (
     scores_of,
 )
 from tnsim.checkpoints.curves import Curve
-from tnsim.checkpoints.entrywise import Chain, is_entrywise, start_of
+from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
-from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added
+from tnsim.checkpoints.operations import (
+    CHOOSING,
+    FILLS,
+    FIRST_ALONE,
+    KEEP_ORDER,
+    PRODUCTS,
+    Graph,
+    Operation,
+    is_affine,
+    is_float,
+)
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
-from tnsim.models.layers import Linear, Residual
+from tnsim.models.layers import Linear, Residual, with_widths
 
 SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
 MOST_POWERS = 8
 """Highest power of a value that is read."""
-
-
-class Tables(NamedTuple):
-    """Names of operations, by what they are.
-
-    Attributes:
-        axes: They choose and order entries.
-        sums: They add entries up, with fixed weights.
-        products: They multiply where more than one argument depends on the input.
-        first_alone: They are affine in their first argument alone.
-        choices: Of their arguments one says which entries of others are taken.
-        fills: They read the shape of an argument alone.
-    """
-
-    axes: frozenset[str]
-    sums: frozenset[str]
-    products: frozenset[str]
-    first_alone: frozenset[str]
-    choices: frozenset[str]
-    fills: frozenset[str]
 
 
 class Token(NamedTuple):
@@ -61,58 +52,36 @@ class Token(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Declared(NamedTuple):
-    """A submodule of a declared class.
+class Part(NamedTuple):
+    """Operations that are one thing of an earlier value.
 
     Attributes:
-        start: Operation that gives the argument.
-        layers: The layers that the user declared.
+        start: Operation that gives the value.
+        what: A curve of it, a norm of it without its gain, or the layers that the user declared.
     """
 
     start: Operation
-    layers: list[Normed]
-
-
-class _Curve(NamedTuple):
-    """An operation that is a curve of an earlier value."""
-
-    start: Operation
-    curve: Curve
-
-
-class _Norm(NamedTuple):
-    """An operation that is a norm of an earlier value, without its gain."""
-
-    start: Operation
-    norm: Norm
+    what: Curve | Norm | list[Normed]
 
 
 def layers_of_graph(
-    operations: tuple[Operation, ...],
-    argument: Operation,
-    output: Operation,
+    graph: Graph,
     arrays: Mapping[Operation, Any],
     example: Any,
-    tables: Tables,
     library: Library,
     positions: int = 1,
-    tokens: int | None = None,
-    declared: Mapping[Operation, Declared] | None = None,
+    declared: Mapping[Operation, Part] | None = None,
     filled: Mapping[Operation, Any] | None = None,
 ) -> list[Normed]:
     """The layers of a forward pass.
 
     Args:
-        operations: All operations, each after those that it reads.
-        argument: Operation that stands for the input.
-        output: Operation that gives the output.
+        graph: The operations of the forward pass.
         arrays: Weights and constants, by their operations.
-        example: An input, a batch of one.
-        tables: What operations are, by name.
+        example: An input, a batch of one; token numbers where it holds no floats.
         library: Functions of arrays.
         positions: Positions of a sequence, the second axis of the input; 1 for vectors.
-        tokens: Number of tokens where the input is token numbers.
-        declared: Submodules of declared classes, by the operation that ends them.
+        declared: Submodules of declared classes with their layers, by the operation that ends them.
         filled: The weights with other numbers in the place of zeros that other files may not have,
             so that sparse matrices of all files have the same places.
 
@@ -123,24 +92,15 @@ def layers_of_graph(
         UnsupportedLayer: An operation is in no table, or there is no layer for what it computes.
         TooLarge: A layer would be too large a matrix.
     """
-    trace = _Trace(
-        operations,
-        argument,
-        output,
-        arrays,
-        example,
-        tables,
-        library,
-        positions,
-        tokens,
-        declared or {},
-        filled or arrays,
-    )
-    return trace.run()
+    trace = _Trace(graph, arrays, example, library, positions, declared or {}, filled or arrays)
+    layers = trace.run()
+    # Declared activations take their width from their neighbours.
+    widths = with_widths(one.layer for one in layers)
+    return [one._replace(layer=layer) for one, layer in zip(layers, widths, strict=True)]
 
 
 class _Trace:
-    """A forward pass on affine values.
+    """A forward pass on affine values, as for `layers_of_graph`.
 
     Attributes:
         values: Arrays, affine values and lists of both, by the operation that computed them.
@@ -150,64 +110,64 @@ class _Trace:
 
     def __init__(
         self,
-        operations: tuple[Operation, ...],
-        argument: Operation,
-        output: Operation,
+        graph: Graph,
         arrays: Mapping[Operation, Any],
         example: Any,
-        tables: Tables,
         library: Library,
         positions: int,
-        tokens: int | None,
-        declared: Mapping[Operation, Declared],
+        declared: Mapping[Operation, Part],
         filled: Mapping[Operation, Any],
     ) -> None:
-        self.operations, self.argument, self.output = operations, argument, output
-        self.tables, self.library, self.tokens, self.declared = tables, library, tokens, declared
-        self.example = example
+        self.operations, self.argument, self.output = graph.operations, graph.argument, graph.output
+        self.example, self.library, self.declared = example, library, declared
+        self.tokens: int | None = None
+        if not is_float(example):
+            tables = [one.arguments[0] for one in self.operations if one.name == "embedding"]
+            sizes = [arrays[table].shape[0] for table in tables if table in arrays]
+            self.tokens = sizes[0] if sizes else int(example.max()) + 1
         self.values: dict[Any, Any] = dict(arrays)
-        self.shown: dict[Operation, Any] = {argument: example}
+        self.shown: dict[Operation, Any] = {self.argument: example}
         self.varying = self._fold_constants()
         self.filled = dict(filled)
         changed = {one for one in filled if filled[one] is not arrays[one]}
-        for one in operations:
+        for one in self.operations:
             if one in self.values and one not in self.filled and changed & set(one.reads):
                 changed.add(one)
                 self.filled[one] = one.run(
                     {r: self.filled.get(r, self.values[r]) for r in one.reads}
                 )
-        if output not in self.varying:
+        if self.output not in self.varying:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
-        self.norms = {one: found for one in self.varying if (found := self._norm(one)) is not None}
         self.scalars = {
             one: float(value.reshape(-1)[0])
             for one, value in self.values.items()
             if _is_uniform(value) and not library.requires_grad(value)
         }
+        self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
+        self.known |= declared
         self.starts: dict[Operation, Operation] = {}
         shapes = {
             one: tuple(np.shape(value)) if not isinstance(value, (list, tuple)) else ()
             for one, value in self.shown.items()
         }
         for one in self.varying:
-            known = one in self.norms or one in declared
-            self.starts[one] = one if known else start_of(one, self.starts, self.scalars, shapes)
+            is_known = one in self.known
+            self.starts[one] = one if is_known else start_of(one, self.starts, self.scalars, shapes)
         self.curves: dict[Any, Curve | UnsupportedLayer] = {}
-        self.written, self.reads = self._plan()
-        polynomial = all(
-            found.curve.is_polynomial
-            for found in self.written.values()
-            if isinstance(found, _Curve)
-        ) and not any(one.name in ("gt", "lt", "ge", "le") for one in self.reads)
+        self.parts, self.reads = self._plan()
+        curves = [part.what for part in self.parts.values() if isinstance(part.what, Curve)]
+        polynomial = all(curve.is_polynomial for curve in curves) and not any(
+            one.name in ("gt", "lt", "ge", "le") for one in self.reads
+        )
         weights = [value for value in self.values.values() if not isinstance(value, (list, tuple))]
         sparse = polynomial and positions == 1 and not any(map(library.requires_grad, weights))
-        shape = tuple(example.shape) if tokens is None else (*example.shape, tokens)
+        shape = tuple(example.shape) if self.tokens is None else (*example.shape, self.tokens)
         self.stack = Stack(library, shape, positions, sparse)
-        self.uses: dict[Any, set[Any]] = {one: set() for one in operations}
+        self.uses: dict[Any, set[Any]] = {one: set() for one in self.operations}
         for one, before in self.reads.items():
             for read in before:
                 self.uses[read].add(one)
-        self.uses[output].add(None)
+        self.uses[self.output].add(None)
         self.readers = {one: set(several) for one, several in self.uses.items()}
 
     def run(self) -> list[Normed]:
@@ -233,7 +193,7 @@ class _Trace:
             reading = [read for read in one.reads if read in varying]
             if one is self.argument:
                 varying[one] = None
-            elif reading and one.name not in self.tables.fills:
+            elif reading and one.name not in FILLS:
                 varying[one] = None
                 try:
                     self.shown[one] = one.run(
@@ -252,34 +212,28 @@ class _Trace:
                 )
         return list(varying)
 
-    def _plan(self) -> tuple[dict[Operation, Any], dict[Operation, tuple[Operation, ...]]]:
-        """Curves and norms that several operations are, and what each operation needed reads."""
-        written: dict[Operation, Any] = {}
+    def _plan(self) -> tuple[dict[Operation, Part], dict[Operation, tuple[Operation, ...]]]:
+        """Parts of which the output is made, and what each operation needed reads."""
+        parts: dict[Operation, Part] = {}
         reads: dict[Operation, tuple[Operation, ...]] = {}
         needed, varying = {self.output}, set(self.varying)
         for one in reversed(self.varying):
             if one not in needed:
                 continue
-            if one in self.declared:
-                reads[one] = (self.declared[one].start,)
-            elif one in self.norms:
-                written[one] = self.norms[one]
-                reads[one] = (self.norms[one].start,)
-            elif (found := self._curve_at(one)) is not None:
-                written[one] = found
+            if found := self.known.get(one) or self._curve_at(one):
+                parts[one] = found
                 reads[one] = (found.start,)
             else:
                 reads[one] = tuple(read for read in one.reads if read in varying)
             needed |= set(reads[one])
-        return written, reads
+        return parts, reads
 
-    def _curve_at(self, one: Operation) -> _Curve | None:
+    def _curve_at(self, one: Operation) -> Part | None:
         """The curve that an operation ends, of the earliest value that one is known of."""
         start = self.starts[one]
         candidates = [start] if start is not one else []
-        operation = one.arguments[0] if one.name == "getitem" else one
-        reading = [read for read in operation.reads if read in self.starts]
-        if start is not one and len(set(reading)) == 1:
+        reading = [read for read in first_of(one).reads if read in self.starts]
+        if start is not one and len(reading) == 1:
             candidates.append(reading[0])
         for place in dict.fromkeys(candidates):
             chain = Chain(one, place, self.scalars)
@@ -292,45 +246,42 @@ class _Trace:
                 except UnsupportedLayer as refused:
                     self.curves[key] = refused
             found = self.curves[key]
-            if isinstance(found, Curve) and not _is_high(found):
-                return _Curve(place, found)
+            if isinstance(found, Curve) and not _is_constant(found):
+                return Part(place, found)
         return None
 
-    def _norm(self, one: Operation) -> _Norm | None:
+    def _norm(self, one: Operation) -> Part | None:
         """The norm that an operation ends, by its name or by `x * rsqrt(mean(x^2) + epsilon)`."""
-        if one.name == "mul" and len(one.reads) == 2:
-            for x, divisor in (one.arguments, one.arguments[::-1]):
-                chain = [divisor]
-                while len(chain) < 5 and isinstance(chain[-1], Operation) and chain[-1].arguments:
-                    chain.append(chain[-1].arguments[0])
-                names = [getattr(step, "name", "") for step in chain]
-                if (
-                    names[:4] != ["rsqrt", "add", "mean", "pow"]
-                    or len(chain) < 5
-                    or chain[4] is not x
-                ):
-                    continue
-                epsilon, axes, power = (
-                    chain[1].arguments[1],
-                    chain[2].arguments[1],
-                    chain[3].arguments[1],
-                )
-                last = [axis % len(self.shown[x].shape) for axis in axes] == [
-                    len(self.shown[x].shape) - 1
-                ]
-                kept = True in chain[2].arguments[2:] or dict(chain[2].keywords).get("keepdim")
-                epsilon = (
-                    epsilon
-                    if isinstance(epsilon, (int, float))
-                    else _number(self.values.get(epsilon))
-                )
-                if last and power == 2 and kept and epsilon is not None:
-                    return _Norm(x, Norm(False, float(epsilon)))
+        if one.name == "mul":
+            for x, factor in (one.arguments, one.arguments[::-1]):
+                if found := self._inverse_root(factor, x):
+                    return found
         if one.name == "native_layer_norm":
             x, shape, *_, epsilon = one.arguments
             if list(shape) == [self.shown[x].shape[-1]]:
-                return _Norm(x, Norm(True, float(epsilon)))
+                return Part(x, Norm(True, float(epsilon)))
         return None
+
+    def _inverse_root(self, one: Any, x: Any) -> Part | None:
+        """The norm that x times `rsqrt(mean(x^2) + epsilon)` is, from the second factor."""
+        steps: list[Operation] = []
+        for name in ("rsqrt", "add", "mean", "pow"):
+            if getattr(one, "name", "") != name:
+                return None
+            steps.append(one)
+            one = one.arguments[0]
+        _, shifted, mean, square = steps
+        _, axes, *kept = (*mean.arguments, None)  # without axes the mean is over all of them
+        epsilon: Any = shifted.arguments[1]
+        if isinstance(epsilon, Operation):
+            epsilon = self.scalars.get(epsilon)
+        if one is not x or square.arguments[1] != 2 or shifted.keywords:
+            return None
+        if axes is None or epsilon is None:
+            return None
+        rank = len(self.shown[x].shape)
+        is_last = [axis % rank for axis in axes] == [rank - 1] and True in kept
+        return Part(x, Norm(False, float(epsilon))) if is_last else None
 
     def _step(self, one: Operation) -> None:
         """Compute a value, and begin a new layer where all that follows depends on it alone."""
@@ -338,15 +289,14 @@ class _Trace:
             self.values[one] = (
                 Token(tuple(self.example.shape)) if self.tokens is not None else self.stack.state()
             )
-        elif one in self.declared:
-            self.values[one] = self._declared_value(one)
-        elif one in self.written:
-            found = self.written[one]
-            self.values[one] = (
-                self._normed_value(one, found)
-                if isinstance(found, _Norm)
-                else self._curved_value(found)
-            )
+        elif one in self.parts:
+            start, what = self.parts[one]
+            if isinstance(what, Curve):
+                self.values[one] = self._curved_value(start, what)
+            elif isinstance(what, Norm):
+                self.values[one] = self._normed_value(one, start, what)
+            else:
+                self.values[one] = self._declared_value(one, start, what)
         else:
             self.values[one] = self._computed_value(one)
         for before in self.reads[one]:
@@ -361,10 +311,7 @@ class _Trace:
     def _is_whole(self, one: Operation) -> bool:
         """Whether a value is a linear layer as the user wrote it, and no factor of a product."""
         made = one
-        while (
-            made.name in ("view", "reshape", "clone", "contiguous", "alias", "expand")
-            and made.reads[0] in self.reads
-        ):
+        while made.name in KEEP_ORDER and made.reads[0] in self.reads:
             made = made.reads[0]
         if not made.is_whole:
             return False
@@ -379,12 +326,12 @@ class _Trace:
             reader = readers.pop()
             if reader is None:
                 return True
-            if reader in self.written:
-                found = self.written[reader]
-                multiplying += isinstance(found, _Curve) and found.curve.is_polynomial
+            if reader in self.parts:
+                what = self.parts[reader].what
+                multiplying += isinstance(what, Curve) and what.is_polynomial
                 if not multiplying:
                     return True
-            elif reader.name in ("view", "reshape", "clone", "alias", "expand"):
+            elif reader.name in KEEP_ORDER:
                 readers += self.readers[reader]
             elif reader.name in SLICES or (
                 reader.name == "mul"
@@ -420,7 +367,7 @@ class _Trace:
 
     def _computed_value(self, one: Operation) -> Any:
         """The result of a single operation on arrays and affine values."""
-        name, tables, values = one.name, self.tables, self.values
+        name, values = one.name, self.values
         if name == "getitem":
             whole, place = one.arguments
             return values[whole][place]
@@ -438,19 +385,14 @@ class _Trace:
             exponent = float(one.arguments[1])
             if exponent.is_integer() and 1 <= exponent <= MOST_POWERS:
                 return self._powers(one.arguments[0], {int(exponent): 1.0})
-        chooses = name in tables.choices and (
-            (name == "where" and places[:1] == [0])
-            or (name != "where" and places != [0] and name != "masked_fill")
-            or (name == "masked_fill" and 1 in places)
-        )
         if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
             return self._multiplied_values(one, places)  # where(u > t, u, 0)
-        affine = name in tables.axes or name in tables.sums or name in tables.products
-        if not affine or (name in tables.first_alone and places != [0]) or chooses:
+        chooses = CHOOSING.get(name) in places
+        if not is_affine(name) or (name in FIRST_ALONE and places != [0]) or chooses:
             raise self._refusal(one)
         # The first argument of `addmm` and `baddbmm` is added, not multiplied.
         factors = [n for n in places if n > 0 or name not in ("addmm", "baddbmm")]
-        if name in tables.products and len(factors) > 1:
+        if name in PRODUCTS and len(factors) > 1:
             return self._multiplied_values(one, factors)
         return affine_result(one, values, self.library, self.filled)
 
@@ -473,9 +415,8 @@ class _Trace:
 
     def _check_precision(self, one: Operation) -> None:
         """Raise `UnsupportedLayer` where numbers are rounded to fewer digits than weights have."""
-        tables, result = self.tables, self.shown[one]
-        known = one.name in tables.axes or one.name in tables.sums or one.name in tables.products
-        if not known or isinstance(result, (list, tuple)):
+        result = self.shown[one]
+        if not is_affine(one.name) or isinstance(result, (list, tuple)):
             return
         for read in one.reads:
             before = self.shown.get(read)
@@ -495,17 +436,8 @@ class _Trace:
             slope = self.stack.sources[0].root
             table = slope.then(lambda z: (z @ weight).reshape(shape), shape, last=weight.T)
             return Value(self.stack.zeros(shape), {0: table})
-        same = one.name in (
-            "view",
-            "reshape",
-            "to",
-            "clone",
-            "alias",
-            "unsqueeze",
-            "expand",
-            "contiguous",
-        )
-        if same and np.prod(self.shown[one].shape) == np.prod(self.example.shape):
+        same = np.prod(shape) == np.prod(self.example.shape)
+        if same and one.name in KEEP_ORDER:
             return Token(shape)
         raise UnsupportedLayer(
             f"{one.place} computes {one.name} of token numbers, and layers read tokens by an "
@@ -514,35 +446,23 @@ class _Trace:
 
     def _of_scores(self, one: Operation, varying: list[Operation]) -> Any:
         """An operation on scores of attention."""
-        values = [self.values[read] for read in varying]
+        operands = [self.values[x] if isinstance(x, Operation) else x for x in one.arguments]
         if one.name == "bmm":
-            left, right = (self.values[argument] for argument in one.arguments)
+            left, right = operands
             if isinstance(left, Scores) and isinstance(right, Value):
                 return attended(self.stack, left, right, one.place)
             if isinstance(right, Scores) and isinstance(left, Value):
-                turned = Scores(
-                    right.weight.swapaxes(1, 2),
-                    tuple(type(p)(p.left, p.right, p.index.swapaxes(1, 2)) for p in right.pairs),
-                )
-                found = attended(
-                    self.stack, turned, left.mapped(lambda x: x.swapaxes(1, 2)), one.place
-                )
+                turned = right.moved(lambda x: x.swapaxes(1, 2))
+                left = left.mapped(lambda x: x.swapaxes(1, 2))
+                found = attended(self.stack, turned, left, one.place)
                 return found.mapped(lambda x: x.swapaxes(1, 2))
-        if (
-            one.name == "mul"
-            and len(varying) == 2
-            and all(isinstance(value, Scores) for value in values)
-        ):
-            return multiplied(*(self.values[argument] for argument in one.arguments[:2]))
-        if one.name in ("pow", "mul") and len(varying) == 1:
-            twice = one.name == "pow" and one.arguments[1] == 2
-            if twice or (one.name == "mul" and one.arguments[0] is one.arguments[1]):
-                return multiplied(values[0], values[0])
+        if one.name == "mul" and all(isinstance(operand, Scores) for operand in operands):
+            return multiplied(*operands)
         if len(varying) > 1:
             raise UnsupportedLayer(
                 f"{one.place} computes {one.name} of scores of attention and of another value"
             )
-        return operated(one, self.values, self.tables.axes, self.library)
+        return operated(one, self.values, self.library)
 
     def _multiplied_values(self, one: Operation, places: list[int]) -> Any:
         """A product of several arguments that depend on the input."""
@@ -573,10 +493,9 @@ class _Trace:
             if name == "_trilinear" and places == [0, 2]:
                 # nn.Bilinear: sum_j (sum_i x_i W_oij) y_j, as many hidden units as (o, j)
                 weight = self.values[one.arguments[1]]
-                first = _through(
-                    first,
+                first = first.mapped(
                     lambda x: (x[:, None, :, None] * weight[None]).sum(2),
-                    lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
+                    reach=lambda x: (x[:, None, :, None] * (weight[None] != 0)).sum(2),
                 )
                 second = second.mapped(lambda y: y[:, None, :])
                 return self._hidden_product(first, second).mapped(lambda p: p.sum(-1))
@@ -604,10 +523,10 @@ class _Trace:
         shifted = Value(grown.constant - known, grown.slopes)
         return self.stack.activated(shifted, activation("step"))
 
-    def _normed_value(self, one: Operation, found: _Norm) -> Any:
+    def _normed_value(self, one: Operation, start: Operation, norm: Norm) -> Any:
         """The state behind a norm, with the gain where the operation has it."""
         for attempt in range(2):
-            value = self.values[found.start]
+            value = self.values[start]
             if (
                 isinstance(value, Value)
                 and self.stack.is_state(value) == 0
@@ -619,11 +538,11 @@ class _Trace:
                     f"{one.place} is a norm of a part of what the forward pass goes on with, and "
                     "layers have a norm of the whole state before them"
                 )
-            self._settle_values(self._live_values() | {(found.start, None): value})
-        value = self.values[found.start]
+            self._settle_values(self._live_values() | {(start, None): value})
+        value = self.values[start]
         if value.shape[-1] != self.stack.width:
             raise UnsupportedLayer(f"{one.place} is a norm of a part of the coordinates")
-        normed = self.stack.normed(value, found.norm, one.place)
+        normed = self.stack.normed(value, norm, one.place)
         if one.name != "native_layer_norm":
             return normed
         gain, shift = (
@@ -631,14 +550,13 @@ class _Trace:
             for given in one.arguments[2:4]
         )
         if gain is not None:
-            normed = _scaled(normed, gain, self.library)
+            normed = normed.times(gain)
         if shift is not None:
             normed = Value(normed.constant + shift, normed.slopes)
         return [normed, None, None]
 
-    def _declared_value(self, one: Operation) -> Value:
+    def _declared_value(self, one: Operation, start: Operation, layers: list[Normed]) -> Value:
         """The output of a submodule of a declared class."""
-        start, layers = self.declared[one]
         value = self.values[start]
         source = self.stack.is_state(value)
         if source is None:
@@ -650,44 +568,26 @@ class _Trace:
             )
         shape, n = tuple(self.shown[one].shape), self.stack.positions
         width = int(np.prod(shape)) // n
-        where = np.arange(n * width)
 
         def made(down: Any, bias: Any) -> list[Normed]:
             if down is None and bias is None:
                 return layers
-            number = None if down is None else self.library.numbers(down)
-            if (
-                number is not None
-                and bias is None
-                and len(layers) == 1
-                and number.shape[0] == number.shape[1]
-                and (number == number[0, 0] * np.eye(len(number))).all()
-            ):
-                return [Normed(Residual(layers[0].layer, 0.0, float(number[0, 0])), layers[0].norm)]
+            scale = None if down is None else multiple_of_identity(self.library.numbers(down))
+            if scale is not None and bias is None and len(layers) == 1:
+                return [Normed(Residual(layers[0].layer, 0.0, scale), layers[0].norm)]
             down = np.eye(width) if down is None else down
             return [*layers, Normed(Linear(down, bias))]
 
-        layout = Layout(where % width, where // width, width, True)
-        return self.stack.whole(shape, layout, source, made)
+        return self.stack.new_block(shape, Layout.in_rows(n, width), source, layers=made)
 
-    def _curved_value(self, found: _Curve) -> Any:
+    def _curved_value(self, start: Operation, curve: Curve) -> Any:
         """An activation of a value, of every entry alone, or a polynomial."""
-        curve = found.curve
         if curve.is_polynomial:
-            return self._powers(found.start, _coefficients(curve))
-        value = self._affine_value(found.start)
-        inner = (
-            value
-            if curve.scale == 1
-            else value.mapped(lambda x: curve.scale * x, lambda m: _times(m, curve.scale))
-        )
+            return self._powers(start, _coefficients(curve))
+        inner = self._affine_value(start).times(curve.scale)
         inner = Value(inner.constant + curve.shift, inner.slopes)
-        if curve.scale < 0:
-            inner = _scaled_value(value, curve.scale)
-            inner = Value(inner.constant + curve.shift, inner.slopes)
-        activated = self.stack.activated(inner, curve.function)
-        result = _scaled_value(activated, curve.factor) if curve.factor != 1 else activated
-        return Value(result.constant + curve.offset, result.slopes) if curve.offset else result
+        result = self.stack.activated(inner, curve.function).times(curve.factor)
+        return Value(result.constant + curve.offset, result.slopes)
 
     def _affine_value(self, one: Operation) -> Value:
         """A value that is affine in the state alone, after a new layer where it is not."""
@@ -711,7 +611,7 @@ class _Trace:
         for n in range(1, max(coefficients) + 1):
             product = value if n == 1 else self._hidden_product(product, value)
             if coefficients.get(n):
-                term = product if coefficients[n] == 1 else _scaled_value(product, coefficients[n])
+                term = product.times(coefficients[n])
                 total = term if total is None else _sum(total, term)
         assert total is not None
         return Value(total.constant + coefficients.get(0, 0.0), total.slopes)
@@ -755,7 +655,7 @@ class _Trace:
             if self.stack.has_offset(first) and not self.stack.units_in(second):
                 # (f(u) + c) v = f(u) v + c v
                 product = self.stack.multiplied(Value(first.constant * 0, first.slopes), second)
-                return _sum(product, _scaled(second, first.constant, self.library))
+                return _sum(product, second.times(first.constant))
         return self.stack.multiplied(one, two)
 
 
@@ -767,41 +667,6 @@ def _expanded(value: Value, shape: tuple[int, ...]) -> Value:
         lambda x: x + x.new_zeros(shape) if hasattr(x, "new_zeros") else x + np.zeros(shape),
         (lambda m: m) if keep else None,
     )
-
-
-def _through(value: Value, function: Callable[[Any], Any], reach: Callable[[Any], Any]) -> Value:
-    constant = function(value.constant)
-    slopes = {n: slope.then(function, constant.shape, reach) for n, slope in value.slopes.items()}
-    return Value(constant, slopes)
-
-
-def _scaled_value(value: Value, number: float) -> Value:
-    constant = number * value.constant
-    slopes = {}
-    for n, slope in value.slopes.items():
-        last = None if slope.last is None else _times(slope.last, number, slope)
-        slopes[n] = slope.then(lambda x: number * x, constant.shape, lambda x: x, last=last)
-    return Value(constant, slopes)
-
-
-def _times(last: Any, number: float, slope: Any = None) -> Any:
-    if last is IDENTITY:
-        return None if slope is None else number * slope.library.eye(slope.shape[-1])
-    return number * last
-
-
-def _scaled(value: Value, gain: Any, library: Library) -> Value:
-    """A value times a number for each entry of the last axis."""
-    reach = (gain != 0) * 1.0
-    slopes = {}
-    for n, slope in value.slopes.items():
-        last = None
-        if slope.last is not None:
-            last = gain[:, None] * (
-                library.eye(slope.shape[-1]) if slope.last is IDENTITY else slope.last
-            )
-        slopes[n] = slope.then(lambda x: x * gain, slope.shape, lambda x: x * reach, last=last)
-    return Value(value.constant * gain, slopes)
 
 
 def _sum(one: Value, two: Value) -> Value:
@@ -822,7 +687,7 @@ def _coefficients(curve: Curve) -> dict[int, float]:
     return {n: float(c) for n, c in enumerate(found) if c} or {0: 0.0}
 
 
-def _is_high(curve: Curve) -> bool:
+def _is_constant(curve: Curve) -> bool:
     return curve.is_polynomial and max(_coefficients(curve)) < 1
 
 
@@ -836,10 +701,6 @@ def _is_uniform(value: Any) -> bool:
         return False
     flat = value.reshape(-1)
     return len(flat) > 0 and bool((flat == flat[0]).all())
-
-
-def _number(value: Any) -> float | None:
-    return float(value.reshape(-1)[0]) if value is not None and _is_uniform(value) else None
 
 
 def _reads_any(argument: Any, operations: list[Operation]) -> bool:

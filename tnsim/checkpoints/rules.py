@@ -59,6 +59,7 @@ class Rule:
 
     kind: ClassVar[str] = ""
     required: ClassVar[tuple[str, ...]] = ()
+    main: ClassVar[tuple[str, ...]] = ()  # fields whose first key is `main_key`
 
     transpose: bool = False
     residual: str | None = None
@@ -91,8 +92,11 @@ class Rule:
 
     @property
     def main_key(self) -> str:
-        """A key that every layer of the rule has; a repeated rule goes on while the key exists."""
-        raise NotImplementedError
+        """A key that every layer of the rule has; a repeated rule goes on while the key exists.
+
+        Of stacked arrays it is theirs, and empty for a rule without arrays.
+        """
+        return next((key for name in self.main if (key := getattr(self, name))), "")
 
     def numbered(self, i: int) -> Self:
         """The rule of a single layer in a run of layers.
@@ -132,14 +136,10 @@ class LinearRule(Rule):
 
     kind: ClassVar[str] = "linear"
     required: ClassVar[tuple[str, ...]] = ("weight",)
+    main: ClassVar[tuple[str, ...]] = ("weight",)
 
     weight: str | None = None
     bias: str | None = None
-
-    @property
-    def main_key(self) -> str:
-        """The key of the weight."""
-        return self.weight or ""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -181,6 +181,7 @@ class BilinearRule(StackedRule):
 
     kind: ClassVar[str] = "bilinear"
     required: ClassVar[tuple[str, ...]] = ("left", "right")
+    main: ClassVar[tuple[str, ...]] = ("fused", "left")
     orders: ClassVar[tuple[str, ...]] = ("left-right", "right-left")
 
     left: str | None = None
@@ -191,11 +192,6 @@ class BilinearRule(StackedRule):
     down_bias: str | None = None
     fused_order: str | None = "left-right"
     lifted: bool = False
-
-    @property
-    def main_key(self) -> str:
-        """The key of the stacked array or of the left factor."""
-        return self.fused or self.left or ""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -232,6 +228,7 @@ class AttentionRule(StackedRule):
 
     kind: ClassVar[str] = "attention"
     required: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "n_heads")
+    main: ClassVar[tuple[str, ...]] = ("fused", "q1")
     required_fused: ClassVar[tuple[str, ...]] = ("fused", "o", "n_heads")
     orders: ClassVar[tuple[str, ...]] = ("q-k-v", "q1-k1-q2-k2-v")
 
@@ -256,11 +253,6 @@ class AttentionRule(StackedRule):
     rope_layout: str = "half"
     rope_direction: int = 1
 
-    @property
-    def main_key(self) -> str:
-        """The key of the stacked array or of the first query."""
-        return self.fused or self.q1 or ""
-
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ElementwiseRule(Rule):
@@ -280,11 +272,6 @@ class ElementwiseRule(Rule):
     required: ClassVar[tuple[str, ...]] = ("activation",)
 
     activation: str | None = None
-
-    @property
-    def main_key(self) -> str:
-        """No key."""
-        return ""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -309,6 +296,7 @@ class GatedRule(StackedRule):
 
     kind: ClassVar[str] = "gated"
     required: ClassVar[tuple[str, ...]] = ("gate", "down", "activation")
+    main: ClassVar[tuple[str, ...]] = ("fused", "gate")
     required_fused: ClassVar[tuple[str, ...]] = ("fused", "down", "activation")
     orders: ClassVar[tuple[str, ...]] = ("gate-up", "up-gate")
 
@@ -319,11 +307,6 @@ class GatedRule(StackedRule):
     up_bias: str | None = None
     down_bias: str | None = None
     activation: str | None = None
-
-    @property
-    def main_key(self) -> str:
-        """The key of the stacked array or of the gate."""
-        return self.fused or self.gate or ""
 
 
 _CLASSES = (LinearRule, BilinearRule, AttentionRule, ElementwiseRule, GatedRule)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,11 @@ class Layout:
         where = np.arange(positions * width)
         return cls(where % max(width, 1), where // max(width, 1), width, is_last)
 
+    @cached_property
+    def order(self) -> np.ndarray:
+        """The entries position after position, at each its coordinates in their order."""
+        return np.lexsort((self.index, self.position))
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -125,6 +131,14 @@ class Draft:
     norm: Norm | None = None
     layers: Callable[[Any, Any], list[Normed]] | None = None
     is_whole: bool = False
+
+    @property
+    def gives_units(self) -> bool:
+        """Whether the coordinates of D are those of the result."""
+        index = self.down.index
+        return self.down.is_root and self.down.library.numbers(index).tolist() == (
+            self.layout.index.tolist()
+        )
 
 
 class Stack:
@@ -183,6 +197,17 @@ class Stack:
             last=last,
         )
 
+    def _in_rows(self, width: int, grids: tuple[tuple[int, ...], ...] = ()) -> Map:
+        """Coordinates as an array with a row for each position."""
+        root = self._root((self.positions, width), Layout.in_rows(self.positions, width))
+        return replace(root, grids=grids or root.grids)
+
+    def _by_matrix(self, matrix: Any, grids: tuple[tuple[int, ...], ...] = ()) -> Map:
+        """A matrix as a map of coordinates in rows to as many rows."""
+        size, width = matrix.shape
+        rows = self._in_rows(width, grids)
+        return rows.then(lambda z: z @ matrix.T, (self.positions, size), last=matrix)
+
     def layout(self, *values: Value) -> Layout:
         """The places of the entries of values of one shape.
 
@@ -197,17 +222,13 @@ class Stack:
         last = bool(shape) and entries == n * shape[-1]
         if last and slopes and all(slope.last is not None for slope in slopes):
             return Layout.in_rows(n, shape[-1])
-        reads = np.zeros((n, entries), bool)
-        for slope in slopes:
-            reads |= slope.read_positions(n)
-        counts = reads.sum(0)
-        if (counts > 1).any():
+        position = self.positions_of(*values)
+        if (position == -2).any():
             raise UnsupportedLayer(MIXED)
-        position = np.where(counts == 1, reads.argmax(0), -1)
         grid = np.indices(shape).reshape(len(shape), entries)
         for axis, length in enumerate(shape):
             # Entries that read nothing take the position of their neighbours.
-            if length == n and (grid[axis] == position)[counts == 1].all():
+            if length == n and (grid[axis] == position)[position >= 0].all():
                 position = grid[axis]
                 break
         if (
@@ -222,10 +243,17 @@ class Stack:
         ordered = (order == np.arange(entries)).all()
         return Layout(index, position, entries // n, bool(ordered and shape[-1] == entries // n))
 
-    def rows(self, linear: Map | None, layout: Layout, source: int = 0) -> Rows:
+    def positions_of(self, *values: Value) -> np.ndarray:
+        """The position that entries of values of one shape read; -1 for none, -2 for several."""
+        reads = np.zeros((self.positions, math.prod(values[0].shape)), bool)
+        for value in values:
+            for slope in value.slopes.values():
+                reads |= slope.read_positions(self.positions)
+        counts = reads.sum(0)
+        return np.where(counts == 0, -1, np.where(counts == 1, reads.argmax(0), -2))
+
+    def rows(self, linear: Map, layout: Layout) -> Rows:
         """The matrix of a map, (coordinates at a position, width of its source)."""
-        if linear is None:
-            return self.zeros((layout.width, self.sources[source].layout.width))
         # Flat units between convolutions have a sparse identity behind them.
         by_runs = linear.last is IDENTITY and self.positions == 1 and self.may_be_sparse
         is_whole = linear.last is not None and linear.shape[-1] == layout.width
@@ -234,8 +262,7 @@ class Stack:
         if self.positions == 1:
             return self._matrix(linear)
         # One matrix for all positions, so a small one at each of them is the whole.
-        order = np.lexsort((layout.index, layout.position))
-        every = linear.matrix[_indices(self.library, order)].reshape(
+        every = linear.matrix[_indices(self.library, layout.order)].reshape(
             self.positions, layout.width, -1
         )
         numbers = self.library.numbers(every)
@@ -247,8 +274,7 @@ class Stack:
         flat = constant.reshape(-1)
         if self.positions == 1:
             return flat
-        order = np.lexsort((layout.index, layout.position))
-        every = flat[_indices(self.library, order)].reshape(self.positions, layout.width)
+        every = flat[_indices(self.library, layout.order)].reshape(self.positions, layout.width)
         self._check_equal(self.library.numbers(every))
         return every[0]
 
@@ -261,10 +287,11 @@ class Stack:
                 "adding embeddings of positions, and layers are the same at all positions"
             )
 
-    def _matrix(self, linear: Map) -> Rows:
+    def _matrix(self, linear: Map, may_be_sparse: bool = False) -> Rows:
         """The matrix of a map of vectors, sparse where rows have few entries."""
         if linear not in self._known:
-            pattern = pattern_of(linear.by_runs) if self.may_be_sparse else None
+            sparse = may_be_sparse or self.may_be_sparse
+            pattern = pattern_of(linear.by_runs) if sparse else None
             made: Rows = None
             if pattern is not None:
                 made = pattern.matrix_of(linear.by_runs)
@@ -279,7 +306,7 @@ class Stack:
     def multiplies(self, value: Value) -> bool:
         """Whether each entry of a value is affine in the state alone, or a multiple of a unit."""
         if not self.units_in(value):
-            return len(self._read_by(value)) < 2
+            return len(value.slopes) < 2
         # A sum of a unit and anything else is no factor.
         if len(value.slopes) > 1 or bool(value.constant.any()):
             return False
@@ -291,7 +318,7 @@ class Stack:
         if self.positions == 1 and not self.may_be_sparse and not slope.is_stored:
             return False
         try:
-            return bool((_counts(self.rows(slope, self.layout(value), block)) == 1).all())
+            return bool((_counts(self.rows(slope, self.layout(value))) == 1).all())
         except (TooLarge, UnsupportedLayer):
             return False
 
@@ -307,15 +334,14 @@ class Stack:
         source = self.sources[block]
         return block != 0 and source.norm is None
 
-    def _read_by(self, value: Value) -> list[int]:
-        return [block for block in value.slopes if not self._is_units(block)]
-
     def multiplied(self, one: Value, two: Value) -> Value:
         """The product, entry by entry, of two values of equal shape: a block of hidden units."""
         layout = self.layout(one, two)
         if self._activation_in(one) is None and self._activation_in(two) is None:
             (reads, first), (other, second) = (self._unit_factors(x, layout) for x in (one, two))
-            return self._new_block((*first, *second), one.shape, layout, self._same(reads, other))
+            return self.new_block(
+                one.shape, layout, self._same(reads, other), factors=(*first, *second)
+            )
         # The activation goes first, as the gate of its layer.
         first, second = (one, two) if self._activation_in(one) is not None else (two, one)
         # A step multiplies what it is a step of, so the step decides.
@@ -327,56 +353,39 @@ class Stack:
         if function.name != "step":
             other, ((up, shift),) = self._unit_factors(second, layout)
             factors = ((weight, bias), (_scaled_rows(up, size), size * shift))
-            return self._new_block(factors, one.shape, layout, self._same(reads, other), function)
+            fields = {"factors": factors, "function": function}
+            return self.new_block(one.shape, layout, self._same(reads, other), **fields)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
         height, thresholds = self._step_heights(first, second, layout)
         if not bool((thresholds > 0).any()):
-            activated = self._new_block(
-                ((weight, bias),), one.shape, layout, reads, activation("relu")
-            )
+            factors, made = ((weight, bias),), activation("relu")
         else:
             factors = ((weight / thresholds[:, None], bias / thresholds + 1),)
-            height = height * thresholds
-            activated = self._new_block(factors, one.shape, layout, reads, jump_relu(1.0))
+            height, made = height * thresholds, jump_relu(1.0)
+        activated = self.new_block(one.shape, layout, reads, factors=factors, function=made)
         # Heights are put into the slope, behind the activation.
         at = _indices(self.library, layout.index)
         return activated.mapped(lambda x: x * (size * height)[at].reshape(one.shape))
 
-    def _same(self, one: int | None, two: int | None) -> int:
-        """The source that both of two factors read; None stands for a constant."""
-        if one is not None and two is not None and one != two:
+    def _same(self, one: int, two: int) -> int:
+        """The source that both of two factors read."""
+        if one != two:
             place = self.sources[max(one, two)].place
             raise UnsupportedLayer(
                 f"{place} is multiplied by what it reads, and a layer has its norm before all "
                 "of its factors"
             )
-        return one if one is not None else two or 0
+        return one
 
     def activated(self, value: Value, function: Activation) -> Value:
         """An activation of every entry of a value that is affine in the state."""
         layout = self.layout(value)
         reads, factors = self._unit_factors(value, layout)
-        return self._new_block(factors, value.shape, layout, reads or 0, function)
+        return self.new_block(value.shape, layout, reads, factors=factors, function=function)
 
     def normed(self, value: Value, norm: Norm, place: str) -> Value:
         """The state behind a norm, as an array of the shape of the value, which is the state."""
-        block, layout = 1 + max(self.sources), self.layout(value)
-        root = self._root(value.shape, layout)
-        self.sources[block] = Source(root, layout, norm=norm, place=place)
-        return Value(self.zeros(value.shape), {block: root})
-
-    def whole(
-        self,
-        shape: tuple[int, ...],
-        layout: Layout,
-        reads: int,
-        layers: Callable[[Any, Any], list[Normed]],
-    ) -> Value:
-        """Units that are neither products nor activations: attention, or declared layers."""
-        block = 1 + max(self.sources)
-        root = self._root(shape, layout)
-        self.sources[block] = Source(root, layout, reads, layers=layers)
-        return Value(self.zeros(shape), {block: root})
+        return self.new_block(value.shape, self.layout(value), norm=norm, place=place)
 
     def is_state(self, value: Value) -> int | None:
         """The source of which a value is all coordinates in their order; None for other values."""
@@ -443,38 +452,36 @@ class Stack:
         if slope.is_root and (slope is source.root or self.positions == 1):
             return source.reads, self.library.array(np.ones(slope.size)), source.factors
         # `multiplies` has made sure of a single unit for each entry.
-        units, size = _single_entries(self.rows(slope, layout, block), self.library)
+        units, size = _single_entries(self.rows(slope, layout), self.library)
         factors = tuple(
             (_chosen_rows(w, units, self.library), b[_indices(self.library, units)])
             for w, b in source.factors
         )
         return source.reads, size, factors
 
-    def _new_block(
+    def new_block(
         self,
-        factors: tuple[tuple[Rows, Any], ...],
         shape: tuple[int, ...],
         layout: Layout,
-        reads: int,
-        function: Activation | None = None,
+        reads: int = 0,
+        **fields: Any,
     ) -> Value:
-        """A new block of hidden units, for the entries of a value."""
+        """A new source as an array of a shape, with other fields of `Source`: hidden units mostly.
+
+        Without factors these are neither products nor activations: attention, or declared layers.
+        """
         block = 1 + max(self.sources)
         root = self._root(shape, layout)
-        self.sources[block] = Source(root, layout, reads, factors, function)
+        self.sources[block] = Source(root, layout, reads, **fields)
         return Value(self.zeros(shape), {block: root})
 
     def _unit_factors(
         self, value: Value, layout: Layout
-    ) -> tuple[int | None, tuple[tuple[Rows, Any], ...]]:
+    ) -> tuple[int, tuple[tuple[Rows, Any], ...]]:
         """The factors of every entry of a value that `multiplies`, and the source they read."""
         if not self.units_in(value):
-            flat = self.vector(value.constant, layout)
-            # A value without slopes is a constant factor.
-            if not value.slopes:
-                return None, ((self.rows(None, layout), flat),)
             ((source, slope),) = value.slopes.items()
-            return source, ((self.rows(slope, layout, source), flat),)
+            return source, ((self.rows(slope, layout), self.vector(value.constant, layout)),)
         reads, factor, ((weight, bias), *others) = self._unit_of(value, layout)
         return reads, ((_scaled_rows(weight, factor), factor * bias), *others)
 
@@ -536,15 +543,13 @@ class Stack:
         both = Layout.in_rows(n, total)
         start, slopes, starts = 0, {}, {}
         for source, width in zip(sources, widths, strict=True):
-            zeros = [self.zeros((width, k)) for k in (start, total - start - width)]
-            placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]], 1)
-            root = self._root((n, width), Layout.in_rows(n, width))
-            if n == 1:
-                root = replace(root, grids=self.sources[source].root.grids)
-            slopes[source] = root.then(lambda z, p=placed: z @ p, (n, total), last=placed.T)
+            zeros = [self.zeros((k, width)) for k in (start, total - start - width)]
+            placed = self.library.concatenate([zeros[0], self.library.eye(width), zeros[1]])
+            own = self.sources[source].root.grids if n == 1 else ()
+            slopes[source] = self._by_matrix(placed, own)
             starts[source] = start
             start += width
-        memo: dict[Any, Map] = {}
+        memo: dict[Map, Map] = {}
         grids = (
             tuple(g for source in sources for g in self.sources[source].root.grids)
             if n == 1
@@ -556,7 +561,7 @@ class Stack:
                 rerooted(slope, total, starts[source], grids, memo)
                 for source, slope in value.slopes.items()
             ]
-            moved[name] = Value(value.constant, {0: added(parts)} if parts else {})
+            moved[name] = Value(value.constant, {0: added(parts)})
         self._append_layer(Value(self.zeros((n, total)), slopes), both)
         self._begin((n, total), both)
         root = self.sources[0].root
@@ -600,6 +605,7 @@ class Stack:
                 self.drafts.append(Draft(around, bias, layout, skip=skip, norm=norm))
                 return
         elif not blocks:
+            assert around is not None
             self._append_linear(around, bias, layout, is_whole)
             return
         carried = None
@@ -609,7 +615,8 @@ class Stack:
                 self._append_beside(value, blocks, layout, bias, around)
                 return
             carried = self._carried(around, layout)
-        self._append_units(value, blocks, layout, bias, skip, norm, carried)
+        sources, downs = [self.sources[n] for n in blocks], [value.slopes[n] for n in blocks]
+        self._append_units(sources, downs, layout, bias, skip, norm, carried)
 
     def _carried(self, matrix: Map, layout: Layout) -> tuple[tuple[Rows, Any], Map]:
         """Units `(S z) * 1` with the map from them to the state."""
@@ -625,7 +632,7 @@ class Stack:
         zero = self.library.array(np.zeros(1))
         at = _indices(self.library, entries + layout.position * (count + 1))
         n, shape = self.positions, matrix.shape
-        root = self._root((n, count), Layout.in_rows(n, count))
+        root = self._in_rows(count)
 
         def placed(z: Any) -> Any:
             ones = self.library.concatenate([zero] * n).reshape(n, 1)
@@ -640,33 +647,31 @@ class Stack:
 
     def _append_units(
         self,
-        value: Value,
-        blocks: list[int],
+        sources: list[Source],
+        downs: list[Map],
         layout: Layout,
         bias: Any,
         skip: float | None,
-        norm: Norm | None,
-        carried: tuple[tuple[Rows, Any], Map] | None,
+        norm: Norm | None = None,
+        carried: tuple[tuple[Rows, Any], Map] | None = None,
     ) -> None:
         """Add the layer `s z + D (units of all blocks) + c`."""
-        sources = [self.sources[n] for n in blocks]
         if any(source.layers is not None for source in sources):
             if len(sources) > 1 or carried is not None:
                 raise NoLayerError(
                     "one layer computes attention, or a class that was declared, and something "
                     "else beside it"
                 )
-            down = value.slopes[blocks[0]]
-            self.drafts.append(Draft(down, bias, layout, (), skip, None, norm, sources[0].layers))
+            made = sources[0].layers
+            self.drafts.append(Draft(downs[0], bias, layout, (), skip, None, norm, made))
             return
         functions = [source.function for source in sources]
         # What is carried on is a product with 1.
         function = _only_activation([*functions, *([] if carried is None else [None])])
         units = [source.factors for source in sources]
-        downs = [value.slopes[block] for block in blocks]
         if carried is not None:
             units.append((carried[0],))
-            downs.append(carried[1])
+            downs = [*downs, carried[1]]
         down = _side_by_side(downs, self.positions)
         factors = tuple(_stacked_factors(units, self.library))
         self.drafts.append(Draft(down, bias, layout, factors, skip, function, norm))
@@ -679,14 +684,8 @@ class Stack:
         total, library = kept + size, self.library
         both = Layout.in_rows(n, total)
         rows = written_out(self.rows(matrix, layout), library)
-        state = self._root((n, kept), Layout.in_rows(n, kept))
-        first = library.concatenate([library.eye(kept), rows])
-        self._append_linear(
-            state.then(lambda z: z @ first.T, (n, total), last=first),
-            library.array(np.zeros(total)),
-            both,
-            False,
-        )
+        first = self._by_matrix(library.concatenate([library.eye(kept), rows]))
+        self._append_linear(first, library.array(np.zeros(total)), both, False)
         sources = [self.sources[b] for b in blocks]
         if len(sources) > 1 and any(source.layers is not None for source in sources):
             raise NoLayerError("one layer computes attention and something else beside it")
@@ -697,38 +696,21 @@ class Stack:
             )
         down = _side_by_side([value.slopes[b] for b in blocks], n)
         narrow = written_out(self.rows(down, layout), library)
-        function = _only_activation([source.function for source in sources])
-        padded = [
-            (library.concatenate([written_out(w, library), self.zeros((w.shape[0], size))], 1), b)
-            for w, b in _stacked_factors([source.factors for source in sources], library)
-        ]
-        units = narrow.shape[1]
-        root = self._root((n, units), Layout.in_rows(n, units))
-        placed = library.concatenate([self.zeros((kept, units)), narrow])
-        widened = root.then(lambda z: z @ placed.T, (n, total), last=placed)
-        shifted = library.concatenate([library.array(np.zeros(kept)), bias])
-        self.drafts.append(Draft(widened, shifted, both, tuple(padded), 1.0, function))
-        state = self._root((n, total), both)
-        second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
-        self._append_linear(
-            state.then(lambda z: z @ second.T, (n, size), last=second),
-            library.array(np.zeros(size)),
-            Layout.in_rows(n, size),
-            False,
-        )
 
-    def _append_linear(self, matrix: Map | None, bias: Any, layout: Layout, is_whole: bool) -> None:
+        def padded(factor: tuple[Rows, Any]) -> tuple[Rows, Any]:
+            rows = written_out(factor[0], library)
+            return library.concatenate([rows, self.zeros((len(rows), size))], 1), factor[1]
+
+        wide = [replace(one, factors=tuple(map(padded, one.factors))) for one in sources]
+        placed = library.concatenate([self.zeros((kept, narrow.shape[1])), narrow])
+        shifted = library.concatenate([library.array(np.zeros(kept)), bias])
+        self._append_units(wide, [self._by_matrix(placed)], both, shifted, 1.0)
+        second = library.concatenate([self.zeros((size, kept)), library.eye(size)], 1)
+        nothing = library.array(np.zeros(size))
+        self._append_linear(self._by_matrix(second), nothing, Layout.in_rows(n, size), False)
+
+    def _append_linear(self, matrix: Map, bias: Any, layout: Layout, is_whole: bool) -> None:
         """Add a linear layer, merged into a layer before it without skip where that is smaller."""
-        if matrix is None:
-            root = self.sources[0].root
-            shape = (self.positions * layout.width,)
-            nothing = self.zeros(shape)
-            matrix = root.then(lambda z: nothing + 0 * z.reshape(-1)[:1], shape)
-            if self.positions > 1:
-                wide = (self.positions, layout.width)
-                zero = self.zeros((layout.width, self.width))
-                matrix = replace(matrix, shape=wide, last=zero)
-                layout = Layout.in_rows(*wide)
         if self.drafts and self.drafts[-1].skip is None and self.drafts[-1].norm is None:
             last = self.drafts[-1]
             units = bool(last.factors or last.layers) and last.down.is_root
@@ -757,62 +739,34 @@ class Stack:
             return False
         if not bool((weight == self.library.eye(width)).all()):
             return False
-        return (
-            draft.down.is_root
-            and self.library.numbers(draft.down.index).tolist() == draft.layout.index.tolist()
-        )
+        return draft.gives_units
 
     def _applied(self, matrix: Map, layout: Layout, vector: Any) -> Any:
         """The image of a vector under a map that is the same at all positions."""
         image = matrix.at(vector).reshape(-1)
-        first = np.flatnonzero(layout.position == 0)
-        return image[_indices(self.library, first[np.argsort(layout.index[first])])]
+        return image[_indices(self.library, layout.order[: layout.width])]
 
     def _composed(self, outer: Map, before: Draft) -> Map:
         """A map of the state, as a map of the units that gave the state."""
         layout, inner = before.layout, before.down
-        place = np.empty(self.positions * layout.width, np.int64)
-        place[layout.position * layout.width + layout.index] = np.arange(len(layout.index))
-        memo: dict[Map, Map] = {}
+        roots = outer.roots
+        known = next(iter(roots)).last is IDENTITY and len(roots) == 1 and layout.is_last
 
-        def moved(linear: Map) -> Map:
-            if linear not in memo:
-                if linear.is_root:
-                    index, position = (
-                        self.library.numbers(x) for x in (linear.index, linear.position)
-                    )
-                    take = _indices(self.library, place[position * layout.width + index])
-                    same = (
-                        inner.shape == linear.shape
-                        and (self.library.numbers(take) == np.arange(len(take))).all()
-                    )
-                    memo[linear] = (
-                        inner
-                        if same
-                        else inner.then(
-                            lambda y: y.reshape(-1)[take].reshape(linear.shape),
-                            linear.shape,
-                            last=inner.last
-                            if linear.last is IDENTITY and before.layout.is_last
-                            else None,
-                        )
-                    )
-                else:
-                    parts = tuple(map(moved, linear.before))
-                    last = linear.last
-                    if last is not None:
-                        roots = _roots(linear)
-                        start = next(iter(roots))
-                        known = (
-                            memo[start].last if len(roots) == 1 and start.last is IDENTITY else None
-                        )
-                        last = None if known is None else _product(last, known)
-                    memo[linear] = replace(
-                        linear, size=inner.size, before=parts, grids=parts[0].grids, last=last
-                    )
-            return memo[linear]
+        def start(root: Map) -> Map:
+            index, position = (self.library.numbers(x) for x in (root.index, root.position))
+            take = layout.order[position * layout.width + index]
+            if inner.shape == root.shape and (take == np.arange(len(take))).all():
+                return inner
+            places = _indices(self.library, take)
+            last = inner.last if known else None
+            return inner.then(
+                lambda y: y.reshape(-1)[places].reshape(root.shape), root.shape, last=last
+            )
 
-        return moved(outer)
+        def last(matrix: Any) -> Any:
+            return _product(matrix, inner.last) if known and inner.last is not None else None
+
+        return outer.rebased(start, last, {})
 
     def _multiple_of_identity(self, linear: Map, layout: Layout) -> float | None:
         """The number s of a map s I; None for zero, other maps, and maps with a gradient."""
@@ -828,11 +782,7 @@ class Stack:
         if self.library.requires_grad(linear.at(self.zeros((linear.size,)) + 1)):
             return None
         if not linear.is_stored and not self.may_be_sparse and linear.last is None:
-            may, self.may_be_sparse = self.may_be_sparse, True
-            try:
-                matrix = self._matrix(linear)
-            finally:
-                self.may_be_sparse = may
+            matrix = self._matrix(linear, may_be_sparse=True)
         else:
             matrix = self.rows(linear, layout)
         if isinstance(matrix, SparseMatrix):
@@ -840,19 +790,13 @@ class Stack:
             if columns.shape[1] != 1 or (columns[:, 0] != np.arange(len(columns))).any():
                 return None
             return float(values[0, 0]) if values[0, 0] and (values == values[0, 0]).all() else None
-        matrix = self.library.numbers(matrix)
-        number = matrix[0, 0] if matrix.size else 0.0
-        return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
+        return multiple_of_identity(self.library.numbers(matrix))
 
     def _layers_of(self, draft: Draft) -> list[Normed]:
         """The layers of tnsim of a draft."""
         bias: Any = _unless_zero(draft.bias, self.library)
         if draft.layers is not None:
-            identity = (
-                draft.down.is_root
-                and self.library.numbers(draft.down.index).tolist() == draft.layout.index.tolist()
-            )
-            down = None if identity else self.rows(draft.down, draft.layout)
+            down = None if draft.gives_units else self.rows(draft.down, draft.layout)
             return self._with_skip(draft.layers(down, bias), draft.skip, draft.norm)
         if not draft.factors:
             # The state may be in another order than the source.
@@ -918,28 +862,30 @@ MIXED = (
 )
 
 
+def multiple_of_identity(matrix: np.ndarray) -> float | None:
+    """The number s of a matrix s I; None for zero and for other matrices."""
+    number = matrix[0, 0] if matrix.size and matrix.shape[0] == matrix.shape[1] else 0.0
+    return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
+
+
 def rerooted(
-    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Any, Map]
+    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Map, Map]
 ) -> Map:
     """A map of some coordinates as a map of more, among which these come from a place on."""
-    key = linear, start
-    if key not in memo:
-        last = linear.last
-        if last is not None:
-            last = linear.library.eye(linear.size) if last is IDENTITY else last
-            zeros = [
-                linear.library.array(np.zeros((last.shape[0], n)))
-                for n in (start, size - start - linear.size)
-            ]
-            last = linear.library.concatenate([zeros[0], last, zeros[1]], 1)
-        if linear.is_root:
-            memo[key] = replace(
-                linear, size=size, index=linear.index + start, grids=grids, last=last
-            )
-        else:
-            before = tuple(rerooted(one, size, start, grids, memo) for one in linear.before)
-            memo[key] = replace(linear, size=size, before=before, grids=grids, last=last)
-    return memo[key]
+
+    def padded(last: Any) -> Any:
+        last = linear.library.eye(linear.size) if last is IDENTITY else last
+        zeros = [
+            linear.library.array(np.zeros((last.shape[0], n)))
+            for n in (start, size - start - linear.size)
+        ]
+        return linear.library.concatenate([zeros[0], last, zeros[1]], 1)
+
+    def moved(root: Map) -> Map:
+        last = None if root.last is None else padded(root.last)
+        return replace(root, size=size, index=root.index + start, grids=grids, last=last)
+
+    return linear.rebased(moved, padded, memo)
 
 
 def added(parts: Sequence[Map]) -> Map:
@@ -969,12 +915,6 @@ def _side_by_side(maps: Sequence[Map], positions: int) -> Map:
         parts.append(rerooted(one, total, start, grids, {}))
         start += one.size
     return added(parts)
-
-
-def _roots(linear: Map) -> set[Map]:
-    if linear.is_root:
-        return {linear}
-    return set().union(*map(_roots, linear.before))
 
 
 def _product(last: Any, inside: Any) -> Any:

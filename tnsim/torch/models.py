@@ -11,7 +11,6 @@ from tnsim.checkpoints.graphs import state_of
 from tnsim.checkpoints.module_calls import require_torch
 from tnsim.checkpoints.modules import Declared, graph_layers, recognised
 from tnsim.errors import UnsupportedLayer
-from tnsim.models.layers import with_widths
 from tnsim.models.model import Model
 
 
@@ -60,4 +59,4 @@ def model_of(
             "train with tnsim.Empirical(inputs), on which the module runs as it is, and use "
             "tnsim.from_module(module, norm_inputs=inputs) to look at what came of it"
         )
-    return Model(with_widths(layer.layer for layer in live), n_ctx)
+    return Model([layer.layer for layer in live], n_ctx)

@@ -1,0 +1,165 @@
+"""Batches of inputs: whether one depends on others, and layers beside a function on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tnsim.checkpoints.affine_values import Library
+from tnsim.checkpoints.entrywise import is_entrywise
+from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.operations import FILLS, PRODUCTS, Graph, Operation, is_affine, is_float
+from tnsim.errors import ModelError
+
+JOINED = (
+    "computes with the number of its inputs or with more than one of them: what it gives for an "
+    "input depends on the batch around it, so it is no function of an input"
+)
+
+
+def joins_inputs(graph: Graph, arrays: Mapping[Operation, Any], x: Any, library: Library) -> bool:
+    """Whether an entry of the output reads more than one input of a batch of two.
+
+    Args:
+        graph: Operations on two inputs.
+        arrays: Weights and constants, by their operations.
+        x: Two inputs.
+        library: Functions of arrays.
+    """
+    numbers: dict[Operation, Any] = {**arrays, graph.argument: x}
+    first = np.zeros(tuple(x.shape))
+    first[0] = 1
+    read: dict[Operation, tuple[Any, Any]] = {
+        graph.argument: (library.array(first), library.array(1 - first))
+    }
+    for one in graph.operations:
+        if one not in numbers:
+            numbers[one] = one.run(numbers)
+            if any(before in read for before in one.reads) and one.name not in FILLS:
+                pair = [_reached(one, numbers, read, n, library) for n in (0, 1)]
+                read[one] = (pair[0], pair[1])
+    if graph.output not in read:
+        return False
+    one, two = read[graph.output]
+    return len(one) != 2 or bool(one[1].any()) or bool(two[0].any())
+
+
+def _reached(
+    one: Operation,
+    numbers: Mapping[Operation, Any],
+    read: Mapping[Operation, tuple[Any, Any]],
+    n: int,
+    library: Library,
+) -> Any:
+    """The entries of a result that depend on an input of a batch of two."""
+    known = frozenset(before for before in one.reads if before in read)
+    here = {before: read[before][n] for before in known}
+    if one.name == "getitem":
+        whole, place = one.arguments
+        found = here[whole]
+        return found[place] if isinstance(found, list) else found
+    if is_affine(one.name) and one.name not in ("mul", "where", "embedding"):
+        # The others are ones where each of several factors counts, and zeros in a sum.
+        fill = int(one.name in PRODUCTS)
+        each = []
+        for before in known:
+            others = {other: here[other] * 0 + fill for other in known if other is not before}
+            found = one.reach({**numbers, **others, before: here[before]}, known)
+            each.append(found if isinstance(found, list) else [found])
+        total = [sum(parts[1:], parts[0]) for parts in zip(*each, strict=True)]
+        return total if isinstance(numbers[one], (list, tuple)) else total[0]
+    result = numbers[one]
+    result = result[0] if isinstance(result, (list, tuple)) else result
+    total = library.array(np.zeros(tuple(result.shape)))
+    for indicator in here.values():
+        if one.name == "embedding":
+            total = total + indicator[..., None]
+        else:  # of others over the last axis, as a norm
+            total = total + (indicator if is_entrywise(one.name) else indicator.sum(-1)[..., None])
+    return total
+
+
+class Beside(NamedTuple):
+    """Outputs of layers and of the function that they are to compute.
+
+    Attributes:
+        scale: Size of the inputs.
+        outputs: Outputs of the layers.
+        expected: Outputs of the function.
+    """
+
+    scale: float
+    outputs: np.ndarray
+    expected: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Root mean square of the differences, relative to the outputs of the function."""
+        return relative_error(self.outputs, self.expected)
+
+
+def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of differences, relative to what is expected."""
+    # Outputs of other size are no function to compare.
+    if outputs.size != expected.size:
+        return float("inf")
+    largest = float(np.abs(expected).max(initial=0.0))
+    if not largest:
+        return float("inf") if outputs.any() else 0.0
+    # Squares of numbers that floats hold may be numbers that they do not hold.
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.linalg.norm((outputs.ravel() - expected.ravel()) / largest)
+    return float(difference / np.linalg.norm(expected.ravel() / largest))
+
+
+def beside(
+    run: Callable[[np.ndarray], np.ndarray],
+    layers: Sequence[Normed],
+    example: Any,
+    batches: Iterable[tuple[float, int]],
+) -> list[Beside]:
+    """Layers beside a function, on random batches.
+
+    Args:
+        run: The function of inputs in NumPy.
+        layers: Layers that were read.
+        example: Inputs that the function takes.
+        batches: Size of the normal inputs, and number of inputs, of each batch.
+
+    Returns:
+        The outputs on each batch on which those of the function are finite numbers: a deep
+        polynomial of large inputs has none.
+
+    Raises:
+        ModelError: There is no such batch.
+    """
+    rng = np.random.default_rng(2)
+    width = layers[0].layer.d_in
+    drawn = np.zeros(0)
+    given, finite = [], []
+    for scale, count in batches:
+        shape = (count, *example.shape[1:])
+        if is_float(example):
+            # Opposite inputs take the other branch of a forward pass that asks for a sign.
+            drawn = drawn if scale == -1 else rng.normal(size=shape)
+            inputs = scale * drawn
+            # Flat where the function flattens its input.
+            rows = inputs if shape[-1] == width else inputs.reshape(count, width)
+        else:
+            inputs = rng.integers(width, size=shape)
+            rows = np.eye(width)[inputs]
+        expected = run(inputs)
+        if np.isfinite(expected).all():
+            given.append(rows)
+            finite.append((scale, expected))
+    if not finite:
+        raise ModelError("the outputs on random inputs are no finite numbers")
+    # All batches at once, as a layer may have many weights to go through.
+    x = np.concatenate(given)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for layer in layers:
+            x = layer(x)
+    parts = np.split(np.asarray(x), np.cumsum([len(one) for one in given])[:-1])
+    return [Beside(scale, part, one) for part, (scale, one) in zip(parts, finite, strict=True)]
