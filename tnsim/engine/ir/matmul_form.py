@@ -15,7 +15,7 @@ argument) instead of two (of the other argument and of the result).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,16 +43,6 @@ class MatrixProduct(NamedTuple):
         first = (*self.batch, *self.left, *self.summed)
         second = (*self.batch, *self.summed, *self.right)
         return first, second
-
-    @property
-    def readings(self) -> Iterator[Labels]:
-        """Axes of arguments that are read without a copy.
-
-        The matrices of the second argument may stand transposed.
-        """
-        batch, _, summed, right = self
-        yield from self.orders
-        yield (*batch, *right, *summed)
 
     @property
     def result(self) -> Labels:
@@ -106,27 +96,14 @@ def _cheapest_product(
         arguments = (second, first) if swapped else (first, second)
         return copied_entries(product, arguments, output, sizes)
 
-    return min(matrix_products(first, second, output), key=copies, default=None)
-
-
-def matrix_products(
-    first: Labels, second: Labels, output: Labels
-) -> Iterator[tuple[MatrixProduct, bool]]:
-    """All batches of matrix products that multiply two arrays.
-
-    Args:
-        first, second: Axes of the arguments.
-        output: Wanted axes of the result.
-
-    Yields:
-        Each product, and whether the arguments change places in it.
-    """
     # Each product exists twice, with rows and columns exchanged. One of the two may write the
     # output as it is wanted where the other one needs a copy of it.
-    for swapped in (False, True):
-        arguments = (second, first) if swapped else (first, second)
-        for product in _possible_products(*arguments, output):
-            yield product, swapped
+    candidates = [
+        (product, swapped)
+        for swapped, pair in ((False, (first, second)), (True, (second, first)))
+        for product in _possible_products(*pair, output)
+    ]
+    return min(candidates, key=copies, default=None)
 
 
 def copied_entries(
