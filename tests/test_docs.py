@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import sys
 import textwrap
 import tomllib
@@ -214,6 +215,13 @@ def test_argument_entries_name_arguments():
                 entered = {name.strip(" *") for entry in entries for name in entry.split(",")}
                 arguments = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
                 assert entered <= arguments, f"{path}: {node.name}"
+
+
+def test_faults_of_earlier_versions_can_be_put_back():
+    """`scripts/faults` replaces text that is in the code once, and runs tests that exist."""
+    for name, fault in runpy.run_path(str(ROOT / "scripts" / "faults"))["FAULTS"].items():
+        assert (ROOT / "tnsim" / fault.file).read_text().count(fault.right) == 1, name
+        assert all((ROOT / test.split("::")[0]).exists() for test in fault.tests.split()), name
 
 
 def test_architecture_has_every_folder():
