@@ -629,8 +629,16 @@ def test_inputs_with_labels_are_refused(rng):
             tnsim.ModelError, match=r"give the inputs alone, such as dataset\.tensor"
         ):
             tnsim.Empirical(wrong)
-    for wrong in (list(data), [x, y[0]]):
-        for attempt in (tnsim.Gaussian.fit, lambda wrong: tnsim.baselines.cka([net, net], wrong)):
+    normed = torch.nn.Sequential(torch.nn.RMSNorm(3), torch.nn.Linear(3, 2))
+    batch = next(iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 2 * x))))
+    for wrong in (list(data), [x, y[0]], (x, x), batch):
+        for attempt in (
+            tnsim.Gaussian.fit,
+            lambda wrong: tnsim.baselines.cka([net, net], wrong),
+            lambda wrong: tnsim.from_module(normed, norm_inputs=wrong),
+            lambda wrong: tnsim.inputs_of(normed, "1", wrong),
+            lambda wrong: tnsim.hidden_states(normed, wrong),
+        ):
             with pytest.raises(tnsim.ModelError, match=r"array was expected|inputs are one array"):
                 attempt(wrong)
     expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))
