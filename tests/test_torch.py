@@ -125,7 +125,6 @@ ALONG_PLANS = {
         [(2, 2), (2, 2), (2, 2), (2,)] * 2,
         tnsim.Gaussian([0.5, -0.2], [1.0, 0.3]),
     ),
-    "whole trees": (two_layers, [(2, 2), (2, 2), (2, 2), (2,)] * 2, tnsim.Symmetric()),
     "a sum of models": (added, [(2, 2), (), (2, 3)], tnsim.Gaussian()),
     "attention with biases": (
         attention_with_biases,

@@ -287,6 +287,7 @@ WAYS = {  # to write an activation, by the layers that come of it
     "gelu + 1.0 u": [lambda u: u + functional.gelu(u), lambda u: -2 * functional.gelu(u) - 2 * u],
     "tanh - 0.25 u": [lambda u: torch.tanh(2 * u + 1) - u / 2],
     "sin": [torch.sin, torch.cos],
+    "erf": [torch.erf, lambda u: 1 - 2 * torch.erf(3 * u + 1)],
     "relu": [
         lambda u: torch.clamp(u, min=0),
         lambda u: torch.maximum(u, torch.tensor(0.0)),
