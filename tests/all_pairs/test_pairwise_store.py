@@ -40,7 +40,7 @@ def finished(path):
     return {label for label, file in files_of(path).items() if file.exists()}
 
 
-# Every record is written slowly, and after a few no more, so that eight processes leave something,
+# Every record is written slowly, and after a few no more, so that five processes leave something,
 # however late they are killed.
 SLOWLY = """
 import os, time, tnsim
