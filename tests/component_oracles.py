@@ -177,3 +177,14 @@ STACKS = {
     ),
     "mixed": (lambda g: [attending(g, 3, 2, False), mlp(g, 3, 2), linear(g, 3, 2, True)], 3),
 }
+
+
+def pair(name, rng):
+    make, n_ctx = STACKS[name]
+    return tuple(tnsim.Model(make(rng), n_ctx=n_ctx) for _ in range(2))
+
+
+def points(model, rng, count=5):
+    """Inputs of a model."""
+    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
+    return rng.normal(size=shape)

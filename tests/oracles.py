@@ -36,6 +36,15 @@ def thinned(rng, layer):
     return jax.tree.map(thin, layer)
 
 
+def moved(rng, model, size):
+    """Every weight changed by `size` of itself, skips and scales kept."""
+
+    def move(x):
+        return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
+
+    return jax.tree.map(move, model)
+
+
 def random_gaussian(rng, d):
     factor = rng.normal(size=(d, d))
     return rng.normal(size=d), factor @ factor.T + 0.5 * np.eye(d)
@@ -189,3 +198,12 @@ def _dense_layer(layer):
 def number_type(layer):
     """Of a tensor with the weights of a layer."""
     return np.result_type(np.float64, *jax.tree.leaves(layer))
+
+
+STENCILS = {4: (2 / 3, -1 / 12), 6: (3 / 4, -3 / 20, 1 / 60), 8: (4 / 5, -1 / 5, 4 / 105, -1 / 280)}
+
+
+def slope_of(function, step, order=4):
+    """The derivative at 0 of a function of a number, by central differences of an order."""
+    weights = enumerate(STENCILS[order], 1)
+    return sum(c * (function(n * step) - function(-n * step)) for n, c in weights) / step

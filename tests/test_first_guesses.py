@@ -1,6 +1,6 @@
 """Calls that people write first: modules, paths, folders and mappings in the place of models."""
 
-import copy
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -23,6 +23,19 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.down(self.left(x) * self.right(x))
+
+
+class Attention(nn.Module):
+    """Bilinear attention of a head, for sequences of any length."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("q1", "k1", "q2", "k2", "v", "o"):
+            setattr(self, name, nn.Linear(3, 3, bias=False))
+
+    def forward(self, x):
+        scores = (self.q1(x) @ self.k1(x).mT) * (self.q2(x) @ self.k2(x).mT)
+        return self.o(torch.tril(scores) @ self.v(x))
 
 
 class Wrapped(nn.Module):
@@ -56,81 +69,115 @@ def models(nets):
     return [tnsim.from_module(net) for net in nets]
 
 
-@pytest.mark.slow
-def test_modules_are_models(nets, models):
-    a, b, _ = nets
-    assert_close(tnsim.similarity(a, b), tnsim.similarity(*models[:2]))
-    assert_close(tnsim.torch.similarity(a, b).item(), tnsim.similarity(*models[:2]))
-    assert_close(tnsim.similarity(a, models[1]), tnsim.similarity(*models[:2]))
-    wanted = tnsim.pairwise(models).similarity
-    assert_close(tnsim.pairwise(nets).similarity, wanted)
-    found = tnsim.pairwise(dict(zip("abc", nets, strict=True)))
-    assert found.a.values.tolist() == ["a", "b", "c"]
-    assert_close(found.similarity.values, wanted.values)
-    named = dict(zip("abc", nets, strict=True))
-    assert_close(tnsim.baselines.weight_cosine(nets), tnsim.baselines.weight_cosine(models))
-    assert tnsim.baselines.cka(named, 200).a.values.tolist() == ["a", "b", "c"]
+@pytest.fixture
+def run(nets, models, tmp_path):
+    """A folder of state dicts, and of the same models in files of tnsim's own."""
+    (tmp_path / "states").mkdir()
+    for n, (net, model) in enumerate(zip(nets, models, strict=True)):
+        torch.save(net.state_dict(), tmp_path / "states" / f"step_{n}.pt")
+        tnsim.save(model, tmp_path / "own" / f"step_{n}.safetensors")
+    return tmp_path
+
+
+VERBS = {
+    "similarity": tnsim.similarity,
+    "slices": tnsim.slices,
+    "inner": tnsim.inner,
+    "log_inner": lambda *pair: tnsim.log_inner(*pair).log,
+    "plan": lambda *pair: tnsim.plan(*pair).multiplications,
+    "torch": lambda *pair: tnsim.torch.similarity(*pair).detach().numpy(),
+}
+
+
+@pytest.mark.sampled(quick=0, slow=3)
+@pytest.mark.parametrize("verb", VERBS)
+def test_modules_and_files_are_the_models_read_from_them(verb, nets, models, run):
+    expected = VERBS[verb](*models[:2])
+    files = [run / "own" / f"step_{n}.safetensors" for n in range(2)]
+    for pair in (nets[:2], files, (str(files[0]), nets[1]), (models[0], files[1])):
+        assert_close(VERBS[verb](*pair), expected, scale=np.max(np.abs(expected)), rtol=1e-12)
 
 
 @pytest.mark.slow
-def test_paths_are_models(nets, models, tmp_path):
-    for n, net in enumerate(nets):
-        torch.save(net.state_dict(), tmp_path / f"step_{n}.pt")
-    paths = [tmp_path / f"step_{n}.pt" for n in range(3)]
-    dialect = nets[0]  # says what its state dicts mean
-    wanted = tnsim.pairwise(models).similarity.values
-    read = [tnsim.load(path, dialect) for path in paths]
-    assert_close(tnsim.similarity(read[0], read[1]), wanted[0, 1])
-    for given in (tmp_path, str(tmp_path), f"{tmp_path}/*.pt", paths, list(map(str, paths))):
-        found = tnsim.pairwise(given, dialect=dialect)
+def test_all_pairs_of_whatever_there_is(nets, models, run):
+    expected = tnsim.pairwise(models).similarity.values
+    own, states = run / "own", run / "states"
+    for given in (nets, own, f"{own}/*.safetensors", sorted(own.iterdir())):
+        assert_close(tnsim.pairwise(given).similarity.values, expected, scale=1, rtol=1e-12)
+    paths = sorted(states.iterdir())
+    for given in (states, str(states), f"{states}/*.pt", paths, list(map(str, paths))):
+        found = tnsim.pairwise(given, dialect=nets[0])  # says what its state dicts mean
         assert found.a.values.tolist() == [0, 1, 2]
-        assert_close(found.similarity.values, wanted)
-    assert_close(tnsim.similarity(tnsim.load(paths[0], nets[0]), nets[1]), wanted[0, 1])
-    for n, model in enumerate(models):
-        tnsim.save(model, tmp_path / "own" / f"{n}.safetensors")
-    own = [str(tmp_path / "own" / f"{n}.safetensors") for n in range(2)]
-    assert_close(tnsim.similarity(*own), wanted[0, 1])
-    assert_close(tnsim.torch.similarity(*own).item(), wanted[0, 1])
-    assert_close(tnsim.pairwise(tmp_path / "own").similarity.values, wanted)
+        assert_close(found.similarity.values, expected)
+    one = tnsim.load(paths[0], nets[0])
+    for pair in ((one, nets[1]), (one, tnsim.load(paths[1], nets[0]))):
+        assert_close(tnsim.similarity(*pair), expected[0, 1])
+    named = tnsim.pairwise({"first": nets[0], "second": models[1]}, other=own)
+    assert named.a.values.tolist() == ["first", "second"]
+    assert_close(named.similarity.values, expected[:2], scale=1, rtol=1e-12)
 
 
-def attention(rng, width=4):
-    """A model of one attention layer without a length."""
-    shapes = dict.fromkeys(("q1", "k1", "q2", "k2", "v"), (width, 3)) | {"o": (3, width)}
-    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    return tnsim.Model([tnsim.Attention(n_heads=1, **arrays)])
+@pytest.mark.slow
+def test_what_stands_for_several_is_refused_where_one_is_compared(run, models):
+    with pytest.raises(tnsim.ModelError, match=r"holds 3 checkpoints, 0 to 2: choose one, as"):
+        tnsim.similarity(run / "own", models[0])
+    for given in (models, [net.state_dict() for net in [nn.Linear(3, 2)] * 2]):
+        with pytest.raises(
+            tnsim.ModelError, match=r"reads files: .*from_state_dict\(state, dialect"
+        ):
+            tnsim.pairwise(given, dialect=nn.Linear(3, 2))
+
+
+@pytest.mark.slow
+def test_baselines_take_what_pairwise_takes(nets, models, run):
+    named = {"first": nets[0], "second": nets[1]}
+    for measure in (tnsim.baselines.weight_cosine, lambda m: tnsim.baselines.cka(m, 200)):
+        found = measure(named)
+        assert found.a.values.tolist() == ["first", "second"]
+        assert_close(found.values, measure(models[:2]).values, scale=1, rtol=1e-12)
+        assert measure(run / "own").a.values.tolist() == [0, 1, 2]
 
 
 @pytest.mark.slow
 def test_lengths_of_sequences(rng, tmp_path):
-    """Given as `n_ctx`, or told by the inputs."""
-    models = [attention(rng) for _ in range(2)]
-    long = [tnsim.Model(model.layers, 3) for model in models]
-    assert_close(tnsim.similarity(*models, n_ctx=3), tnsim.similarity(*long))
-    inputs = tnsim.Empirical(rng.normal(size=(20, 3, 3)))
-    wanted = tnsim.similarity(*long, inputs)
-    assert_close(tnsim.similarity(*models, inputs), wanted)
-    assert_close(tnsim.pairwise(models, inputs).similarity[0, 1].item(), wanted)
+    """Given as `n_ctx`, or told by the inputs, in whatever models and inputs come."""
+    torch.manual_seed(0)
+    pair = [Attention().double() for _ in range(2)]
+    models = [tnsim.from_module(net) for net in pair]
     for n, model in enumerate(models):
         tnsim.save(model, tmp_path / f"{n}.safetensors")
-    assert_close(tnsim.pairwise(tmp_path, inputs).similarity[0, 1].item(), wanted)
-    series = tnsim.load(tmp_path)
-    assert_close(tnsim.pairwise(series, inputs).similarity[0, 1].item(), wanted)
+    long = [tnsim.from_module(net, n_ctx=2) for net in pair]
+    wanted = tnsim.similarity(*long)
+    assert tnsim.similarity(*models, n_ctx=2) == wanted
+    assert_close(tnsim.similarity(*pair, n_ctx=2), wanted, scale=1, rtol=1e-12)
+    with pytest.raises(tnsim.ModelError, match="attention is compared on sequences of one length"):
+        tnsim.similarity(*pair)
+    x = torch.as_tensor(rng.normal(size=(20, 2, 3)))
+    inputs = tnsim.Empirical(x)
+    wanted = tnsim.similarity(*long, inputs)
+    for given in (models, pair):
+        assert_close(tnsim.similarity(*given, inputs), wanted)
+    for given in (models, tmp_path, tnsim.load(tmp_path)):
+        assert_close(tnsim.pairwise(given, inputs).similarity[0, 1].item(), wanted)
+    expected = tnsim.baselines.cka(long, x)
+    for given in (x, torch.utils.data.DataLoader(x, batch_size=5), {"inputs_embeds": x}):
+        assert_close(tnsim.baselines.cka(tmp_path, given).values, expected.values, rtol=1e-12)
 
 
+FIELDS = namedtuple("FIELDS", "hidden logits")
 FORMS = {
     "tuple": lambda y: (y, None),
     "mapping": lambda y: {"logits": y},
     "loss first": lambda y: {"loss": torch.zeros(()), "logits": y},
     "object": lambda y: Output(logits=y, past=None),
     "states": lambda y: Output(last_hidden_state=y),
+    "fields": lambda y: FIELDS(None, y),
+    "single": lambda y: {"scores": y},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", ["tuple", "object", *map(slow, ("mapping", "loss first", "states"))]
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_outputs_are_unwrapped(form, nets, models):
     wrapped = [Wrapped(net, FORMS[form]) for net in nets]
     assert_close(tnsim.similarity(*wrapped[:2]), tnsim.similarity(*models[:2]))
@@ -300,15 +347,6 @@ def test_an_output_that_is_missing_is_refused(nets):
         tnsim.from_module(nets[0], output="logits")
 
 
-def test_inner_parts_are_models(nets):
-    """A submodule is a module; a name of a submodule finds it."""
-    whole = [nn.Sequential(net, nn.Linear(2, 2)) for net in nets]
-    wanted = tnsim.similarity(nets[0], nets[1])
-    assert_close(tnsim.similarity(whole[0][0], whole[1][0]), wanted)
-    parts = [net.get_submodule("0") for net in whole]
-    assert_close(tnsim.pairwise(parts).similarity[0, 1].item(), wanted)
-
-
 def test_data_loaders_and_named_inputs(nets):
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
     wanted = tnsim.similarity(*nets[:2], tnsim.Empirical(x))
@@ -337,25 +375,6 @@ def test_data_loaders_and_named_inputs(nets):
         assert (read.layers[0].weight == folded.layers[0].weight).all()
         assert read.origin.caveats == folded.origin.caveats
         assert (tnsim.inputs_of(nets[0], "left", given) == x.numpy()).all()
-
-
-def test_inputs_with_labels_are_refused(nets):
-    """Pairs (x, y) are never read as two positions."""
-    x, y = torch.randn(20, 3), torch.zeros(20)
-    normed = nn.Sequential(nn.RMSNorm(3), nn.Linear(3, 2))
-    pairs = torch.utils.data.TensorDataset(x, 2 * x)  # a loader gives a list of two equal shapes
-    batch = next(iter(torch.utils.data.DataLoader(pairs, batch_size=5)))
-    for given in ((x, y), (x, x), [(x[0], y[0])], batch):
-        for read in (
-            lambda given: tnsim.similarity(*nets[:2], tnsim.Empirical(given)),
-            lambda given: tnsim.baselines.cka(nets, given),
-            tnsim.Gaussian.fit,
-            lambda given: tnsim.from_module(normed, norm_inputs=given),
-            lambda given: tnsim.inputs_of(nets[0], "left", given),
-            lambda given: tnsim.hidden_states(nets[0], given),
-        ):
-            with pytest.raises(tnsim.ModelError, match="inputs"):
-                read(given)
 
 
 def test_modules_are_checked(nets, models):
@@ -388,7 +407,3 @@ def test_sums_over_tokens_are_compared_on_tokens():
     expected = (u * v).sum() / (u.norm() * v.norm())
     found = tnsim.similarity(*nets, tnsim.Empirical(tokens))
     assert_close(found, expected, scale=1.0, rtol=1e-9)
-
-
-def test_what_is_never_called_is_ignored(nets, models):
-    assert_close(tnsim.similarity(copy.deepcopy(nets[0]), nets[1]), tnsim.similarity(*models[:2]))

@@ -12,6 +12,7 @@ import pytest
 from activated_cases import gated_kernel
 from closeness import LARGEST, assert_close
 from mpmath import mp
+from oracles import slope_of
 from scipy.special import ndtr
 
 from tnsim import ModelError, UnsupportedLayer
@@ -238,8 +239,7 @@ def test_gradients_are_finite_differences(name):
         def at(step):
             return total(*jax.tree.map(lambda x, y: x + step * y, (left, right), moves))
 
-        h = 1e-3 if name in ("gelu", "sin") else 1e-4
-        numeric = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+        numeric = slope_of(at, 1e-3 if name == "sin" else 1e-4)
         assert abs(along - numeric) <= 1e-7 * abs(numeric)
 
 
@@ -552,11 +552,9 @@ def test_gradients_of_gated_units_are_finite_differences():
         found = jax.grad(total, (0, 1))(left, right)
         moves = jax.tree.map(lambda x: jnp.asarray(g.normal(size=x.shape)), (left, right))
         along = sum(map(jnp.vdot, jax.tree.leaves(found), jax.tree.leaves(moves)))
-        values = [
-            total(*jax.tree.map(lambda x, y, h=h: x + h * y, (left, right), moves))
-            for h in (1e-4, -1e-4, 2e-4, -2e-4)
-        ]
-        numeric = (8 * (values[0] - values[1]) - (values[2] - values[3])) / 12e-4
+        numeric = slope_of(
+            lambda h: total(*jax.tree.map(lambda x, y: x + h * y, (left, right), moves)), 1e-4
+        )
         assert abs(along - numeric) <= 1e-7 * abs(numeric)
 
 
@@ -582,13 +580,11 @@ def test_rows_of_zeros_have_gradients(name, gated):
 
     with jax.enable_x64(True):
         found = jax.jvp(total, jax.tree.map(jnp.asarray, (left, right)), moves)
-    values = [
-        total(*jax.tree.map(lambda x, y, h=h: x + h * y, (left, right), moves))
-        for h in (1e-3, -1e-3, 2e-3, -2e-3, 3e-3, -3e-3)
-    ]
-    one, two, three = (values[n] - values[n + 1] for n in (0, 2, 4))
+    wanted = slope_of(
+        lambda h: total(*jax.tree.map(lambda x, y: x + h * y, (left, right), moves)), 1e-3, order=6
+    )
     assert_close(found[0], total(left, right), scale=LARGEST, rtol=1e-13)
-    assert_close(found[1], (45 * one - 9 * two + three) / 60e-3, scale=LARGEST, rtol=1e-9)
+    assert_close(found[1], wanted, scale=LARGEST, rtol=1e-9)
 
 
 def test_derivatives_of_pairs_are_slopes_of_pairs():
@@ -610,10 +606,8 @@ def test_derivatives_of_pairs_are_slopes_of_pairs():
             return pair_derivatives(f, f, moved, ((0, 0),))[0]
 
         # Derivatives by means, as E f(m + h + s z) moves with the mean.
-        h = 1e-3
-        for order, ahead in (((1, 0), (h, 0)), ((0, 1), (0, h))):
-            steps = [at(*(c * x for x in ahead)) for c in (1, -1, 2, -2)]
-            slope = (8 * (steps[0] - steps[1]) - (steps[2] - steps[3])) / (12 * h)
+        for order in ((1, 0), (0, 1)):
+            slope = slope_of(lambda h, order=order: at(*(h * x for x in order)), 1e-3)
             assert_close(found[order], slope, scale=LARGEST, rtol=1e-9)
 
 

@@ -10,10 +10,11 @@ import cases
 import numpy as np
 import pytest
 from closeness import assert_close
+from forced import OF_RUNS, take
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
 
 import tnsim
-from tnsim.all_pairs import batched_plans, preparation, run_plan
+from tnsim.all_pairs import batched_plans, run_plan
 from tnsim.all_pairs import tasks as tiles
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.problems.state_sizes import common_units
@@ -37,17 +38,7 @@ METRICS = {
 @pytest.fixture
 def route(monkeypatch):
     """Make every run take one route, whatever it costs."""
-
-    def force(name):
-        table = preparation.routes_of_run
-
-        def forced(*arguments):
-            routes = table(*arguments)
-            return [route for route in routes if route.name == name] or routes
-
-        monkeypatch.setattr(preparation, "routes_of_run", forced)
-
-    return force
+    return lambda name: take(monkeypatch, name, OF_RUNS)
 
 
 def models(g, count, biases=True, rank=4):

@@ -133,6 +133,10 @@ def test_sequences_that_are_no_layers(function, words):
     [
         (lambda m, x: torch.softmax(m.a(x), -1), "Net.* computes _softmax, which divides by"),
         (lambda m, x: m.a(x) / m.b(x), "computes div"),
+        (lambda m, x: m.a(x) * m.b(x).max(), "computes max"),
+        (lambda m, x: m.a(x) ** -1, "computes pow"),
+        (lambda m, x: m.a(x) ** 0.5, "computes pow"),
+        (lambda m, x: torch.where(x > 0, m.a(x), m.b(x)), "where"),
         (lambda m, x: m.a(x) if x.sum() > 0 else x, "it branches on"),
         (lambda m, x: x[:, x.argmax(-1)], "computes (argmax|index)"),
         (lambda m, x: m.a(x.float().double()), "rounds numbers"),
@@ -150,6 +154,7 @@ def test_what_is_no_layer_is_refused_by_name(function, words):
         lambda m, x: m.a(x) / len(x),
         lambda m, x: m.a(x).roll(1, 0),
         lambda m, x: functional.relu(m.a(x)) * x.sum(),
+        lambda m, x: (m.a(x) @ m.b(x).T) @ m.c(x),
     ],
 )
 def test_batches_are_no_part_of_a_function(function):

@@ -1,9 +1,7 @@
 """Polynomial modules of any form, read off the operations of their forward pass."""
 
-import copy
 import math
 import re
-from collections import namedtuple
 from functools import partial
 
 import jax
@@ -14,28 +12,9 @@ from closeness import LARGEST, assert_close
 import tnsim
 
 torch = pytest.importorskip("torch")
+from module_cases import Module  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-
-
-class Module(nn.Module):
-    """A forward pass over named linear layers and parameters.
-
-    Args:
-        forward: Function from the module and a batch to the outputs.
-        parts: Submodules by name; a shape in the place of a submodule is a parameter.
-    """
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        self._forward = forward
-        for name, part in parts.items():
-            if isinstance(part, tuple):
-                part = nn.Parameter(torch.randn(part))
-            setattr(self, name, copy.deepcopy(part))
-
-    def forward(self, x):
-        return self._forward(self, x)
 
 
 def linear(d_in=4, d_out=4):
@@ -147,25 +126,6 @@ def test_images(rng, capfd):
         match=r"left: Conv2d; right: Conv2d; .*, of which .* give inputs=.*from_module\(net, inputs=x",
     ):
         tnsim.from_module(module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda m, x: torch.softmax(m.a(x), -1),
-        lambda m, x: m.a(x) / m.b(x),
-        lambda m, x: torch.where(x > 0, m.a(x), m.b(x)),
-        lambda m, x: m.a(x) ** -1,
-        lambda m, x: m.a(x) ** 0.5,
-        lambda m, x: m.a(x) if x.sum() > 0 else m.b(x),
-        lambda m, x: m.a(x) * m.b(x).max(),
-        lambda m, x: (m.a(x) @ m.b(x).T) @ m.c(x),  # mixes the inputs of a batch
-    ],
-)
-def test_what_is_no_polynomial_of_one_input_is_refused(forward):
-    with pytest.raises((tnsim.UnsupportedLayer, tnsim.ModelError)):
-        tnsim.from_module(Module(forward, **MAPS), inputs=torch.zeros(8, 4))
 
 
 def test_parameters_alone_say_how_wide_inputs_are():
@@ -328,6 +288,7 @@ WAYS = {  # to write an activation, by the layers that come of it
     "gelu + 1.0 u": [lambda u: u + functional.gelu(u), lambda u: -2 * functional.gelu(u) - 2 * u],
     "tanh - 0.25 u": [lambda u: torch.tanh(2 * u + 1) - u / 2],
     "sin": [torch.sin, torch.cos],
+    "erf": [torch.erf, lambda u: 1 - 2 * torch.erf(3 * u + 1)],
     "relu": [
         lambda u: torch.clamp(u, min=0),
         lambda u: torch.maximum(u, torch.tensor(0.0)),
@@ -431,25 +392,6 @@ def test_gates_that_are_written_out():
     x = 3 * np.random.default_rng(0).normal(size=(50, 4))
     with torch.no_grad():
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
-
-
-FIELDS = namedtuple("FIELDS", "hidden logits")
-OUTPUTS = {
-    "tuple": lambda y, x: (y, x),
-    "mapping": lambda y, x: {"last_hidden_state": y, "attentions": x},
-    "fields": lambda y, x: FIELDS(x, y),
-    "single": lambda y, x: {"scores": y},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs_are_unwrapped(name, rng):
-    plain = Module(lambda m, x: m.a(x) * m.b(x), **MAPS)
-    module = Module(lambda m, x: OUTPUTS[name](m.inner(x), x), inner=plain)
-    assert tnsim.similarity(tnsim.from_module(module), tnsim.from_module(plain)) == 1
-    inputs = tnsim.Empirical(rng.normal(size=(9, 4)))
-    assert_close(tnsim.similarity(module, plain, inputs), 1, scale=1, rtol=1e-12)
 
 
 def test_outputs_that_do_not_say_which_counts_are_refused():
@@ -616,22 +558,12 @@ def threshold(m):
 CODES = {"encoder": (4, 6), "decoder": (6, 4), "centre": (4,), "shift": (6,), "height": (6,)}
 ACTIVATED = {  # functions of the hidden units of an autoencoder of plain parameters; what they are
     "relu": (lambda m, u: functional.relu(u), "relu"),
-    "clamp": (lambda m, u: u.clamp(min=0), "relu"),
-    "maximum": (lambda m, u: torch.maximum(u, torch.zeros(())), "relu"),
-    "relu6": (lambda m, u: functional.relu6(u), "relu6"),
-    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "hardtanh"),
-    "square of relu": (lambda m, u: functional.relu(2 * u) ** 2, "relu2"),
     "gelu": (lambda m, u: functional.gelu(u), "gelu"),
-    "gelu by tanh": (lambda m, u: functional.gelu(u, approximate="tanh"), "gelu_tanh"),
-    "silu": (lambda m, u: functional.silu(u), "silu"),
-    "softplus": (lambda m, u: functional.softplus(u), "softplus"),
-    "leaky": (lambda m, u: functional.leaky_relu(u, 0.2), "leaky_relu(0.2)"),
-    "elu": (lambda m, u: functional.elu(u), "elu"),
+    "two ends": (lambda m, u: u.clamp(-0.5, 2.0), "hardtanh"),
     "jump": (lambda m, u: u * (u > threshold(m)), "jump_relu(1.0)"),
     "jump of relu": (lambda m, u: (u > threshold(m)) * functional.relu(u), "jump_relu(1.0)"),
     "jump by where": (lambda m, u: torch.where(u > threshold(m), u, 0.0), "jump_relu(1.0)"),
     "equal thresholds": (lambda m, u: u * (u > 0.3 + 0 * m.height), "jump_relu(1.0)"),
-    "jump at zero": (lambda m, u: (u > 0).float() * u, "relu"),
     "glu": (lambda m, u: functional.silu(u) * (u - m.height), "silu"),
     "glu of a line": (lambda m, u: (u + functional.silu(u)) * (u - m.height), "silu + 1.0 u"),
 }
@@ -655,6 +587,22 @@ def test_hidden_units_of_plain_parameters_have_their_activation(name):
         assert_close(model(x), module(torch.as_tensor(x)).numpy(), scale=LARGEST)
 
 
+def assert_exact(models, modules, step=0.1):
+    """The inner product under N(0, I) of two dimensions is a trapezoidal sum of the modules' outputs.
+
+    The sum is exact to exp(-2 pi y / step) for functions that are analytic within y.
+    """
+    x = np.arange(-9.0, 9.0, step)
+    w = step * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    points = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
+    weights = np.outer(w, w).reshape(-1, 1)
+    with torch.no_grad():
+        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
+    size = np.sqrt(np.sum(weights * first**2) * np.sum(weights * second**2))
+    found = tnsim.inner(*models, tnsim.Gaussian())
+    assert_close(found, np.sum(weights * first * second), scale=size, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [torch.tanh, functional.logsigmoid])
 def test_a_transcoder_with_a_linear_map_around(function, rng):
@@ -670,13 +618,7 @@ def test_a_transcoder_with_a_linear_map_around(function, rng):
     x = rng.normal(size=(50, 2))
     with torch.no_grad():
         assert_close(models[0](x), modules[0](torch.as_tensor(x)).numpy(), scale=LARGEST)
-    points, weights = normal_grid()
-    with torch.no_grad():
-        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
-    expected = np.sum(weights[:, None] * first * second)
-    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
-    found = tnsim.inner(*models, tnsim.Gaussian())
-    assert_close(found, expected, scale=size, rtol=1e-12)
+    assert_exact(models, modules)
 
 
 def test_a_line_beside_an_activation_is_compared_exactly():
@@ -685,13 +627,8 @@ def test_a_line_beside_an_activation_is_compared_exactly():
         nn.Sequential(nn.Linear(2, 5), nn.Tanhshrink(), nn.Linear(5, 3)).double(),
         nn.Sequential(nn.Linear(2, 4), nn.Mish(), nn.Linear(4, 3)).double(),
     ]
-    points, weights = normal_grid()
-    with torch.no_grad():
-        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
-    expected = np.sum(weights[:, None] * first * second)
-    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
     models = [tnsim.from_module(module) for module in modules]
-    assert_close(tnsim.inner(*models, tnsim.Gaussian()), expected, scale=size, rtol=1e-12)
+    assert_exact(models, modules)
     linear, _, last = models[0].layers
     assert models[0].layers[1].activation.name == "tanhshrink"
     same = tnsim.Model([linear, tnsim.Elementwise("tanhshrink"), last])
@@ -716,27 +653,11 @@ def test_an_activation_of_an_activation_is_an_own_activation():
     twice = tnsim.Activation(lambda u: gelu(gelu(u)), strip=1.0, name="twice")
     declared = {Twice: lambda module: tnsim.Elementwise(twice)}
     models = [tnsim.from_module(module, layers=declared) for module in modules]
-    points, weights = normal_grid()
-    with torch.no_grad():
-        first, second = (module(torch.as_tensor(points)).numpy() for module in modules)
-    expected = np.sum(weights[:, None] * first * second)
-    size = np.sqrt(np.prod([np.sum(weights[:, None] * one**2) for one in (first, second)]))
-    assert_close(tnsim.inner(*models, tnsim.Gaussian()), expected, scale=size, rtol=1e-12)
+    assert_exact(models, modules)
     # A layer between the activations mixes units.
     deeper = nn.Sequential(nn.Linear(2, 5), nn.GELU(), nn.Linear(5, 4), nn.GELU())
     with pytest.raises(tnsim.UnsupportedLayer, match=r"found 2 in a model: use Empirical"):
         tnsim.inner(*[tnsim.from_module(deeper)] * 2, tnsim.Gaussian(samples=0))
-
-
-def normal_grid(step=0.1):
-    """Points and weights of a trapezoidal sum over N(0, I) in two dimensions.
-
-    The sum is exact to exp(-2 pi y / step) for functions that are analytic within y.
-    """
-    x = np.arange(-9.0, 9.0, step)
-    w = step * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    points = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
-    return points, np.outer(w, w).ravel()
 
 
 def test_a_convolutional_network_of_one_hidden_layer(rng):

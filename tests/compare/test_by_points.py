@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from oracles import bilinear, expected_products, linear
+from oracles import bilinear, expected_products, linear, slope_of
 from sequence_oracles import attention
 
 import tnsim
@@ -528,14 +528,8 @@ def test_inside_a_trace(rng):
     with jax.enable_x64(True):
         value, slope = jax.jit(lambda t: jax.jvp(verbs, (t,), (1.0,)))(0.0)
     assert_close(value, verbs(0.0), rtol=1e-12)
-    one, two = (verbs(h) - verbs(-h) for h in (1e-5, 2e-5))
-    assert_close(
-        slope,
-        (8 * one - two) / 12e-5,
-        scale=LARGEST,
-        rtol=1e-6,
-        limited_by="finite differences",
-    )
+    wanted = slope_of(verbs, 1e-5)
+    assert_close(slope, wanted, scale=LARGEST, rtol=1e-6, limited_by="finite differences")
 
 
 def test_a_trace_does_not_grow_with_its_points(rng):
@@ -629,8 +623,16 @@ def test_inputs_with_labels_are_refused(rng):
             tnsim.ModelError, match=r"give the inputs alone, such as dataset\.tensor"
         ):
             tnsim.Empirical(wrong)
-    for wrong in (list(data), [x, y[0]]):
-        for attempt in (tnsim.Gaussian.fit, lambda wrong: tnsim.baselines.cka([net, net], wrong)):
+    normed = torch.nn.Sequential(torch.nn.RMSNorm(3), torch.nn.Linear(3, 2))
+    batch = next(iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 2 * x))))
+    for wrong in (list(data), [x, y[0]], (x, x), batch):
+        for attempt in (
+            tnsim.Gaussian.fit,
+            lambda wrong: tnsim.baselines.cka([net, net], wrong),
+            lambda wrong: tnsim.from_module(normed, norm_inputs=wrong),
+            lambda wrong: tnsim.inputs_of(normed, "1", wrong),
+            lambda wrong: tnsim.hidden_states(normed, wrong),
+        ):
             with pytest.raises(tnsim.ModelError, match=r"array was expected|inputs are one array"):
                 attempt(wrong)
     expected = tnsim.inner(net, net, tnsim.Empirical(x.numpy()))

@@ -227,7 +227,7 @@ def test_moments_of_the_inputs(kind):
 
 @pytest.mark.crossing(slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "numpy float64"])
 @pytest.mark.parametrize(
     "layers",
     [

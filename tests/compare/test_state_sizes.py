@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import recursion_oracle as oracle
 from closeness import assert_close
+from forced import OF_RUNS, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_cases import slow
 
 import tnsim
-from tnsim.all_pairs import preparation
 
 METRICS = {
     "tree": tnsim.TreeSymmetric(),
@@ -210,13 +210,7 @@ def test_ordinary_deep_networks(depth, metric):
 @pytest.fixture(params=["features", "contractions"])
 def route(request, monkeypatch):
     """Runs over all pairs along one route, whichever would be taken."""
-    table = preparation.routes_of_run
-
-    def forced(*arguments):
-        routes = table(*arguments)
-        return [route for route in routes if route.name == request.param] or routes
-
-    monkeypatch.setattr(preparation, "routes_of_run", forced)
+    take(monkeypatch, request.param, OF_RUNS)
 
 
 @pytest.mark.crossing(quick=0)

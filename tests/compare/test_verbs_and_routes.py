@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from closeness import assert_close
+from forced import OF_PAIRS, OF_RUNS, take
 from oracles import (
     bilinear,
     dense_symmetric_product,
@@ -19,7 +20,6 @@ from oracles import (
 
 import tnsim
 import tnsim.models.matrices
-from tnsim.all_pairs import preparation
 from tnsim.compare import routes
 from tnsim.compare.request import CROSS, Question
 from tnsim.problems import receptive_fields
@@ -101,14 +101,7 @@ def small_fields(monkeypatch):
 def forced(name):
     """Make verbs take a route wherever it is one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, table in ((routes, "routes_of"), (preparation, "routes_of_run")):
-            every = getattr(module, table)
-
-            def some(*arguments, every=every):
-                found = every(*arguments)
-                return [route for route in found if route.name == name] or found
-
-            patch.setattr(module, table, some)
+        take(patch, name, OF_PAIRS, OF_RUNS)
         yield
 
 

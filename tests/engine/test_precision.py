@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import rational_oracle as exact
 from closeness import assert_close
-from oracles import bilinear, linear
+from forced import OF_RUNS, take
+from oracles import bilinear, linear, moved
 
 import tnsim
-from tnsim.all_pairs import preparation
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import amplification, regauged, without_skew
@@ -30,15 +30,6 @@ def stack(rng, depth, bias, skip, d=2):
     if skip:
         layers = [tnsim.Residual(layer, 0.7, 0.3) for layer in layers]
     return tnsim.Model([*layers, linear(rng, d, 2, bias)])
-
-
-def moved(rng, model, size):
-    """Every weight changed by `size` of itself, skips and scales kept."""
-
-    def move(x):
-        return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
-
-    return jax.tree.map(move, model)
 
 
 def exchanged(model):
@@ -141,13 +132,7 @@ def test_the_error_bound_holds_and_is_not_loose(metric, dtype, cosines, rng):
 @pytest.fixture(params=["features", "contractions"])
 def route(request, monkeypatch):
     """Pairwise runs along one route, whichever it would take."""
-    table = preparation.routes_of_run
-
-    def forced(*arguments):
-        routes = table(*arguments)
-        return [route for route in routes if route.name == request.param] or routes
-
-    monkeypatch.setattr(preparation, "routes_of_run", forced)
+    take(monkeypatch, request.param, OF_RUNS)
 
 
 @pytest.mark.slow

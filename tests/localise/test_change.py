@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from component_oracles import STACKS
+from component_oracles import pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear, quadrature
@@ -20,23 +20,12 @@ import tnsim.models.components
 from tnsim.localise import slopes
 
 
-def pair(name, rng):
-    make, n_ctx = STACKS[name]
-    a, b = (tnsim.Model(make(rng), n_ctx=n_ctx) for _ in range(2))
-    return a, b
-
-
 def with_ends_of(a, b):
     """The model a with the linear layers of b, as a change without ends has it."""
     layers = [
         y if isinstance(y, tnsim.Linear) else x for x, y in zip(a.layers, b.layers, strict=True)
     ]
     return tnsim.Model(layers, n_ctx=a.n_ctx)
-
-
-def points(model, rng, count=5):
-    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
-    return rng.normal(size=shape)
 
 
 def check_against_complex_steps(found, a, b, x, weights, by, ends=False):

@@ -9,7 +9,7 @@ import pytest
 from activated_cases import gated, gaussian
 from activated_cases import points as quadrature_of
 from closeness import LARGEST, assert_close
-from component_oracles import STACKS
+from component_oracles import STACKS, pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear, quadrature
@@ -20,16 +20,6 @@ import tnsim
 from tnsim.localise.paths import components_in
 
 DATA = Path(tnsim.__file__).parent / "data" / "induction"
-
-
-def pair(name, rng):
-    make, n_ctx = STACKS[name]
-    return tuple(tnsim.Model(make(rng), n_ctx=n_ctx) for _ in range(2))
-
-
-def points(model, rng, count=5):
-    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
-    return rng.normal(size=shape)
 
 
 def by_hand(model, x, by, labels):

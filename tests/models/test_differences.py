@@ -7,7 +7,7 @@ import pytest
 import rational_oracle
 import recursion_oracle
 from closeness import LARGEST, assert_close
-from oracles import bilinear, linear
+from oracles import bilinear, linear, moved
 
 import tnsim
 from tnsim import Multilinear
@@ -46,13 +46,6 @@ SEQUENCES = {
         bilinear(g, 3, 3, 2, True),
     ],
 }
-
-
-def moved(rng, model, size):
-    def move(x):
-        return x * (1 + size * rng.normal(size=x.shape)) if np.ndim(x) else x
-
-    return jax.tree.map(move, model)
 
 
 @pytest.mark.parametrize("kind", [*VECTORS, *SEQUENCES])

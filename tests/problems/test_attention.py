@@ -1,6 +1,6 @@
 """Models of sequences: every layer kind under every metric against quadrature and dense tensors, at two or three positions.
 
-Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` and derivatives need.
+Correctness is the plan's, so nothing is compiled here but what `test_jax_agrees` needs.
 """
 
 import dataclasses
@@ -269,36 +269,6 @@ def test_jax_agrees():
         sequence_products(a, b, metric).sum(),
         rtol=1e-4,
         limited_by="float32",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()])
-def test_derivatives(metric):
-    import jax
-
-    a, b = pair(
-        lambda g: (
-            [attention(g, 1, 1, 2, 1, 1, rope_base=None)],
-            [attention(g, 1, 1, 2, 1, 1, rope_base=None)],
-        ),
-        2,
-    )
-    with jax.enable_x64(True):
-        gradient = jax.grad(lambda m: tnsim.inner(m, b, metric))(a).layers[0].v
-        step = 1e-6
-        moved = [tnsim.Model([_moved(a.layers[0], sign * step)], n_ctx=2) for sign in (1, -1)]
-        assert_close(
-            gradient[0, 0],
-            (tnsim.inner(moved[0], b, metric) - tnsim.inner(moved[1], b, metric)) / (2 * step),
-            rtol=1e-6,
-            limited_by="finite differences",
-        )
-
-
-def _moved(layer, by):
-    return tnsim.Attention(
-        layer.q1, layer.k1, layer.q2, layer.k2, layer.v + by, layer.o, 1, rope_base=None
     )
 
 

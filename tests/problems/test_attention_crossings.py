@@ -1,10 +1,8 @@
 """Attention crossed with derivatives, units, `vmap`, `pairwise`, differences and paths.
 
-Plans run on NumPy, forward and backward: `eager` gives JAX the derivative of a plan's operations, which PyTorch
-finds by running them one by one, so nothing is compiled.
+Plans run on NumPy, forward and backward, so nothing is compiled.
 """
 
-import dataclasses
 import functools
 import itertools
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from eager import run_program
 from oracles import (
     bilinear,
     dense_product,
@@ -36,10 +33,8 @@ from sequence_oracles import (
 
 import tnsim
 import tnsim.models.components
-from tnsim.engine.runtime import execution
 from tnsim.localise.paths import components_in
 from tnsim.metrics.points import Reading
-from tnsim.scaled import scale_exponent
 
 N = 2  # positions
 
@@ -86,65 +81,6 @@ def over_positions(rng, metric, d):
 # ---------------------------------------------------------------------------------- derivatives
 
 
-@pytest.fixture
-def eager(monkeypatch):
-    """What is traced runs on NumPy, operation by operation, and so does its reverse mode."""
-    torch = pytest.importorskip("torch", reason="reverse mode without compiling needs PyTorch")
-    run = execution.run
-
-    def on_torch(plan, arrays):
-        values = dict(arrays)
-        for stage in plan.stages:
-            program = plan.programs[stage.program]
-            inputs = [values[name] for name in stage.inputs]
-            outputs, _ = run_program(dataclasses.replace(program, scales=(), powers=()), inputs)
-            # Scales are constants to derivatives, so they are read off numbers.
-            numbers = [x.detach().numpy() for x in outputs]
-            scales = [2.0 ** scale_exponent(numbers[n], power) for n, power in program.scales]
-            for n, powers in enumerate(program.powers):
-                for slot, power in powers:
-                    outputs[n] = outputs[n] / float(scales[slot] ** power)
-            values.update(zip(stage.outputs, outputs, strict=True))
-        return [values[name] for name in plan.outputs]
-
-    def traced(plan, arrays, backend="jax", over=None):
-        if not any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
-            return run(plan, arrays, backend, over or {})
-        names = list(plan.shapes)
-
-        def forward(inputs):
-            found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "interpreted")
-            values = [np.asarray(found.values[name]) for name in plan.outputs]
-            return (
-                values,
-                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
-            ), inputs
-
-        @torch.enable_grad()
-        def backward(inputs, slopes):
-            tensors = [torch.tensor(np.asarray(x), requires_grad=True) for x in inputs]
-            found = on_torch(plan, dict(zip(names, tensors, strict=True)))
-            slopes = [torch.tensor(np.asarray(x)) for x in slopes[0]]
-            moving = [(x, y) for x, y in zip(found, slopes, strict=True) if x.requires_grad]
-            ends, weights = ([one[n] for one in moving] for n in (0, 1))
-            gradients = torch.autograd.grad(ends, tensors, weights, allow_unused=True)
-            zeros = [np.zeros(x.shape) for x in inputs]
-            return ([z if g is None else g.numpy() for g, z in zip(gradients, zeros, strict=True)],)
-
-        differentiable = jax.custom_vjp(lambda inputs: forward(inputs)[0])
-        differentiable.defvjp(forward, backward)
-        values, exponents = differentiable([arrays[name] for name in names])
-        return execution.Result(
-            dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.scale_weights, exponents, strict=True)),
-            plan.scale_weights,
-        )
-
-    monkeypatch.setattr(execution, "run", traced)
-    with jax.enable_x64(True), jax.disable_jit():
-        yield
-
-
 def moved(tree, direction, step):
     """Every array of a pytree plus a step along the array of another."""
     return jax.tree.map(lambda x, y: x + step * y if np.ndim(x) else x, tree, direction)
@@ -161,7 +97,9 @@ def agrees(function, oracle, at, rng, along=None):
     absolute terms of the scalar product.
     """
     along = direction(rng, at) if along is None else along
-    pairs = zip(*map(jax.tree.leaves, (jax.grad(function)(at), along, at)), strict=True)
+    with jax.enable_x64(True):
+        slopes = jax.grad(function)(at)
+    pairs = zip(*map(jax.tree.leaves, (slopes, along, at)), strict=True)
     terms = [np.asarray(g) * d for g, d, x in pairs if np.ndim(x)]
     slope = complex(oracle(moved(at, along, 1e-100j))).imag * 1e100
     size = sum(np.abs(x).sum() for x in terms)
@@ -210,7 +148,7 @@ QUICK = "rotation, some biases"
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian", "frobenius"])
 @pytest.mark.parametrize("case", ONE)
-def test_gradients(case, metric, rng, eager):
+def test_gradients(case, metric, rng):
     """Of a similarity, in one model."""
     a, b = pair(ONE[case], rng)
     metric = METRICS[metric](rng, 2)
@@ -226,7 +164,7 @@ def test_gradients(case, metric, rng, eager):
 @pytest.mark.full
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
-def test_gradients_of_slices(case, metric, rng, eager):
+def test_gradients_of_slices(case, metric, rng):
     """Of one output, in both models at once."""
     models = pair(ONE[case], rng)
     metric = METRICS[metric](rng, 2)
@@ -242,7 +180,7 @@ def test_gradients_of_slices(case, metric, rng, eager):
 @pytest.mark.full
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "closure"])
 @pytest.mark.parametrize("case", TWO)
-def test_gradients_of_two_layers(case, metric, rng, eager):
+def test_gradients_of_two_layers(case, metric, rng):
     models = pair(TWO[case], rng)
     metric = METRICS[metric](rng, 1)
     products = products_under(metric)
@@ -261,7 +199,7 @@ def test_gradients_of_two_layers(case, metric, rng, eager):
 
 
 @pytest.mark.slow
-def test_gradients_of_moments_and_differences(rng, eager):
+def test_gradients_of_moments_and_differences(rng):
     """In the mean and covariance of the inputs, and in both models of `b - a`."""
     a, b = pair(ONE["rotation, some biases"], rng)
     mean, cov = random_gaussian(rng, N * 2)
@@ -290,7 +228,7 @@ def test_gradients_of_moments_and_differences(rng, eager):
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", [tnsim.Categorical([0.3, 0.7]), tnsim.Categorical(samples=5)])
-def test_gradients_over_tokens(metric, rng, eager):
+def test_gradients_over_tokens(metric, rng):
     models = pair(ONE["rotation, some biases"], rng)
     if metric.samples is None:
         tokens = np.array(list(itertools.product(range(2), repeat=N)))
@@ -314,7 +252,7 @@ def test_gradients_over_tokens(metric, rng, eager):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "frobenius", "gaussian"])
-def test_gradients_of_three_legs(metric, rng, eager):
+def test_gradients_of_three_legs(metric, rng):
     """Of `Multilinear` layers, biases and a skip among them."""
     arrays = [[rng.normal(size=(3, 2)) for _ in range(3)] for _ in range(2)]
     biases = [rng.normal(size=3), None, rng.normal(size=3)]
@@ -404,47 +342,11 @@ def test_every_hidden_unit_in_a_unit_of_its_own(case, metric, dtype, rng):
         agrees_in_units(tnsim.similarity(far, a, metric, dtype=dtype), 1.0, dtype, 1.0)
 
 
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Plans run on NumPy for one element of a batch after another; all around them is traced by JAX."""
-    run = execution.run
-
-    def batched(plan, arrays, backend="jax", over=None):
-        if not any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
-            return run(plan, arrays, backend, over or {})
-        names = list(plan.shapes)
-
-        def forward(*inputs):
-            found = run(plan, dict(zip(names, map(np.asarray, inputs), strict=True)), "interpreted")
-            return (
-                [np.asarray(found.values[name]) for name in plan.outputs],
-                [np.asarray(found.exponents[key]) for key in plan.scale_weights],
-            )
-
-        inputs = [arrays[name] for name in names]
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            forward(*(np.ones(x.shape, x.dtype) for x in inputs)),
-        )
-        values, exponents = jax.pure_callback(forward, shapes, *inputs, vmap_method="sequential")
-        return execution.Result(
-            dict(zip(plan.outputs, values, strict=True)),
-            dict(zip(plan.scale_weights, exponents, strict=True)),
-            plan.scale_weights,
-        )
-
-    monkeypatch.setattr(execution, "run", batched)
-    # Callbacks run in threads of their own, in which contexts of this thread do not hold.
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "gaussian"])
 @pytest.mark.parametrize("case", ONE)
-def test_mapped_over_models(case, metric, rng, one_by_one):
+def test_mapped_over_models(case, metric, rng):
     """`vmap` over the weights of attention gives the cosines of the models one by one."""
     a, b = pair(ONE[case], rng)
     metric = METRICS[metric](rng, 2)
@@ -452,7 +354,8 @@ def test_mapped_over_models(case, metric, rng, one_by_one):
     axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, a)
     both = jax.tree.map(lambda *x: np.stack(x) if np.ndim(x[0]) else x[0], *some)
     cosines = jax.vmap(lambda model: tnsim.similarity(model, b, metric), in_axes=(axes,))
-    found = jax.jit(cosines)(both)
+    with jax.enable_x64(True):
+        found = jax.jit(cosines)(both)
     expected = [tnsim.similarity(one, b, metric) for one in some]
     assert_close(found, expected, scale=1.0, rtol=1e-11)
 
@@ -600,19 +503,3 @@ def test_paths_of_two_layers_against_dense_tensors(case, by, metric, rng):
 
     wanted = [[entry(one, two) for two in found.ket] for one in found.bra]
     assert_close(found.values, wanted, scale=LARGEST, rtol=1e-12)
-
-
-# ------------------------------------------------------------------------------- three layers
-
-
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
-@backends.interpreted
-@pytest.mark.parametrize("d", [3, 4])
-def test_three_layers_by_diagrams(d, rng, diagrams):
-    """Sixteen legs over a mean and a covariance."""
-    layers = ([bilinear(rng, n, 2, 2, True) for n in (d, 2, 2)] for _ in range(2))
-    a, b = map(tnsim.Model, layers)
-    metric = tnsim.Gaussian(*random_gaussian(rng, d))
-    expected = cosine(products_under(metric), a, b)
-    assert_close(tnsim.similarity(a, b, metric), expected, scale=1.0, rtol=1e-11)

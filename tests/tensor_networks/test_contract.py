@@ -51,10 +51,10 @@ def by_quimb(networks, output_inds=()):
 def meet_inner(a, b, metric):
     """Engine, quimb and `inner` agree as far as rounding in the largest network lets it be known."""
     networks = list(tnsim.tensor_networks.networks(a, b, metric))
-    scale = sum(abs(weight * by_quimb([(1.0, network)])) for weight, network in networks)
-    found = tnsim.tensor_networks.contract(networks)
-    assert_close(found, by_quimb(networks), scale=scale, rtol=1e-11)
-    assert_close(found, tnsim.inner(a, b, metric), scale=scale, rtol=1e-10)
+    terms = [by_quimb([each]) for each in networks]
+    size = sum(map(abs, terms))
+    assert_close(tnsim.tensor_networks.contract(networks), sum(terms), scale=size, rtol=1e-11)
+    assert_close(sum(terms), tnsim.inner(a, b, metric), scale=size, rtol=1e-11)
 
 
 @pytest.mark.crossing(slow=1)
@@ -68,13 +68,18 @@ def test_networks_of_a_metric_give_inner(name, metric, rng):
 
 
 @pytest.mark.crossing
-@pytest.mark.parametrize("layers", sequence_cases.ONE_LAYER)
-@pytest.mark.parametrize("metric", [tnsim.TreeSymmetric(), tnsim.Gaussian()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "layers, metric",
+    [
+        *itertools.product(sequence_cases.ONE_LAYER | sequence_cases.DEEP, ("tree", "frobenius")),
+        *itertools.product(sequence_cases.ONE_LAYER, ("gaussian",)),
+    ],
+)
 def test_networks_of_sequences_give_inner(layers, metric):
-    a, b = sequence_cases.pair(sequence_cases.ONE_LAYER[layers], 2)
-    if metric.name == "tree" and a.orders != b.orders:
+    a, b = sequence_cases.pair((sequence_cases.ONE_LAYER | sequence_cases.DEEP)[layers], 2)
+    if metric != "gaussian" and a.orders != b.orders:
         return
-    meet_inner(a, b, metric)
+    meet_inner(a, b, METRICS[metric](None, None))
 
 
 def test_what_cannot_meet_is_zero(rng):

@@ -52,17 +52,6 @@ def test_network_is_the_dense_tensor(layers):
         assert_close(found, dense_sequence_layer(model.layers[0], 3)[1:], scale=LARGEST, rtol=1e-12)
 
 
-@pytest.mark.crossing
-@pytest.mark.parametrize(
-    "metric", [tnsim.Frobenius(), tnsim.TreeSymmetric()], ids=["frobenius", "tree"]
-)
-@pytest.mark.parametrize(
-    "layers", [name for name in ONE_LAYER | DEEP if name != "against a linear model"]
-)
-def test_tree_networks_are_inner(layers, metric):
-    agree(*pair((ONE_LAYER | DEEP)[layers], 2), metric)
-
-
 @pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize(
     "form", [slow("standard"), slow("alike"), slow("diagonal"), slow("each"), "full"]
