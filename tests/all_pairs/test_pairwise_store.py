@@ -40,7 +40,7 @@ def finished(path):
     return {label for label, file in files_of(path).items() if file.exists()}
 
 
-# Every record is written slowly, and after a few no more, so that five processes leave something,
+# Every record is written slowly, and after a few no more, so that eight processes leave something,
 # however late they are killed.
 SLOWLY = """
 import os, time, tnsim
@@ -53,14 +53,14 @@ normalise.log_abs = lambda x: (time.sleep(next(pauses, 60)), write(x))[1]
 @pytest.mark.slow
 def test_killed_at_any_instant(folder, rng):
     """Nothing finished is computed again, and the end is that of a run that was left alone."""
-    for n in range(10, 14):  # more tiles than five runs can finish
+    for n in range(10, 16):  # more tiles than eight runs can finish
         tnsim.save(
             tnsim.Model([bilinear(rng, 3, 4, 2, True)]),
             folder / "models" / f"step_{n:03}.safetensors",
         )
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(5):
+    for _ in range(8):
         before = {task: computed(store).get(task, 0) for task in finished(store)}
         process = subprocess.Popen(
             [sys.executable, "-c", SLOWLY + RUN], cwd=folder, env=environment
