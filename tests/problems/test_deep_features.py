@@ -134,6 +134,8 @@ def deep(rng, count):
 def blocks(monkeypatch):
     """Several blocks, whatever their size."""
     monkeypatch.setattr(polynomial_space, "_MATRIX", 30)
+    with tnsim.using(tnsim.Session()):  # the blocks of a space are kept
+        yield
 
 
 @pytest.mark.slow

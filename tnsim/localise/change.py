@@ -20,11 +20,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Float
+from numpy.polynomial.legendre import legvander
 from numpy.typing import DTypeLike
 
 from tnsim.checkpoints.given import is_path_or_paths
@@ -53,6 +54,7 @@ from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
 from tnsim.localise.slopes import (
     Family,
+    Nodes,
     certified,
     exact_nodes,
     gram_of_parts,
@@ -91,6 +93,10 @@ if TYPE_CHECKING:
 
 TOTALS = {"distance": "|b - a|^2", "similarity": "1 - similarity"}
 """Values of `of`, and what they are measures of."""
+_SAMPLED = 32
+"""Most values of a polynomial from which all others are made."""
+_Values: TypeAlias = tuple[np.ndarray, ...]
+"""Inner products at nodes and their derivatives, see `_norm_and_product`."""
 _CLOSE = 1e-9
 """Error of a sum of shares at which an integral that is not polynomial counts as found."""
 _SHOWN = 8
@@ -158,7 +164,9 @@ class _Pair(NamedTuple):
         degree = 0
         for n, layer in enumerate(self.a.layers):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
-        return Family(_Interpolation(self.parts), (self.a, self.b), len(self.parts), degree)
+        orders = [layer.order for layer in self.a.layers]
+        alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
+        return Family(_Interpolation(self.parts), (self.a, self.b), alone, degree)
 
     def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
         """See `_Exchanges`."""
@@ -844,10 +852,23 @@ def _of_similarity(
     The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise, but for a
     relative error that is close enough.
     """
+    # Both inner products, and their derivatives, are polynomials in t of degree at most 2 U: from
+    # few values all others follow.
+    degree, known = pair.family.degree, None
+    if 2 * degree < _SAMPLED:
+        known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1)
     # As many nodes as the numerator would need, at least.
-    count = max(4, math.ceil(pair.family.degree / 2))
+    count = max(4, math.ceil(degree / 2))
     while True:
-        slopes = _cosine_slopes(pair, count)
+        at = nodes(count)
+        if known is None:
+            values = _norm_and_product(pair, count)
+        else:
+            # From values to coefficients of Legendre polynomials, and to values elsewhere.
+            there, here = (legvander(2 * t - 1, 2 * degree) for t in (known[0], at.points))
+            moved = here @ np.linalg.inv(there)
+            values = tuple(np.tensordot(moved, x, 1) for x in known[1])
+        slopes = _cosine_slopes(pair, at, values)
         missed = abs(slopes.sum(axis=0).sum() - total)
         if missed <= close * total:
             return slopes
@@ -859,22 +880,34 @@ def _of_similarity(
         count *= 2
 
 
-def _cosine_slopes(pair: _Pair, count: int) -> Float[np.ndarray, "groups components"]:
-    family, setting = pair.family, pair.setting
-    norm = setting.squared_norm(pair.b)
-    total: Any = 0.0
-    for t, weight in zip(*nodes(count), strict=True):
-        cross = slope(family, t, pair.b, setting, pair.points)
+def _norm_and_product(pair: _Pair, count: int) -> _Values:
+    """`<f, b>` with `<df, b>`, and `<f, f>` with `<df, f>`, at Gauss-Legendre nodes.
+
+    Returns:
+        Values (nodes, groups) and derivatives (nodes, groups, components), of both in turn.
+    """
+    found = []
+    for t in nodes(count).points:
         # The target is the model itself, held fixed: half of the derivative of its squared norm.
-        own = slope(family, t, family.at(t), setting, pair.points)
-        p, q = cross.value.sum(), own.value.sum()
+        for target in (pair.b, pair.family.at(t)):
+            found.append(slope(pair.family, t, target, pair.setting, pair.points))
+    cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
+    return tuple(np.array(values) for values in (*cross, *own))
+
+
+def _cosine_slopes(pair: _Pair, at: Nodes, values: _Values) -> Float[np.ndarray, "groups parts"]:
+    """The derivatives of the cosine, weighted and summed over nodes."""
+    norm = pair.setting.squared_norm(pair.b)
+    total: Any = 0.0
+    for weight, cross, by_cross, own, by_own in zip(at.weights, *values, strict=True):
+        p, q = cross.sum(), own.sum()
         if q <= 0:
             raise ResultError(
                 "a model between the two is the zero function, whose similarity is undefined; use "
                 "of='distance'"
             )
         # d (p / sqrt(q)) = dp / sqrt(q) - p dq / (2 q^(3/2)), and dq = 2 <df, f>.
-        rise = cross.by_switch / np.sqrt(q) - p * own.by_switch / q**1.5
+        rise = by_cross / np.sqrt(q) - p * by_own / q**1.5
         total = total + weight * rise / np.sqrt(norm)
     return total
 

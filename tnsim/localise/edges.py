@@ -169,7 +169,8 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
     for n, layer in enumerate(model.layers):
         if n in known:
             degree = max(degree, innermost(layer).order * (1 + degree))
-    family = Family(_Wiring(parts, edges), (model,), len(edges), degree)
+    # In one gate alone the degree is no higher.
+    family = Family(_Wiring(parts, edges), (model,), (degree,) * len(edges), degree)
     at = exact_nodes(degree)
     whole, norm = family.at(1.0), setting.squared_norm(model)
     if norm <= 0:

@@ -6,20 +6,25 @@ For a model f(s) that is a polynomial in switches s, and any sum of models T,
 
 is the part of component c in f(1, ..., 1) - f(0, ..., 0) after Aumann and Shapley: the parts sum to
 the difference, as functions. Along the diagonal f is a polynomial of degree U in t, so
-ceil(U / 2) Gauss-Legendre nodes give `<delta_c, T>` exactly, by one reverse gradient a node for all
-components together.
+ceil(U / 2) Gauss-Legendre nodes give the integral exactly.
 
-At points, and by vectors of coefficients, one compiled program goes through all nodes; weights and
-points are its arguments, so other numbers need no new program. Along plans every node is a
-comparison of numbers with the gradient that `inner` has, as plans compile for longer than they run.
+*Sums of models* (`parts_as_sums`). In a single switch f is a polynomial of small degree, whose
+derivative is a sum of values, with as many nodes as the degree asks for. So delta_c is a sum of
+models, and nothing is differentiated. It is taken where models have vectors of coefficients, and
+where sums are short: 4 models for each layer of two.
+
+*Gradients.* Elsewhere one reverse gradient a node gives `<delta_c, T>` for all components together.
+At points one compiled program goes through all nodes; weights and points are its arguments, so
+other numbers need no new program. Along plans every node is a comparison of numbers with the
+gradient that `inner` has, as plans compile for longer than they run.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -28,8 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.compare.inner_products import inner_products
+from tnsim.compare.request import Request
 from tnsim.compare.similarity import inner
-from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
@@ -37,12 +43,11 @@ from tnsim.errors import TnsimError, TooLarge
 from tnsim.localise.grams import Setting
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import pytree
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
-from tnsim.models.model import Combination, Model, terms
+from tnsim.models.model import AnyModel, Combination, Model, terms
 from tnsim.problems import forward
-from tnsim.problems.features import FeatureSpace, common_space
-from tnsim.problems.tensors.kinds import kinds
+from tnsim.problems.features import common_space
+from tnsim.scaled import power
 
 MOST_NODES = 512
 """Most nodes of one integral, each a reverse gradient."""
@@ -51,13 +56,9 @@ _IN_CACHE = 2**23
 larger block wait for memory."""
 
 
-_FREE = 2**28
-"""Multiplications of vectors up to which no plan is made: the program of their derivatives grows
-with the vectors, and compiles for longer than plans are searched."""
-_FREE_OF_PARTS = 2**32
-"""The same of second derivatives, which are compiled along plans too, for far longer."""
-_LARGEST_PARTS = 2**27
-"""Most numbers of the derivatives of vectors by all switches, 1 GiB."""
+_MOST_MODELS = 64
+"""Most models of all sums of which parts are made; gradients take as long for all components as for
+one."""
 
 
 class Build(Protocol):
@@ -78,14 +79,19 @@ class Family(NamedTuple):
     Args:
         build: Models f(s) for weights and switches s, and their outputs.
         weights: Pytree of arrays, such as two models.
-        players: Number of switches.
+        degrees: Degree of the outputs in each switch alone.
         degree: Degree U of the outputs in t along s = (t, ..., t).
     """
 
     build: Build
     weights: Any
-    players: int
+    degrees: tuple[int, ...]
     degree: int
+
+    @property
+    def players(self) -> int:
+        """Number of switches."""
+        return len(self.degrees)
 
     def at(self, s: Any) -> Model:
         """The model with given switches, of plain numbers."""
@@ -236,7 +242,11 @@ def integral(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    by_switch = _over_nodes(family, at, 1.0, target, setting, points).by_switch
+    sums = parts_as_sums(family, at, terms(target), setting, points)
+    if sums is None:
+        by_switch = _over_nodes(family, at, 1.0, target, setting, points).by_switch
+    else:
+        by_switch = np.array([[_product(part, target, setting) for part in sums]])
     _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
     return by_switch
 
@@ -249,23 +259,18 @@ def _over_nodes(
     setting: Setting,
     points: Points | None,
 ) -> Slope:
-    """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t.
-
-    Where models have vectors, T has its vector once for all nodes, and one program goes through
-    them.
-    """
+    """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t, by gradients."""
     switches = np.broadcast_to(np.asarray(s, np.float64), family.players)
-    coefficients, models = zip(*terms(target), strict=True)
-    where = _vectors(family, models, setting, points, _FREE)
-    if where is None:
+    if points is None:
         slopes = _along_plan(family, np.outer(at.points, switches), target, setting)
         weighted = zip(at.weights, slopes, strict=True)
         found = [(weight * value, weight * by_switch) for weight, (value, by_switch) in weighted]
         return Slope(*(np.sum(same, axis=0) for same in zip(*found, strict=True)))
+    coefficients, models = zip(*terms(target), strict=True)
     numbers, count = np.asarray(coefficients, np.float64), len(at.points)
     with execution.precision():
         args = _placed((family.weights, (*at, switches), numbers, models), setting.dtype)
-        return Slope(*_by_groups(_slopes_of_blocks, args, family, models, where, setting, count))
+        return Slope(*_by_groups(_slopes_of_blocks, args, family, models, points, setting, count))
 
 
 def _check_finite(setting: Setting, *values: np.ndarray) -> None:
@@ -276,44 +281,62 @@ def _check_finite(setting: Setting, *values: np.ndarray) -> None:
         )
 
 
-@pytree
-@dataclass(frozen=True)
-class _Coefficients:
-    """Coefficients of polynomials, which stand in the place of outputs at a block of points.
+def parts_as_sums(
+    family: Family,
+    at: Nodes,
+    beside: Sequence[tuple[Any, Model]],
+    setting: Setting,
+    points: Points | None,
+) -> list[Combination] | None:
+    """The parts of all components as sums of models: derivatives by switches, summed over nodes.
 
-    Args:
-        inputs: Arrays that all vectors of the space depend on.
-        space: Space of the coefficients, or a part of it.
-    """
+    The derivative at 0 of a polynomial p of degree n is a sum over m = ceil(n / 2) steps x,
 
-    inputs: Any
-    space: FeatureSpace = field(metadata={"static": True})
+        p'(0) = sum_k w_k (p(x_k) - p(-x_k)),    2 sum_k w_k x_k^j = (1 if j = 1 else 0) for odd j,
 
-
-def _vectors(
-    family: Family, models: Sequence[Model], setting: Setting, points: Points | None, most: int
-) -> Points | FeatureSpace | None:
-    """What makes vectors of models whose dot products are inner products; None along a plan.
+    as even powers cancel. Steps are roots of the Chebyshev polynomial of degree 2 m, times half a
+    switch.
 
     Args:
         family: Models with switches.
-        models: Models of the target.
+        at: Nodes, and their weights.
+        beside: Coefficients and models that the sums are compared with.
         setting: Metric, precision and budget.
-        points: Points of the comparison, None for none.
-        most: Multiplications that vectors of coefficients may take.
+        points: Points of the comparison; None for none.
+
+    Returns:
+        A sum for each switch; None where models have no vectors of coefficients, or sums are long.
     """
-    if points is not None:
-        return points
-    every = [family.at(0.5), *models]
-    known = [kinds(model) for model in every]
-    space = common_space(every, setting.metric)
-    if space is None:
+    steps = [math.ceil(degree / 2) for degree in family.degrees]
+    every = [family.at(0.5), *(model for _, model in beside)]
+    if (
+        points is not None
+        or 2 * len(at.points) * sum(steps) > _MOST_MODELS
+        or common_space(every, setting.metric) is None
+    ):
         return None
-    work = sum(map(space.multiplications, known))
-    # A way back keeps what the way there has made.
-    needed = 4.0 * max(space.in_flight(layers, 1) for layers in known) * ITEM_BYTES[setting.dtype]
-    affordable = work <= min(most, setting.budget.multiplications)
-    return space if affordable and needed <= setting.budget.room(0, needed) else None
+    sums = []
+    for alone, count in zip(np.eye(family.players), steps, strict=True):
+        # One step is exact whatever it is, and the longest one has the most digits.
+        x = np.cos(np.pi * (np.arange(count) + 0.5) / (2 * count)) / 2 if count > 1 else [0.5]
+        powers = 2.0 * np.asarray(x) ** np.arange(1, 2 * count, 2)[:, None]
+        found = np.linalg.solve(powers, np.eye(count)[0])
+        weighted = []
+        for t, weight in zip(*at, strict=True):
+            for step, w in zip(x, found, strict=True):
+                for sign in (1.0, -1.0):
+                    model = family.at(t + sign * step * alone)
+                    weighted.append((sign * weight * w, model))
+        sums.append(Combination(weighted))
+    return sums
+
+
+def _product(first: AnyModel, second: AnyModel, setting: Setting) -> float:
+    """An inner product with the digits that are left of it: parts are held to their sum."""
+    request = Request(setting.metric, setting.dtype, setting.budget)
+    found = inner_products(first, second, request)
+    value = found.values["AB"]
+    return float(power(value.mantissa, value.exponent + found.exponent))
 
 
 def _by_groups(
@@ -321,7 +344,7 @@ def _by_groups(
     args: tuple[Any, ...],
     family: Family,
     models: Sequence[Model],
-    where: Points | FeatureSpace,
+    points: Points,
     setting: Setting,
     count: int = 1,
 ) -> Any:
@@ -333,17 +356,14 @@ def _by_groups(
         args: Arguments that all blocks share.
         family: Models with switches.
         models: Models of the target.
-        where: Points of the comparison, or the space of vectors, which has a single group.
+        points: Points of the comparison.
         setting: Metric, precision and budget.
         count: Number of nodes.
 
     Returns:
         Values with a first axis of groups, float64.
     """
-    if isinstance(where, Points):
-        groups, together, stacks = _point_stacks(family, models, where, setting, count)
-    else:
-        groups, together, stacks = 1, 1, _coefficient_stacks(where, setting)
+    groups, together, stacks = _point_stacks(family, models, points, setting, count)
     program = _program(function, 0, 1)
     numbers, slopes = [], []
     for group, stack in stacks:
@@ -359,15 +379,6 @@ def _by_groups(
         return totals
 
     return jax.tree.map(summed, *slopes)
-
-
-def _coefficient_stacks(
-    space: FeatureSpace, setting: Setting
-) -> Iterator[tuple[np.ndarray, _Coefficients]]:
-    """Every part of a space, which is a stack of a single block."""
-    inputs = space.inputs(setting.metric, setting.dtype)
-    for part in space.parts:
-        yield np.zeros(1, int), _Coefficients(inputs, part)
 
 
 def _point_stacks(
@@ -464,32 +475,19 @@ def _slopes_of_blocks(
         values, slopes = jax.lax.map(at_node, where, batch_size=together)
         return node_weights @ values, node_weights @ slopes
 
-    return _over_blocks(over_block, blocks)
-
-
-def _over_blocks(function: Callable[[Any], Any], blocks: Any) -> Any:
-    """Values of a function for every block of a stack, along a first axis."""
-    if isinstance(blocks, _Coefficients):
-        return jax.tree.map(lambda x: x[None], function(blocks))
-    return jax.lax.map(function, blocks)
+    return jax.lax.map(over_block, blocks)
 
 
 def _target(models: Sequence[Model], coefficients: Any, block: Any) -> Any:
     """The vector of a sum of models."""
     total: Any = 0.0
     for n, model in enumerate(models):
-        if isinstance(block, _Coefficients):
-            vector = block.space.vector(block.space.weights(model), block.inputs)
-        else:
-            vector = _weighted(plain_forward(model, block.inputs), block)
-        total = total + coefficients[n] * vector
+        total = total + coefficients[n] * _weighted(plain_forward(model, block.inputs), block)
     return total
 
 
 def _switched_vector(build: Build, weights: Any, s: Any, block: Any) -> Any:
-    """The vector of a model with switches: coefficients, or outputs at some points."""
-    if isinstance(block, _Coefficients):
-        return block.space.vector(block.space.weights(build(weights, s)), block.inputs)
+    """The outputs of a model with switches at some points."""
     return _weighted(build.outputs(weights, s, block.inputs), block)
 
 
@@ -550,29 +548,29 @@ def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np
         A float64 matrix (players, players).
     """
     at = exact_nodes(family.degree)
-    total = np.zeros((family.players, family.players))
-    where = _vectors(family, (), setting, points, _FREE_OF_PARTS)
-    if not isinstance(where, Points | None):
-        # The derivatives of a vector by all switches are made at once.
-        held = where.in_flight(kinds(family.at(0.5)), 1) * family.players
-        where = where if held <= _LARGEST_PARTS else None
+    if (sums := parts_as_sums(family, at, (), setting, points)) is not None:
+        gram = np.zeros((family.players, family.players))
+        for (m, one), (n, two) in itertools.combinations_with_replacement(enumerate(sums), 2):
+            gram[m, n] = gram[n, m] = _product(one, two, setting)
+        return gram
     with execution.precision():
         weights = _placed(family.weights, setting.dtype)
-        if where is None:
-            # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is
-            # the transpose of that at (t, t'): each pair of nodes is computed once.
-            for (t, u), (x, y) in _pairs(at):
-                s, r = (jnp.full(family.players, z, setting.dtype) for z in (t, x))
-                mixed = _program(_mixed_derivatives, 0, 5)(
-                    family.build, weights, s, r, setting.metric, setting.dtype
-                )
-                both = np.asarray(mixed, np.float64)
-                total += u * y * (both if t == x else both + both.T)
-            return total
-        weighted = at.points, at.weights, np.ones(family.players)
-        args = weights, _placed(weighted, setting.dtype)
-        sums = _by_groups(_parts_of_blocks, args, family, (), where, setting, len(at.points))
-    return sums.sum(axis=0)
+        if points is not None:
+            weighted = at.points, at.weights, np.ones(family.players)
+            args = weights, _placed(weighted, setting.dtype)
+            found = _by_groups(_parts_of_blocks, args, family, (), points, setting, len(at.points))
+            return found.sum(axis=0)
+        # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is the
+        # transpose of that at (t, t'): each pair of nodes is computed once.
+        gram = np.zeros((family.players, family.players))
+        for (t, u), (x, y) in _pairs(at):
+            s, r = (jnp.full(family.players, z, setting.dtype) for z in (t, x))
+            mixed = _program(_mixed_derivatives, 0, 5)(
+                family.build, weights, s, r, setting.metric, setting.dtype
+            )
+            both = np.asarray(mixed, np.float64)
+            gram += u * y * (both if t == x else both + both.T)
+    return gram
 
 
 def _pairs(at: Nodes) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
@@ -612,4 +610,4 @@ def _parts_of_blocks(build: Build, together: int, weights: Any, at: Any, blocks:
         flat = parts.reshape(-1, parts.shape[-1])
         return flat.T @ flat
 
-    return _over_blocks(over_block, blocks)
+    return jax.lax.map(over_block, blocks)
