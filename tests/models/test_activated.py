@@ -177,3 +177,9 @@ def test_activations_far_from_zero_are_values_without_warnings():
         layer = tnsim.Elementwise(name, 1)
         with np.errstate(over="raise"):
             assert layer(far[:, None])[:, 0].tolist() == values
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "relu"])
+def test_whole_numbers_have_values_that_are_not_whole(name):
+    numbers = np.arange(-2, 3)
+    np.testing.assert_array_equal(activation(name)(numbers), activation(name)(numbers * 1.0))

@@ -80,6 +80,11 @@ class Units(NamedTuple):
     rows: Float[Any, "units rank"]
 
 
+def in_floats(units: Units) -> Units:
+    """Units that are numbers in float64; arrays of JAX stay in the floats that they have."""
+    return Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+
+
 class Kernel(NamedTuple):
     """A matrix of E f(u_i) g(v_j) with the certified bound of what its series leave out.
 
@@ -160,7 +165,7 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
         >>> float(mean[0]), float(slope[0])
         (13.0, 6.0)
     """
-    f = activation(f)
+    f, units = activation(f), in_floats(units)
     deviation, _ = directions(units.rows)
     with np.errstate(all="ignore"):
         mean, slope = (average(f, units.mean, deviation, order) for order in (0, 1))
@@ -353,7 +358,7 @@ class Plain(Pairing):
 
     @property
     def ends_as_a_root(self) -> bool:
-        return all(_kinked(f) and not jumps(f) for f in (self.f, self.g))
+        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         mean, deviation = parameters
@@ -365,11 +370,7 @@ class Plain(Pairing):
 
 def jumps(f: Activation) -> bool:
     """Whether an activation jumps, as steps do."""
-    return any(isinstance(x, Gate) and x.width == 0 and x.weights[0] != x.tail for x in f.parts)
-
-
-def _kinked(f: Activation) -> bool:
-    return any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
+    return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
 
 
 def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expanded:
@@ -380,8 +381,7 @@ def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expa
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
     """
-    f = activation(f)
-    units = Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+    f, units = activation(f), in_floats(units)
     deviation, unit = directions(units.rows)
     parameters = units.mean, deviation
     return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None), on_device)
@@ -547,8 +547,7 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
             reach = abs(mean - part.knot) + deviation + width
             powers = (abs(w) * reach**p for p, w in enumerate(part.weights) if w)
             total = total + sum(powers, 0 * size)
-    several = sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
-    return library(size).maximum(size, total if several else 0.5 * total)
+    return library(size).maximum(size, total if len(f.gates_at_kinks) > 1 else 0.5 * total)
 
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:
