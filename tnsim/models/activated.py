@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
 from tnsim.models.arrays import Array, pytree, set_arrays, vector
-from tnsim.models.matrices import affine, matrix
+from tnsim.models.matrices import affine, matrix, written_out
 
 
 @pytree
@@ -167,8 +167,8 @@ class Gated:
             >>> layer(np.array([[1.0], [3.0]])).ravel().tolist()
             [1.0, 6.0]
         """
-        gate = matrix(gate, "Gated gate", (None, None))
-        down = matrix(down, "Gated down", (None, len(gate)), ", the rank of gate")
+        gate = written_out(matrix(gate, "Gated gate", (None, None)))
+        down = written_out(matrix(down, "Gated down", (None, len(gate)), ", the rank of gate"))
         sizes = vector(thresholds, "Gated thresholds", len(gate))
         if sizes is None or not bool((sizes > 0).all()):
             raise ModelError(
