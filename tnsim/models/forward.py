@@ -577,7 +577,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     rows come from the model in scientific notation, near 1 for weights of any size.
 
     Args:
-        model: Any model.
+        model: A polynomial model.
         most: Largest number of directions that is useful to the caller.
 
     Returns:
