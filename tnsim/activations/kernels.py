@@ -362,7 +362,27 @@ class Plain(Pairing):
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         mean, deviation = parameters
-        return _side(f, mean, deviation, slopes)
+        if slopes:
+            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
+            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
+            # off again.
+            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
+            c = c[:-1]
+        else:
+            c = coefficients(f, mean, deviation, highest_order(f, mean))
+            kinds = [c]
+        xp = library(mean)
+        energy = energies(f, mean, deviation)
+        size = xp.sqrt(energy)
+        gross = gross_size(f, mean, deviation, size)
+        rest = relative(left_over(f, c, energy), gross)
+        if not f.is_polynomial:
+            # Where squares are below the range of floats nothing is known of the rest, and pairs
+            # are computed alone.
+            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
+            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
+        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
 
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         return {(0, 0): 1.0}
@@ -490,30 +510,6 @@ def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> 
     if not slopes:
         return 0 * changes[-1]
     return sum(x * y for x, y in zip(slopes, changes, strict=True))
-
-
-def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
-    if slopes:
-        # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) = z f'(m + s
-        # z), which raises the order by one: hence the one order more, which is cut off again.
-        c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-        kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
-        c = c[:-1]
-    else:
-        c = coefficients(f, mean, deviation, highest_order(f, mean))
-        kinds = [c]
-    xp = library(mean)
-
-    energy = energies(f, mean, deviation)
-    size = xp.sqrt(energy)
-    gross = gross_size(f, mean, deviation, size)
-    rest = relative(left_over(f, c, energy), gross)
-    if not f.is_polynomial:
-        # Where squares are below the range of floats nothing is known of the rest, and pairs are
-        # computed alone.
-        least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
-        rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-    return Side((mean, deviation), xp.stack(kinds)[:, None], rest[None], size, gross)
 
 
 def highest_order(f: Activation, mean: Real) -> int:

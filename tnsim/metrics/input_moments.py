@@ -134,7 +134,10 @@ def _without_rounding(cov: Any) -> Any:
     given = np.asarray(cov)
     # Rounding makes covariances unsymmetric and variances negative; both are checked to be small
     # before.
-    kept = np.maximum(given, 0) if given.ndim == 1 else (given + given.T) / 2
+    if given.ndim == 1:
+        kept = np.maximum(given, 0)
+    else:  # a mean of halves, as sums of the largest floats are none
+        kept = np.where(given == given.T, given, given / 2 + given.T / 2)
     return cov if np.array_equal(kept, given) else as_array(kept, "the input covariance", cov.ndim)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, is_count, pytree, set_arrays, vector
 from tnsim.models.matrices import affine, matrix, written_out
 
 
@@ -51,11 +51,8 @@ class Elementwise:
         def __init__(self, activation: Activation | str, width: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
-        width = self.width
-        # True is an integer for Python.
-        whole = isinstance(width, int) and not isinstance(width, bool) and width > 0
-        if width is not None and not whole:
-            raise ModelError(f"Elementwise width must be a positive integer, found {width!r}")
+        if self.width is not None and not is_count(self.width):
+            raise ModelError(f"Elementwise width must be a positive integer, found {self.width!r}")
         set_arrays(self, activation=activation(self.activation))
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, as_array, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, as_array, is_count, pytree, set_arrays, vector
 from tnsim.models.matrices import affine, matrix
 from tnsim.scaled import library
 
@@ -76,8 +76,7 @@ class Attention:
     def __post_init__(self) -> None:
         q1 = matrix(self.q1, "Attention q1", (None, None))
         rows, d_in = q1.shape
-        # True is an integer for Python.
-        if isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int) or self.n_heads < 1:
+        if not is_count(self.n_heads):
             raise ModelError(f"n_heads must be a positive integer, found {self.n_heads!r}")
         arrays = {"q1": q1}
         for name in ("k1", "q2", "k2"):
