@@ -96,6 +96,18 @@ def sequence_closure(a, b, metric):
     return np.diag(second[:width, width:]).reshape(n, -1).sum(axis=0)
 
 
+def _rotation(layer, s):
+    """R_s plane by plane, as the docstring of `Attention` has it; the identity without RoPE."""
+    turn, half = np.eye(layer.d_head), layer.d_head // 2
+    if layer.rope_base is None:
+        return turn
+    for i in range(half):
+        angle = s * layer.rope_base ** (-2 * i / layer.d_head)
+        turn[i, i] = turn[half + i, half + i] = np.cos(angle)
+        turn[half + i, i], turn[i, half + i] = np.sin(angle), -np.sin(angle)
+    return turn
+
+
 def dense_sequence_layer(layer, n):
     """The lifted tensor of a layer over (1, x_00, x_01, ...) with all positions flattened; legs in the order q1, k1, q2, k2, v."""
     if isinstance(layer, tnsim.Residual):
@@ -132,7 +144,6 @@ def dense_sequence_layer(layer, n):
         tensor[(0,) * tensor.ndim] = 1.0
         return tensor
     tensor = np.zeros((n * layer.d_out + 1, *(n * layer.d_in + 1,) * 5), number_type(layer))
-    rotations = layer.rotations(n)
     for s, t, head in itertools.product(range(n), range(n), range(layer.n_heads)):
         if layer.mask == "causal" and t > s:
             continue
@@ -142,7 +153,7 @@ def dense_sequence_layer(layer, n):
             leg = _leg(getattr(layer, name), getattr(layer, f"{name}_bias"), at, n)[
                 head * width : (head + 1) * width
             ]
-            legs.append(leg if size or rotations is None else rotations[at] @ leg)
+            legs.append(leg if size else _rotation(layer, at) @ leg)
         part = np.einsum(
             "ku,xa,xb,yc,yd,ue->kabcde",
             layer.o[:, head * layer.d_value : (head + 1) * layer.d_value],

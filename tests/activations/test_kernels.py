@@ -422,6 +422,23 @@ def test_float32_inside_a_trace_beside_float64():
     assert_close(found / scale, exact.values / scale, scale=1.0, rtol=1e-05, limited_by="float32")
 
 
+def test_tails_stay_in_float32():
+    mean, rows = jnp.array([0.3, 2.0, -40.0], jnp.float32), jnp.array([[1.0], [0.1], [2.0]])
+    units = Units(mean, rows.astype(jnp.float32))
+    wide = Units(*(np.asarray(x, float) for x in units))
+    found, _ = first_moments("elu", units)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, first_moments("elu", wide)[0], rtol=1e-5)
+
+
+def test_moments_of_narrow_numbers_are_those_of_float64():
+    narrow = Units(np.array([0.1], np.float32), np.array([[0.3]], np.float32))
+    wide = Units(*(x.astype(float) for x in narrow))
+    found = np.array(first_moments("tanh", narrow))
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, np.array(first_moments("tanh", wide)))
+
+
 def test_a_kink_far_out_beside_an_equal_unit():
     """E sin(z - c) relu(z - c), where a panel of the width of the transition moves no edge."""
     c = np.array([-5.1, 5.0, 5.3])

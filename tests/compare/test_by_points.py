@@ -157,6 +157,13 @@ def test_outputs_of_functions_are_of_any_size(sizes, dtype, rng):
         assert_close(value.standard_error, known.standard_error, **limits)
 
 
+@pytest.mark.parametrize("dtype", [complex, object, str])
+def test_outputs_that_are_no_real_numbers_are_refused(dtype, rng):
+    metric = tnsim.Empirical(rng.normal(size=(4, 2)))
+    with pytest.raises(tnsim.ModelError, match="compared gives real numbers, found"):
+        tnsim.inner(lambda x: x.astype(dtype), lambda x: x, metric)
+
+
 @pytest.mark.full
 def test_functions_of_any_size_are_differentiated_beside_models(rng):
     """A function is a constant of the trace, in whichever units its outputs are."""

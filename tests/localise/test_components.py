@@ -8,6 +8,7 @@ from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS, attending
 from oracles import bilinear, linear
+from scipy.sparse import csr_array
 from sequence_oracles import attention
 
 import tnsim
@@ -72,6 +73,16 @@ def test_switches_by_label_leave_the_others_on(rng):
     z[labels.index("layer 2 head 1")] = 0.25
     given = tnsim.models.components.switched(model, {"layer 2 head 1": 0.25}, by="head")
     assert given(x).tolist() == tnsim.models.components.switched(model, z, "head")(x).tolist()
+
+
+def test_layers_of_sparse_matrices_have_switches(rng):
+    weights = [np.diag(rng.normal(size=3)) for _ in range(3)]
+    layers = [tnsim.Residual(tnsim.Bilinear(*map(f, weights))) for f in (np.array, csr_array)]
+    dense, sparse = (
+        tnsim.models.components.switched(tnsim.Model([layer]), [0.5]) for layer in layers
+    )
+    x = rng.normal(size=(4, 3))
+    np.testing.assert_array_equal(sparse(x), dense(x))
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """Gauss rules against known moments, and metrics of independent inputs against their sums."""
 
+import copy
 import dataclasses
 import itertools
 import math
 
 import cases
+import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
@@ -153,3 +155,25 @@ def test_a_setting_is_replaced_without_its_distributions(given, rng):
     again = dataclasses.replace(metric, seed=7)
     assert again.seed == 7
     assert tnsim.inner(*models, again) == tnsim.inner(*models, metric)
+
+
+@pytest.mark.parametrize("given", [np.array([1.0, 0.0, 1.0, 0.0, 3.0, 0.0]), ([0.0, 1.0], [1, 3])])
+def test_equal_distributions_are_one_structure(given):
+    first, second = (tnsim.Product(copy.deepcopy(given)) for _ in range(2))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert hash(first.marginals) == hash(second.marginals)
+    line = tnsim.Model([tnsim.Linear([[1.0]])])
+    inner = jax.jit(lambda metric, model: tnsim.inner(model, model, metric))
+    assert float(inner(first, line)) == float(inner(second, line))
+    exact = float(tnsim.inner(line, line, first))
+    assert_close(float(inner(first, line)), exact, rtol=1e-6, limited_by="float32")
+
+
+def test_weights_beyond_the_range_of_sums_are_shares(rng):
+    line, x = tnsim.Model([tnsim.Linear([[1.0]])]), rng.normal(size=(3, 1))
+    shares = [0.5, 1.0, 1.0]
+    found, expected = (
+        tnsim.inner(line, line, tnsim.Empirical(x, weights=np.array(shares) * size))
+        for size in (1.5e308, 1.0)
+    )
+    assert_close(float(found), float(expected), rtol=1e-14)

@@ -3,10 +3,12 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
+from scipy.sparse import csr_array
 
 import tnsim
 from tnsim.activations.activation import activation, elu, jump_relu, leaky_relu, plus_line, power
@@ -177,3 +179,22 @@ def test_activations_far_from_zero_are_values_without_warnings():
         layer = tnsim.Elementwise(name, 1)
         with np.errstate(over="raise"):
             assert layer(far[:, None])[:, 0].tolist() == values
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "relu"])
+def test_whole_numbers_have_values_that_are_not_whole(name):
+    numbers = np.arange(-2, 3)
+    np.testing.assert_array_equal(activation(name)(numbers), activation(name)(numbers * 1.0))
+
+
+def test_thresholds_of_sparse_matrices_are_those_of_dense_ones(rng):
+    gate, down, thresholds = np.diag(rng.normal(size=3)), np.eye(3), np.array([0.1, 0.2, 0.3])
+    sparse = tnsim.Gated.jump_relu(csr_array(gate), csr_array(down), thresholds)
+    x = rng.normal(size=(5, 3))
+    np.testing.assert_array_equal(sparse(x), tnsim.Gated.jump_relu(gate, down, thresholds)(x))
+
+
+def test_skips_of_jax_are_no_parameters():
+    layer = tnsim.Bilinear(*[np.eye(2)] * 3)
+    skips = 0.5, jnp.asarray(0.5)
+    assert [tnsim.Model([tnsim.Residual(layer, x)]).parameters for x in skips] == [12, 12]

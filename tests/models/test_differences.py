@@ -175,3 +175,16 @@ def test_traces_are_left_alone(rng):
     seen = []
     jax.make_jaxpr(lambda m: seen.append(by_differences(b - m, "float64")))(a)
     assert len(terms(seen[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "log"),
+    [
+        ([1.5e308, 0.0], [-1.5e308, 0.0], np.log(3.0) + 308 * np.log(10.0)),
+        ([1e300, 1e-300], [1e300, 2e-300], -300 * np.log(10.0)),
+    ],
+)
+def test_differences_at_the_ends_of_the_range_of_floats(first, second, log):
+    a, b = (tnsim.Model([tnsim.Linear([row])]) for row in (first, second))
+    found = tnsim.log_inner(b - a, b - a, tnsim.Gaussian())
+    assert_close(float(found.log), 2 * log, scale=LARGEST, rtol=1e-12)

@@ -333,6 +333,14 @@ def test_nothing_is_lost_on_the_way(rng):
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
+@pytest.mark.parametrize("sizes", [(1e-60, 1e30, 1e30), (1e60, 1e-30, 1e-30), (1e-20, 1e-20, 1e40)])
+def test_arrays_beyond_float32_meet_in_float32(sizes):
+    chain = [size * np.diag([1.0, 2.0]) for size in sizes]
+    tensors = [qtn.Tensor(x, (f"i{n}", f"i{n + 1}")) for n, x in enumerate(chain)]
+    found = tnsim.tensor_networks.contract(qtn.TensorNetwork(tensors), dtype="float32")
+    assert_close(found, np.diag([1.0, 8.0]), scale=1.0, rtol=1e-5, limited_by="float32")
+
+
 def test_sums_that_vanish_keep_their_shape(rng):
     tensor = qtn.Tensor(rng.normal(size=(2, 3)), ("i", "j"))
     other = qtn.Tensor(tensor.data, ("i", "j"))

@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise, zip_longest
 from math import comb, factorial, inf, isfinite, pi, sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.normal import Real, cumulative, density, gated_moments, smallest
+from tnsim.activations.normal import (
+    Real,
+    cumulative,
+    density,
+    gated_moments,
+    legendre,
+    smallest,
+)
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
@@ -131,6 +138,11 @@ class Gate:
         terms = [w * x for w, x in zip(opened, gates, strict=False) if w]
         terms += [w * x for w, x in zip(at_threshold, densities, strict=False) if w]
         return sum(terms, 0 * gates[0])
+
+
+def is_kink(part: Part) -> TypeGuard[Gate]:
+    """Whether a part is a gate without width, behind which derivatives jump."""
+    return isinstance(part, Gate) and part.width == 0
 
 
 @dataclass(frozen=True)
@@ -284,11 +296,17 @@ class Activation:
         """Whether one polynomial says it all, so that every kernel with it is a finite sum."""
         return all(isinstance(x, Gate) and x.width == inf for x in self.parts)
 
+    @property
+    def gates_at_kinks(self) -> list[Gate]:
+        """The parts that are kinks."""
+        return [part for part in self.parts if is_kink(part)]
+
     def __call__(self, x: Any) -> Any:
-        """The activation of an array, NumPy for NumPy and JAX for JAX, in the same dtype."""
+        """The activation of an array, NumPy for NumPy and JAX for JAX, of floats in their dtype."""
         if isinstance(x, jax.Array):
             return self._values(x, jnp)
         x = np.asarray(x)
+        x = x.astype(float) if x.dtype.kind in "iub" else x  # whole numbers have other values
         if self.function is None:
             return self._values(x, np)
         with np.errstate(over="ignore", under="ignore"):  # exp(-u) far out, whose quotient is 0
@@ -556,17 +574,7 @@ def _scaled_tail(x: Real) -> Real:
     return total / (x * sqrt(2 * pi))
 
 
-_TAIL_RULE = tuple(
-    zip(
-        *(
-            (
-                0.5 * (a + b)
-                for a, b in zip(np.polynomial.legendre.leggauss(16), (1, 0), strict=True)
-            )
-        ),
-        strict=True,
-    )
-)
+_TAIL_RULE = tuple(zip(*legendre(16), strict=True))
 _TAIL_PANELS = ((0.0, 2.0), (2.0, 5.0), (5.0, 10.0), (10.0, 18.0), (18.0, 40.0))
 
 

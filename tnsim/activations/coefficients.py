@@ -17,14 +17,19 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Wave
-from tnsim.activations.normal import Real, cumulative, density, repeat, smallest, threshold
+from tnsim.activations.normal import (
+    Real,
+    cumulative,
+    density,
+    legendre,
+    repeat,
+    smallest,
+    threshold,
+)
 from tnsim.errors import ModelError
 from tnsim.scaled import library
 
-NODES, WEIGHTS = (
-    0.5 * (np.asarray(x) + y)
-    for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)
-)
+NODES, WEIGHTS = map(np.array, legendre(20))
 """Gauss-Legendre nodes and weights on [0, 1]."""
 REACH = 12.5
 """Where sums over a standard normal variable end, with Hermite factors of high order."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.activations.activation import Activation, Gate, Tail, Wave, activation
+from tnsim.activations.activation import Activation, Tail, Wave, activation
 from tnsim.activations.coefficients import average, coefficients, norms
 from tnsim.activations.kernels import (
     Cross,
@@ -37,6 +37,7 @@ from tnsim.activations.kernels import (
     directions,
     gross_size,
     highest_order,
+    in_floats,
     jumps,
     left_over,
     product_of_rows,
@@ -129,8 +130,7 @@ def check_gate(f: Activation) -> Activation:
 
 def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
     """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
-    if all(not isinstance(x, jax.Array) for x in (*units.gate, *units.up)):
-        units = GatedUnits(*(Units(*(np.asarray(x, float) for x in y)) for y in units))
+    units = GatedUnits(*map(in_floats, units))
     deviation, unit = directions(units.gate.rows)
     # b is the component of the row of w along the direction of u, and the row of e is what remains,
     # so that e is independent of z.
@@ -173,7 +173,7 @@ class GatedPairing(Pairing):
 
     def smooth_enough(self, f: Activation) -> bool:
         # Slopes take derivatives of fourth order, which kinks do not have.
-        return not any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
+        return not f.gates_at_kinks
 
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         """Stein's lemma for w and w' themselves, of which no derivative of phi is needed.

@@ -80,6 +80,11 @@ class Units(NamedTuple):
     rows: Float[Any, "units rank"]
 
 
+def in_floats(units: Units) -> Units:
+    """Units that are numbers in float64; arrays of JAX stay in the floats that they have."""
+    return Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+
+
 class Kernel(NamedTuple):
     """A matrix of E f(u_i) g(v_j) with the certified bound of what its series leave out.
 
@@ -160,7 +165,7 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
         >>> float(mean[0]), float(slope[0])
         (13.0, 6.0)
     """
-    f = activation(f)
+    f, units = activation(f), in_floats(units)
     deviation, _ = directions(units.rows)
     with np.errstate(all="ignore"):
         mean, slope = (average(f, units.mean, deviation, order) for order in (0, 1))
@@ -353,11 +358,31 @@ class Plain(Pairing):
 
     @property
     def ends_as_a_root(self) -> bool:
-        return all(_kinked(f) and not jumps(f) for f in (self.f, self.g))
+        return all(f.gates_at_kinks and not jumps(f) for f in (self.f, self.g))
 
     def side(self, f: Activation, parameters: tuple[Real, ...], slopes: bool) -> Side:
         mean, deviation = parameters
-        return _side(f, mean, deviation, slopes)
+        if slopes:
+            # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) =
+            # z f'(m + s z), which raises the order by one: hence the one order more, which is cut
+            # off again.
+            c, c_slope = hermite(f, mean, deviation, ORDER + 1)
+            kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
+            c = c[:-1]
+        else:
+            c = coefficients(f, mean, deviation, highest_order(f, mean))
+            kinds = [c]
+        xp = library(mean)
+        energy = energies(f, mean, deviation)
+        size = xp.sqrt(energy)
+        gross = gross_size(f, mean, deviation, size)
+        rest = relative(left_over(f, c, energy), gross)
+        if not f.is_polynomial:
+            # Where squares are below the range of floats nothing is known of the rest, and pairs
+            # are computed alone.
+            least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
+            rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
+        return Side(parameters, xp.stack(kinds)[:, None], rest[None], size, gross)
 
     def alone(self, left: Any, right: Any, rho: Real, cross: Cross) -> DerivativeWeights:
         return {(0, 0): 1.0}
@@ -365,11 +390,7 @@ class Plain(Pairing):
 
 def jumps(f: Activation) -> bool:
     """Whether an activation jumps, as steps do."""
-    return any(isinstance(x, Gate) and x.width == 0 and x.weights[0] != x.tail for x in f.parts)
-
-
-def _kinked(f: Activation) -> bool:
-    return any(isinstance(x, Gate) and x.width == 0 for x in f.parts)
+    return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
 
 
 def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expanded:
@@ -380,8 +401,7 @@ def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expa
         units: Inputs of the units.
         on_device: Whether kernels of units that are numbers are made on JAX's device.
     """
-    f = activation(f)
-    units = Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+    f, units = activation(f), in_floats(units)
     deviation, unit = directions(units.rows)
     parameters = units.mean, deviation
     return with_side(Plain(f, f), Expanded(f, parameters, unit, None, None), on_device)
@@ -492,30 +512,6 @@ def _change_along(slopes: Sequence[Real], left: Any, right: Any, cross: Any) -> 
     return sum(x * y for x, y in zip(slopes, changes, strict=True))
 
 
-def _side(f: Activation, mean: Real, deviation: Real, slopes: bool) -> Side:
-    if slopes:
-        # Slopes by the mean are coefficients of f'. By the deviation, d/ds f(m + s z) = z f'(m + s
-        # z), which raises the order by one: hence the one order more, which is cut off again.
-        c, c_slope = hermite(f, mean, deviation, ORDER + 1)
-        kinds = [at_rest(c[:-1], deviation, c_slope[0]), c_slope[:-1], times_z(c_slope)[:-1]]
-        c = c[:-1]
-    else:
-        c = coefficients(f, mean, deviation, highest_order(f, mean))
-        kinds = [c]
-    xp = library(mean)
-
-    energy = energies(f, mean, deviation)
-    size = xp.sqrt(energy)
-    gross = gross_size(f, mean, deviation, size)
-    rest = relative(left_over(f, c, energy), gross)
-    if not f.is_polynomial:
-        # Where squares are below the range of floats nothing is known of the rest, and pairs are
-        # computed alone.
-        least = sqrt(float(xp.finfo(c.dtype).tiny)) / float(xp.finfo(c.dtype).eps)
-        rest = xp.where((gross > 0) & (gross < least), 1.0, rest)
-    return Side((mean, deviation), xp.stack(kinds)[:, None], rest[None], size, gross)
-
-
 def highest_order(f: Activation, mean: Real) -> int:
     """The highest order that coefficients of an activation are made for."""
     # A remainder has no closed form for pairs, so pairs alone cost integrals, and a series of 256
@@ -547,8 +543,7 @@ def gross_size(f: Activation, mean: Real, deviation: Real, size: Real) -> Real:
             reach = abs(mean - part.knot) + deviation + width
             powers = (abs(w) * reach**p for p, w in enumerate(part.weights) if w)
             total = total + sum(powers, 0 * size)
-    several = sum(isinstance(x, Gate) and x.width == 0 for x in f.parts) > 1
-    return library(size).maximum(size, total if several else 0.5 * total)
+    return library(size).maximum(size, total if len(f.gates_at_kinks) > 1 else 0.5 * total)
 
 
 def hermite(f: Activation, mean: Real, deviation: Real, order: int) -> tuple[Real, Real]:

@@ -24,11 +24,20 @@ from jaxtyping import Float
 from tnsim.scaled import library
 
 Real = Float[Any, "..."]
-_OWEN = tuple(
-    (0.5 * (x + y)).tolist()
-    for x, y in zip(np.polynomial.legendre.leggauss(20), (1.0, 0.0), strict=True)
-)
-"""Gauss-Legendre nodes and weights on [0, 1]; plain floats, which leave float32 as it is."""
+
+
+def legendre(nodes: int) -> tuple[list[float], list[float]]:
+    """Gauss-Legendre nodes and weights on [0, 1]: plain floats, which leave float32 as it is.
+
+    Example:
+        >>> legendre(1)
+        ([0.5], [1.0])
+    """
+    x, weights = np.polynomial.legendre.leggauss(nodes)
+    return (0.5 * (x + 1.0)).tolist(), (0.5 * weights).tolist()
+
+
+_OWEN = legendre(20)
 
 
 def smallest(dtype: np.dtype) -> float:

@@ -13,13 +13,22 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from math import inf
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tnsim.activations.activation import Activation, ClosedPart, Gate, Part, Remainder, Tail, Wave
+from tnsim.activations.activation import (
+    Activation,
+    ClosedPart,
+    Gate,
+    Part,
+    Remainder,
+    Tail,
+    Wave,
+    is_kink,
+)
 from tnsim.activations.coefficients import (
     NODES,
     WEIGHTS,
@@ -71,13 +80,13 @@ def pair_derivatives(
     """
     traced = isinstance(law[4], jax.Array)
     if traced and orders == ((0, 0),) and _halves_meet(f, g):
-        return [_continuous(f, g, *law)]
-    return _sum_over_parts(f, g, law, orders)
+        # The kernel of two parts that jump has the slope 1 / sqrt(1 - rho^2) where both thresholds
+        # meet; derivatives of both functions have no such part, as their densities have cancelled.
+        return _traced(_sum_over_parts, f, g, orders, *law)
+    return _sum_over_parts(f, g, orders, *law)
 
 
-def _sum_over_parts(
-    f: Activation, g: Activation, law: tuple[Real, ...], orders: Orders
-) -> list[Real]:
+def _sum_over_parts(f: Activation, g: Activation, orders: Orders, *law: Real) -> list[Real]:
     """The same, part by part."""
     m, s, n, t, rho, gap = law
     flipped = n, t, m, s, rho, gap
@@ -102,9 +111,9 @@ def _sum_over_parts(
         # A part without a closed mean is integrated over, and the other part enters through its
         # mean given the first variable. Of two parts with closed means a gate, if there is one,
         # enters through its mean.
-        if _is_kink(a):
+        if is_kink(a):
             derivatives.append(_beside_kink(a, b, orders, *law))
-        elif _is_kink(b):
+        elif is_kink(b):
             derivatives.append(_beside_kink(b, a, exchanged, *flipped))
         elif isinstance(a, Wave) and isinstance(b, Wave):
             derivatives.append([_waves(i, j, *law) for i, j in orders])
@@ -121,27 +130,8 @@ def _sum_over_parts(
 
 def _halves_meet(f: Activation, g: Activation) -> bool:
     """Whether parts of two activations jump, and the activations themselves do not."""
-    gates = [x for x in (*f.parts, *g.parts) if isinstance(x, Gate) and x.width == 0]
+    gates = f.gates_at_kinks + g.gates_at_kinks
     return any(x.tail for x in gates) and all(x.weights[0] == x.tail for x in gates)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _continuous(f, g, *law):
-    (values,) = _sum_over_parts(f, g, law, ((0, 0),))
-    return values
-
-
-@_continuous.defjvp
-def _continuous_jvp(f, g, primals, tangents):
-    """Slopes by derivatives of both functions, whose densities have cancelled.
-
-    The kernel of two parts that jump has the slope 1 / sqrt(1 - rho^2) where both thresholds meet.
-    """
-    expected = dict(zip(PRICE[1:], pair_derivatives(f, g, primals, PRICE[1:]), strict=True))
-    slopes = price(expected, (0, 0), primals)
-    return _continuous(f, g, *primals), sum(
-        (x * y for x, y in zip(tangents, slopes, strict=False)), 0.0
-    )
 
 
 @dataclass(frozen=True)
@@ -163,10 +153,6 @@ class _Opened:
     def mean(self, mean: Real, deviation: Real, order: int = 0) -> Real:
         opened, _ = self.gate.derivative(order)
         return Gate(self.knot, 0.0, opened).mean(mean, deviation)
-
-
-def _is_kink(part: Part) -> TypeGuard[Gate]:
-    return isinstance(part, Gate) and part.width == 0
 
 
 def _kink_and_other(
@@ -494,7 +480,7 @@ def _two_integrals_by_scale(a, b, orders, m, s, n, t, rho, gap):
 
 
 def _beside_kink(gate: Gate, part: Any, orders: Orders, *law: Real) -> list[Real]:
-    # Densities where a tail jumps stand with the gate beside it, see `_continuous`.
+    # Densities where a tail jumps stand with the gate beside it, see `pair_derivatives`.
     if isinstance(law[4], jax.Array) and not isinstance(part, Tail):
         return _traced(_kink_and_other, gate, part, orders, *law)
     return _kink_and_other(gate, part, orders, *law)
@@ -502,7 +488,7 @@ def _beside_kink(gate: Gate, part: Any, orders: Orders, *law: Real) -> list[Real
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _traced(integrals, a, b, orders, *law):
-    """Integrals whose slopes are those of the law of u and v, not of sums over nodes."""
+    """Expectations whose slopes are those of the law of u and v, not of how they are computed."""
     return integrals(a, b, orders, *law)
 
 

@@ -109,18 +109,23 @@ class Layout:
             config: Contents of config.json, which says which maps have biases.
             i: Number of the layer.
         """
-        maps: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, bool] | bool]] = [
-            (self.o, ("ov",), (), self.o_bias)
-        ]
-        for name, kinds in ((self.qkv, ("qk", "ov")), (self.q, ("qk",)), (self.k, ("qk",))):
-            maps += [(name, kinds, kinds, self.qkv_bias)] if name else []
-        maps += [(self.v, ("ov",), ("ov",), self.qkv_bias)] if self.v else []
-        for name in (self.up, self.gate, self.down):
-            maps += [(name, ("mlp",), ("mlp",), self.mlp_bias)] if name else []
-        for module, kinds, kinds_of_bias, entry in maps:
+        maps: tuple[tuple[str | None, tuple[str, ...], tuple[str, bool] | bool], ...] = (
+            (self.o, ("ov",), self.o_bias),
+            (self.qkv, ("qk", "ov"), self.qkv_bias),
+            (self.q, ("qk",), self.qkv_bias),
+            (self.k, ("qk",), self.qkv_bias),
+            (self.v, ("ov",), self.qkv_bias),
+            (self.up, ("mlp",), self.mlp_bias),
+            (self.gate, ("mlp",), self.mlp_bias),
+            (self.down, ("mlp",), self.mlp_bias),
+        )
+        for module, kinds, entry in maps:
+            if not module:
+                continue
             yield Place(self.at(i, f"{module}.weight"), kinds, i)
             if entry if isinstance(entry, bool) else config.get(*entry):
-                yield Place(self.at(i, f"{module}.bias"), kinds_of_bias, i)
+                # What the heads add together has a bias that belongs to none of them.
+                yield Place(self.at(i, f"{module}.bias"), () if module == self.o else kinds, i)
         for module, kinds in ((self.attention_norm, ("qk", "ov")), (self.mlp_norm, ("mlp",))):
             for name in self.tensors_of_norm(module, config):
                 yield Place(self.at(i, name), kinds, i, of_norm=True)

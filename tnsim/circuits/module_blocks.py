@@ -97,7 +97,7 @@ class PartsOfModule(StandardParts):
 
     def _check_block(self, kind: str, i: int) -> None:
         layout, transformer = self.transformer.layout, self.transformer
-        place = self._path_of_layer(i)
+        place = transformer.path(i)
         arguments, named = self._block_calls()[i]
         block = copy.deepcopy(self.module.get_submodule(place)).to("cpu").double().eval()
         is_heads = kind == "heads"
@@ -161,10 +161,7 @@ class PartsOfModule(StandardParts):
         query, key, value = (
             _applied(norm.folded(transformer.head_maps(i, role)), read) for role in "qkv"
         )
-        if transformer.rotary is not None:
-            turns = np.stack(
-                [transformer.rotary.turn(transformer.d_head, -t) for t in range(POSITIONS)]
-            )
+        if (turns := transformer.turns(range(0, -POSITIONS, -1))) is not None:
             query, key = (np.einsum("tij,bhtj->bhti", turns, x) for x in (query, key))
         scores = query @ key.swapaxes(-1, -2) * transformer.score_scale(i)
         seen = np.tri(POSITIONS, dtype=bool)
@@ -192,7 +189,7 @@ class PartsOfModule(StandardParts):
         """Compare embeddings and logits in the module's own dtype, at some tokens."""
         transformer, seen = self.transformer, self._run()
         tokens = self._tokens()
-        first = seen[self._path_of_layer(0)]
+        first = seen[transformer.path(0)]
         start = array((*first.arguments, *first.named.values())[0])
         embedded = transformer.embedding()[tokens]
         added = start - embedded
@@ -201,7 +198,7 @@ class PartsOfModule(StandardParts):
         alike = _alike_in(self.module)
         if difference := _difference(embedded + rest, embedded, alike):
             raise self._refusal("the embedding", "direct", difference)
-        norm = self._path_of_final_norm()
+        norm = transformer.final_norm_path
         if norm not in seen:
             raise UnsupportedLayer(
                 f"the module does not call {norm}, behind which its logits stand"
@@ -222,12 +219,6 @@ class PartsOfModule(StandardParts):
             "module, or compare what it computes: tnsim.Empirical(inputs)"
         )
 
-    def _path_of_layer(self, i: int) -> str:
-        return (self.transformer.root + self.transformer.layout.layer.format(i=i)).rstrip(".")
-
-    def _path_of_final_norm(self) -> str:
-        return self.transformer.root + self.transformer.layout.final_norm
-
     def _tokens(self) -> np.ndarray:
         count = len(self.transformer.embedding())
         return np.random.default_rng(0).integers(0, count, (BATCH, POSITIONS))
@@ -237,7 +228,7 @@ class PartsOfModule(StandardParts):
         seen = self._run()
         calls = []
         for i in range(self.transformer.layers):
-            path = self._path_of_layer(i)
+            path = self.transformer.path(i)
             if path not in seen:
                 raise UnsupportedLayer(f"the module does not call {path} when it runs")
             calls.append((seen[path].arguments, seen[path].named))
@@ -247,8 +238,8 @@ class PartsOfModule(StandardParts):
         """One run of the module on random tokens, with the calls of blocks and final norm."""
         if not self._calls:
             torch = require_torch()
-            layers = range(self.transformer.layers)
-            paths = [*map(self._path_of_layer, layers), self._path_of_final_norm(), ""]
+            layers = map(self.transformer.path, range(self.transformer.layers))
+            paths = [*layers, self.transformer.final_norm_path, ""]
             module = getattr(self.module, "_orig_mod", self.module)
             device = next(module.parameters()).device
             tokens = torch.as_tensor(self._tokens(), device=device)

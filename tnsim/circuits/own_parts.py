@@ -42,8 +42,11 @@ class OwnParts:
         layers = list(enumerate(map(innermost, self.model.layers)))
         if kind == "direct":
             # A layer without a skip lets nothing past it.
-            skips = [residual_rule(layer)[0] for layer in self._nonlinear()]
-            return [PartName("direct")] if all(skip != 0 for skip in skips) else []
+            passes = all(
+                isinstance(innermost(layer), Linear) or residual_rule(layer)[0] != 0
+                for layer in self.model.layers
+            )
+            return [PartName("direct")] if passes else []
         attention = [(i, layer) for i, layer in layers if isinstance(layer, Attention)]
         if kind != "mlp":
             return [PartName(kind, i, h) for i, layer in attention for h in range(layer.n_heads)]
@@ -179,16 +182,13 @@ class OwnParts:
         said = "products of two scores, before the mask"
         turns = _key_turns(core, view)
         if turns is None:
-            turns = [np.eye(core.d_head)]
+            turns = np.eye(core.d_head)[None]
         else:
             said += f", of keys {listed(view.distances)} before their query"
         pairs = []
         for n in "12":
             key = _head_rows(core, f"k{n}", h)
-            keys = [
-                Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
-                for turn in turns
-            ]
+            keys = [key.turned(turn) for turn in turns]
             # The layer divides by d_head^2, which each of both scores shares.
             pairs.append(score(_head_rows(core, f"q{n}", h), keys, 1.0 / core.d_head))
         count = len(turns)
@@ -196,9 +196,6 @@ class OwnParts:
         # The second layer multiplies the two scores of each distance.
         first, second = np.hsplit(np.eye(2 * count), 2)
         return self._part_model([both, Bilinear(first.T, second.T, np.eye(count))], said)
-
-    def _nonlinear(self) -> list[Layer]:
-        return [layer for layer in self.model.layers if not isinstance(innermost(layer), Linear)]
 
     def _direct_path(self) -> Model:
         """Linear layers in a row, nonlinear ones replaced by their skips."""
@@ -222,12 +219,10 @@ class OwnParts:
         return Model(layers, None, Origin("part of a model", said, caveats))
 
 
-def _key_turns(core: Attention, view: View) -> list[np.ndarray] | None:
+def _key_turns(core: Attention, view: View) -> np.ndarray | None:
     """Rotations between query and key, distance by distance; None without RoPE."""
-    if core.rope_base is None:
-        return None
-    angles = core.rope_base ** (-2.0 * np.arange(core.d_head // 2) / core.d_head)
-    return [Rotary(angles).turn(core.d_head, distance) for distance in view.distances]
+    frequencies = core.frequencies
+    return None if frequencies is None else Rotary(frequencies).turns(core.d_head, view.distances)
 
 
 def _row_products(first: np.ndarray, second: np.ndarray) -> np.ndarray:

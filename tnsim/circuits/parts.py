@@ -287,7 +287,6 @@ class SeriesParts(Mapping[str, PartSeries]):
             anatomy = self._anatomies.get(label) or opened(first, self._reading)
             self._first = Parts(anatomy, kinds, view)
         self.names: tuple[PartName, ...] = self._first.names
-        self._by_label = {str(name): name for name in self.names}
 
     @property
     def _reading(self) -> Reading:
@@ -335,10 +334,10 @@ class SeriesParts(Mapping[str, PartSeries]):
         return PartSeries(name, list(self.series), list(self.series), models)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._by_label)
+        return iter(self._first)
 
     def __len__(self) -> int:
-        return len(self._by_label)
+        return len(self._first)
 
     def __repr__(self) -> str:
         return f"SeriesParts({len(self.series)} checkpoints, {_some_labels(self)})"

@@ -171,14 +171,7 @@ class StandardParts:
             else:
                 left.append(transformer.outputs(i).swapaxes(-1, -2))
                 right.append(view.behind(norm, transformer.head_maps(i, "v")).lifted())
-        turns = None
-        if kind == "qk" and transformer.rotary is not None:
-            turns = np.stack(
-                [
-                    transformer.rotary.turn(transformer.d_head, distance)
-                    for distance in view.distances
-                ]
-            )
+        turns = transformer.turns(view.distances) if kind == "qk" else None
         return Circuits(names, np.concatenate(left), np.concatenate(right), turns)
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
@@ -201,12 +194,9 @@ class StandardParts:
         )
         keys, said = [view.key(transformer, key)], "scores before mask and softmax"
         said += ", less their mean over keys" if view.centred else ""
-        if transformer.rotary is not None:
-            turns = [
-                transformer.rotary.turn(transformer.d_head, distance) for distance in view.distances
-            ]
+        if (turns := transformer.turns(view.distances)) is not None:
             # The query stands still, and each distance turns the key.
-            keys = [_turned_key(key, turn) for turn in turns]
+            keys = [key.turned(turn) for turn in turns]
             said += f", of keys {listed(view.distances)} before their query"
         scores = score(query, keys, transformer.score_scale(i))
         return self._part_model([scores], said, self._reads_from("attention", i, view))
@@ -330,10 +320,6 @@ def score(query: Affine, keys: Sequence[Affine], scale: float) -> Bilinear:
 
 def _of_head(maps: Affine, h: int) -> Affine:
     return Affine(maps.weight[h], None if maps.bias is None else maps.bias[h])
-
-
-def _turned_key(key: Affine, turn: np.ndarray) -> Affine:
-    return Affine(turn @ key.weight, None if key.bias is None else turn @ key.bias)
 
 
 def activation_of(name: str) -> Activation:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from tnsim.checkpoints.named_arrays import NamedArrays, number
 from tnsim.checkpoints.rules import is_finite
 from tnsim.circuits.layouts import Layout, Place, layout_of, places_of, root_of
 from tnsim.errors import ModelError, UnsupportedLayer, printable
+from tnsim.models.attention import turns
 
 Matrices = Float[np.ndarray, "*heads rows columns"]
 Vectors = Float[np.ndarray, "*heads rows"]
@@ -45,6 +46,10 @@ class Affine(NamedTuple):
         """The map on inputs with a one behind them, `(weight, bias)`."""
         bias = np.zeros(self.weight.shape[:-1]) if self.bias is None else self.bias
         return np.concatenate([self.weight, bias[..., None]], axis=-1)
+
+    def turned(self, turn: Float[np.ndarray, "rows rows"]) -> Affine:
+        """The map with its outputs turned by a matrix."""
+        return Affine(turn @ self.weight, None if self.bias is None else turn @ self.bias)
 
 
 class Norm(NamedTuple):
@@ -100,24 +105,23 @@ class Rotary(NamedTuple):
 
     frequencies: Float[np.ndarray, " half"]
 
-    def turn(self, d_head: int, distance: int) -> Float[np.ndarray, "d_head d_head"]:
-        """The matrix R with `q^T R k` for the score of a key `distance` positions before its query.
+    def turns(
+        self, d_head: int, distances: Sequence[int]
+    ) -> Float[np.ndarray, "distances d_head d_head"]:
+        """Matrices R with `q^T R k` for the score of a key some positions before its query.
 
         A query at position s and a key at position t have the score
-        `(R_s q)^T (R_t k) = q^T R_(t-s) k`, and `distance` is s - t.
+        `(R_s q)^T (R_t k) = q^T R_(t-s) k`, and the distance is s - t.
 
         Example:
-            >>> Rotary(np.array([np.pi / 2])).turn(3, 1).round(9).tolist()
-            [[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+            >>> Rotary(np.array([np.pi / 2])).turns(3, [1]).round(9).tolist()
+            [[[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
         """
-        turn = np.eye(d_head)
-        first = np.arange(len(self.frequencies))
-        second = first + len(self.frequencies)
+        whole = np.tile(np.eye(d_head), (len(distances), 1, 1))
+        rotated = 2 * len(self.frequencies)
         # The key stands before its query, so it is turned back by the distance.
-        angles = -distance * self.frequencies
-        turn[first, first] = turn[second, second] = np.cos(angles)
-        turn[second, first], turn[first, second] = np.sin(angles), -np.sin(angles)
-        return turn
+        whole[:, :rotated, :rotated] = turns(-np.multiply.outer(distances, self.frequencies))
+        return whole
 
 
 class Block(NamedTuple):
@@ -261,6 +265,12 @@ class Transformer:
             return None
         return rotary_of(self.config, self.d_head, self.layout.rotary_share)
 
+    def turns(
+        self, distances: Sequence[int]
+    ) -> Float[np.ndarray, "distances d_head d_head"] | None:
+        """Rotations between queries and keys at some distances, None for a table of positions."""
+        return None if self.rotary is None else self.rotary.turns(self.d_head, distances)
+
     @property
     def activation(self) -> str:
         """Name of the activation of the MLPs.
@@ -343,6 +353,15 @@ class Transformer:
         """Prefix of the names of layers, as in the module or file."""
         return self._name_roots[0]
 
+    def path(self, i: int, module: str = "") -> str:
+        """Name of a module of layer i, or of the layer itself, as in the module or file."""
+        return self.root + self.layout.at(i, module).rstrip(".")
+
+    @property
+    def final_norm_path(self) -> str:
+        """Name of the norm before the unembedding, as in the module or file."""
+        return self.root + self.layout.final_norm
+
     def _array_of(self, name: str) -> Float[np.ndarray, "..."] | None:
         """A tensor in float64, None where it is absent; a tensor of a file is not kept."""
         if name not in self.state:
@@ -376,7 +395,7 @@ class Transformer:
         return weight.T if self.layout.transposed else weight
 
     def _map_of(self, i: int, module: str, rows: int | None, columns: int | None) -> Affine:
-        name = self._name_roots[0] + self.layout.at(i, module)
+        name = self.path(i, module)
         weight = self._matrix_of(name, rows, columns)
         return Affine(weight, self._shaped_array(f"{name}.bias", (weight.shape[0],)))
 
@@ -393,19 +412,19 @@ class Transformer:
 
     def attention_norm(self, i: int) -> Norm:
         """The norm before the attention of layer i."""
-        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.attention_norm))
+        return self._norm_of(self.path(i, self.layout.attention_norm))
 
     def mlp_norm(self, i: int) -> Norm:
         """The norm before the MLP of layer i."""
-        return self._norm_of(self._name_roots[0] + self.layout.at(i, self.layout.mlp_norm))
+        return self._norm_of(self.path(i, self.layout.mlp_norm))
 
     def mlp_path(self, i: int) -> str:
         """Name of the module of an MLP, as the tensors are named; empty where it has none."""
-        return self._name_roots[0] + self.layout.at(i, self.layout.mlp) if self.layout.mlp else ""
+        return self.path(i, self.layout.mlp) if self.layout.mlp else ""
 
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
-        return self._norm_of(self._name_roots[0] + self.layout.final_norm)
+        return self._norm_of(self.final_norm_path)
 
     # Maps
 
@@ -499,7 +518,7 @@ class Transformer:
     @property
     def _table_name(self) -> str:
         """Name of the tensor with the table of tokens, which a tied table may have as logits."""
-        name = f"{self._name_roots[0]}{self.layout.embedding}.weight"
+        name = f"{self.root}{self.layout.embedding}.weight"
         if name not in self.state and self.is_tied and self._logits_name is not None:
             return f"{self._logits_name}.weight"
         return name

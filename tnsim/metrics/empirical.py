@@ -221,9 +221,11 @@ class Empirical:
         if self.weights is None:
             log_weights = np.full(len(self.inputs), -np.log(len(self.inputs)))
         else:
+            # Shares of the largest weight have a sum in the range of floats.
+            shares = np.asarray(self.weights) / np.max(self.weights)
             # Inputs of weight zero have the logarithm -inf, and drop out of every sum.
             with np.errstate(divide="ignore"):
-                log_weights = np.log(self.weights) - np.log(self.weights.sum())
+                log_weights = np.log(shares) - np.log(shares.sum())
         block = partial(_weighted_rows, self.inputs, log_weights)
         tokens = self.inputs.dtype.kind in "iu"
         return Points(len(self.inputs), block, drawn=True, tokens=tokens)
@@ -239,7 +241,7 @@ def _weighted_rows(inputs: Any, log_weights: np.ndarray, start: int, stop: int) 
 def _check_weights(weights: np.ndarray, count: int) -> None:
     if weights.shape != (count,):
         raise ModelError(f"{count} inputs need weights of shape ({count},), found {weights.shape}")
-    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
+    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
         raise ModelError(
             "weights of inputs are finite, not negative, and not all zero; "
             f"found them from {weights.min():g} to {weights.max():g}"

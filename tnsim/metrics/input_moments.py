@@ -19,7 +19,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
-import jax
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
@@ -27,7 +26,7 @@ from jaxtyping import Float
 from tnsim.errors import ModelError
 from tnsim.metrics.pairings import PairingRule
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import Array, as_array, in_float64, pytree
+from tnsim.models.arrays import Array, as_array, in_float64, not_differentiated, pytree
 from tnsim.models.checks import check_untraced
 from tnsim.models.functions import input_rows
 from tnsim.models.scaling import replaced
@@ -135,7 +134,10 @@ def _without_rounding(cov: Any) -> Any:
     given = np.asarray(cov)
     # Rounding makes covariances unsymmetric and variances negative; both are checked to be small
     # before.
-    kept = np.maximum(given, 0) if given.ndim == 1 else (given + given.T) / 2
+    if given.ndim == 1:
+        kept = np.maximum(given, 0)
+    else:  # a mean of halves, as sums of the largest floats are none
+        kept = np.where(given == given.T, given, given / 2 + given.T / 2)
     return cov if np.array_equal(kept, given) else as_array(kept, "the input covariance", cov.ndim)
 
 
@@ -451,8 +453,7 @@ def input_sizes(metric: Metric, d: int) -> Float[Array, " d"]:
     """
     mean, cov = _mean_and_covariance(metric)
     xp = library(mean, cov)
-    if xp is not np:
-        mean, cov = jax.lax.stop_gradient((mean, cov))
+    mean, cov = not_differentiated((mean, cov))
     squares = xp.ones(d) if cov is None else cov.diagonal() if cov.ndim == 2 else cov
     sizes = _log2(xp, squares).reshape(-1, d).max(axis=0) / 2
     if mean is not None:

@@ -68,7 +68,7 @@ def marginal(given: Any) -> Marginal:
                 "moments, or (nodes, weights)"
             )
         return NAMED[given]
-    if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
+    if _is_nodes_and_weights(given):
         return _finite_distribution("given nodes", *given)
     moments = [float(moment) for moment in np.ravel(np.asarray(given, np.float64))]
     whole = len(moments) > 0 and abs(moments[0] - 1) <= _ROUNDING
@@ -79,6 +79,10 @@ def marginal(given: Any) -> Marginal:
             f"found {len(moments)}, which begin with {shown or 'nothing'}"
         )
     return Marginal("given moments", lambda nodes: rule_of_moments(moments, nodes), None)
+
+
+def _is_nodes_and_weights(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1
 
 
 def rule_of_moments(moments: Sequence[float], nodes: int) -> Rule:
@@ -234,8 +238,6 @@ def _named_distributions() -> dict[str, Marginal]:
     modes = _of_density(
         _bimodal, lambda n: [-1 - 0.3 * _tail_width(n), 0.0, 1 + 0.3 * _tail_width(n)]
     )
-    coin = _finite_distribution("bernoulli", [0.0, 1.0], [0.5, 0.5])
-    signs = _finite_distribution("signs", [-1.0, 1.0], [0.5, 0.5])
     marginals = [
         Marginal("normal", hermite_rule, lambda rng, shape: rng.normal(size=shape)),
         Marginal("half-normal", half, lambda rng, shape: abs(rng.normal(size=shape))),
@@ -243,10 +245,10 @@ def _named_distributions() -> dict[str, Marginal]:
         Marginal("laplace", double, lambda rng, shape: rng.laplace(0, 0.5**0.5, shape)),
         Marginal("bimodal", modes, _draw_bimodal),
         Marginal("spikes", _spikes, _draw_spikes),
-        coin,
-        signs,
+        _finite_distribution("bernoulli", [0.0, 1.0], [0.5, 0.5]),
+        _finite_distribution("signs", [-1.0, 1.0], [0.5, 0.5]),
     ]
-    return {marginal_class.name: marginal_class for marginal_class in marginals}
+    return {one.name: one for one in marginals}
 
 
 NAMED = _named_distributions()
@@ -308,10 +310,9 @@ class Product:
             return
         if not isinstance(given, list):
             given = [given]
-        kept = _Marginals(map(_stored_form, given))
-        for group in kept:
-            marginal(group)
-        object.__setattr__(self, "marginals", kept)
+        for one in given:
+            marginal(one)  # refuses what is no distribution
+        object.__setattr__(self, "marginals", _Marginals(map(_stored_form, given)))
 
     def is_exact(self, nonlinear_layers: int) -> bool:
         """Whether nodes of Gauss rules are summed over, instead of draws."""
@@ -330,12 +331,11 @@ class Product:
                 f"the metric has {len(self.marginals)} distributions, but the models read "
                 f"{reading.d_in} coordinates"
             )
+        known = [marginal(one) for one in self.marginals]
         if self.samples is not None:
-            for given_marginal in map(marginal, self.marginals):
-                if given_marginal.draw is None:
-                    raise ModelError(
-                        f"nothing can be drawn from {given_marginal.name}; leave out samples"
-                    )
+            for one in known:
+                if one.draw is None:
+                    raise ModelError(f"nothing can be drawn from {one.name}; leave out samples")
             draw = partial(_draw_inputs, self.marginals, reading.shape)
             return draws(self.samples, seed_number(self.seed), draw)
         if math.isinf(reading.degree):
@@ -343,9 +343,7 @@ class Product:
                 "the nodes of Product are exact for polynomials, and a model has an activation: "
                 "give Product(..., samples=...) for an estimate with its standard error"
             )
-        rules = [
-            marginal(given_marginal).rule(reading.degree + 1) for given_marginal in self.marginals
-        ]
+        rules = [one.rule(reading.degree + 1) for one in known]
         each = rules * (reading.d_in // len(rules)) * (reading.n_ctx or 1)
         return mapped(product_rule(each), partial(_in_shape, reading.shape))
 
@@ -353,17 +351,17 @@ class Product:
 class _Marginals(tuple[Any, ...]):
     """Distributions as the metric stores them, so that `dataclasses.replace` gives them back.
 
-    A plain tuple would not do: two arrays of moments look like nodes with their weights.
+    A plain tuple would not do: two lists of moments look like nodes with their weights.
     """
 
 
 def _stored_form(given: Any) -> Any:
-    """A distribution in the form in which the metric stores it: a name, or arrays."""
+    """A distribution as the metric stores it, a name or numbers that can be compared and hashed."""
     if isinstance(given, str):
         return given
-    if isinstance(given, tuple):
-        return tuple(np.asarray(array, np.float64) for array in given)
-    return np.asarray(given, np.float64)
+    if _is_nodes_and_weights(given):
+        return tuple(map(_stored_form, map(list, given)))
+    return tuple(np.ravel(np.asarray(given, np.float64)).tolist())
 
 
 def _in_shape(shape: tuple[int, ...], inputs: Any) -> Any:
@@ -372,7 +370,7 @@ def _in_shape(shape: tuple[int, ...], inputs: Any) -> Any:
 
 def _draw_inputs(given: tuple, shape: tuple[int, ...], rng: np.random.Generator, count: int) -> Any:
     """Draw inputs, coordinate by coordinate where distributions differ."""
-    drawing = [marginal(given_marginal).draw for given_marginal in given]
+    drawing = [marginal(one).draw for one in given]
     if len(drawing) == 1:
         assert drawing[0] is not None
         return drawing[0](rng, (count, *shape))

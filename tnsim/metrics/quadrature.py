@@ -101,17 +101,15 @@ def gaussian_points(
     # x = m + T z for a standard normal z, and models see `rows T z` alone. Directions in which that
     # vanishes need no nodes. The other directions are made orthogonal, so that coordinates along
     # them are independent: a rotation of z keeps its distribution.
-    metric = _over_all(metric, reading)
-    size = math.prod(reading.shape)
-    root = _covariance_root(metric, size)
+    mean, root = _mean_and_root(metric, reading)
+    root = np.diag(root) if root.ndim == 1 else root
     # The model reads each position through the same rows, so a sequence through the block-diagonal
     # matrix of them.
     every = np.kron(np.eye(reading.n_ctx or 1), rows)
     vectors = _span_basis(every @ root, np.abs(every) @ np.abs(root))
     turned = root @ vectors.T
-    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
     points = product_rule([hermite_rule(nodes)] * turned.shape[1])
-    return mapped(points, partial(_affine_points, mean, turned, reading.shape))
+    return mapped(points, partial(_inputs_at, mean, turned, reading.shape))
 
 
 def _span_basis(
@@ -133,10 +131,6 @@ def _span_basis(
     _, values, vectors = np.linalg.svd(rows[reads] / length[reads, None], full_matrices=False)
     # Smaller singular values are rounding of the decomposition itself.
     return vectors[values > _RELATIVE * values[0] * max(rows.shape)]
-
-
-def _affine_points(mean: np.ndarray, matrix: np.ndarray, shape: tuple[int, ...], z: Any) -> Any:
-    return (mean + z @ matrix.T).reshape(len(z), *shape)
 
 
 def gaussian_draws(metric: Any, reading: Reading) -> Draw:
@@ -168,11 +162,7 @@ def normal_map(metric: Any, reading: Reading) -> Callable[[np.ndarray], np.ndarr
         >>> normal_map(tnsim.Gaussian(mean=[1.0]), Reading(1, None, 1))(np.ones((1, 1))).tolist()
         [[2.0]]
     """
-    metric = _over_all(metric, reading)
-    size = math.prod(reading.shape)
-    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
-    root = np.ones(size) if metric.cov is None else root_of(metric.cov)
-    return partial(_inputs_at, mean, root, reading.shape)
+    return partial(_inputs_at, *_mean_and_root(metric, reading), reading.shape)
 
 
 def _inputs_at(
@@ -183,16 +173,15 @@ def _inputs_at(
     return (mean + centred).reshape(len(z), *shape)
 
 
-def _over_all(metric: Any, reading: Reading) -> Any:
-    """The Gaussian of whole inputs, with sequences flattened."""
-    if reading.n_ctx is None:
-        return metric
-    return flattened(metric, reading.d_in, reading.n_ctx)
+def _mean_and_root(
+    metric: Any, reading: Reading
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"] | Float[np.ndarray, " d"]]:
+    """Mean and root T of the covariance T T' of whole inputs, sequences flattened.
 
-
-def _covariance_root(metric: Any, size: int) -> Float[np.ndarray, "d d"]:
-    """A matrix T with T T' the covariance, which may be singular."""
-    root = root_of(metric.cov)
-    if root is None:
-        return np.eye(size)
-    return np.diag(root) if root.ndim == 1 else root
+    The covariance may be singular, and the root be a diagonal.
+    """
+    if reading.n_ctx is not None:
+        metric = flattened(metric, reading.d_in, reading.n_ctx)
+    size = math.prod(reading.shape)
+    mean = np.zeros(size) if metric.mean is None else np.asarray(metric.mean, np.float64)
+    return mean, np.ones(size) if metric.cov is None else root_of(metric.cov)

@@ -17,8 +17,8 @@ from jaxtyping import Float
 
 from tnsim.activations.activation import Activation, activation, jump_relu
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, pytree, set_arrays, vector
-from tnsim.models.matrices import affine, matrix
+from tnsim.models.arrays import Array, is_count, pytree, set_arrays, vector
+from tnsim.models.matrices import affine, matrix, written_out
 
 
 @pytree
@@ -51,11 +51,8 @@ class Elementwise:
         def __init__(self, activation: Activation | str, width: int | None = None) -> None: ...
 
     def __post_init__(self) -> None:
-        width = self.width
-        # True is an integer for Python.
-        whole = isinstance(width, int) and not isinstance(width, bool) and width > 0
-        if width is not None and not whole:
-            raise ModelError(f"Elementwise width must be a positive integer, found {width!r}")
+        if self.width is not None and not is_count(self.width):
+            raise ModelError(f"Elementwise width must be a positive integer, found {self.width!r}")
         set_arrays(self, activation=activation(self.activation))
 
     @property
@@ -167,8 +164,8 @@ class Gated:
             >>> layer(np.array([[1.0], [3.0]])).ravel().tolist()
             [1.0, 6.0]
         """
-        gate = matrix(gate, "Gated gate", (None, None))
-        down = matrix(down, "Gated down", (None, len(gate)), ", the rank of gate")
+        gate = written_out(matrix(gate, "Gated gate", (None, None)))
+        down = written_out(matrix(down, "Gated down", (None, len(gate)), ", the rank of gate"))
         sizes = vector(thresholds, "Gated thresholds", len(gate))
         if sizes is None or not bool((sizes > 0).all()):
             raise ModelError(

@@ -469,6 +469,16 @@ def rename_errors(where: str, build: Callable[[], T]) -> T:
         raise ModelError(f"{where}: {error}") from None
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value is a positive integer, which True is for Python alone.
+
+    Example:
+        >>> is_count(2), is_count(0), is_count(True)
+        (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def scalar(value: Any, what: str) -> Any:
     """Check a scalar and return a Python float; scalars of JAX or with a gradient stay arrays.
 

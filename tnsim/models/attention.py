@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, as_array, pytree, set_arrays, vector
+from tnsim.models.arrays import Array, as_array, is_count, pytree, set_arrays, vector
 from tnsim.models.matrices import affine, matrix
 from tnsim.scaled import library
 
@@ -76,8 +76,7 @@ class Attention:
     def __post_init__(self) -> None:
         q1 = matrix(self.q1, "Attention q1", (None, None))
         rows, d_in = q1.shape
-        # True is an integer for Python.
-        if isinstance(self.n_heads, bool) or not isinstance(self.n_heads, int) or self.n_heads < 1:
+        if not is_count(self.n_heads):
             raise ModelError(f"n_heads must be a positive integer, found {self.n_heads!r}")
         arrays = {"q1": q1}
         for name in ("k1", "q2", "k2"):
@@ -124,28 +123,22 @@ class Attention:
         """Coordinates of a head's value."""
         return self.v.shape[-2] // self.n_heads
 
-    def angles(self, n_ctx: int) -> Float[np.ndarray, "n_ctx half"] | None:
-        """Angles by which R_s turns each pair of coordinates, per position; None without RoPE."""
+    @property
+    def frequencies(self) -> Float[np.ndarray, " half"] | None:
+        """Angles by which R_1 turns each pair of coordinates; None without RoPE."""
         if self.rope_base is None:
             return None
-        pair = np.arange(self.d_head // 2)
-        return np.arange(n_ctx)[:, None] * self.rope_base ** (-2 * pair / self.d_head)
+        return self.rope_base ** (-2 * np.arange(self.d_head // 2) / self.d_head)
+
+    def angles(self, n_ctx: int) -> Float[np.ndarray, "n_ctx half"] | None:
+        """Angles by which R_s turns each pair of coordinates, per position; None without RoPE."""
+        frequencies = self.frequencies
+        return None if frequencies is None else np.arange(n_ctx)[:, None] * frequencies
 
     def rotations(self, n_ctx: int) -> Float[np.ndarray, "n_ctx d_head d_head"] | None:
         """Matrices R_s of every position, float64; None without RoPE."""
         angles = self.angles(n_ctx)
-        if angles is None:
-            return None
-        half = self.d_head // 2
-        pair = np.arange(half)
-        turns = np.zeros((n_ctx, self.d_head, self.d_head))
-        # The two axes of a plane stand half a head apart, the layout that rules of files call
-        # `half`.
-        turns[:, pair, pair] = np.cos(angles)
-        turns[:, half + pair, half + pair] = np.cos(angles)
-        turns[:, half + pair, pair] = np.sin(angles)
-        turns[:, pair, half + pair] = -np.sin(angles)
-        return turns
+        return None if angles is None else turns(angles)
 
     def pattern(self, n_ctx: int) -> Float[np.ndarray, "n_ctx n_ctx"]:
         """The mask as numbers: entry [s, t] is 1 where s sees t, 0 elsewhere."""
@@ -192,10 +185,23 @@ def rotated(
     """
     half = angles.shape[-1]
     cos, sin = np.cos(angles).astype(rows.dtype), np.sin(angles).astype(rows.dtype)
-    # Coordinates i and i + d_head / 2 stand at the same place of the two halves.
+    # Coordinates i and i + d_head / 2 stand at the same place of the two halves, the layout that
+    # rules of files call `half`.
     first, second = rows[..., :half], rows[..., half:]
     turned = first * cos - second * sin, second * cos + first * sin
     return library(rows).concatenate(turned, axis=-1)
+
+
+def turns(angles: Float[np.ndarray, "*batch half"]) -> Float[np.ndarray, "*batch d_head d_head"]:
+    """The matrices by which `rotated` turns queries or keys.
+
+    Example:
+        >>> turns(np.array([np.pi / 2])).round(9).tolist()
+        [[0.0, -1.0], [1.0, 0.0]]
+    """
+    units = np.eye(2 * angles.shape[-1])
+    # Column i of a matrix is the image of unit vector i.
+    return np.asarray(rotated(units, angles[..., None, :])).swapaxes(-1, -2)
 
 
 def _check_settings(mask: str, rope_base: float | None, d_head: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import is_traced, requires_grad
+from tnsim.models.arrays import is_count, is_traced, requires_grad
 
 Seed: TypeAlias = int | np.random.Generator | Array
 """What random numbers are drawn from: a number, a NumPy generator or a JAX key."""
@@ -133,7 +133,5 @@ def check_length(n_ctx: Any) -> None:
         Traceback (most recent call last):
         tnsim.errors.ModelError: n_ctx must be a positive integer or None, found -1
     """
-    # True is an integer for Python.
-    whole = isinstance(n_ctx, int) and not isinstance(n_ctx, bool)
-    if n_ctx is not None and not (whole and n_ctx > 0):
+    if n_ctx is not None and not is_count(n_ctx):
         raise ModelError(f"n_ctx must be a positive integer or None, found {n_ctx!r}")

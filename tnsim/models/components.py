@@ -45,7 +45,7 @@ from tnsim.models.layers import (
     innermost,
     residual_rule,
 )
-from tnsim.models.matrices import affine
+from tnsim.models.matrices import affine, written_out
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
@@ -314,13 +314,13 @@ def with_switches(model: Model, z: Any, parts: Sequence[Component]) -> Model:
     for n, layer in enumerate(model.layers):
         own = _of_layer(parts, n)
         # A layer with all switches at 1 comes back itself, so that its forward pass is shared.
-        layers.append(switched_layer(layer, [parts[k] for k in own], z[own]))
+        layers.append(switched_layer(layer, [parts[k] for k in own], z[np.array(own, int)]))
     return Model(layers, model.n_ctx, model.origin)
 
 
-def _of_layer(parts: Sequence[Component], layer: int) -> np.ndarray:
+def _of_layer(parts: Sequence[Component], layer: int) -> list[int]:
     """Numbers of the components of a layer."""
-    return np.array([k for k, part in enumerate(parts) if part.layer == layer], int)
+    return [k for k, part in enumerate(parts) if part.layer == layer]
 
 
 def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
@@ -340,6 +340,7 @@ def switched_layer(layer: Layer, own: Sequence[Component], z: Any) -> Layer:
     if not isinstance(z, Tracer) and np.all(z == 1):
         return layer
     # Inside a trace the layer stays in its own precision, as the trace does.
+    layer = written_out(layer)
     core = core_with_output(layer if is_traced(z) else in_float64(layer))
     _, output = affine_maps(core)
     weight, bias = getattr(core, output), _output_bias(core)
@@ -466,9 +467,10 @@ def interpolated(a: Model, b: Model, s: Any, parts: Sequence[Component]) -> Mode
     layers = []
     for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
         own = _of_layer(parts, n)
-        if len(own):
+        if own:
             # Layers of b stay where no component was asked for.
-            second = _interpolated_layer(first, second, [parts[k] for k in own], s[own])
+            shares = s[np.array(own)]
+            second = _interpolated_layer(first, second, [parts[k] for k in own], shares)
         layers.append(second)
     return Model(layers, a.n_ctx, b.origin)
 
@@ -499,7 +501,9 @@ def _interpolated_layer(first: Layer, second: Layer, own: Sequence[Component], s
     for name in rows:
         both = [getattr(core, name) for core in cores]
         values[name] = library(both).concatenate(both)
-        values[bias_name(name)] = _biases_beside(cores, name)
+        biases = _both_biases(cores, name)
+        together = None if biases is None else library(biases).concatenate(biases)
+        values[bias_name(name)] = together
     if isinstance(cores[0], Attention) and isinstance(cores[1], Attention):
         # Heads stand side by side, so the new layer has those of both.
         values["n_heads"] = cores[0].n_heads + cores[1].n_heads
@@ -530,19 +534,20 @@ def interpolated_outputs(
     counts = inputs.counts if isinstance(inputs, Prefixes) else None
     state, done = embedded(b.layers, inputs)
     own = _of_layer(parts, 0)
-    if done and len(own):
-        (share,) = s[own]
+    if done and own:
+        (place,) = own
+        share = s[place]
         state = (1 - share) * embedded(a.layers, inputs)[0] + share * state
     for n, pair in enumerate(zip(a.layers[done:], b.layers[done:], strict=True), done):
         own = _of_layer(parts, n)
-        if not len(own):
+        if not own:
             state = outputs_of_layer(pair[1], state, counts)
             continue
-        held = [parts[k] for k in own]
+        held, share = [parts[k] for k in own], s[np.array(own)]
         reached: Any = 0.0
         if isinstance(pair[1], Residual):
             reached = residual_rule(pair[1])[0] * state
-        for layer, shares in zip(pair, (1 - s[own], s[own]), strict=True):
+        for layer, shares in zip(pair, (1 - share, share), strict=True):
             reached = reached + _shared_output(layer, held, shares, state, counts)
         state = reached
     return state
@@ -566,16 +571,14 @@ def _shared_output(
     return residual_rule(layer)[1] * outputs
 
 
-def _biases_beside(cores: Sequence[Any], name: str) -> Any:
-    """The biases of a map of two layers in turn; None where neither has a bias."""
+def _both_biases(cores: Sequence[Any], name: str) -> list[Any] | None:
+    """The biases of a map of two layers; None where neither has a bias."""
     biases = [getattr(core, bias_name(name)) for core in cores]
     if all(bias is None for bias in biases):
         return None
-    biased = []
-    for core, bias in zip(cores, biases, strict=True):
-        # A missing bias beside a bias is a row of zeros.
-        biased.append(np.zeros(len(getattr(core, name))) if bias is None else bias)
-    return library(biased).concatenate(biased)
+    # A missing bias beside a bias is a row of zeros.
+    both = zip(cores, biases, strict=True)
+    return [np.zeros(len(getattr(core, name))) if b is None else b for core, b in both]
 
 
 def exchanged(target: Model, source: Model, part: Component) -> Model:
@@ -610,18 +613,15 @@ def _with_part(own: Layer, other: Layer, part: Component) -> Layer:
     cores = innermost(own), innermost(other)
     rows, output = affine_maps(cores[0])
     values: dict[str, Any] = {}
-    if part.bias:
-        given = _output_bias(cores[1])
-        width = len(getattr(cores[0], output))
-        values[bias_name(output)] = np.zeros(width) if given is None else given
+    if part.bias and (biases := _both_biases(cores, output)) is not None:
+        values[bias_name(output)] = biases[1]
     if part.part is not None:
         # A part is its rows of every factor and its columns of the output map.
         for name in rows:
-            values[name] = _rows_from(cores, name, part)
-            if _biases_beside(cores, name) is not None:
-                values[bias_name(name)] = _rows_from(cores, bias_name(name), part, name)
-        columns = [np.asarray(getattr(core, output)).T for core in cores]
-        values[output] = _with_rows(columns[0], columns[1], part).T
+            values[name] = _with_rows([getattr(core, name) for core in cores], part)
+            if (biases := _both_biases(cores, name)) is not None:
+                values[bias_name(name)] = _with_rows(biases, part)
+        values[output] = _with_rows([getattr(core, output).T for core in cores], part).T
     return with_core(own, replaced(cores[0], values))
 
 
@@ -637,17 +637,9 @@ def _with_unit_scale(layer: Layer) -> Residual:
     return Residual(replaced(core, values), skip)
 
 
-def _rows_from(cores: Sequence[Any], attribute: str, part: Component, sized: str = "") -> Any:
-    """The rows of the first layer, those of a component from the second."""
-    arrays = []
-    for core in cores:
-        array = getattr(core, attribute)
-        # None stands for zeros beside a layer that has a bias.
-        arrays.append(np.zeros(len(getattr(core, sized))) if array is None else np.asarray(array))
-    return _with_rows(arrays[0], arrays[1], part)
-
-
-def _with_rows(array: np.ndarray, other: np.ndarray, part: Component) -> np.ndarray:
+def _with_rows(arrays: Sequence[Any], part: Component) -> np.ndarray:
+    """The rows of the first array, those of a component from the second."""
+    array, other = map(np.asarray, arrays)
     rows = _part_columns(part, len(array))
     # A copy, as weights of models are shared and read-only.
     result = np.array(array, np.result_type(array, other))
@@ -781,7 +773,7 @@ def edges_of(model: Model, parts: Sequence[Component]) -> tuple[Edge, ...]:
     """
     edges, alive = [], [EMBED]
     for n, layer in enumerate(model.layers):
-        own = [k for k, part in enumerate(parts) if part.layer == n]
+        own = _of_layer(parts, n)
         if not own:
             continue
         # Query, key and value of a head read the stream apart; legs of equal class share an edge.
@@ -822,7 +814,7 @@ def wired(model: Model, gates: Any, parts: Sequence[Component], edges: Sequence[
     blocks, first, last = len(parts) + 1, parts[0].layer, parts[-1].layer
     layers: list[Layer] = []
     for n, layer in enumerate(model.layers):
-        own = [k for k, part in enumerate(parts) if part.layer == n]
+        own = _of_layer(parts, n)
         # The stream is laid into block 0, and one empty block follows for each component.
         if n == first:
             layers.append(Linear(np.eye(blocks * layer.d_in, layer.d_in)))

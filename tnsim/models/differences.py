@@ -34,21 +34,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.models.arrays import is_traced
+from tnsim.models.arrays import as_array, is_traced, vector
 from tnsim.models.attention import Attention
 from tnsim.models.layers import (
-    Bilinear,
     Linear,
-    Multilinear,
     Residual,
     affine_maps,
     bias_name,
     innermost,
+    map_names,
     residual_rule,
 )
 from tnsim.models.matrices import is_sparse
 from tnsim.models.model import Combination, Model, terms
 from tnsim.models.protocol import Layer
+from tnsim.models.scaling import replaced
 
 T = TypeVar("T")
 
@@ -136,34 +136,18 @@ def _one_difference(a: Model, b: Model, unit: float) -> list[tuple[float, Model]
     return [(unit, _difference_model(a, b, unit))]
 
 
-class _Setting(NamedTuple):
-    """Settings that must be equal for two layers to have a difference of the same form.
-
-    Args:
-        kind: Class of the layer inside residuals.
-        skip: Weight of the stream; 0 around a linear layer, whose skip is part of its matrix.
-        n_heads, mask, rope_base: Settings of attention.
-    """
-
-    kind: type
-    skip: float = 0.0
-    n_heads: int = 0
-    mask: str = ""
-    rope_base: float | None = None
-
-
 class _Parts(NamedTuple):
     """A layer `skip x + scale * output(product of rows)`, with arrays `[bias, weight]`.
 
     Args:
-        setting: Settings that a difference shares with its layers.
+        core: Layer inside residuals.
         rows: Affine maps that are multiplied, leg by leg.
         output: Affine map that is applied to the product.
         skip: Weight of the stream.
         scale: Weight of the layer inside the residuals.
     """
 
-    setting: _Setting
+    core: Any
     rows: tuple[Float[np.ndarray, "rows in_and_one"], ...]
     output: Float[np.ndarray, "out hidden_and_one"]
     skip: float
@@ -181,8 +165,15 @@ class _Parts(NamedTuple):
 
     @property
     def stream(self) -> float:
-        """The skip that stays a residual stream; 0 where the output absorbs it."""
-        return self.setting.skip
+        """The skip that stays a stream; 0 where the matrix of a linear layer absorbs it."""
+        return 0.0 if isinstance(self.core, Linear) else self.skip
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What must be equal for two layers to have a difference of the same form."""
+        core = self.core
+        heads = isinstance(core, Attention) and (core.n_heads, core.mask, core.rope_base)
+        return type(core), self.stream, heads
 
     def whole_output(self) -> Float[np.ndarray, "out hidden_and_one"]:
         """The output matrix times the scale, plus the skip of a linear layer."""
@@ -198,12 +189,7 @@ def _layer_parts(layer: Layer) -> _Parts:
     skip, scale = map(float, residual_rule(layer))
     names, last = affine_maps(core)
     rows = tuple(_affine_array(core, name) for name in names)
-    setting = _Setting(type(core))
-    if isinstance(core, Attention):
-        setting = _Setting(Attention, skip, core.n_heads, core.mask, core.rope_base)
-    elif not isinstance(core, Linear):
-        setting = _Setting(type(core), skip)
-    return _Parts(setting, rows, _affine_array(core, last), skip, scale)
+    return _Parts(core, rows, _affine_array(core, last), skip, scale)
 
 
 def _output_change(a: _Parts, b: _Parts) -> Float[np.ndarray, "out hidden_and_one"]:
@@ -233,7 +219,7 @@ def _relative_gap(a: Model, b: Model) -> float:
         return math.inf  # see `problems.kernels.small_differences`
     pairs = []
     for first, second in zip(map(_layer_parts, a.layers), map(_layer_parts, b.layers), strict=True):
-        if first.setting != second.setting or first.shapes != second.shapes:
+        if first.settings != second.settings or first.shapes != second.shapes:
             return math.inf
         pairs += list(zip(first.arrays, second.arrays, strict=True))
     return largest_change(pairs)
@@ -248,11 +234,13 @@ def largest_change(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     """
     gap = 0.0
     for x, y in pairs:
-        change = np.abs(y - x).max()
-        if change > 0:
+        # Halves of the largest floats have a difference that is a float too.
+        change = np.abs(0.5 * y - 0.5 * x).max()
+        if not np.array_equal(x, y):
             # Relative to the largest entry of the array: small entries may change by much without a
-            # change of the function.
-            gap = max(gap, change / max(np.abs(x).max(), np.abs(y).max()))
+            # change of the function. A change below the range of floats is a change all the same.
+            share = 2 * (change / max(np.abs(x).max(), np.abs(y).max()))
+            gap = max(gap, share, float(np.finfo(np.float64).tiny))
     # A power of two divides differences without rounding.
     return 2.0 ** math.floor(math.log2(gap)) if gap else 0.0
 
@@ -295,38 +283,27 @@ def _layer_of_pairs(a: _Parts, b: _Parts, unit: float, enters: bool, leaves: boo
         zero = np.zeros((len(whole), differences * whole.shape[1]))
         output = np.vstack([np.hstack([a.whole_output(), zero]), output])
     stacked = [np.vstack(group) for group in zip(*groups, strict=True)]
-    core = _core_of(a.setting, stacked, output, len(groups))
+    core = _core_of(a.core, (*stacked, output), len(groups))
     return Residual(core, a.stream) if a.stream else core
 
 
-def _core_of(setting: _Setting, rows: list[np.ndarray], output: np.ndarray, groups: int) -> Layer:
-    """The layer with this setting that has the given rows and output, in `groups` groups."""
-    down, down_bias = _split_affine(output)
-    if setting.kind is Linear:
-        return Linear(down, down_bias)
-    legs, biases = zip(*map(_split_affine, rows), strict=True)
-    if setting.kind is Multilinear:
-        return Multilinear(legs, down, biases, down_bias)
-    if setting.kind is Bilinear:
-        left, right = legs
-        left_bias, right_bias = biases
-        return Bilinear(left, right, down, left_bias, right_bias, down_bias)
-    q1, k1, q2, k2, v = legs
-    names = ("q1_bias", "k1_bias", "q2_bias", "k2_bias", "v_bias")
-    of_rows = dict(zip(names, biases, strict=True))
-    return Attention(
-        q1,
-        k1,
-        q2,
-        k2,
-        v,
-        down,
-        setting.n_heads * groups,
-        **of_rows,
-        o_bias=down_bias,
-        mask=setting.mask,
-        rope_base=setting.rope_base,
-    )
+def _core_of(core: Any, arrays: Sequence[np.ndarray], groups: int) -> Layer:
+    """A layer of the kind and settings of another, with other rows and output, in `groups` groups.
+
+    Args:
+        core: The other layer, inside residuals.
+        arrays: Arrays `[bias, weight]` of all affine maps in order, the output map last.
+        groups: Number of groups of hidden units; heads are as many times those of the layer.
+    """
+    values: dict[str, Any] = {}
+    for name, affine in zip(map_names(core), arrays, strict=True):
+        what = f"the difference of {name}"
+        bias = affine[:, 0] if affine[:, 0].any() else None
+        values[name] = as_array(affine[:, 1:], what, 2)
+        values[bias_name(name)] = vector(bias, f"{what}, its bias", len(affine))
+    if isinstance(core, Attention):
+        values["n_heads"] = core.n_heads * groups
+    return replaced(core, values)
 
 
 class _Row(NamedTuple):
@@ -347,11 +324,6 @@ def _block_row(a: np.ndarray, b: np.ndarray, unit: float, enters: bool) -> _Row:
         np.hstack([b, unit * weight]),
         np.hstack([change, weight]),
     )
-
-
-def _split_affine(affine: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The matrix and the bias of `[bias, weight]`; a bias of zeros becomes None."""
-    return affine[:, 1:], affine[:, 0] if affine[:, 0].any() else None
 
 
 def _are_equal(a: _Parts, b: _Parts) -> bool:

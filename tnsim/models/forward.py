@@ -40,7 +40,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int
 
 from tnsim.errors import ModelError
-from tnsim.models.arrays import Array, add
+from tnsim.models.arrays import Array, add, not_differentiated
 from tnsim.models.attention import Attention, rotated
 from tnsim.models.layers import (
     Linear,
@@ -272,7 +272,7 @@ def in_own_units(model: Model, inputs: Array) -> tuple[Array, Unit]:
     """
     xp = library(inputs)
     # Units are choices and no functions of the inputs: derivatives pass them by.
-    read = jax.lax.stop_gradient(inputs) if xp is not np else inputs
+    read = not_differentiated(inputs)
     axes = tuple(range(inputs.ndim - 1))
     # Absolute values of all inputs would be a second array of their size.
     largest = xp.maximum(read.max(axis=axes), -read.min(axis=axes))
@@ -577,7 +577,7 @@ def directions(model: Model, most: int) -> Float[np.ndarray, "rows in"] | None:
     rows come from the model in scientific notation, near 1 for weights of any size.
 
     Args:
-        model: Any model.
+        model: A polynomial model.
         most: Largest number of directions that is useful to the caller.
 
     Returns:

@@ -177,7 +177,7 @@ def in_rows(outputs: Any, count: int) -> Any:
         Outputs (points, out) or (points, positions, out).
 
     Raises:
-        ModelError: There is no row for every input.
+        ModelError: There is no row for every input, or the outputs are no real numbers.
 
     Example:
         >>> in_rows(np.ones((2, 3, 4, 5)), 2).shape
@@ -187,6 +187,11 @@ def in_rows(outputs: Any, count: int) -> Any:
         raise ModelError(
             f"a function gives outputs (n, out) or (n, positions, out) for n inputs, found shape "
             f"{tuple(outputs.shape)} for {count} inputs"
+        )
+    if not any(kind in str(outputs.dtype) for kind in ("float", "int", "bool")):
+        raise ModelError(
+            f"a function that is compared gives real numbers, found {outputs.dtype}; of complex "
+            "numbers both parts may be outputs, side by side"
         )
     # Every pixel of a feature map is an output.
     return outputs.reshape(len(outputs), -1) if outputs.ndim > 3 else outputs

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jaxtyping import Float
 
 from tnsim.errors import ModelError
@@ -190,8 +191,7 @@ class Model(_Vector):
     @property
     def parameters(self) -> int:
         """Number of weights, without the skips and scales of residuals."""
-        leaves = jax.tree.leaves(self)
-        return sum(math.prod(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self) if np.ndim(leaf))
 
     @property
     def attends(self) -> bool:

@@ -59,6 +59,7 @@ _STEP = 8
 # The exponent of the unit 1: a scalar, as JAX remembers an array of NumPy with the dtype of the
 # first trace that captured the array, and would give float32 to a later trace in float64.
 _ONE: Any = np.float64(0)
+_OF_SCORES = ("q1", "k1", "q2", "k2")
 
 Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
@@ -183,9 +184,7 @@ def _scaled_model(
     return scaled, jax.tree.unflatten(jax.tree.structure(model), jax.tree.leaves(shifts))
 
 
-_scaled_by_jax = jax.jit(
-    _scaled_model, static_argnums=1
-)  # one program instead of one per operation
+_scaled_by_jax = jax.jit(_scaled_model, static_argnums=1)  # instead of a program per operation
 
 
 def nearest_unit(sizes: Unit) -> Unit:
@@ -268,16 +267,16 @@ def _layer_shifts(
     # The unit u below gives the units p and q of the legs. The output matrix reads in the unit
     # p + q, and its rows give the unit v above. Every map is written between the units at its ends.
     rows, output = affine_maps(layer)
+    legs = {name: _leg_units(layer, name, below, states) for name in rows}
     if isinstance(layer, Attention):
-        legs = _legs_of_heads(layer, below, states)
-        hidden = _hidden_of_heads(layer, legs)
-    else:
-        legs = {name: _leg_units(layer, name, below, states) for name in rows}
-        if isinstance(layer, Gated):
-            legs["gate"] = _ONE  # an activation reads numbers in the unit 1
-        hidden = below  # the output matrix of a linear layer reads the state itself
-        if rows:
-            hidden = _one_if_equal(_total_unit(legs.values()))
+        # A single unit for each head, since a rotation adds multiples of its rows to one another.
+        for name in _OF_SCORES:
+            by_head = legs[name].reshape(layer.n_heads, layer.d_head)
+            legs[name] = by_head.max(axis=1).repeat(layer.d_head)
+    if isinstance(layer, Gated):
+        legs["gate"] = _ONE  # an activation reads numbers in the unit 1
+    # The output matrix of a linear layer reads the state itself.
+    hidden = _hidden_units(layer, legs) if rows else below
     above = _of_outputs(_row_units(layer, output, hidden), shared)
     if rows:
         hidden, legs = _with_units_of_zeros(layer, output, hidden, legs, above)
@@ -311,9 +310,7 @@ def _with_units_of_zeros(
     }
     finite = {}
     for name, unit in with_units.items():
-        largest = unit.max()
-        largest = xp.where(largest == -np.inf, 0.0, largest)
-        finite[name] = xp.where(unit == -np.inf, largest, unit)
+        finite[name] = xp.where(unit == -np.inf, _largest(unit), unit)
     reads = _largest_by_column(getattr(layer, output), above)
     hidden = _hidden_units(layer, finite)
     excess = xp.maximum(hidden + reads, 0.0)
@@ -329,12 +326,12 @@ def _with_units_of_zeros(
 
 
 def _hidden_units(layer: Layer, legs: dict[str, Unit]) -> Unit:
-    """Units of the products of legs that the output matrix reads."""
-    return (
-        _hidden_of_heads(layer, legs)
-        if isinstance(layer, Attention)
-        else _total_unit(legs.values())
-    )
+    """Units of the products that the output matrix reads: of a head, a value times both scores."""
+    if not isinstance(layer, Attention):
+        return _one_if_equal(_total_unit(legs.values()))
+    # Rows of a head share a unit, so every d_head-th entry names it once per head.
+    scores = _total_unit(legs[name][:: layer.d_head] for name in _OF_SCORES)
+    return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
 
 def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
@@ -364,27 +361,9 @@ def _residual_shifts(layer: Residual, below: Unit, states: States | None) -> tup
     return _shifts(layer, values), above
 
 
-def _hidden_of_heads(layer: Attention, legs: dict[str, Unit]) -> Unit:
-    """Units of the products that the output matrix reads: a value times both scores of a head."""
-    queries_and_keys = ("q1", "k1", "q2", "k2")
-    # Rows of a head share a unit, so every d_head-th entry names it once per head.
-    scores = _total_unit(legs[name][:: layer.d_head] for name in queries_and_keys)
-    return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
-
-
 def _total_unit(units: Iterable[Unit]) -> Unit:
     """Unit of a product, the sum of the exponents of its factors."""
     return functools.reduce(operator.add, units)
-
-
-def _legs_of_heads(layer: Attention, below: Unit, states: States | None) -> dict[str, Unit]:
-    """Units of the rows of queries, keys and values; rotations mix the rows of a head."""
-    legs = {"v": _leg_units(layer, "v", below, states)}
-    for name in ("q1", "k1", "q2", "k2"):
-        # A single unit for each head, since a rotation adds multiples of its rows to one another.
-        by_head = _leg_units(layer, name, below, states).reshape(layer.n_heads, layer.d_head)
-        legs[name] = by_head.max(axis=1).repeat(layer.d_head)
-    return legs
 
 
 def _row_units(layer: Layer, name: str, below: Unit) -> Unit:
@@ -407,9 +386,7 @@ def _stepped_units(exponents: Any) -> Any:
     Steps are counted down from the largest entry, so that entries of similar size share a unit:
     sums and balances within a layer lose the digits by which units differ.
     """
-    xp = library(exponents)
-    largest = exponents.max()
-    largest = xp.where(largest == -np.inf, 0.0, largest)
+    xp, largest = library(exponents), _largest(exponents)
     below = xp.floor((largest - exponents) / _STEP)
     return _STEP * (xp.ceil((largest - 1) / _STEP) - below)
 
@@ -443,12 +420,16 @@ def _of_entries(weight: Matrix, below: Unit) -> Any:
 
 def _of_outputs(unit: Unit, shared: bool) -> Unit:
     """Finite units: rows of zeros take the unit of the largest row, or 0 if all rows are zero."""
-    xp = library(unit)
-    largest = unit.max()
-    largest = xp.where(largest == -np.inf, 0.0, largest)
+    largest = _largest(unit)
     if shared:
         return largest
-    return _one_if_equal(xp.where(unit == -np.inf, largest, unit))
+    return _one_if_equal(library(unit).where(unit == -np.inf, largest, unit))
+
+
+def _largest(exponents: Any) -> Any:
+    """The largest of some exponents, or 0 where all are those of zeros."""
+    largest = exponents.max()
+    return library(exponents).where(largest == -np.inf, 0.0, largest)
 
 
 def _one_if_equal(unit: Unit) -> Unit:

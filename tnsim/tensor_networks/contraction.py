@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from autoray import do
 from jax.core import Tracer
 from jaxtyping import Float
 from numpy.typing import DTypeLike
@@ -39,7 +38,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
-from tnsim.models.arrays import Array
+from tnsim.models.arrays import Array, not_differentiated
 from tnsim.scaled import Scaled, library
 from tnsim.tensor_networks.network_sums import (
     SUM,
@@ -80,7 +79,7 @@ def in_units(array: Array) -> Scaled[Array]:
     """
     xp = library(array)
     # A unit is a choice, so no derivative goes through it.
-    fixed = jax.lax.stop_gradient(array) if isinstance(array, jax.Array) else array
+    fixed = not_differentiated(array)
     largest = abs(fixed).max()
     largest = xp.where(largest > 0, largest, 1.0)
     # The stretch of a random square matrix: the size of its entries times the fourth root of their
@@ -263,11 +262,15 @@ def contract_expression(
     if strip_exponent:
         leaves = {leaf: _scaled_leaf(value) for leaf, value in leaves.items()}
     if not _traced_arrays(leaves):
-        # Arrays that stay are moved to the device once.
-        arrays = _placed_arrays(
-            {leaf: value.array for leaf, value in leaves.items()}, precision, way
-        )
-        leaves = {leaf: value._replace(array=arrays[leaf]) for leaf, value in leaves.items()}
+        # Arrays that stay are moved to the device once. Those near the ends of the range of floats
+        # wait for a call, which divides small ones by their units first.
+        near_one = {
+            leaf: value.array
+            for leaf, value in leaves.items()
+            if strip_exponent or abs(exponents[leaf]) < _half_range(precision)
+        }
+        for leaf, array in _placed_arrays(near_one, precision, way).items():
+            leaves[leaf] = leaves[leaf]._replace(array=array)
     return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, exponents)
 
 
@@ -339,8 +342,7 @@ class Expression:
         # Large arrays cannot make up for small ones on the way.
         small = np.array([min(exponent, 0.0) for exponent in exponents.values()])
         lowest = (self.networks.counts @ small).min()
-        # Half of the range of exponents is a margin for partial sums and products.
-        return bool(lowest < np.finfo(self.plan.dtype).minexp / 2)
+        return bool(lowest < -_half_range(self.plan.dtype))
 
     def _contracted_sum(
         self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
@@ -358,10 +360,10 @@ class Expression:
         if not self.strip_exponent:
             with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
                 return value * float(np.power(10.0, exponent))
-        largest = abs(value).max()
+        xp, largest = library(value), abs(value).max()
         # A result of zero has no logarithm.
-        largest = do("where", largest > 0, largest, do("ones_like", largest))
-        return value / largest, do("log10", largest) + exponent
+        largest = xp.where(largest > 0, largest, 1.0)
+        return value / largest, xp.log10(largest) + exponent
 
     def __repr__(self) -> str:
         outputs = ", ".join(self.networks.output_inds)
@@ -384,6 +386,11 @@ def _precision_of(dtype: DTypeLike | None, networks: NetworkSum) -> str:
     if networks.is_complex and name in DTYPES:
         raise ModelError(f"the networks hold complex numbers, which {name} does not")
     return name
+
+
+def _half_range(dtype: str) -> float:
+    """Half of the range of exponents of floats, which leaves a margin for sums and products."""
+    return -np.finfo(dtype).minexp / 2
 
 
 def _scaled_leaf(leaf: Leaf) -> Leaf:

@@ -138,7 +138,7 @@ class Leaf(NamedTuple):
     """An array that tensors of the networks hold.
 
     Args:
-        array: Entries of the array, divided by 2**log.
+        array: Entries of the array, divided by 2**exponent.
         symmetric: Whether the array was declared symmetric.
         tags: Sets of tags of the tensors that hold the array.
         exponent: Exponent of the unit of the array, see `contraction.in_units`.
