@@ -964,7 +964,9 @@ def _steps_alone(result: xr.Dataset, points: Sequence[int]) -> tuple[xr.Dataset,
     """A run without copies of its steps, and the rows at which its phases start then."""
     kept = without_copies(result)
     rows = np.flatnonzero(np.isin(result["a"].values, kept["a"].values))
-    return kept, np.unique(np.searchsorted(rows, points)).tolist()
+    starts = np.unique(np.searchsorted(rows, points)).tolist()
+    # A phase of copies alone has no row left, so no phase starts behind it, or there.
+    return kept, [start for start in starts if 0 < start < len(rows)]
 
 
 def _embeddings(

@@ -258,6 +258,23 @@ def _unchecked_array(result: Matrix) -> xr.DataArray:
     return xr.DataArray(values, dims=("a", "b"), coords=labels)
 
 
+def is_one_set(result: xr.Dataset) -> bool:
+    """Whether rows and columns of a result are the same models, so that it has all their pairs.
+
+    Equal labels alone do not say so: positions in two lists, or the steps of two runs, are equal.
+
+    Args:
+        result: Result of a run, over parts as well.
+
+    Example:
+        >>> import xarray as xr
+        >>> steps = xr.Dataset(coords={"a": [0, 100], "b": [0, 100]})
+        >>> is_one_set(steps), is_one_set(steps.assign_attrs(symmetric=0))
+        (True, False)
+    """
+    return bool(result.attrs.get("symmetric", True)) and np.array_equal(result["a"], result["b"])
+
+
 def square(result: Matrix) -> xr.DataArray:
     """The symmetric matrix of all pairs of a set of models.
 
@@ -285,8 +302,6 @@ def square(result: Matrix) -> xr.DataArray:
             f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
             "that are not the same models"
         )
-    if rows == 0:
-        raise ResultError("the result holds no models")
     values = table.values
     if not is_symmetric(values):
         difference = np.abs(values - values.T).max()

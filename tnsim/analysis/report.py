@@ -28,7 +28,7 @@ from jaxtyping import Float
 
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
-from tnsim.analysis.matrices import is_symmetric, matrix, shown_labels
+from tnsim.analysis.matrices import is_one_set, is_symmetric, matrix, shown_labels
 from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
@@ -145,7 +145,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     matrices = _matrices(result)
     slices = _slices(result)
     _check_size(similarity.size * (len(matrices) + len(slices)))
-    one_set = np.array_equal(similarity["a"], similarity["b"])
+    one_set = is_one_set(result)
     phases, embedding = [], None
     if one_set:
         scored = dict(matrices)
@@ -156,7 +156,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
-        **_common_contents(result, one_set),
+        **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
         "about": _attributes_of(matrices),
@@ -174,7 +174,7 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
     }
     return {
-        **_common_contents(result, np.array_equal(result["a"], result["b"])),
+        **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": [],
         "about": {},
@@ -202,8 +202,9 @@ def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
     return grids
 
 
-def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
+def _common_contents(result: xr.Dataset) -> dict[str, Any]:
     """The data that pages of all results have."""
+    one_set = is_one_set(result)
     rows, columns = (shown_labels(result[side]) for side in "ab")
     caveats = np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist()
     # What parts do not show stands beside them.

@@ -401,10 +401,12 @@ def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
 
 
 def _pictures(result: Pairwise, out: Path) -> list[Path]:
+    from tnsim.analysis.matrices import is_one_set
+
     kinds = [*_OF_ANY]
     if "part" in result.dims:
         kinds = [*_OF_PARTS]
-    elif result.attrs["symmetric"]:
+    elif is_one_set(result):
         kinds += _OF_ONE_SET
     for kind in kinds:
         save_picture(result.tnsim.plot(kind), out / f"{kind}.png")
