@@ -224,6 +224,11 @@ def test_refusals(run):
             call()
 
 
+def test_contributions_that_cancel_have_no_shares():
+    figure = figures.contributions(np.array([[1.0, -1.0]]), ["all"], ["one", "other"])
+    assert not figure.axes[0].texts and figure.axes[0].get_title() == "contributions, sum 0"
+
+
 LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]
 VALUES = np.array([0.5, -0.1, 0.3, 0.2, 0.1])
 WIRES = ["embed > Q of layer 1", "embed > K of layer 1", "layer 1 > in of layer 2"]

@@ -183,7 +183,7 @@ def _checked_inputs(
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
     if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn_inputs(int(inputs), model, seed_number(seed))
+        return drawn_inputs(int(inputs), model, seed)
     x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     # Integers are token ids for sequences, and numbers for models of vectors.
@@ -207,10 +207,24 @@ def _checked_inputs(
     return x, given
 
 
-def _drawn_inputs(
-    count: int, model: AnyModel | None, seed: int
+def drawn_inputs(
+    count: int, model: AnyModel | None, seed: Seed
 ) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
-    """Standard normal inputs in the shape that the model reads."""
+    """Standard normal inputs in the shape that the model reads, and their description.
+
+    Args:
+        count: Number of inputs.
+        model: Model that reads them; None where all are plain functions.
+        seed: A number, a NumPy generator or a JAX key.
+
+    Raises:
+        ModelError: There is no model, or no input.
+
+    Example:
+        >>> import tnsim
+        >>> drawn_inputs(5, tnsim.Model([tnsim.Linear([[1.0, 2.0]])]), 0)[0].shape
+        (5, 2)
+    """
     if model is None:
         raise ModelError(
             "nothing says what inputs plain functions read: give inputs as an array, (n, d_in), "
@@ -221,8 +235,9 @@ def _drawn_inputs(
     shape = (count, model.d_in)
     if model.n_ctx is not None:
         shape = (count, model.n_ctx, model.d_in)
-    x = np.random.default_rng(seed).normal(size=shape)
-    return x, {"inputs": "standard normal", "samples": count, "seed": seed}
+    number = seed_number(seed)
+    x = np.random.default_rng(number).normal(size=shape)
+    return x, {"inputs": "standard normal", "samples": count, "seed": number}
 
 
 def _output_batches(

@@ -28,7 +28,13 @@ from jaxtyping import Float
 
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
-from tnsim.analysis.matrices import is_one_set, is_symmetric, matrix, shown_labels
+from tnsim.analysis.matrices import (
+    is_one_set,
+    is_symmetric,
+    matrix,
+    part_grids,
+    shown_labels,
+)
 from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
@@ -180,26 +186,12 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         "about": {},
         "phases": [],
         "embedding": None,
-        "parts": _part_grids(result),
+        "parts": [
+            # None marks a place without a part, as models may have layers of different kinds.
+            {"kind": kind, "grid": [[n if n >= 0 else None for n in row] for row in grid.tolist()]}
+            for kind, grid in part_grids(result).items()
+        ],
     }
-
-
-def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
-    """For each kind of part the numbers of its matrices by layer and head, None for no part."""
-    grids = []
-    kinds = result["kind"].values
-    for kind in dict.fromkeys(kinds.tolist()):
-        numbers = np.flatnonzero(kinds == kind)
-        # Parts without a layer or head count as the first.
-        layers, heads = (np.maximum(result[name].values[numbers], 0) for name in ("layer", "head"))
-        # None marks a place without a part, as models may have layers of different kinds.
-        grid: list[list[int | None]] = [
-            [None] * (int(heads.max()) + 1) for _ in range(int(layers.max()) + 1)
-        ]
-        for number, layer, head in zip(numbers.tolist(), layers, heads, strict=True):
-            grid[layer][head] = number
-        grids.append({"kind": kind, "grid": grid})
-    return grids
 
 
 def _common_contents(result: xr.Dataset) -> dict[str, Any]:
