@@ -186,11 +186,6 @@ class Entry:
         return model
 
 
-def digests(entries: Sequence[Entry]) -> np.ndarray:
-    """The digests of some entries, as an array of texts that may be compared in blocks."""
-    return np.array([entry.digest for entry in entries])
-
-
 def sources(
     models: Any, names: Sequence[Any] | None = None, centred: Metric | None = None
 ) -> tuple[Source, ...]:

@@ -29,7 +29,6 @@ import numpy as np
 import tnsim
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import tasks
-from tnsim.all_pairs.forward_runs import Estimated
 from tnsim.all_pairs.leases import Leases
 from tnsim.all_pairs.normalise import Doubt, Norms, norm_arrays, norms_in, tile_arrays
 from tnsim.all_pairs.preparation import PairwiseRun
@@ -420,14 +419,11 @@ def _write_tile(
     """
     rows, columns = entries
     shape = len(rows), len(columns)
-    products = tasks.expect_products(result, shape, store.attrs["outputs"], advice(store.path))
-    estimated = None
-    if isinstance(products, Estimated):
-        products, estimated = products
+    found = tasks.expect_tile(result, shape, store.attrs["outputs"], advice(store.path))
     same = np.array(record.rows)[:, None] == np.array(record.columns)
-    arrays, error = tile_arrays(products, *_norms_of(store, record), same, run.arithmetic)
-    if estimated is not None:
-        arrays["standard_error"] = np.where(same, 0.0, estimated)
+    arrays, error = tile_arrays(found.products, *_norms_of(store, record), same, run.arithmetic)
+    if found.standard_error is not None:
+        arrays["standard_error"] = np.where(same, 0.0, found.standard_error)
     # The pair of the largest error stands for the tile in warnings.
     row, column = np.unravel_index(np.argmax(error), error.shape)
     what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"
