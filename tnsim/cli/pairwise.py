@@ -379,17 +379,8 @@ def _write_results(
     Returns:
         The paths of the files.
     """
-    written = _tables(result, out, parquet)
-    if plots:
-        written += _pictures(result, out)
-    if page is not None:
-        written.append(_page(result, page))
-    return written
-
-
-def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
-    """Write the numbers for other programs; the paths of the files."""
     from tnsim.all_pairs import result as result_module
+    from tnsim.analysis import report
 
     written = [out / "similarity.csv", out / "result.npz"]
     result_module.write_csv(result, written[0])
@@ -397,6 +388,10 @@ def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
     if parquet:
         written.append(out / "pairs.parquet")
         result_module.write_parquet(result, written[2])
+    if plots:
+        written += _pictures(result, out)
+    if page is not None:
+        written.append(report.write(result, page))
     return written
 
 
@@ -411,12 +406,6 @@ def _pictures(result: Pairwise, out: Path) -> list[Path]:
     for kind in kinds:
         save_picture(result.tnsim.plot(kind), out / f"{kind}.png")
     return [out / f"{kind}.png" for kind in kinds]
-
-
-def _page(result: Pairwise, path: Path) -> Path:
-    from tnsim.analysis import report
-
-    return report.write(result, path)
 
 
 def _names_in(files: list[str]) -> list[str]:
