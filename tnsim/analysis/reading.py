@@ -239,7 +239,9 @@ def against_control(
             f"{_row_range(changed)} in the run"
         )
     # The last change point is the change; blocks before it only divide the common past.
-    start = list(change_points)[-1]
+    if not len(change_points):
+        raise ResultError("the change is at the last change point: give one at least, found none")
+    start = change_points[-1]
     # Only the common past can show whether the control belongs to the run.
     apart = np.abs(changed.values - kept.values)[:start, :start]
     if apart.size and apart.max() > TOLERANCE:
