@@ -191,6 +191,8 @@ def _grown(
     """
     number = len(stored["growths"])
     grown = {**stored, "growths": [*stored["growths"], stored["growths"][-1]]}
+    # What is said of all models: a later one may be deeper, or not quite what its file holds.
+    grown |= {name: ours[name] for name in ("exact", "caveats")}
     for side in sides(stored):
         earlier, later = iter(stored[f"since_{side}"]), set(places[side])
         count = len(ours[f"hash_{side}"])
