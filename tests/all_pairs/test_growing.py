@@ -169,6 +169,21 @@ def test_labels_follow_the_names_of_all_files(models, tmp_path):
     assert found.a.values.tolist() == [100, 200, 300]
 
 
+def test_later_models_may_be_approximate_or_have_caveats(rng, tmp_path):
+    shallow = [tnsim.Model([bilinear(rng, 3, 4, 3, True)]) for _ in range(3)]
+    origin = tnsim.models.origin.Origin("a file", caveats=("left out: norm.weight",))
+    read = tnsim.Model(shallow[2].layers, origin=origin)
+    deep = tnsim.Model([*shallow[0].layers, *shallow[1].layers])
+    store, metric = tmp_path / "store", tnsim.GaussianClosure()
+    assert tnsim.pairwise(shallow[:2], metric, store=store).attrs["exact"] == 1
+    with pytest.warns(tnsim.CaveatWarning, match=r"left out: norm\.weight"):
+        grown = tnsim.pairwise([*shallow[:2], read, deep], metric, store=store)
+    assert grown.attrs["exact"] == 0 and grown.attrs["caveats"] == ["left out: norm.weight"]
+    assert tnsim.open_pairwise(store).identical(grown)
+    earlier = tnsim.pairwise(shallow[:2], metric, store=store)
+    assert earlier.attrs["exact"] == 1 and earlier.attrs["caveats"] == []
+
+
 def test_a_run_of_earlier_models_reads_what_it_has(models, tmp_path):
     store = tmp_path / "store"
     first = tnsim.pairwise(models[:3], store=store)

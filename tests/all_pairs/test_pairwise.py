@@ -450,7 +450,7 @@ def plan_of_one_pair(some):
     metric = tnsim.GaussianClosure()
     units = common_units(some, metric)
     setting = PairSetting(metric, False, "float64", tnsim.Budget(), 1, units)
-    return batched_plans.pair_plan(some[0], some[1], setting)
+    return batched_plans.Pairs.of(some[0], some[1], setting).plan
 
 
 def test_work_of_a_tile(rng, monkeypatch):

@@ -199,6 +199,9 @@ def test_pictures_of_parts(run):
     assert figure.axes[2].images[0].get_array().shape == (1, 1)
     one = result.sel(part="layer 0 head 1 qk")
     assert one.tnsim.plot("heatmap").axes[0].get_title() == "similarity"
+    begun = result.assign(similarity=result.similarity * np.nan)
+    with pytest.raises(tnsim.errors.ResultError, match=r"no part has a finite similarity.*finish"):
+        begun.tnsim.plot("parts")
     with pytest.raises(tnsim.errors.ResultError, match="parts are drawn of one matrix over"):
         figures.pairwise(one, "parts")
     with pytest.raises(tnsim.errors.ResultError, match="select the others first"):
@@ -282,5 +285,6 @@ def test_parts_are_ranked_by_their_distances(rng):
     pair = found.tnsim.distance.isel(a=0, b=2)
     assert (ranked.distance.values == sorted(pair.values)[::-1]).all()
     assert (found.tnsim.most_changed(1, 1).distance.values < 1e-7).all()
+    assert found.tnsim.most_changed("0", "2").identical(ranked)
     with pytest.raises(tnsim.errors.ResultError, match="no model is called 5 along a: 0, 1, 2"):
         found.tnsim.most_changed(5)

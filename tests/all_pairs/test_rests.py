@@ -2,7 +2,10 @@
 
 import copy
 import json
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from commands import command
 from transformer_cases import attention_model, module, written
 
 import tnsim
-from tnsim.all_pairs.part_runs import _digest
+from tnsim.all_pairs import store as stores
+from tnsim.all_pairs.leases import LISTS, Leases
+from tnsim.all_pairs.part_runs import RESTS, _digest, keep_rests, rests_of
 from tnsim.all_pairs.sources import content_hash
 
 KINDS = ("qk", "ov", "mlp", "direct")
@@ -219,6 +224,23 @@ def test_a_run_that_grows_compares_the_rests_of_all(run, tmp_path):
     names = ["transformer.h.1.mlp.c_fc.weight", "transformer.wpe.weight"]
     assert sorted(result.attrs["rest"]) == names
     assert tnsim.open_pairwise(store).identical(result)
+
+
+def test_rests_of_processes_that_share_a_store_are_added_up(run, tmp_path):
+    parts, store = tnsim.parts(tnsim.load(run)[:1], ["ov"]), tmp_path / "store"
+    result = tnsim.pairwise(parts, store=store)
+    (store / RESTS).unlink()
+    keep = partial(keep_rests, store, result, rests_of(parts, None))
+    with Leases(store) as theirs, ThreadPoolExecutor() as here:
+        theirs.wait(LISTS)
+        writing = here.submit(keep)
+        time.sleep(0.2)
+        assert not writing.done()
+        stores.write_list(store / RESTS, {"a": {"later": {}}, "b": {}})
+        theirs.release(LISTS)
+        writing.result(timeout=30)
+    _, kept = stores.read_list(store / RESTS)
+    assert set(kept["a"]) == {"later", *map(str, result.a.values)}
 
 
 def test_the_command_says_what_belongs_to_no_part(run, tmp_path):

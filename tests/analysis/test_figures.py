@@ -151,6 +151,26 @@ def test_embedding_and_dendrogram(run):
     assert len(axes.lines) == 12 and len({text.get_color() for text in axes.get_xticklabels()}) == 3
 
 
+@pytest.mark.parametrize(
+    ("labels", "points", "starts"),
+    [
+        (["1", "2", "3", "best"], (2, 3), [2]),  # a phase of the copy alone
+        (["best", "1", "2", "3"], (1, 3), [2]),
+        (["1", "best", "2", "3"], (1, 2), [1]),
+    ],
+)
+def test_phases_of_copies_alone_are_left_out(rng, labels, points, starts):
+    weights = {label: rng.normal(size=(2, 3)) for label in labels}
+    weights["best"] = weights["2"]
+    models = {label: tnsim.Model([tnsim.Linear(x)]) for label, x in weights.items()}
+    with pytest.warns(tnsim.errors.DuplicateWarning):
+        run = tnsim.pairwise(models)
+    axes = figures.pairwise(run, "trajectory", change_points=points).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines[2:]] == [start - 0.5 for start in starts]
+    points_of_plane = figures.pairwise(run, "mds", change_points=points).axes[0].collections[0]
+    assert len({tuple(c) for c in points_of_plane.get_facecolors()}) == len(starts) + 1
+
+
 def test_two_sets_of_models_have_a_heatmap(run):
     assert images(figures.pairwise(run.isel(a=slice(0, 4))))[0].get_array().shape == (4, 13)
 
@@ -202,6 +222,11 @@ def test_refusals(run):
     ):
         with pytest.raises(tnsim.errors.ResultError, match=message):
             call()
+
+
+def test_contributions_that_cancel_have_no_shares():
+    figure = figures.contributions(np.array([[1.0, -1.0]]), ["all"], ["one", "other"])
+    assert not figure.axes[0].texts and figure.axes[0].get_title() == "contributions, sum 0"
 
 
 LABELS = [f"layer {layer} head {head}" for layer in (1, 2) for head in (0, 1)] + ["layer 3"]

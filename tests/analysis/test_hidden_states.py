@@ -148,6 +148,10 @@ def test_models_and_checkpoints(rng, tmp_path):
     drawn = tnsim.layer_similarity(*models, 50, seed=3)
     again = tnsim.layer_similarity(*models, np.random.default_rng(3).normal(size=(50, 3)))
     assert drawn.equals(again)
+    with pytest.raises(tnsim.ModelError, match="at least one input is needed, found n = 0"):
+        tnsim.layer_similarity(*models, 0)
+    with pytest.raises(tnsim.ModelError, match=r"layers of a module.*found Combination"):
+        tnsim.layer_similarity(models[0] - models[0], models[1], 5)
 
 
 def test_a_picture_and_what_is_refused(nets, tokens):

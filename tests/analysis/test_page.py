@@ -431,6 +431,16 @@ def test_parts_layer_by_head_open_their_matrices(show):
     assert window.run("byId('segments').hidden && byId('embedding').hidden")
 
 
+def test_a_part_that_never_changes_leaves_the_scale_of_the_others(show):
+    run = run_of_parts()
+    angles = 1e-4 * np.arange(5)
+    near = np.cos(np.subtract.outer(angles, angles))
+    values = np.stack([near] * 4 + [np.ones((5, 5))])
+    window = show(run.assign(similarity=(("part", "a", "b"), values)))
+    assert window.run("rangeOfParts.said") == "angle"
+    assert window.run("rangeOf([run.matrices[4]]).said") is None
+
+
 @pytest.mark.slow
 def test_other_runs_have_no_parts(show):
     assert show(run_of([2, 2])).run("byId('ofParts').hidden")

@@ -70,6 +70,8 @@ def test_against_control(rng, score):
         tnsim.errors.ResultError, match="found 8 rows from 0 to 7, and 9 rows from 0 to 8"
     ):
         reading.against_control(run, control.isel(a=slice(8), b=slice(8)), [5], score)
+    with pytest.raises(tnsim.errors.ResultError, match="give one at least, found none"):
+        reading.against_control(run, control, [], score)
 
 
 def test_segmentation_is_optimal(rng):

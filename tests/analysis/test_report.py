@@ -125,6 +125,18 @@ def test_two_sets_and_a_zero_inner_product(tmp_path, rng):
     )
 
 
+def test_two_lists_with_equal_labels_are_not_one_set(tmp_path, rng):
+    first, second = (
+        [tnsim.Model([tnsim.Linear(rng.normal(size=(2, 3)))]) for _ in range(4)] for _ in "ab"
+    )
+    run = tnsim.pairwise(first, other=second)
+    run["loss"] = ("b", [4.0, 3.0, 2.0, 1.0])
+    data = data_of(report.write(run, tmp_path / "two.html"))
+    assert data["rows"] == data["columns"] and not data["oneSet"]
+    assert data["phases"] == [] and data["embedding"] is None
+    assert [curve["name"] for curve in data["curves"]] == ["loss"]
+
+
 def test_a_matrix_without_a_block_score_is_shown(tmp_path, rng):
     run = blocks(rng, [3, 3])
     run["seconds"] = run.similarity * np.arange(6.0)

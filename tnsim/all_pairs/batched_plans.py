@@ -306,11 +306,6 @@ class StackBlock(NamedTuple):
         return sum(leaf.nbytes for leaf in leaves if hasattr(leaf, "nbytes"))
 
 
-def pair_plan(a: Model, b: Model | None, setting: PairSetting) -> Plan:
-    """The plan of `<a|b>`, or of `<a|a>` where b is None. Raises `TooLarge`, `ModelError`."""
-    return Pairs.of(a, b, setting).plan
-
-
 def intermediate_bytes(plan: Plan) -> int:
     """Bytes that one pair needs in addition to the weights."""
     return max(1, plan.interpreted_bytes - plan.input_bytes)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.all_pairs.heads import anatomy_of, labels_of
 from tnsim.all_pairs.result import require_xarray
 from tnsim.circuits.own_parts import OwnParts
-from tnsim.circuits.parts import Parts, opened
 from tnsim.circuits.standard_parts import checked_view
 from tnsim.errors import ModelError, UnsupportedLayer
 
@@ -61,7 +61,7 @@ def composition(model: Any) -> xr.DataArray:
     require_xarray()
     import xarray
 
-    anatomy = model.anatomy if isinstance(model, Parts) else opened(model)
+    anatomy = anatomy_of(model)
     if isinstance(anatomy, OwnParts):
         raise UnsupportedLayer(
             "scores of bilinear attention are products of two forms, and composition scores are "
@@ -82,7 +82,7 @@ def composition(model: Any) -> xr.DataArray:
             for reads, beside in ((queries, keys), (keys, queries), (read, written))
         ]
     )
-    labels = [f"layer {name.layer} head {name.head}" for name in values.names]
+    labels = labels_of(values.names)
     return xarray.DataArray(
         np.where(later, found, np.nan),
         {"leg": ["Q", "K", "V"], "reader": labels, "writer": labels},

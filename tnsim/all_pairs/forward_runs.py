@@ -35,11 +35,11 @@ from tnsim.scaled import ScaledSum
 _BATCH = 1024  # inputs on which a function runs at once for its digest
 
 
-class Estimated(NamedTuple):
-    """Inner products of a tile, and the standard errors of their cosines."""
+class Tile(NamedTuple):
+    """Inner products of a tile, and the standard errors of their cosines, None for no estimates."""
 
     products: ScaledSum
-    standard_error: Float[np.ndarray, "rows columns"]
+    standard_error: Float[np.ndarray, "rows columns"] | None = None
 
 
 class ForwardRun:
@@ -112,11 +112,10 @@ class ForwardRun:
         return max(every, key=lambda needed: needed.least, default=forward.Needs(0.0, 0.0))
 
 
-def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Any) -> Sums:
-    """Inner products by groups of points, of rows with columns, or of rows with rows.
-
-    `columns` is None for rows with rows.
-    """
+def sums(
+    setting: PairSetting, points: Points, rows: Sequence[Entry], columns: Sequence[Entry] | None
+) -> Sums:
+    """Inner products by groups of points, of rows with columns, or with rows where this is None."""
     # Parts that several entries have in common run once.
     known: dict[str, Part] = {}
     first = [_terms(entry, known, setting.dtype) for entry in rows]
@@ -127,20 +126,20 @@ def sums(setting: PairSetting, points: Points, rows: Sequence[Entry], columns: A
     return forward.with_cancellation(found, first, second, points)
 
 
-def tile(sums: Sums, slices: bool, drawn: bool) -> ScaledSum | Estimated:
+def tile(sums: Sums, slices: bool, drawn: bool) -> Tile:
     """The inner products of a tile, with their standard errors where the points are draws.
 
     Where a single group of draws has all the weight, the errors are unknown, and infinite.
     """
     products = forward.total(sums.products)
     if not drawn:
-        return products
+        return Tile(products)
     if slices:
         sums = sums.over_outputs()
     error = cosine_error(sums)
     if error is None:
         error = np.full(sums.products.mantissa.shape[1:], np.inf)
-    return Estimated(products, error)
+    return Tile(products, error)
 
 
 def function_entry(source: Source, metric: Any, stored: bool) -> Entry:

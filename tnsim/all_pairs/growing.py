@@ -29,21 +29,19 @@ run that asks, and models with equal weights are one model, wherever they stand.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.all_pairs import preparation, tasks
 from tnsim.all_pairs import store as stores
-from tnsim.all_pairs.leases import Leases, remove
+from tnsim.all_pairs.leases import LISTS, Leases, remove
 from tnsim.all_pairs.normalise import Doubt
 from tnsim.all_pairs.preparation import PairwiseRun, Place
 from tnsim.all_pairs.store import FINISHED, MODELS, RUN, Record, State, Store, sides
 from tnsim.all_pairs.work import Entries, complete, norm_work, pairs_in, tile_work
 from tnsim.errors import DamagedStore, StoreMismatch
 
-_PAUSE = 0.02  # seconds between two looks at a list that another process writes
 Hashes: TypeAlias = tuple[str, ...]
 
 
@@ -86,8 +84,7 @@ def opened(run: PairwiseRun, place: Place | None) -> tuple[Store, list[str]]:
         with stores.writing(path):
             path.mkdir(parents=True, exist_ok=True)
             with Leases(path) as leases:
-                while not leases.take("lists"):
-                    time.sleep(_PAUSE)
+                leases.wait(LISTS)
                 # Read again: another process may have written the lists meanwhile.
                 attrs, lists, _ = _continued(place, ours, run)
                 for kind, content in lists.items():
@@ -194,6 +191,8 @@ def _grown(
     """
     number = len(stored["growths"])
     grown = {**stored, "growths": [*stored["growths"], stored["growths"][-1]]}
+    # What is said of all models: a later one may be deeper, or not quite what its file holds.
+    grown |= {name: ours[name] for name in ("exact", "caveats")}
     for side in sides(stored):
         earlier, later = iter(stored[f"since_{side}"]), set(places[side])
         count = len(ours[f"hash_{side}"])
@@ -356,8 +355,8 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
                 if grid.records[0].columns is None:
                     work = norm_work(of_grid, models, store, grid.records)
                 else:
-                    work = tile_work(of_grid, models, store, grid.records, bar)
-                doubts += complete(work, store, leases, executor)
+                    work = tile_work(of_grid, models, store, grid.records)
+                doubts += complete(work, store, leases, executor, bar)
     if store.path is not None:
         with stores.writing(store.path):
             _finish(store)
@@ -368,11 +367,11 @@ def computed(store: Store, run: PairwiseRun, bar: Any, executor: Any) -> list[Do
 def _finish(store: Store) -> None:
     """Write that all records of the list of a store are there."""
     assert store.path is not None
-    kinds = [stores.list_file(store.path, kind, store.part) for kind in (MODELS, FINISHED)]
-    (_, listed), (_, finished) = map(stores.read_list, kinds)
+    files = [stores.list_file(store.path, kind, store.part) for kind in (MODELS, FINISHED)]
+    (_, listed), (_, finished) = map(stores.read_list, files)
     # Another process may have more models by now.
     if listed == store.attrs != finished:
-        stores.write_list(kinds[1], store.attrs)
+        stores.write_list(files[1], store.attrs)
 
 
 def _fetched(store: Store) -> dict[State, list[str]]:

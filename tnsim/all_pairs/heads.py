@@ -22,11 +22,11 @@ from tnsim.all_pairs.result import require_xarray
 from tnsim.all_pairs.run import pairwise
 from tnsim.circuits.own_parts import OwnParts
 from tnsim.circuits.parts import Anatomy, Parts, opened
-from tnsim.circuits.standard_parts import Circuits, StandardParts, View, checked_view
+from tnsim.circuits.standard_parts import Circuits, PartName, StandardParts, View, checked_view
 from tnsim.errors import MissingExtra, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import xarray as xr
 
@@ -107,7 +107,7 @@ def heads(
     if centred and through is not None:
         raise ModelError("centred scores are those of streams of mean 0: leave through out")
     view = checked_view(distances, "fold", centred)
-    first, second = (_anatomy(model) for model in (a, b))
+    first, second = (anatomy_of(model) for model in (a, b))
     if not (first.names(kind) and second.names(kind)):
         raise ModelError("the model has no head")
     own = [isinstance(anatomy, OwnParts) for anatomy in (first, second)]
@@ -119,7 +119,7 @@ def heads(
         _check_sides(bra, ket, through)
         inner = _inner(bra.circuits, ket.circuits, _moments(bra, ket))
         norms = [_squares(side) for side in (bra, ket)]
-        names = [_labels(side.circuits) for side in (bra, ket)]
+        names = [labels_of(side.circuits.names) for side in (bra, ket)]
         sides = bra, ket
     for label_list, squares in zip(names, norms, strict=True):
         if not (squares > 0).all():
@@ -172,12 +172,14 @@ def _chance(spread: np.ndarray, pairs: int) -> np.ndarray:
     return spread * NormalDist().inv_cdf(0.95 ** (1 / pairs))
 
 
-def _anatomy(model: Any) -> Anatomy:
+def anatomy_of(model: Any) -> Anatomy:
+    """A transformer ready to be taken apart, or that of parts which were taken."""
     return model.anatomy if isinstance(model, Parts) else opened(model)
 
 
-def _labels(circuits: Circuits) -> list[str]:
-    return [f"layer {name.layer} head {name.head}" for name in circuits.names]
+def labels_of(names: Iterable[PartName]) -> list[str]:
+    """Labels of heads, whatever part of them is compared."""
+    return [f"layer {name.layer} head {name.head}" for name in names]
 
 
 def _labelled(
@@ -333,15 +335,17 @@ def _of_products_of_scores(
     result = pairwise(dict(sides[0]), other=dict(sides[1]))
     inner = result["sign"].values * np.exp(result["log_inner"].values)
     norms = [np.exp(result[f"log_norm_{side}"].values) for side in "ab"]
-    names = [[f"layer {name.layer} head {name.head}" for name in side.names] for side in sides]
-    return inner, norms, names
+    return inner, norms, [labels_of(side.names) for side in sides]
 
 
 def _symmetry(kind: str, view: View, *models: Anatomy) -> str:
     """The changes of basis inside a head that change no similarity, in a sentence."""
     if kind == "ov":
         return "any invertible change of basis of the values of a head changes nothing"
-    turned = any(isinstance(model, StandardParts) and _is_rotated(model) for model in models)
+    turned = any(
+        isinstance(model, StandardParts) and model.transformer.rotary is not None
+        for model in models
+    )
     own = any(isinstance(model, OwnParts) for model in models)
     if not turned and not own:
         return "any invertible change of basis of queries and keys of a head changes nothing"
@@ -356,7 +360,3 @@ def _symmetry(kind: str, view: View, *models: Anatomy) -> str:
         f"change of basis makes another head. Added up over {len(view.distances)} distances: at a "
         "single distance more heads look equal than are"
     )
-
-
-def _is_rotated(anatomy: StandardParts) -> bool:
-    return anatomy.transformer.rotary is not None

@@ -27,7 +27,10 @@ from tnsim.files import regular
 
 EXPIRY = 30.0  # seconds without a sign of life after which a lease is taken over
 _RENEWAL = 5.0  # seconds between two signs of life; EXPIRY allows several to be late
+_PAUSE = 0.02  # seconds between two looks at a list that another process writes
 FOLDER = "leases"
+LISTS = "lists"
+"""Label of the lease under which the lists of a store are read and written again."""
 
 
 class Leases:
@@ -80,6 +83,11 @@ class Leases:
                 remove(file)
         self._held.add(file)
         return True
+
+    def wait(self, label: str) -> None:
+        """Take the lease of a list as soon as no other process has it."""
+        while not self.take(label):
+            time.sleep(_PAUSE)
 
     def release(self, label: str) -> None:
         """Give a lease back once the record is in the store."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnsim.all_pairs import store as stores
+from tnsim.all_pairs.leases import LISTS, Leases
 from tnsim.all_pairs.preparation import Place
 from tnsim.all_pairs.result import Pairwise
 from tnsim.all_pairs.sources import content_hash
@@ -137,11 +138,12 @@ def keep_rests(folder: Path, result: Pairwise, rests: Rests) -> None:
         DamagedStore: The file is damaged.
         TnsimError: The file cannot be written.
     """
-    kept = _kept_rests(folder)
-    for side, own in zip("ab", rests, strict=True):
-        for label, parts, rest in zip(*_models_of(result, side), own, strict=True):
-            kept[side][label] = {"parts": parts, "rest": rest}
-    with stores.writing(folder):
+    with stores.writing(folder), Leases(folder) as leases:
+        leases.wait(LISTS)  # another process may add the rests of other checkpoints
+        kept = _kept_rests(folder)
+        for side, own in zip("ab", rests, strict=True):
+            for label, parts, rest in zip(*_models_of(result, side), own, strict=True):
+                kept[side][label] = {"parts": parts, "rest": rest}
         stores.write_list(folder / RESTS, kept)
 
 
@@ -192,10 +194,10 @@ def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
         rests: Rests of the checkpoints.
         stacklevel: Number of calls between the user's code and here.
     """
-    for side in "ab"[: 1 if result.attrs["symmetric"] else 2]:
+    for side, models in _identities(result, rests).items():
         first: dict[str, Any] = {}
         equal = []
-        for label, model in zip(result[side].values, _identities(result, rests, side), strict=True):
+        for label, model in zip(result[side].values, models, strict=True):
             if (known := first.setdefault(model, label)) is not label:
                 equal.append(f"{label} = {known}")
         if equal:
@@ -206,10 +208,13 @@ def warn_of_duplicates(result: Pairwise, rests: Rests, stacklevel: int) -> None:
             )
 
 
-def _identities(result: Pairwise, rests: Rests, side: str) -> list[str]:
-    """For each checkpoint the digest of all its parts and its rest."""
-    own = rests["ab".index(side)]
-    return [content_hash(both) for both in zip(_models_of(result, side)[1], own, strict=True)]
+def _identities(result: Pairwise, rests: Rests) -> dict[str, list[str]]:
+    """For each list of checkpoints the digests of all parts and the rest of each."""
+    identities = {}
+    for side in "a" if result.attrs["symmetric"] else "ab":
+        both = zip(_models_of(result, side)[1], getattr(rests, side), strict=True)
+        identities[side] = list(map(content_hash, both))
+    return identities
 
 
 def names_in(folder: Path) -> list[PartName]:
@@ -287,9 +292,8 @@ def with_rests(result: Pairwise, rests: Rests) -> Pairwise:
         no part that differ, the attribute `rest`, their names, and `duplicates`, the number of
         checkpoints that are equal to others in all parts and in the rest.
     """
-    sides = "ab"[: 1 if result.attrs["symmetric"] else 2]
-    identities = [_identities(result, rests, side) for side in sides]
-    duplicates = sum(len(models) - len(set(models)) for models in identities)
+    identities = _identities(result, rests)
+    duplicates = sum(len(models) - len(set(models)) for models in identities.values())
     differing = rests.differing()
     codes = [np.array([[rest.get(n, "") for n in differing] for rest in own]) for own in rests]
     counts = np.array([(row != codes[1]).sum(axis=-1) for row in codes[0]], np.int64)

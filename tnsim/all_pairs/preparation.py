@@ -24,7 +24,15 @@ from tnsim.all_pairs import store as stores
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.forward_runs import ForwardRun, function_entry
 from tnsim.all_pairs.kernel_runs import KernelRun
-from tnsim.all_pairs.run_plan import ContractedRun, Models, VectorRun, memory, summary, tiles_of
+from tnsim.all_pairs.run_plan import (
+    ContractedRun,
+    Models,
+    VectorRun,
+    memory,
+    pairs_of,
+    summary,
+    tiles_of,
+)
 from tnsim.all_pairs.sources import Entry, entry, metric_parameters, sources
 from tnsim.all_pairs.store import FORMAT
 from tnsim.all_pairs.tasks import Job
@@ -69,7 +77,7 @@ class Known:
 
     def of(self, entries: Sequence[Entry]) -> Known:
         """The knowledge about the models of some entries."""
-        bases = dict(itertools.chain.from_iterable(prepared.bases for prepared in entries))
+        bases = dict(itertools.chain.from_iterable(entry.bases for entry in entries))
         wanted = set(bases.values())
         examples = {kind: model for kind, model in self.examples.items() if kind in wanted}
         return Known(examples, {digest: self.read.get(digest) for digest in bases})
@@ -143,11 +151,7 @@ class PairwiseRun(NamedTuple):
     @property
     def pairs(self) -> int:
         """The number of pairs of distinct models; of a single list each pair counts once."""
-        return _pairs(len(self.rows.entries), len(self.columns.entries), self.symmetric)
-
-
-def _pairs(rows: int, columns: int, triangle: bool) -> int:
-    return rows * (rows + 1) // 2 if triangle else rows * columns
+        return pairs_of(len(self.rows.entries), len(self.columns.entries), self.symmetric)
 
 
 def prepared(
@@ -226,7 +230,7 @@ def _planned(
         kept: Name of the route to take where it holds the models; None for the cheapest.
     """
     others = None if symmetric else columns.entries
-    pairs = _pairs(len(rows.entries), len(columns.entries), symmetric)
+    pairs = pairs_of(len(rows.entries), len(columns.entries), symmetric)
     units = common_units(known.examples.values(), settings[0])
     setting = PairSetting(*settings, pairs, units)
     models = Models(rows.entries, others, known.examples)
@@ -323,15 +327,15 @@ def _side(
     for source in sources(models, names, metric if centred else None):
         model: Any = source.read()
         if is_function(model):
-            prepared = function_entry(source, metric, stored)
+            made = function_entry(source, metric, stored)
         else:
-            prepared = entry(source, model, dtype)
+            made = entry(source, model, dtype)
             terms_of_model = terms(by_differences(model, dtype))
-            for (digest, _), (_, base) in zip(prepared.bases, terms_of_model, strict=True):
+            for (digest, _), (_, base) in zip(made.bases, terms_of_model, strict=True):
                 known.add(digest, base, metric)
-        entries.append(prepared)
-        first = distinct.setdefault(prepared.digest, prepared)
-        if first is not prepared:
+        entries.append(made)
+        first = distinct.setdefault(made.digest, made)
+        if first is not made:
             equal.append(f"{source.label} = {first.source.label}")
     # Models with an equal part need not be equal, see `part_runs.warn_of_duplicates`.
     if equal and not isinstance(models, PartSeries):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 import numpy as np
 
 from tnsim.analysis import summary as summaries
-from tnsim.analysis.matrices import shown_labels
+from tnsim.analysis.matrices import place_of, shown_labels
 from tnsim.errors import MissingExtra, ResultError, TnsimError
 from tnsim.files import Kind, beginning, replacing
 from tnsim.tables import cell, in_words
@@ -168,12 +168,11 @@ class ResultAccessor:
         if "part" not in found.dims:
             raise ResultError("the result has no parts: compare tnsim.parts(series)")
         places = {}
-        for dim, label, place in (("a", a, 0), ("b", b, -1)):
-            labels = found[dim].values.tolist()
-            if label is not None and label not in labels:
-                shown = ", ".join(map(str, labels[:8]))
+        for dim, label, end in (("a", a, 0), ("b", b, -1)):
+            places[dim] = end if label is None else place_of(found[dim], label)
+            if places[dim] is None:
+                shown = ", ".join(map(str, found[dim].values.tolist()[:8]))
                 raise ResultError(f"no model is called {label!r} along {dim}: {shown}")
-            places[dim] = place if label is None else labels.index(label)
         pair = found.assign(distance=self.distance).isel(places)[["distance", "similarity"]]
         return pair.isel(part=np.argsort(-pair.distance.values, kind="stable"))
 
@@ -216,6 +215,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
     """
     coordinates: dict[str, Any] = {}
     index: dict[str, np.ndarray] = {}
+    norms: dict[str, Any] = {}
     for side in "ab":
         stored = "a" if attrs["symmetric"] else side
         digests = attrs[f"hash_{stored}"]
@@ -224,22 +224,19 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         coordinates[side] = attrs[f"labels_{stored}"]
         coordinates[f"name_{side}"] = (side, attrs[f"names_{stored}"])
         coordinates[f"hash_{side}"] = (side, digests)
-        coordinates[f"log_norm_{side}"] = (
-            side,
-            arrays[f"log_norm_{stored}"][index[side]],
-        )
+        norms[f"log_norm_{side}"] = (side, arrays[f"log_norm_{stored}"][index[side]])
     both = np.ix_(index["a"], index["b"])
     variables: dict[str, Any] = {}
     for name in ("similarity", "log_inner", "sign", "standard_error"):
         if name in arrays:
             variables[name] = (("a", "b"), arrays[name][both])
-    variables |= {name: coordinates.pop(name) for name in ("log_norm_a", "log_norm_b")}
+    variables |= norms
     if attrs["slices"]:
         variables["slices"] = (("a", "b", "output"), arrays["slices"][both])
         coordinates["output"] = np.arange(variables["slices"][1].shape[-1])
     known = (
         "metric",
-        *(("centred",) if attrs.get("centred") else ()),
+        *(("centred",) if attrs["centred"] else ()),
         "metric_parameters",
         "exact",
         "dtype",
@@ -252,8 +249,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         "tnsim_version",
         "jax_version",
     )
-    complete = {"caveats": [], "device": "unknown", "tier": "compile", **attrs}
-    return Pairwise(variables, coordinates, {name: complete[name] for name in known})
+    return Pairwise(variables, coordinates, {name: attrs[name] for name in known})
 
 
 def _is_result(file: BinaryIO) -> bool:

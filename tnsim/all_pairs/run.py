@@ -121,11 +121,10 @@ def pairwise(
     if isinstance(models, SeriesParts):
         _check_settings_of_parts(slices, dialect, n_ctx)
         results: list[Pairwise | None] = []
-        with _part_bar(len(models), progress) as bar:
+        with _bar(len(models), "part", progress) as bar:
             for part in part_runs.part_runs(models, other, path):
                 bar.set_description(str(part.name))
-                is_stored = path is not None
-                asked = (False, dtype, budget, names, centred, is_stored)
+                asked = (False, dtype, budget, names, centred, path is not None)
                 run = prepared(part.models, metric, part.other, *asked)
                 results.append(_computed(run, part.place, executor, progress=False))
                 bar.update()
@@ -156,7 +155,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
         listed = stores.listed(damaged)
         warnings.warn(f"{path}: damaged: {listed}; computed again", StoreWarning, stacklevel=3)
     what = f"{run.pairs:,} inner products by {run.estimate.route}"
-    with announced(what, run.estimate.seconds, bar=False), _bar(run, progress) as bar:
+    with announced(what, run.estimate.seconds, bar=False), _bar(run.pairs, "pair", progress) as bar:
         try:
             with reporting(partial(_compiling, bar)):
                 doubts = growing.computed(store, run, bar, executor)
@@ -339,16 +338,10 @@ def _given(
     return first, second, metric
 
 
-def _bar(run: PairwiseRun, shown: bool) -> Any:
+def _bar(total: int, unit: str, shown: bool) -> Any:
     from tqdm.auto import tqdm
 
-    return tqdm(total=run.pairs, unit="pair", desc="pairs", disable=not shown)
-
-
-def _part_bar(count: int, shown: bool) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=count, unit="part", disable=not shown)
+    return tqdm(total=total, unit=unit, desc=f"{unit}s", disable=not shown)
 
 
 def _compiling(bar: Any, done: int, total: int) -> None:

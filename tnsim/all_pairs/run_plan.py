@@ -130,7 +130,7 @@ class Sizes(NamedTuple):
     @property
     def pairs(self) -> int:
         """The number of inner products; of a single list each pair counts once."""
-        return self._on_and_below(self.rows) if self.symmetric else self.rows * self.columns
+        return pairs_of(self.rows, self.columns, self.symmetric)
 
     def tile(self, work: int, model_bytes: int, share: float = 1 / 8) -> int:
         """The number of models per side of a tile, limited by its work and its memory.
@@ -156,15 +156,16 @@ class Sizes(NamedTuple):
     def tiles(self, tile: int) -> int:
         """The number of tiles; of a single list, of those on and below the diagonal."""
         blocks, across = math.ceil(self.rows / tile), math.ceil(self.columns / tile)
-        return self._on_and_below(blocks) if self.symmetric else blocks * across
+        return pairs_of(blocks, across, self.symmetric)
 
     def tile_bytes(self, tile: int) -> int:
         """Bytes of the products of a tile."""
         return min(tile, self.rows) * min(tile, self.columns) * self.products
 
-    @staticmethod
-    def _on_and_below(n: int) -> int:
-        return n * (n + 1) // 2
+
+def pairs_of(rows: int, columns: int, symmetric: bool) -> int:
+    """The number of pairs of rows and columns; of a single list, of those up to the diagonal."""
+    return rows * (rows + 1) // 2 if symmetric else rows * columns
 
 
 def memory(setting: PairSetting) -> float:
@@ -425,7 +426,7 @@ def _contractions(
     # Norms: every model with itself.
     for bases in several:
         for kinds, times in bases.items():
-            work.add(times, batched_plans.pair_plan(examples[kinds], None, setting))
+            work.add(times, Pairs.of(examples[kinds], None, setting).plan)
     for bra, ket, sides, times in _pairs_of_kinds(several):
         shares = Pairs.of(examples[bra], examples[ket], setting).shares
         work.add(times, shares.crossing.plan)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -186,11 +187,6 @@ class Entry:
         return model
 
 
-def digests(entries: Sequence[Entry]) -> np.ndarray:
-    """The digests of some entries, as an array of texts that may be compared in blocks."""
-    return np.array([entry.digest for entry in entries])
-
-
 def sources(
     models: Any, names: Sequence[Any] | None = None, centred: Metric | None = None
 ) -> tuple[Source, ...]:
@@ -207,7 +203,7 @@ def sources(
     if names is not None and len(names) != len(given):
         raise ModelError(f"{len(names)} names for {len(given)} models")
     labels = numbered([label for label, _ in given] if names is None else names)
-    if repeated := sorted({str(label) for label in labels if labels.count(label) > 1}):
+    if repeated := sorted(str(label) for label, count in Counter(labels).items() if count > 1):
         raise ModelError(
             f"labels must differ, found {', '.join(repeated[:5])} more than once; give names="
         )

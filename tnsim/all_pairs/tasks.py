@@ -11,16 +11,16 @@ import contextlib
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
 
 from tnsim.all_pairs import batched_plans, forward_runs, kernel_runs
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
-from tnsim.all_pairs.forward_runs import Estimated
+from tnsim.all_pairs.forward_runs import Tile
 from tnsim.all_pairs.normalise import Norms, uncertified, uncertified_norms
-from tnsim.all_pairs.sources import Entry, digests
+from tnsim.all_pairs.sources import Entry
 from tnsim.engine.precision import EPS, Arithmetic
 from tnsim.errors import ExecutorError, TnsimError, TooLarge
 from tnsim.metrics.points import Points
@@ -34,6 +34,8 @@ from tnsim.scaled import ScaledSum, add, magnified
 from tnsim.sessions import session
 
 Block = features.FeatureBlock | batched_plans.StackBlock | kernel_runs.KernelBlock
+_Arrays: TypeAlias = tuple[Any, ...]
+"""Arrays of the numbers of all models, or of all pairs, along their first axes."""
 _WORKER = "worker"  # owner of the blocks of all runs on a worker, see `_kept`
 
 
@@ -61,10 +63,10 @@ class Job(NamedTuple):
     keep_bytes: float
     alone: bool
     key: str
-    points: Points | None = None
-    kernels: bool = False
-    certifies: bool = False
-    differences: str = "float64"
+    points: Points | None
+    kernels: bool
+    certifies: bool
+    differences: str
 
     @property
     def in_float64(self) -> Job:
@@ -98,7 +100,11 @@ def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> Scale
     if not job.certifies:
         return squared_norms
     unsure = uncertified_norms(squared_norms, arithmetic)
-    return _refined(squared_norms, unsure, lambda: _norms(job.in_float64, _chosen(entries, unsure)))
+
+    def in_float64() -> ScaledSum:
+        return _counted(_norms(job.in_float64, _chosen(entries, unsure)))
+
+    return ScaledSum(*_refined(squared_norms, unsure, in_float64))
 
 
 def _norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
@@ -116,7 +122,7 @@ def tile(
     columns: tuple[Entry, ...],
     norms: tuple[Norms, Norms],
     arithmetic: Arithmetic,
-) -> ScaledSum | Estimated:
+) -> Tile:
     """Inner products of all rows with all columns.
 
     The products of a block with itself are symmetric to the bit. Estimates carry standard errors.
@@ -133,34 +139,25 @@ def tile(
     found = _tile(job, rows, columns)
     if not job.certifies:
         return found
-    products = found.products if isinstance(found, Estimated) else found
-    unsure = uncertified(products, *norms, arithmetic)
-    unsure &= digests(rows)[:, None] != digests(columns)
-    again = [unsure.any(axis=axis) for axis in (1, 0)]
-    errors = []
+    unsure = uncertified(found.products, *norms, arithmetic)
+    first, second = (np.array([entry.digest for entry in side]) for side in (rows, columns))
+    unsure &= first[:, None] != second
+    again = _chosen(rows, unsure.any(axis=1)), _chosen(columns, unsure.any(axis=0))
 
-    def in_float64() -> ScaledSum:
-        finer = _tile(job.in_float64, _chosen(rows, again[0]), _chosen(columns, again[1]))
-        if not isinstance(finer, Estimated):
-            return finer
-        errors.append(finer.standard_error)
-        return finer.products
+    def in_float64() -> _Arrays:
+        finer = _tile(job.in_float64, *again)
+        return *_counted(finer.products), finer.standard_error
 
-    products = _refined(products, unsure, in_float64)
-    if not isinstance(found, Estimated):
-        return products
-    standard_error, place = found.standard_error.copy(), np.ix_(*again)
-    for finer in errors:
-        standard_error[place] = np.where(unsure[place], finer, standard_error[place])
-    return Estimated(products, standard_error)
+    refined = _refined((*found.products, found.standard_error), unsure, in_float64)
+    return Tile(ScaledSum(*refined[:-1]), refined[-1])
 
 
-def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> ScaledSum | Estimated:
+def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Tile:
     """Inner products in the precision of the job."""
     if job.points is not None:
         sums = _sums(job, rows, columns)
         result = forward_runs.tile(sums, job.setting.slices, job.points.drawn)
-        _checked(result.products if isinstance(result, Estimated) else result, job)
+        _checked(result.products, job)
         return result
     products = []
     for section in job.sections:
@@ -168,42 +165,47 @@ def _tile(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Scal
         # One object for both sides tells the routes below that the tile is symmetric.
         second = first if rows == columns else _block(job, columns, section)
         products.append(_block_products(job, first, second))
-    return _checked(add(products), job)
+    return Tile(_checked(add(products), job))
 
 
 def _chosen(entries: tuple[Entry, ...], wanted: Bool[np.ndarray, " n"]) -> tuple[Entry, ...]:
     return tuple(itertools.compress(entries, wanted))
 
 
+def _counted(products: ScaledSum) -> ScaledSum:
+    """Numbers of float64 whose sizes count roundings of the run, those of float32."""
+    return magnified(products, EPS["float64"] / EPS["float32"])
+
+
 def _refined(
-    products: ScaledSum, unsure: Bool[np.ndarray, "..."], again: Callable[[], Any]
-) -> ScaledSum:
+    arrays: _Arrays, unsure: Bool[np.ndarray, "..."], again: Callable[[], _Arrays]
+) -> _Arrays:
     """Numbers of float32 with the unsure numbers taken from a second computation in float64.
 
     Args:
-        products: Numbers of all models, or of all pairs.
+        arrays: Numbers of all models, or of all pairs; None stays None.
         unsure: Models or pairs to replace, one axis for each axis of models.
         again: Computes the numbers of all rows, or rows and columns, that have an unsure number.
     """
     if not unsure.any():
-        return products
+        return arrays
     try:
-        # Sizes count roundings of the run, those of float32.
-        finer = magnified(again(), EPS["float64"] / EPS["float32"])
+        finer = again()
     except TooLarge:
-        return products  # with the bound of float32
+        return arrays  # with the bound of float32
     axes = range(unsure.ndim)
     others = [tuple(axis for axis in axes if axis != kept) for kept in axes]
     place = np.ix_(*(unsure.any(axis=rest) for rest in others))
     replaced = unsure[place]
-    arrays = []
-    for old, new in zip(products, finer, strict=True):
-        array = old.copy()
-        block = array[place]
-        block[replaced] = new[replaced]
-        array[place] = block
-        arrays.append(array)
-    return ScaledSum(*arrays)
+    refined = []
+    for old, new in zip(arrays, finer, strict=True):
+        array = None if old is None else old.copy()
+        if array is not None:
+            block = array[place]
+            block[replaced] = new[replaced]
+            array[place] = block
+        refined.append(array)
+    return tuple(refined)
 
 
 def _block_norms(job: Job, block: Block) -> ScaledSum:
@@ -230,11 +232,10 @@ def _sums(job: Job, rows: tuple[Entry, ...], columns: tuple[Entry, ...]) -> Sums
     """Sums over all points; the sums of a block with itself are kept, for norms and tiles."""
     assert job.points is not None
     points = job.points
-    others = None if rows == columns else columns
-    if others is not None:
-        return forward_runs.sums(job.setting, points, rows, others)
-    digests = tuple(entry.digest for entry in rows)
-    return _kept(job, digests, lambda: forward_runs.sums(job.setting, points, rows, None))
+    if rows != columns:
+        return forward_runs.sums(job.setting, points, rows, columns)
+    key = tuple(entry.digest for entry in rows)
+    return _kept(job, key, lambda: forward_runs.sums(job.setting, points, rows, None))
 
 
 def _block(job: Job, entries: tuple[Entry, ...], section: FeatureSpace | None) -> Block:
@@ -318,14 +319,13 @@ def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: st
     return result
 
 
-def expect_products(
-    result: Any, shape: tuple[int, int], outputs: int | None, advice: str
-) -> ScaledSum | Estimated:
+def expect_tile(result: Any, shape: tuple[int, int], outputs: int | None, advice: str) -> Tile:
     """The result of a `tile` task. Raises `ExecutorError` where it is no block of products."""
-    products = result
-    if isinstance(result, Estimated) and _is_error(result.standard_error, shape):
-        products = result.products
-    if not _is_block(products, shape, outputs):
+    if not (
+        isinstance(result, Tile)
+        and _is_block(result.products, shape, outputs)
+        and _is_error(result.standard_error, shape)
+    ):
         raise _garbage(result, f"inner products of {shape[0]} x {shape[1]} models", advice)
     return result
 
@@ -334,19 +334,21 @@ def _is_block(value: Any, shape: tuple[int, ...], outputs: int | None) -> bool:
     whole = shape if outputs is None else (*shape, outputs)
     if not isinstance(value, ScaledSum):
         return False
-    if not all(_is_array(x, whole, np.float64) for x in (value.mantissa, value.size)):
+    if not all(_is_array(x, whole) for x in (value.mantissa, value.size)):
         return False
-    return any(_is_array(value.exponent, form, np.float64) for form in {shape, whole})
+    return any(_is_array(value.exponent, form) for form in {shape, whole})
 
 
-def _is_array(value: Any, shape: tuple[int, ...], dtype: type) -> bool:
-    """Whether a value is an array of this shape and dtype without NaN or infinity."""
-    is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, dtype)
+def _is_array(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value is a float64 array of this shape without NaN or infinity."""
+    is_array = isinstance(value, np.ndarray) and (value.shape, value.dtype) == (shape, np.float64)
     return is_array and bool(np.isfinite(value).all())
 
 
 def _is_error(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a value is an array of standard errors, which may be infinite but not NaN."""
+    """Whether a value is none, or an array of standard errors, infinite at most but not NaN."""
+    if value is None:
+        return True
     return isinstance(value, np.ndarray) and value.shape == shape and not np.isnan(value).any()
 
 

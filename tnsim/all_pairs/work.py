@@ -29,11 +29,10 @@ import numpy as np
 import tnsim
 from tnsim.all_pairs import store as stores
 from tnsim.all_pairs import tasks
-from tnsim.all_pairs.forward_runs import Estimated
 from tnsim.all_pairs.leases import Leases
 from tnsim.all_pairs.normalise import Doubt, Norms, norm_arrays, norms_in, tile_arrays
 from tnsim.all_pairs.preparation import PairwiseRun
-from tnsim.all_pairs.run_plan import tiles_of
+from tnsim.all_pairs.run_plan import pairs_of, tiles_of
 from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
@@ -233,18 +232,18 @@ class PendingWork(NamedTuple):
         records: Records to compute.
         task: Returns the function that computes a record, and its arguments.
         write: Checks a result, writes it, and returns the doubts about its numbers.
-        done: Is called with every finished record, whichever process finished it.
         together: Number of tasks that may run at once where there is no executor.
     """
 
     records: Sequence[Record]
     task: Callable[[Record], Task]
     write: Callable[[Record, Any], list[Doubt]]
-    done: Callable[[Record], Any]
     together: int = 1
 
 
-def complete(work: PendingWork, store: Store, leases: Leases, executor: Any) -> list[Doubt]:
+def complete(
+    work: PendingWork, store: Store, leases: Leases, executor: Any, bar: Any
+) -> list[Doubt]:
     """Compute every record that the store lacks, and wait for the records of other processes.
 
     Args:
@@ -252,6 +251,7 @@ def complete(work: PendingWork, store: Store, leases: Leases, executor: Any) -> 
         store: Store of the results.
         leases: Leases of this process.
         executor: Runs the tasks; None to run them here.
+        bar: A progress bar, advanced by the pairs of every record, whichever process finished it.
 
     Returns:
         The doubts about the numbers computed by this call.
@@ -267,11 +267,11 @@ def complete(work: PendingWork, store: Store, leases: Leases, executor: Any) -> 
         # Every turn computes what nobody else has a lease of and collects the rest, which is looked
         # at again after a pause: another process may have finished it, or died.
         elsewhere: list[Record] = []
-        started = _leased(pending, elsewhere, work, store, leases)
+        started = _leased(pending, elsewhere, work, store, leases, bar)
         for record, result in completed(started, executor, advice(store.path), work.together):
             doubts += work.write(record, result)
             leases.release(record.label)
-            work.done(record)
+            bar.update(pairs_in(store, record))
         if elsewhere:
             time.sleep(_PAUSE)
         pending = elsewhere
@@ -291,6 +291,7 @@ def _leased(
     work: PendingWork,
     store: Store,
     leases: Leases,
+    bar: Any,
 ) -> Iterator[tuple[Record, Task]]:
     """The tasks of which this process gets leases; records of other processes go to `elsewhere`.
 
@@ -299,7 +300,7 @@ def _leased(
     """
     for record in pending:
         if store.fetch(record) is State.WHOLE:
-            work.done(record)
+            bar.update(pairs_in(store, record))
             continue
         with stores.writing(store.path):
             is_ours = leases.take(record.label)
@@ -308,7 +309,7 @@ def _leased(
             continue
         if store.fetch(record) is State.WHOLE:  # finished between the look and the lease
             leases.release(record.label)
-            work.done(record)
+            bar.update(pairs_in(store, record))
             continue
         stores.log_start(store, record.label)
         yield record, work.task(record)
@@ -363,11 +364,11 @@ def norm_work(
         store.write(record, norm_arrays(norms, run.job.setting.slices))
         return []
 
-    return PendingWork(records, task, write, lambda record: None)
+    return PendingWork(records, task, write)
 
 
 def tile_work(
-    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record], bar: Any
+    run: PairwiseRun, models: Entries, store: Store, records: Sequence[Record]
 ) -> PendingWork:
     """The work on tiles, the norms of which are in the store.
 
@@ -376,7 +377,6 @@ def tile_work(
         models: Models of all records.
         store: Store to which results are written, and from which norms are read.
         records: Records of tiles.
-        bar: A progress bar, advanced by the number of pairs of every finished tile.
     """
 
     def entries(record: Record) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
@@ -389,18 +389,13 @@ def tile_work(
     def write(record: Record, result: Any) -> list[Doubt]:
         return [_write_tile(run, entries(record), store, record, result)]
 
-    def done(record: Record) -> None:
-        bar.update(pairs_in(store, record))
-
-    return PendingWork(records, task, write, done, tiles_of(run.estimate).together)
+    return PendingWork(records, task, write, tiles_of(run.estimate).together)
 
 
 def pairs_in(store: Store, record: Record) -> int:
     """The number of pairs of a record; squared norms have none."""
-    rows, columns = len(record.rows), len(record.columns or ())
-    if record.rows == record.columns and "b" not in store.places:
-        return rows * (rows + 1) // 2
-    return rows * columns
+    is_mirrored = record.rows == record.columns and "b" not in store.places
+    return pairs_of(len(record.rows), len(record.columns or ()), is_mirrored)
 
 
 def _write_tile(
@@ -420,14 +415,11 @@ def _write_tile(
     """
     rows, columns = entries
     shape = len(rows), len(columns)
-    products = tasks.expect_products(result, shape, store.attrs["outputs"], advice(store.path))
-    estimated = None
-    if isinstance(products, Estimated):
-        products, estimated = products
+    found = tasks.expect_tile(result, shape, store.attrs["outputs"], advice(store.path))
     same = np.array(record.rows)[:, None] == np.array(record.columns)
-    arrays, error = tile_arrays(products, *_norms_of(store, record), same, run.arithmetic)
-    if estimated is not None:
-        arrays["standard_error"] = np.where(same, 0.0, estimated)
+    arrays, error = tile_arrays(found.products, *_norms_of(store, record), same, run.arithmetic)
+    if found.standard_error is not None:
+        arrays["standard_error"] = np.where(same, 0.0, found.standard_error)
     # The pair of the largest error stands for the tile in warnings.
     row, column = np.unravel_index(np.argmax(error), error.shape)
     what = f"the cosine of {rows[row].source.name} and {columns[column].source.name}"

@@ -65,15 +65,17 @@ class Outputs(NamedTuple):
     """Features of the outputs of several models on n inputs.
 
     Attributes:
+        models: The models, read where they were given as files.
         features: Arrays in the order of the models.
         about: Description of the inputs: `inputs`, `samples` and, where they were drawn, `seed`.
 
     Example:
         >>> import numpy as np
-        >>> Outputs([np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
+        >>> Outputs(["a"], [np.zeros(2)], {"inputs": "given", "samples": 2}).about["samples"]
         2
     """
 
+    models: Models
     features: list[np.ndarray]
     about: dict[str, Any]
 
@@ -83,22 +85,24 @@ def outputs_of(
     inputs: Inputs,
     seed: Seed,
     feature: Callable[[np.ndarray], np.ndarray],
+    output: str | int | None = None,
     one_width: bool = True,
 ) -> Outputs:
     """Run every model once, and keep the features of its outputs that a measure compares.
 
     Args:
         models: Models with the same inputs and outputs, or plain functions and PyTorch modules,
-            which are called as under `Empirical`.
+            which are called as under `Empirical` where inputs are an array.
         inputs: An array (n, d_in), for sequences (n, positions, d_in), or a number n of standard
             normal inputs. Integers (n, positions) are token ids unless a model reads vectors.
         seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
         feature: Function from the outputs of a model, float64 (n, d_out) or (n, positions,
             d_out), to its features.
+        output: Output of functions with several, as for `Empirical`.
         one_width: Whether all outputs need the same shape.
 
     Returns:
-        The features of every model, and the description of the inputs.
+        The models, the features of each, and the description of the inputs.
 
     Raises:
         ModelError: The models cannot be compared, the inputs do not fit or are not finite, or a
@@ -107,12 +111,19 @@ def outputs_of(
     Example:
         >>> import numpy as np, tnsim
         >>> double = tnsim.Model([tnsim.Linear(2.0 * np.eye(2))])
-        >>> features, about = outputs_of([double], np.array([[1.0, 3.0]]), 0, np.ravel)
+        >>> _, features, about = outputs_of([double], np.array([[1.0, 3.0]]), 0, np.ravel)
         >>> features[0].tolist(), about
         ([2.0, 6.0], {'inputs': 'given', 'samples': 1})
     """
     features: list[np.ndarray] = []
-    x, about = _checked_inputs(inputs, _first_reader(models), seed)
+    if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
+        models = given_models(models, output=output)
+        x, about = drawn_inputs(int(inputs), _first_reader(models), seed)
+    else:
+        # Loaders and mappings become arrays once, as the array says how long sequences are.
+        x = host_array(functions.input_rows(inputs))
+        models = given_models(models, inputs=x, output=output)
+        x, about = _checked_inputs(x, _first_reader(models))
     shape: tuple[int, ...] = ()
     for n, model in enumerate(_each_model(models)):
         outputs = np.concatenate(list(_output_batches(model, x)))
@@ -126,7 +137,7 @@ def outputs_of(
         _check_finite(outputs, n)
         # Only features are kept, as outputs of all models may not fit into memory.
         features.append(feature(outputs))
-    return Outputs(features, about)
+    return Outputs(models, features, about)
 
 
 def _first_reader(models: Models) -> AnyModel | None:
@@ -158,33 +169,18 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
     )
 
 
-def _on_inputs(models: Models, inputs: Inputs, output: str | int | None) -> tuple[Models, Inputs]:
-    """Models that run on inputs, and these; modules stay functions where inputs are an array."""
-    if isinstance(inputs, (int, np.integer)):
-        return given_models(models, output=output), inputs
-    # Loaders and mappings become arrays once, as the array says how long sequences are.
-    x = host_array(functions.input_rows(inputs))
-    return given_models(models, inputs=x, output=output), x
-
-
 def _each_model(models: Models) -> Iterable[Any]:
     """The models of a sequence, or those of a mapping without their labels."""
     return models.values() if isinstance(models, Mapping) else models
 
 
-def _checked_inputs(
-    inputs: Inputs, model: AnyModel | None, seed: Seed
-) -> tuple[np.ndarray, dict[str, Any]]:
+def _checked_inputs(x: np.ndarray, model: AnyModel | None) -> tuple[np.ndarray, dict[str, Any]]:
     """The inputs, in float64 or as token ids, and their description.
 
     Args:
-        inputs: Inputs, or their number.
+        x: Inputs.
         model: First model that is no plain function; None where all are plain functions.
-        seed: Seed of drawn inputs: a number, a NumPy generator or a JAX key.
     """
-    if isinstance(inputs, (int, np.integer)) and not isinstance(inputs, bool):
-        return _drawn_inputs(int(inputs), model, seed_number(seed))
-    x = host_array(functions.input_rows(inputs))
     given = {"inputs": "given", "samples": len(x) if x.ndim else 0}
     # Integers are token ids for sequences, and numbers for models of vectors.
     if is_tokens(x) and x.ndim == 2 and x.size and (model is None or model.n_ctx is not None):
@@ -207,10 +203,24 @@ def _checked_inputs(
     return x, given
 
 
-def _drawn_inputs(
-    count: int, model: AnyModel | None, seed: int
+def drawn_inputs(
+    count: int, model: AnyModel | None, seed: Seed
 ) -> tuple[Float[np.ndarray, "n *positions in"], dict[str, Any]]:
-    """Standard normal inputs in the shape that the model reads."""
+    """Standard normal inputs in the shape that the model reads, and their description.
+
+    Args:
+        count: Number of inputs.
+        model: Model that reads them; None where all are plain functions.
+        seed: A number, a NumPy generator or a JAX key.
+
+    Raises:
+        ModelError: There is no model, or no input.
+
+    Example:
+        >>> import tnsim
+        >>> drawn_inputs(5, tnsim.Model([tnsim.Linear([[1.0, 2.0]])]), 0)[0].shape
+        (5, 2)
+    """
     if model is None:
         raise ModelError(
             "nothing says what inputs plain functions read: give inputs as an array, (n, d_in), "
@@ -221,8 +231,9 @@ def _drawn_inputs(
     shape = (count, model.d_in)
     if model.n_ctx is not None:
         shape = (count, model.n_ctx, model.d_in)
-    x = np.random.default_rng(seed).normal(size=shape)
-    return x, {"inputs": "standard normal", "samples": count, "seed": seed}
+    number = seed_number(seed)
+    x = np.random.default_rng(number).normal(size=shape)
+    return x, {"inputs": "standard normal", "samples": count, "seed": number}
 
 
 def _output_batches(
@@ -451,8 +462,7 @@ def output_cosine(
         >>> output_cosine([a, b], inputs).values.round(3)[0, 1].item()
         0.707
     """
-    models, inputs = _on_inputs(models, inputs, output)
-    outputs, about = outputs_of(models, inputs, seed, np.ravel)
+    models, outputs, about = outputs_of(models, inputs, seed, np.ravel, output)
     about |= {
         "formula": "sum <A(x), B(x)> / sqrt(sum |A(x)|^2 sum |B(x)|^2)",
         "invariant_to": "a factor on the outputs",
@@ -500,8 +510,7 @@ def mean_cosine(
     Source:
         The paper's behavioural similarity, section 3.3, as its published code computes it.
     """
-    models, inputs = _on_inputs(models, inputs, output)
-    directions, about = outputs_of(models, inputs, seed, measures.directions)
+    models, directions, about = outputs_of(models, inputs, seed, measures.directions, output)
     about |= {
         "formula": "mean of <A(x), B(x)> / |A(x)||B(x)|",
         "invariant_to": "a factor on the output of every input",
@@ -554,8 +563,9 @@ def cka(
         Kornblith et al. 2019, "Similarity of neural network representations revisited"; Song et al.
         2012, "Feature selection via dependence maximization", equation 5.
     """
-    models, inputs = _on_inputs(models, inputs, output)
-    features, about = outputs_of(models, inputs, seed, measures.centred, one_width=False)
+    models, features, about = outputs_of(
+        models, inputs, seed, measures.centred, output, one_width=False
+    )
     if about["samples"] < 4:
         raise ModelError(
             "CKA needs at least 4 inputs (the unbiased HSIC divides by n - 3), "
@@ -614,8 +624,7 @@ def js_divergence(
     Source:
         Lin 1991, "Divergence measures based on the Shannon entropy".
     """
-    models, inputs = _on_inputs(models, inputs, output)
-    predictions, about = outputs_of(models, inputs, seed, measures.softmax)
+    models, predictions, about = outputs_of(models, inputs, seed, measures.softmax, output)
     entropies = list(map(measures.entropy, predictions))
 
     def divergence(i: int, j: int) -> float:
@@ -668,8 +677,7 @@ def agreement(
         >>> agreement([a, b], np.array([[1.0, 0.0], [0.0, 1.0]])).values.tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
-    models, inputs = _on_inputs(models, inputs, output)
-    choices, about = outputs_of(models, inputs, seed, measures.largest)
+    models, choices, about = outputs_of(models, inputs, seed, measures.largest, output)
     about |= {
         "formula": "mean of argmax A(x) = argmax B(x)",
         "invariant_to": "anything that keeps the largest output of every input",

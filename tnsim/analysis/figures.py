@@ -53,7 +53,7 @@ from tnsim.analysis.canvas import (
     refuse_span,
 )
 from tnsim.analysis.correlations import correlation, paired_entries
-from tnsim.analysis.matrices import matrix, square
+from tnsim.analysis.matrices import matrix, part_grids, square
 from tnsim.analysis.summary import without_copies
 from tnsim.errors import MissingExtra, ResultError
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
@@ -213,7 +213,9 @@ def contributions(
     """
     values = np.asarray(values)
     total = values.sum()
-    cells = {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values[::-1])}
+    cells = {}
+    if total:
+        cells = {at: f"{value / total:.0%}" for at, value in np.ndenumerate(values[::-1])}
     title = heading(title) or f"contributions, sum {total:.4g}"
     panel = Panel(values[::-1], bra[::-1], ket, title, names, cells)  # the first row at the top
     colours = diverging(float(np.abs(values).max()))
@@ -850,30 +852,26 @@ def _part_panels(
             f"gives, found {', '.join(names)} over {tuple(map(str, result[names[0]].dims))}"
         )
     table = result[names[0]].transpose("part", "a", "b")[:, 0, -1]
-    kinds = list(dict.fromkeys(table["kind"].values.tolist()))
-    grids = [_by_layer_and_head(table[table["kind"].values == kind]) for kind in kinds]
-    finite = np.concatenate([grid[np.isfinite(grid)] for grid in grids])
+    finite = table.values[np.isfinite(table.values)]
+    if not finite.size:
+        raise ResultError(
+            f"no part has a finite {names[0]} of the first row and the last column: finish the "
+            "run, or select other models"
+        )
     panels = []
-    for kind, grid in zip(kinds, grids, strict=True):
-        rows, columns = (range(n) if n > 1 else () for n in grid.shape)
+    for kind, places in part_grids(table).items():
+        rows, columns = (range(n) if n > 1 else () for n in places.shape)
         named = ("layer" if rows else "", "head" if columns else "")
+        grid = np.where(places >= 0, table.values[places], np.nan)
         panels.append(Panel(grid, rows, columns, written(kind), named))
     # Cells of few layers are larger, so that the bar holds its numbers and the words beside it.
-    most = max(map(len, grids))
+    most = max(len(panel.values) for panel in panels)
     cell = max(0.4, min(0.9, 2.4 / most))
-    margin = (1.4 * len(kinds), max(1.6, 3.6 - cell * most))
+    margin = (1.4 * len(panels), max(1.6, 3.6 - cell * most))
     of = f"{title_of(names[0])}\nof {written(table['a'].item())} and {written(table['b'].item())}"
     return show_matrices(
         drawing, panels, colour_range(finite), cell=cell, margin=margin, bar=of
     ).figure
-
-
-def _by_layer_and_head(parts: xr.DataArray) -> Float[np.ndarray, "layer head"]:
-    """Values of parts by layer and head, NaN where a layer has no such part."""
-    layers, heads = (np.maximum(parts[name].values, 0) for name in ("layer", "head"))
-    grid = np.full((layers.max() + 1, heads.max() + 1), np.nan)
-    grid[layers, heads] = parts.values
-    return grid
 
 
 def _heatmaps(
@@ -964,7 +962,9 @@ def _steps_alone(result: xr.Dataset, points: Sequence[int]) -> tuple[xr.Dataset,
     """A run without copies of its steps, and the rows at which its phases start then."""
     kept = without_copies(result)
     rows = np.flatnonzero(np.isin(result["a"].values, kept["a"].values))
-    return kept, np.unique(np.searchsorted(rows, points)).tolist()
+    starts = np.unique(np.searchsorted(rows, points)).tolist()
+    # A phase of copies alone has no row left, so no phase starts behind it, or there.
+    return kept, [start for start in starts if 0 < start < len(rows)]
 
 
 def _embeddings(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnsim.analysis.baselines import BATCH, Inputs, cka
+from tnsim.analysis.baselines import BATCH, Inputs, cka, drawn_inputs
 from tnsim.analysis.matrices import over_layers
 from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
-from tnsim.models.checks import Seed, seed_number
+from tnsim.models.checks import Seed
 from tnsim.models.functions import array_of, input_rows, run_module
 from tnsim.models.model import AnyModel, Model
 
@@ -135,7 +135,11 @@ def layer_similarity(
         if hasattr(a, "named_modules") or hasattr(b, "named_modules"):
             raise ModelError("nothing says what inputs modules read: give inputs as an array")
         first, second = given_model(a), given_model(b)
-        x = _drawn_inputs(first, int(inputs), seed)
+        if not isinstance(first, Model):
+            raise ModelError(
+                f"layers of a module, a model or a file are compared, found {type(first).__name__}"
+            )
+        x, _ = drawn_inputs(int(inputs), first, seed)
     else:
         x = host_array(detached(input_rows(inputs)))
     states = [hidden_states(model, x, layers) for model in (first, second)]
@@ -163,16 +167,6 @@ def _varying_states(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _state_rows(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return states[numbers[:, 0].astype(int)]
-
-
-def _drawn_inputs(model: Any, count: int, seed: Seed) -> np.ndarray:
-    """Standard normal inputs of a model."""
-    if not isinstance(model, Model):
-        raise ModelError(
-            f"layers of a module, a model or a file are compared, found {type(model).__name__}"
-        )
-    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
-    return np.random.default_rng(seed_number(seed)).normal(size=shape)
 
 
 def _of_model(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from tnsim.errors import MissingExtra, ModelError, ResultError
 
@@ -197,6 +197,47 @@ def shown_labels(labels: xr.DataArray) -> list[Any]:
     ]
 
 
+def place_of(labels: xr.DataArray, wanted: Any) -> int | None:
+    """The place of the first model with a label, told by its text; None where no model has it.
+
+    Args:
+        labels: Coordinate of a result.
+        wanted: Label of a model, of which a number and its text are the same.
+
+    Example:
+        >>> import xarray as xr
+        >>> steps = xr.DataArray([0, 100])
+        >>> place_of(steps, 100), place_of(steps, "100"), place_of(steps, "last")
+        (1, 1, None)
+    """
+    texts = list(map(str, labels.values.tolist()))
+    return texts.index(str(wanted)) if str(wanted) in texts else None
+
+
+def part_grids(parts: xr.Dataset | xr.DataArray) -> dict[str, Int[np.ndarray, "layer head"]]:
+    """For each kind of part the numbers of its parts by layer and head, -1 where there is none.
+
+    Args:
+        parts: A result over parts, or a variable of one.
+
+    Example:
+        >>> import xarray as xr
+        >>> places = {"kind": ["ov", "ov", "mlp"], "layer": [0, 1, 1], "head": [1, 0, -1]}
+        >>> parts = xr.Dataset({name: ("part", values) for name, values in places.items()})
+        >>> {kind: grid.tolist() for kind, grid in part_grids(parts).items()}
+        {'ov': [[-1, 0], [1, -1]], 'mlp': [[-1], [2]]}
+    """
+    grids = {}
+    kinds = parts["kind"].values
+    for kind in dict.fromkeys(kinds.tolist()):
+        numbers = np.flatnonzero(kinds == kind)
+        # Parts without a layer or head, which is -1 there, count as the first.
+        layers, heads = (np.maximum(parts[name].values[numbers], 0) for name in ("layer", "head"))
+        grids[kind] = np.full((layers.max() + 1, heads.max() + 1), -1)
+        grids[kind][layers, heads] = numbers
+    return grids
+
+
 def matrix(result: Matrix) -> xr.DataArray:
     """The matrix in a result (its `similarity`), in any of its matrices, or in a plain array.
 
@@ -258,6 +299,23 @@ def _unchecked_array(result: Matrix) -> xr.DataArray:
     return xr.DataArray(values, dims=("a", "b"), coords=labels)
 
 
+def is_one_set(result: xr.Dataset) -> bool:
+    """Whether rows and columns of a result are the same models, so that it has all their pairs.
+
+    Equal labels alone do not say so: positions in two lists, or the steps of two runs, are equal.
+
+    Args:
+        result: Result of a run, over parts as well.
+
+    Example:
+        >>> import xarray as xr
+        >>> steps = xr.Dataset(coords={"a": [0, 100], "b": [0, 100]})
+        >>> is_one_set(steps), is_one_set(steps.assign_attrs(symmetric=0))
+        (True, False)
+    """
+    return bool(result.attrs.get("symmetric", True)) and np.array_equal(result["a"], result["b"])
+
+
 def square(result: Matrix) -> xr.DataArray:
     """The symmetric matrix of all pairs of a set of models.
 
@@ -285,8 +343,6 @@ def square(result: Matrix) -> xr.DataArray:
             f"this needs all pairs of one set of models, found {rows} rows and {columns} columns "
             "that are not the same models"
         )
-    if rows == 0:
-        raise ResultError("the result holds no models")
     values = table.values
     if not is_symmetric(values):
         difference = np.abs(values - values.T).max()

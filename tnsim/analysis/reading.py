@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 
 from tnsim.analysis.chords import Embedding, dendrogram, mds, spectrum
 from tnsim.analysis.correlations import Correlation, correlation
-from tnsim.analysis.matrices import TOLERANCE, matrix, square
+from tnsim.analysis.matrices import TOLERANCE, matrix, place_of, square
 from tnsim.analysis.phases import Segmentation, phase_of_rows, segment, segmentations
 from tnsim.errors import ResultError
 
@@ -239,7 +239,9 @@ def against_control(
             f"{_row_range(changed)} in the run"
         )
     # The last change point is the change; blocks before it only divide the common past.
-    start = list(change_points)[-1]
+    if not len(change_points):
+        raise ResultError("the change is at the last change point: give one at least, found none")
+    start = change_points[-1]
     # Only the common past can show whether the control belongs to the run.
     apart = np.abs(changed.values - kept.values)[:start, :start]
     if apart.size and apart.max() > TOLERANCE:
@@ -290,17 +292,12 @@ def trajectory(result: Matrix, to: int | str = "final") -> xr.DataArray:
         column = matrix(result)[:, -1]
     else:
         table = matrix(result)
-        column = table[:, _column_number(table["b"].values.tolist(), to)]
+        place = place_of(table["b"], to)
+        if place is None:
+            labels = table["b"].values.tolist()
+            raise ResultError(
+                f"no model is labelled {to!r}; labels go from {labels[0]!r} to {labels[-1]!r}, "
+                "besides 'final' and 'previous'"
+            )
+        column = table[:, place]
     return column.drop_vars("b").assign_attrs(to=to)
-
-
-def _column_number(labels: list[int | str], wanted: int | str) -> int:
-    """The number of the first column with this label."""
-    # The text of a label tells it, whether labels are numbers or not.
-    texts = list(map(str, labels))
-    if str(wanted) not in texts:
-        raise ResultError(
-            f"no model is labelled {wanted!r}; labels go from {labels[0]!r} to {labels[-1]!r}, "
-            "besides 'final' and 'previous'"
-        )
-    return texts.index(str(wanted))

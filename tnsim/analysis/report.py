@@ -28,7 +28,13 @@ from jaxtyping import Float
 
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
-from tnsim.analysis.matrices import is_symmetric, matrix, shown_labels
+from tnsim.analysis.matrices import (
+    is_one_set,
+    is_symmetric,
+    matrix,
+    part_grids,
+    shown_labels,
+)
 from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
@@ -145,7 +151,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     matrices = _matrices(result)
     slices = _slices(result)
     _check_size(similarity.size * (len(matrices) + len(slices)))
-    one_set = np.array_equal(similarity["a"], similarity["b"])
+    one_set = is_one_set(result)
     phases, embedding = [], None
     if one_set:
         scored = dict(matrices)
@@ -156,7 +162,7 @@ def _run_contents(result: xr.Dataset) -> dict[str, Any]:
     if one_set and len(similarity) > 2:
         embedding = _embedding(similarity)
     return {
-        **_common_contents(result, one_set),
+        **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": _all_packed(slices, SLICE_DECIMALS),
         "about": _attributes_of(matrices),
@@ -174,36 +180,23 @@ def _contents_of_parts(result: xr.Dataset) -> dict[str, Any]:
         str(part): matrix(table) for part, table in zip(result["part"].values, stack, strict=True)
     }
     return {
-        **_common_contents(result, np.array_equal(result["a"], result["b"])),
+        **_common_contents(result),
         "matrices": _all_packed(matrices, DECIMALS),
         "slices": [],
         "about": {},
         "phases": [],
         "embedding": None,
-        "parts": _part_grids(result),
+        "parts": [
+            # None marks a place without a part, as models may have layers of different kinds.
+            {"kind": kind, "grid": [[n if n >= 0 else None for n in row] for row in grid.tolist()]}
+            for kind, grid in part_grids(result).items()
+        ],
     }
 
 
-def _part_grids(result: xr.Dataset) -> list[dict[str, Any]]:
-    """For each kind of part the numbers of its matrices by layer and head, None for no part."""
-    grids = []
-    kinds = result["kind"].values
-    for kind in dict.fromkeys(kinds.tolist()):
-        numbers = np.flatnonzero(kinds == kind)
-        # Parts without a layer or head count as the first.
-        layers, heads = (np.maximum(result[name].values[numbers], 0) for name in ("layer", "head"))
-        # None marks a place without a part, as models may have layers of different kinds.
-        grid: list[list[int | None]] = [
-            [None] * (int(heads.max()) + 1) for _ in range(int(layers.max()) + 1)
-        ]
-        for number, layer, head in zip(numbers.tolist(), layers, heads, strict=True):
-            grid[layer][head] = number
-        grids.append({"kind": kind, "grid": grid})
-    return grids
-
-
-def _common_contents(result: xr.Dataset, one_set: bool) -> dict[str, Any]:
+def _common_contents(result: xr.Dataset) -> dict[str, Any]:
     """The data that pages of all results have."""
+    one_set = is_one_set(result)
     rows, columns = (shown_labels(result[side]) for side in "ab")
     caveats = np.atleast_1d(result.attrs.get("caveats", [])).astype(str).tolist()
     # What parts do not show stands beside them.

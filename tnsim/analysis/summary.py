@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
-from tnsim.analysis.matrices import matrix, square
+from tnsim.analysis.matrices import is_one_set, matrix, square
 from tnsim.analysis.phases import segmentations
 from tnsim.errors import ResultError
 
@@ -100,7 +98,7 @@ def without_copies(result: xr.Dataset) -> xr.Dataset:
         >>> without_copies(run).a.values.tolist()
         ['1', '2']
     """
-    if not _is_one_set(result):
+    if not is_one_set(result):
         return result
     repeated = copies(result)
     kept = [row for row in range(result.sizes["a"]) if row not in repeated]
@@ -133,7 +131,7 @@ def findings(result: xr.Dataset) -> list[str]:
         raise ResultError("similarities that are not finite have no summary: finish the run first")
     over_parts = "part" in result.dims
     table = matrix(result.isel(part=0) if over_parts else result)
-    one_set = _is_one_set(result)
+    one_set = is_one_set(result)
     if over_parts:
         return _of_parts(result, one_set)
     result = result.assign(similarity=table)
@@ -169,11 +167,6 @@ def summary(result: xr.Dataset) -> str:
     return "\n".join([*said, f"Next: {_advice(result)}."])
 
 
-def _is_one_set(result: xr.Dataset) -> bool:
-    # Positions of two lists of models are equal labels, too.
-    return bool(result.attrs.get("symmetric", True)) and np.array_equal(result["a"], result["b"])
-
-
 def _range(result: xr.Dataset, one_set: bool) -> str:
     values, (rows, columns) = result["similarity"].values, (result[dim].values for dim in "ab")
     counted = (
@@ -198,7 +191,7 @@ def _changes(similarity: xr.DataArray) -> list[str]:
     """When the function changed, by steps between neighbours, and the phases of the run."""
     table = square(similarity)
     labels, along = table["a"].values.tolist(), np.diagonal(table.values, 1)
-    steps = _chords(along)
+    steps = np.sqrt(np.maximum(2 - 2 * along, 0.0))  # chords
     largest, usual = int(steps.argmax()), float(np.median(np.delete(steps, steps.argmax())))
     place = f"from {labels[largest]} to {labels[largest + 1]}"
     if steps[largest] < _ROUNDING:
@@ -270,10 +263,6 @@ def _advice(result: xr.Dataset) -> str:
     if result.sizes["a"] <= 2:
         return ask
     return f"result.tnsim.plot() draws all pairs, {ask}"
-
-
-def _chords(similarities: Sequence[float] | Any) -> Float[np.ndarray, " steps"]:
-    return np.sqrt(np.maximum(2 - 2 * np.asarray(similarities), 0.0))
 
 
 def _shown(similarity: Any) -> str:

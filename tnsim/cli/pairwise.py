@@ -379,17 +379,8 @@ def _write_results(
     Returns:
         The paths of the files.
     """
-    written = _tables(result, out, parquet)
-    if plots:
-        written += _pictures(result, out)
-    if page is not None:
-        written.append(_page(result, page))
-    return written
-
-
-def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
-    """Write the numbers for other programs; the paths of the files."""
     from tnsim.all_pairs import result as result_module
+    from tnsim.analysis import report
 
     written = [out / "similarity.csv", out / "result.npz"]
     result_module.write_csv(result, written[0])
@@ -397,24 +388,24 @@ def _tables(result: Pairwise, out: Path, parquet: bool) -> list[Path]:
     if parquet:
         written.append(out / "pairs.parquet")
         result_module.write_parquet(result, written[2])
+    if plots:
+        written += _pictures(result, out)
+    if page is not None:
+        written.append(report.write(result, page))
     return written
 
 
 def _pictures(result: Pairwise, out: Path) -> list[Path]:
+    from tnsim.analysis.matrices import is_one_set
+
     kinds = [*_OF_ANY]
     if "part" in result.dims:
         kinds = [*_OF_PARTS]
-    elif result.attrs["symmetric"]:
+    elif is_one_set(result):
         kinds += _OF_ONE_SET
     for kind in kinds:
         save_picture(result.tnsim.plot(kind), out / f"{kind}.png")
     return [out / f"{kind}.png" for kind in kinds]
-
-
-def _page(result: Pairwise, path: Path) -> Path:
-    from tnsim.analysis import report
-
-    return report.write(result, path)
 
 
 def _names_in(files: list[str]) -> list[str]:

@@ -62,7 +62,7 @@ function drawReadout(pair, pinned) {
   }
   byId("row").selectedIndex = pair.row;
   byId("column").selectedIndex = pair.column;
-  const isHere = pinned !== null && pinned.row === pair.row && pinned.column === pair.column;
+  const isHere = isAt(pinned, pair);
   byId("pin").textContent = isHere ? "Unpin" : "Pin";
   byId("pin").setAttribute("aria-pressed", String(isHere));
 }

@@ -95,8 +95,10 @@ function rangeNear(scales) {
 // Similarities have a diverging scale over [-1, 1] where some are clearly negative, else they rise
 // from 0 or the least one to 1; other quantities have their own range.
 function rangeOf(matrices) {
-  const scales = matrices.map(({ scale }) => scale);
-  if (scales.every((scale) => scale !== null)) return rangeNear(scales);
+  // A matrix of equal models alone has no scale, and fits every one.
+  const isOne = (packed) => packed.scale === null && extent([packed]).every((x) => x === 1);
+  const scales = matrices.filter((packed) => !isOne(packed)).map(({ scale }) => scale);
+  if (scales.length && scales.every((scale) => scale !== null)) return rangeNear(scales);
   const linear = (low, high, stops) => ({ low, high, stops, at: (x) => (x - low) / (high - low) });
   const [low, high] = extent(matrices);
   if (low > high) return linear(0, 1, RISING);
