@@ -236,6 +236,27 @@ def test_functions_of_jax_are_those_of_torch(pair):
     assert_close(split.share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
 
 
+def test_functions_of_jax_are_compiled_once(pair):
+    """Each of hundreds of ways back was traced anew, which took longer than all the rest."""
+    metric, calls = tnsim.Empirical(generator(4).normal(size=(1000, 3))), []
+
+    def run(weights, x):
+        calls.append(x.shape)
+        return products(weights, jnp.asarray(x))
+
+    def by_values(weights, x):
+        return run(weights, x) if float(abs(x).max()) > 0 else x  # no program can ask this
+
+    found, counts = [], []
+    for function in (run, by_values):
+        ends = [jax.tree_util.Partial(function, state(net)) for net in pair]
+        found.append(tnsim.change(*ends, metric))
+        counts.append(len(calls))
+    assert found[0].components == found[1].components
+    assert_close(found[0].share, found[1].share, scale=LARGEST, rtol=1e-12)
+    assert counts[0] < 20 < counts[1] - counts[0]
+
+
 def deep(activation):
     torch.manual_seed(0)
     return nn.Sequential(
