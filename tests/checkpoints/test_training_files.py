@@ -94,6 +94,30 @@ def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
     assert series.labels == labels and [path.name for path in series.paths] == names
 
 
+def test_what_holds_no_weights_is_no_checkpoint_of_a_run(tmp_path, caplog):
+    others = ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth"]
+    others += ["optimizer_step_9.pt", "trainer_state.pt", "training_args.ckpt", "optim-epoch=3.pt"]
+    mine = ["step_9.pt", "step_10.pt", "scaler_net.pt", "optimizers.pt", "optimizer.safetensors"]
+    for name in (*others, *mine):
+        (tmp_path / name).touch()
+    (tmp_path / "step_8.pt").symlink_to(tmp_path / "removed.pt")
+    (tmp_path / "last.pt").symlink_to(tmp_path / "step_10.pt")
+    for source in (tmp_path, str(tmp_path / "*")):
+        caplog.clear()
+        with caplog.at_level("INFO", "tnsim"):
+            series = tnsim.load(source)
+        assert {path.name for path in series.paths} == {*mine, "last.pt"}
+        said = {record.getMessage() for record in caplog.records}
+        assert f"{tmp_path / 'step_8.pt'} is left out: it is a broken link" in said
+        assert len(said) == len(others) + 1
+    with pytest.raises(tnsim.CheckpointError, match="no such file"):
+        tnsim.load(tmp_path / "step_8.pt")
+    for name in mine:
+        (tmp_path / name).unlink()
+    with pytest.raises(tnsim.CheckpointError, match=r"no checkpoint matches .*; the folder holds"):
+        tnsim.load(tmp_path)
+
+
 def test_what_is_not_known_is_listed_from_inside(rng):
     wrapped = {"step": 3, "weights": {f"layers.0.{name}": rng.normal(size=3) for name in "abc"}}
     with pytest.raises(tnsim.CheckpointError, match=r"these keys \(found layers.0.a, layers.0.b"):
