@@ -327,7 +327,8 @@ def cosine(products: InnerProducts, models: Two, request: Request, stacklevel: i
             _check_number(product.mantissa, request.metric)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
             several = len(parts(model)) > 1
-            precision.check_norm(values[name], f"the {which} model", several, arithmetic)
+            norm, subject = values[name], f"the {which} model"
+            precision.check_norm(norm, subject, several, arithmetic, request.centred)
     if products.traced:  # the dtype of a trace is that of the weights
         arithmetic = arithmetic._replace(dtype=str(values["AB"].mantissa.dtype))
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)
