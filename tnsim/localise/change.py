@@ -28,7 +28,7 @@ from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
-from tnsim.checkpoints.given import is_path_or_paths
+from tnsim.checkpoints.given import folders_of_networks, is_path_or_paths
 from tnsim.checkpoints.load import Series, load
 from tnsim.compare.numbers import jackknife_error
 from tnsim.compare.request import Comparable, check_comparison, comparables, estimated, with_metric
@@ -475,8 +475,8 @@ def change(
     Args:
         a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
             models; ranks may differ by layer. Or two networks with equal names of weights. Without
-            b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files, a sequence or
-            a mapping from labels, in their order.
+            b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files or, on inputs,
+            of folders of Hugging Face, a sequence or a mapping from labels, in their order.
         metric: Metric that weighs the inputs, or its name; any but `GaussianClosure`.
         by: Granularity of components. Of polynomials `"layer"`, `"head"` or `"unit"`, as for
             `components`. Of weights `"module"` for what stands inside of a numbered block (its
@@ -555,7 +555,9 @@ def change(
 
 def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeries:
     """The change of every checkpoint of a run from the one before, see `change`."""
-    if is_path_or_paths(run):
+    if isinstance(metric, Empirical) and (folders := folders_of_networks(run)):
+        run = folders  # each runs on the inputs as it is read, two at a time
+    elif is_path_or_paths(run):
         run = load(run, n_ctx=options["n_ctx"])
     if isinstance(run, Series):
         labels, networks = run.labels, iter(run)
