@@ -263,7 +263,11 @@ def _frozen(module: Any) -> Any:
     # A module is copied whole, with dropout off and without gradients, and the module in training
     # stays in its mode.
     if hasattr(module, "named_parameters"):
-        return copy.deepcopy(module).eval().requires_grad_(False)
+        frozen = copy.deepcopy(module).eval()
+        for parameter in frozen.parameters():
+            # The weights of a copied program of TorchScript are computed from those of the first.
+            parameter.requires_grad_(False) if parameter.is_leaf else parameter.detach_()
+        return frozen
     return module
 
 
