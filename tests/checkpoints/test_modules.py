@@ -956,3 +956,50 @@ def test_states_of_modules_that_drop_units_are_refused(rng):
         tnsim.inputs_of(net, "1", rng.normal(size=(4, 3)))
     with pytest.raises(tnsim.ModelError, match=r"taken from a torch\.nn\.Module"):
         tnsim.inputs_of(abs, "1", rng.normal(size=(4, 3)))
+
+
+class Two(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, x, mask):
+        return self.left(x) + self.right(mask)
+
+
+class One(nn.Module):
+    """The same network as errors advise to write it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x[:, :3], x[:, 3:])
+
+
+def test_networks_of_several_inputs_name_the_way(rng):
+    net, x = Two(), rng.normal(size=(10, 3))
+    calls = [
+        lambda: tnsim.from_module(net),
+        lambda: tnsim.from_module(net, inputs=torch.as_tensor(x)),
+        lambda: tnsim.from_module(net, inputs=(torch.as_tensor(x), torch.as_tensor(x))),
+        lambda: tnsim.similarity(net, net),
+        lambda: tnsim.similarity(net, net, tnsim.Empirical(x)),
+        lambda: tnsim.change(net, net, tnsim.Empirical(x)),
+        lambda: tnsim.hidden_states(net, x),
+    ]
+    said = r"Two takes 2 inputs \(x, mask\).*`return self.net\(x\[:, :3\], x\[:, 3:\]\)`"
+    for call in calls:
+        with pytest.raises(tnsim.ModelError, match=said):
+            call()
+    one, example = One(net), torch.ones(2, 7)
+    model = tnsim.from_module(one, inputs=example)
+    y = rng.normal(size=(5, 7))
+    assert_close(model(y), one.double()(torch.as_tensor(y)).detach().numpy(), scale=LARGEST)
+    # An error of its own is told, whatever the number of inputs.
+    net.forward = lambda x, mask=None: 1 / 0
+    with pytest.raises(tnsim.ModelError, match="ZeroDivisionError: division by zero"):
+        tnsim.similarity(net, net, tnsim.Empirical(x))

@@ -155,6 +155,27 @@ class TestTorch:
         self.torch.save({}, old / "optimizer.pt")
         np.testing.assert_array_equal(tnsim.load(old, DIALECT)(np.ones(3)), series[1](np.ones(3)))
 
+    def test_what_is_no_part_of_the_module_is_left_out_by_name(self, tmp_path):
+        nn = self.torch.nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        state = {f"net.{name}": value for name, value in net.state_dict().items()}
+        lightning = {"state_dict": {**state, "criterion.weight": self.torch.ones(2)}, "epoch": 1}
+        averaged = self.torch.optim.swa_utils.AveragedModel(net).state_dict()
+        for name, saved, pattern in (
+            ("a.ckpt", lightning, "criterion.*"),
+            ("b.pt", averaged, "n_averaged"),
+        ):
+            self.torch.save(saved, tmp_path / name)
+            with pytest.raises(tnsim.CheckpointError) as refused:
+                tnsim.load(tmp_path / name, net)
+            assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(refused.value)
+            model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
+            assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
+        deeper = nn.Sequential(*net, nn.Linear(2, 2))
+        self.torch.save(deeper.state_dict(), tmp_path / "c.pt")
+        with pytest.raises(tnsim.CheckpointError, match=r"has besides 3\.bias, 3\.weight$"):
+            tnsim.load(tmp_path / "c.pt", net)
+
     def test_a_whole_module_is_refused_with_the_way_out(self, tmp_path):
         path = tmp_path / "whole.pt"
         self.torch.save({"model": self.torch.nn.Linear(2, 2)}, path)
