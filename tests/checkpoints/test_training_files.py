@@ -42,6 +42,27 @@ def test_what_is_wrapped_is_found(wrap, said, rng):
     np.testing.assert_array_equal(model(x), tnsim.from_state_dict(state, DIALECT)(x))
 
 
+INNER = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+@pytest.mark.parametrize("part", [*INNER, "".join(INNER)])
+@pytest.mark.parametrize("around", ["", "module.", "_fsdp_wrapped_module."])
+def test_blocks_that_were_wrapped_one_by_one_are_read(part, around, rng):
+    """As `torch.compile` of each block, sharding and activation checkpointing name their tensors."""
+    state = weights(rng)
+    named = {f"{around}{name.replace('body.', f'body.{part}')}": w for name, w in state.items()}
+    x = rng.normal(size=(5, 3))
+    for wrapped in (named, {"model": named, "step": 3, "optimizer": {"state": {0: {}}}}):
+        model = tnsim.from_state_dict(wrapped, DIALECT)
+        said = str(model.origin.assumptions)
+        assert "without '_" in said and "' in their names" in said
+        np.testing.assert_array_equal(model(x), tnsim.from_state_dict(state, DIALECT)(x))
+    # Two names that would become one are two tensors.
+    twice = {**named, f"{around}body.l": state["body.l"]}
+    with pytest.raises(tnsim.CheckpointError):
+        tnsim.from_state_dict(twice, DIALECT)
+
+
 def test_what_could_be_meant_is_not_chosen(rng):
     """Two places with all names, tensors beside a prefix, and mappings that hold themselves."""
     state = weights(rng)
@@ -154,6 +175,16 @@ class TestTorch:
         self.torch.save(tensors, old / "pytorch_model.bin")
         self.torch.save({}, old / "optimizer.pt")
         np.testing.assert_array_equal(tnsim.load(old, DIALECT)(np.ones(3)), series[1](np.ones(3)))
+
+    def test_a_module_of_which_blocks_were_compiled(self, tmp_path, rng):
+        nn = self.torch.nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        own = net.state_dict()
+        compiled = {name.replace("0.", "0._orig_mod."): value for name, value in own.items()}
+        self.torch.save({"model": compiled}, tmp_path / "a.pt")
+        x = rng.normal(size=(5, 3))
+        wanted = tnsim.from_module(net)
+        np.testing.assert_array_equal(tnsim.load(tmp_path / "a.pt", net)(x), wanted(x))
 
     def test_what_is_no_part_of_the_module_is_left_out_by_name(self, tmp_path):
         nn = self.torch.nn
