@@ -405,6 +405,16 @@ def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):
     assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", module), plain) == 1
 
 
+def test_blocks_of_the_default_compiler_are_run_as_they_are(tmp_path):
+    """Their machine code took the inputs of a trace for numbers, which ended the process."""
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    module = nn.Sequential(torch.compile(plain[0]), *plain[1:])
+    assert tnsim.similarity(module, plain) == 1
+    torch.save(module.state_dict(), tmp_path / "model.pt")
+    for net in (module, plain):
+        assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", net), plain) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_programs_of_torchscript_run_on_inputs():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

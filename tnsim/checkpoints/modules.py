@@ -337,7 +337,8 @@ def recognised(
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)
-    with torch.no_grad(), in_float64(torch):
+    # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
+    with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
         try:
             with _with_output(double, output):
                 example = example_inputs(double, inputs, n_ctx)
