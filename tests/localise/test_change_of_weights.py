@@ -478,6 +478,17 @@ def test_networks_of_narrow_types_name_the_way():
         tnsim.change(a, b, data)
     share = tnsim.change(a, b, data, dtype="float32").share
     assert_close(share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
+    for options in ({}, {"dtype": "float32"}):
+        monitor = tnsim.torch.Monitor(data, every=1, by="module", **options)
+        monitor(0, a)
+        if not options:
+            with pytest.raises(tnsim.ModelError, match=r"float64 here.*give dtype='float32'"):
+                monitor(1, b)
+    put_back = tnsim.change(a, b, data, dtype="float32")
+    outputs = b(torch.as_tensor(X, dtype=torch.float32)).detach()
+    size = float((outputs**2).sum() / len(X)) ** 0.5
+    moved = monitor(1, b)["moved/layer"]
+    assert_close(moved, put_back.removed[0] ** 0.5 / size, rtol=1e-5, limited_by="float32")
     with pytest.raises(tnsim.ModelError, match=r"or dtype='float32' where the network knows"):
         tnsim.change(a, b, of=lambda net: net(next(net.parameters()).new_ones(X.shape)).sum())
 

@@ -714,7 +714,12 @@ def _run_model(model: Model, inputs: Any) -> Any:
 
 
 def moved_by(
-    a: Any, b: Any, metric: Metric, by: str | int | Sequence[str], n_ctx: int | None
+    a: Any,
+    b: Any,
+    metric: Metric,
+    by: str | int | Sequence[str],
+    n_ctx: int | None,
+    dtype: DTypeLike = "float64",
 ) -> dict[str, float]:
     """How far every component alone moved a network, by forward passes or inner products alone.
 
@@ -723,6 +728,7 @@ def moved_by(
         metric: Metric that weighs the inputs.
         by: Granularity of components, as for `change`.
         n_ctx: Length of the sequences on which models with attention are compared.
+        dtype: Precision of the computation.
 
     Returns:
         `|b - b with the component of a| / |b|` by component.
@@ -739,7 +745,7 @@ def moved_by(
         ['0']
     """
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, "distance", n_ctx)
-    setting = Setting(metric, "float64", Budget())
+    setting = Setting(metric, dtype_name(dtype), Budget())
     if exchanges_weights:
         exchanges: Any = _weights_exchanged(a, b, setting, by, "distance")
         labels, length = exchanges.labels, exchanges.lineage.length
