@@ -61,6 +61,26 @@ def test_numbers_are_similarities_of_the_states():
     assert all(parameter.requires_grad for parameter in net.parameters()) and net.training
 
 
+@pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 3))]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_of_torchscript_are_monitored_on_inputs(make):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    program = make(copy.deepcopy(net))
+    data = tnsim.Empirical(np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32))
+    monitors = [tnsim.torch.Monitor(data, every=1, by="module") for _ in range(2)]
+    for step in range(2):
+        one, other = (m(step, kind) for m, kind in zip(monitors, (net, program), strict=True))
+        assert one.keys() == other.keys() and len(one) == 4 * step
+        assert_close(list(one.values()), list(other.values()), rtol=1e-6, limited_by="float32")
+        with torch.no_grad():
+            for weight in (*net[0].parameters(), *list(program.parameters())[:2]):
+                weight.add_(0.1)
+    assert all(weight.requires_grad for weight in program.parameters())
+
+
 def test_the_parts_that_move_are_told():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())

@@ -1,11 +1,13 @@
 """What users touch: names on a base install, types, precisions, prompts and notebooks."""
 
 import ast
+import copy
 import dataclasses
 import html.parser
 import inspect
 import itertools
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -200,6 +202,26 @@ def test_a_prompt_shows_metric_guarantee_and_value(rng):
         "Estimate(closure, exact, contractions: AB; "
     ) and "\n" not in repr(plan)
     assert f"{plan.multiplications:,} multiplications" in repr(plan)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_and_pickles_keep_what_a_number_knows(again, rng):
+    """Workers and caches send numbers by pickle, which lost the metric, the error and the route."""
+    estimate = tnsim.similarity(np.sin, np.cos, tnsim.Empirical(rng.normal(size=(40, 3))))
+    exact = tnsim.inner(*(tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)))
+    assert estimate.standard_error is not None
+    for value in (estimate, exact):
+        other = again(value)
+        assert type(other) is type(value) and float(other) == float(value)
+        assert vars(other) == vars(value) and str(other) == str(value)
+    parts = tnsim.slices(*(tnsim.Model([bilinear(rng, 3, 4, 2)]) for _ in range(2)))
+    for value in (parts, parts[:1], parts.astype(np.float32)):
+        other = again(value)
+        assert repr(other) == repr(value) and other.dtype == value.dtype
+        assert vars(other) == vars(value)
+    assert type(again(parts) * 2) is np.ndarray
 
 
 class Tags(html.parser.HTMLParser):

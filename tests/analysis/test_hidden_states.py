@@ -36,6 +36,25 @@ def nets():
     return Net(6).eval(), Net(9, 1).eval()
 
 
+@pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 3))]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_of_torchscript_show_no_parts(make, rng):
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), rng.normal(size=(5, 3))
+    program = make(net)
+    for call in (
+        lambda: tnsim.hidden_states(program, x),
+        lambda: tnsim.layer_similarity(net, program, x),
+    ):
+        with pytest.raises(
+            tnsim.ModelError, match=r"TorchScript program keeps.*its state_dict\(\)"
+        ):
+            call()
+    states = tnsim.hidden_states(nn.Sequential(program, nn.Tanh()), x)
+    assert list(states) == ["1"]
+
+
 @pytest.fixture
 def tokens(rng):
     return rng.integers(0, 7, size=(40, 5))

@@ -53,6 +53,18 @@ def test_runs_of_folders_are_in_order(folders, tmp_path):
         assert_close(run.similarity[0, 1], tnsim.similarity(*folders, data), rtol=1e-12)
 
 
+def test_a_change_of_a_run_of_folders(folders, tmp_path):
+    for step, folder in ((20, folders[0]), (100, folders[1])):
+        shutil.copytree(folder, tmp_path / f"checkpoint-{step}")
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    wanted = tnsim.change(*folders, data)
+    for given in (tmp_path, str(tmp_path / "checkpoint-*")):
+        found = tnsim.change(given, metric=data)
+        assert found.labels == ("100",) and found.components == wanted.components
+        assert_close(found.share[0], wanted.share, rtol=1e-12)
+    assert tnsim.change(list(folders), metric=data).labels == ("b",)
+
+
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
     shutil.copy(folders[0] / "config.json", tmp_path)
     for step in (1, 2):

@@ -408,6 +408,16 @@ def test_what_is_compiled_inside_of_a_module_is_looked_through(tmp_path):
     assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", module), plain) == 1
 
 
+def test_blocks_of_the_default_compiler_are_run_as_they_are(tmp_path):
+    """Their machine code took the inputs of a trace for numbers, which ended the process."""
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    module = nn.Sequential(torch.compile(plain[0]), *plain[1:])
+    assert tnsim.similarity(module, plain) == 1
+    torch.save(module.state_dict(), tmp_path / "model.pt")
+    for net in (module, plain):
+        assert tnsim.similarity(tnsim.load(tmp_path / "model.pt", net), plain) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_programs_of_torchscript_run_on_inputs():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -979,3 +989,50 @@ def test_a_tensor_of_three_names_may_be_there_under_any(name):
     model, x = tnsim.from_state_dict(state, net), np.eye(3)
     assert_close(model(x), net(torch.as_tensor(x)).detach().numpy(), scale=LARGEST, rtol=1e-12)
     assert model.origin.ignored == ()
+
+
+class Two(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, x, mask):
+        return self.left(x) + self.right(mask)
+
+
+class One(nn.Module):
+    """The same network as errors advise to write it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x[:, :3], x[:, 3:])
+
+
+def test_networks_of_several_inputs_name_the_way(rng):
+    net, x = Two(), rng.normal(size=(10, 3))
+    calls = [
+        lambda: tnsim.from_module(net),
+        lambda: tnsim.from_module(net, inputs=torch.as_tensor(x)),
+        lambda: tnsim.from_module(net, inputs=(torch.as_tensor(x), torch.as_tensor(x))),
+        lambda: tnsim.similarity(net, net),
+        lambda: tnsim.similarity(net, net, tnsim.Empirical(x)),
+        lambda: tnsim.change(net, net, tnsim.Empirical(x)),
+        lambda: tnsim.hidden_states(net, x),
+    ]
+    said = r"Two takes 2 inputs \(x, mask\).*`return self.net\(x\[:, :3\], x\[:, 3:\]\)`"
+    for call in calls:
+        with pytest.raises(tnsim.ModelError, match=said):
+            call()
+    one, example = One(net), torch.ones(2, 7)
+    model = tnsim.from_module(one, inputs=example)
+    y = rng.normal(size=(5, 7))
+    assert_close(model(y), one.double()(torch.as_tensor(y)).detach().numpy(), scale=LARGEST)
+    # An error of its own is told, whatever the number of inputs.
+    net.forward = lambda x, mask=None: 1 / 0
+    with pytest.raises(tnsim.ModelError, match="ZeroDivisionError: division by zero"):
+        tnsim.similarity(net, net, tnsim.Empirical(x))

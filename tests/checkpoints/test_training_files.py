@@ -42,6 +42,27 @@ def test_what_is_wrapped_is_found(wrap, said, rng):
     np.testing.assert_array_equal(model(x), tnsim.from_state_dict(state, DIALECT)(x))
 
 
+INNER = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+@pytest.mark.parametrize("part", [*INNER, "".join(INNER)])
+@pytest.mark.parametrize("around", ["", "module.", "_fsdp_wrapped_module."])
+def test_blocks_that_were_wrapped_one_by_one_are_read(part, around, rng):
+    """As `torch.compile` of each block, sharding and activation checkpointing name their tensors."""
+    state = weights(rng)
+    named = {f"{around}{name.replace('body.', f'body.{part}')}": w for name, w in state.items()}
+    x = rng.normal(size=(5, 3))
+    for wrapped in (named, {"model": named, "step": 3, "optimizer": {"state": {0: {}}}}):
+        model = tnsim.from_state_dict(wrapped, DIALECT)
+        said = str(model.origin.assumptions)
+        assert "without '_" in said and "' in their names" in said
+        np.testing.assert_array_equal(model(x), tnsim.from_state_dict(state, DIALECT)(x))
+    # Two names that would become one are two tensors.
+    twice = {**named, f"{around}body.l": state["body.l"]}
+    with pytest.raises(tnsim.CheckpointError):
+        tnsim.from_state_dict(twice, DIALECT)
+
+
 def test_what_could_be_meant_is_not_chosen(rng):
     """Two places with all names, tensors beside a prefix, and mappings that hold themselves."""
     state = weights(rng)
@@ -94,6 +115,30 @@ def test_a_run_in_order_and_labelled_by_its_steps(names, labels, tmp_path):
     assert series.labels == labels and [path.name for path in series.paths] == names
 
 
+def test_what_holds_no_weights_is_no_checkpoint_of_a_run(tmp_path, caplog):
+    others = ["optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth"]
+    others += ["optimizer_step_9.pt", "trainer_state.pt", "training_args.ckpt", "optim-epoch=3.pt"]
+    mine = ["step_9.pt", "step_10.pt", "scaler_net.pt", "optimizers.pt", "optimizer.safetensors"]
+    for name in (*others, *mine):
+        (tmp_path / name).touch()
+    (tmp_path / "step_8.pt").symlink_to(tmp_path / "removed.pt")
+    (tmp_path / "last.pt").symlink_to(tmp_path / "step_10.pt")
+    for source in (tmp_path, str(tmp_path / "*")):
+        caplog.clear()
+        with caplog.at_level("INFO", "tnsim"):
+            series = tnsim.load(source)
+        assert {path.name for path in series.paths} == {*mine, "last.pt"}
+        said = {record.getMessage() for record in caplog.records}
+        assert f"{tmp_path / 'step_8.pt'} is left out: it is a broken link" in said
+        assert len(said) == len(others) + 1
+    with pytest.raises(tnsim.CheckpointError, match="no such file"):
+        tnsim.load(tmp_path / "step_8.pt")
+    for name in mine:
+        (tmp_path / name).unlink()
+    with pytest.raises(tnsim.CheckpointError, match=r"no checkpoint matches .*; the folder holds"):
+        tnsim.load(tmp_path)
+
+
 def test_what_is_not_known_is_listed_from_inside(rng):
     wrapped = {"step": 3, "weights": {f"layers.0.{name}": rng.normal(size=3) for name in "abc"}}
     with pytest.raises(tnsim.CheckpointError, match=r"these keys \(found layers.0.a, layers.0.b"):
@@ -130,6 +175,37 @@ class TestTorch:
         self.torch.save(tensors, old / "pytorch_model.bin")
         self.torch.save({}, old / "optimizer.pt")
         np.testing.assert_array_equal(tnsim.load(old, DIALECT)(np.ones(3)), series[1](np.ones(3)))
+
+    def test_a_module_of_which_blocks_were_compiled(self, tmp_path, rng):
+        nn = self.torch.nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        own = net.state_dict()
+        compiled = {name.replace("0.", "0._orig_mod."): value for name, value in own.items()}
+        self.torch.save({"model": compiled}, tmp_path / "a.pt")
+        x = rng.normal(size=(5, 3))
+        wanted = tnsim.from_module(net)
+        np.testing.assert_array_equal(tnsim.load(tmp_path / "a.pt", net)(x), wanted(x))
+
+    def test_what_is_no_part_of_the_module_is_left_out_by_name(self, tmp_path):
+        nn = self.torch.nn
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        state = {f"net.{name}": value for name, value in net.state_dict().items()}
+        lightning = {"state_dict": {**state, "criterion.weight": self.torch.ones(2)}, "epoch": 1}
+        averaged = self.torch.optim.swa_utils.AveragedModel(net).state_dict()
+        for name, saved, pattern in (
+            ("a.ckpt", lightning, "criterion.*"),
+            ("b.pt", averaged, "n_averaged"),
+        ):
+            self.torch.save(saved, tmp_path / name)
+            with pytest.raises(tnsim.CheckpointError) as refused:
+                tnsim.load(tmp_path / name, net)
+            assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(refused.value)
+            model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
+            assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
+        deeper = nn.Sequential(*net, nn.Linear(2, 2))
+        self.torch.save(deeper.state_dict(), tmp_path / "c.pt")
+        with pytest.raises(tnsim.CheckpointError, match=r"has besides 3\.bias, 3\.weight$"):
+            tnsim.load(tmp_path / "c.pt", net)
 
     def test_a_whole_module_is_refused_with_the_way_out(self, tmp_path):
         path = tmp_path / "whole.pt"

@@ -1,5 +1,6 @@
 """The command line as a user runs it: its output and its exit status, some in a process of its own."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import typer
 from commands import command, process, processor_seconds
-from oracles import bilinear
+from oracles import bilinear, linear
 
 import tnsim
 import tnsim.engine.plan
@@ -223,5 +224,26 @@ def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
     np.save(tmp_path / "x.npy", rng.normal(size=(40, 4)))
     planned = command("plan", *pair, "--fit", tmp_path / "x.npy", "--json").stdout
     assert json.loads(planned)["metric"] == "gaussian"
+    done = command("plan", *pair, "--metric", "closure", "--samples", 4, check=False)
+    assert "--samples are those of --metric categorical or gaussian, found closure" in done.stderr
     done = command("plan", *pair, "--samples", 4, check=False)
-    assert "--samples are those of --metric categorical, found gaussian" in done.stderr
+    assert "samples of a Gaussian are 32 or more, or 0" in done.stderr
+
+
+def test_samples_of_the_estimate_are_an_option(tmp_path, rng):
+    np.save(tmp_path / "x.npy", 1.0 + rng.normal(size=(40, 3)))
+    layers = [lambda: linear(rng, 3, 3), lambda: tnsim.Elementwise("relu")]
+    files = [tmp_path / f"{name}.safetensors" for name in "ab"]
+    for file in files:
+        tnsim.save(tnsim.Model([make() for make in layers * 2]), file)
+    models = [tnsim.load(file) for file in files]
+    fitted = tnsim.Gaussian.fit(np.load(tmp_path / "x.npy"))
+    for given, metric in (
+        ((), tnsim.Gaussian(samples=64)),
+        (("--fit", tmp_path / "x.npy"), dataclasses.replace(fitted, samples=64)),
+    ):
+        said = json.loads(command("similarity", *files, "--samples", 64, *given, "--json").stdout)
+        wanted = tnsim.similarity(*models, metric)
+        assert said["similarity"] == wanted and wanted.inputs == 64
+    done = command("similarity", *files, "--samples", 0, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -83,8 +83,8 @@ def test_the_changes_of_a_run(tmp_path):
         (["paths", DATA, *TOKENS, "--legs", "--top", 2], "leave out --other, --within, --order"),
         (["paths", DATA, *TOKENS, "--within", "layer 9"], "no component 'layer 9', only layer 1"),
         (
-            ["paths", DATA, "--samples", 4, "--n-ctx", 2],
-            "--samples are those of --metric categorical",
+            ["paths", DATA, "--metric", "tree", "--samples", 4, "--n-ctx", 2],
+            "--samples are those of --metric categorical or gaussian, found tree",
         ),
         (["change", DATA / "step_000900.safetensors", "absent.npz"], "absent.npz: no such file"),
     ],

@@ -208,10 +208,32 @@ def test_metrics_without_inputs_are_refused(metric):
         tnsim.similarity(model, model, metric, centred=True)
 
 
-def test_a_constant_function_has_no_similarity():
-    model = tnsim.Model([tnsim.Linear(np.zeros((1, 3)), bias=[2.0])])
-    with pytest.raises(tnsim.ModelError, match="zero"):
-        tnsim.similarity(model, model, centred=True)
+def constants():
+    """Constant models and functions, of which rounding leaves something or nothing."""
+    flat = tnsim.Model([tnsim.Linear(np.zeros((1, 3)), bias=[0.1])])
+    quiet = tnsim.Linear(np.ones((4, 3)), bias=np.full(4, -1e3))  # no unit is ever on
+    dead = tnsim.Model([quiet, tnsim.Elementwise("relu"), tnsim.Linear(np.ones((1, 4)), [0.1])])
+    own = lambda x: np.full((len(x), 1), 0.1) + 1e-17 * x[:, :1]  # noqa: E731
+    return {"flat": flat, "dead": dead, "difference": flat - 0.5 * flat, "function": own}
+
+
+@pytest.mark.parametrize("kind", constants())
+@pytest.mark.parametrize("metric", [tnsim.Gaussian(mean=np.zeros(3)), tnsim.Empirical(X)])
+def test_a_constant_function_has_no_similarity(kind, metric):
+    """Rounding of the mean was a function of its own, and what was left is not the zero function."""
+    constant, other = constants()[kind], tnsim.Model([linear(generator(7), 3, 1, bias=True)])
+    said = "is constant to within rounding.*: centred=True leaves nothing of it.*centred=False"
+    with pytest.raises(tnsim.ModelError, match=f"the second model {said}"):
+        tnsim.similarity(other, constant, metric, centred=True)
+    with pytest.raises(tnsim.ModelError, match=f"the second model {said}"):
+        tnsim.slices(other, constant, metric, centred=True)
+    with pytest.raises(tnsim.ModelError, match=f"late {said}"):
+        tnsim.pairwise({"early": other, "late": constant}, metric, centred=True)
+    if kind != "difference":  # whose terms cancel: no digit is left of zero
+        assert abs(tnsim.inner(other, constant, metric, centred=True)) < 1e-14
+    assert abs(tnsim.similarity(other, constant, metric)) > 0
+    with pytest.raises(tnsim.ModelError, match=said):
+        tnsim.check(constant, other, tnsim.Gaussian(mean=np.zeros(3)), centred=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

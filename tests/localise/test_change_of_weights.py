@@ -263,6 +263,27 @@ def test_weights_of_two_classes_are_matched_by_name(rng):
         assert_close(two.total, one.total, rtol=1e-12)
 
 
+def test_functions_of_jax_are_compiled_once(pair):
+    """Each of hundreds of ways back was traced anew, which took longer than all the rest."""
+    metric, calls = tnsim.Empirical(generator(4).normal(size=(1000, 3))), []
+
+    def run(weights, x):
+        calls.append(x.shape)
+        return products(weights, jnp.asarray(x))
+
+    def by_values(weights, x):
+        return run(weights, x) if float(abs(x).max()) > 0 else x  # no program can ask this
+
+    found, counts = [], []
+    for function in (run, by_values):
+        ends = [jax.tree_util.Partial(function, state(net)) for net in pair]
+        found.append(tnsim.change(*ends, metric))
+        counts.append(len(calls))
+    assert found[0].components == found[1].components
+    assert_close(found[0].share, found[1].share, scale=LARGEST, rtol=1e-12)
+    assert counts[0] < 20 < counts[1] - counts[0]
+
+
 def deep(activation):
     torch.manual_seed(0)
     return nn.Sequential(
@@ -484,6 +505,17 @@ def test_networks_of_narrow_types_name_the_way():
         tnsim.change(a, b, data)
     share = tnsim.change(a, b, data, dtype="float32").share
     assert_close(share.sum(), 1.0, rtol=1e-3, limited_by="the nodes of an integral")
+    for options in ({}, {"dtype": "float32"}):
+        monitor = tnsim.torch.Monitor(data, every=1, by="module", **options)
+        monitor(0, a)
+        if not options:
+            with pytest.raises(tnsim.ModelError, match=r"float64 here.*give dtype='float32'"):
+                monitor(1, b)
+    put_back = tnsim.change(a, b, data, dtype="float32")
+    outputs = b(torch.as_tensor(X, dtype=torch.float32)).detach()
+    size = float((outputs**2).sum() / len(X)) ** 0.5
+    moved = monitor(1, b)["moved/layer"]
+    assert_close(moved, put_back.removed[0] ** 0.5 / size, rtol=1e-5, limited_by="float32")
     with pytest.raises(tnsim.ModelError, match=r"or dtype='float32' where the network knows"):
         tnsim.change(a, b, of=lambda net: net(next(net.parameters()).new_ones(X.shape)).sum())
 

@@ -358,8 +358,9 @@ def norm_work(
         shape, outputs = (len(record.rows),), store.attrs["outputs"]
         norms = tasks.expect_norms(result, shape, outputs, advice(store.path))
         for i, entry in enumerate(entries(record)):
+            source, centred = entry.source, entry.source.centred is not None
             precision.check_norm(
-                taken(norms, i), entry.source.name, entry.terms > 1, run.arithmetic
+                taken(norms, i), source.name, entry.terms > 1, run.arithmetic, centred
             )
         store.write(record, norm_arrays(norms, run.job.setting.slices))
         return []

@@ -41,9 +41,9 @@ def hidden_states(
 
     Returns:
         Arrays (n, ...) by name, in the order of the computation. Left out are parts that are never
-        called, and that give no floats with a row for every input. Containers that hand on the
-        output of a part inside go by the name that a pattern chooses, by "*" that of the part. The
-        second call of a part is called "name (2)".
+        called, that are TorchScript, and that give no floats with a row for every input. Containers
+        that hand on the output of a part inside go by the name that a pattern chooses, by "*" that
+        of the part. The second call of a part is called "name (2)".
 
     Raises:
         ModelError: No part has such a name, or nothing has hidden states.
@@ -227,16 +227,26 @@ def _hooked_outputs(
         seen[label] = states
 
     for name, part in module.named_modules():
-        if name:
+        if name and not _is_program(part):
             hooks.append(part.register_forward_hook(partial(keep, name)))
     try:
         run_module(module, x)
     finally:
         for hook in hooks:
             hook.remove()
+    if not seen and any(map(_is_program, module.modules())):
+        raise ModelError(
+            "a TorchScript program keeps the outputs of its parts to itself: load its state_dict() "
+            "into the nn.Module that it was made from, and give that one"
+        )
     if not seen:
         raise ModelError("the module has no parts with outputs; compare it as a whole")
     return seen, containers
+
+
+def _is_program(part: Any) -> bool:
+    """Whether a module is a scripted or traced program, which calls no hooks."""
+    return any(cls.__name__ == "ScriptModule" for cls in type(part).__mro__)
 
 
 def _flat_states(states: np.ndarray) -> np.ndarray:

@@ -26,6 +26,12 @@ KINDS = ("models", "datasets")
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WHOLE = "model.safetensors"  # a model in one file, in Hugging Face's layout
 OLD = "pytorch_model.bin"  # the same as a pickle, in older repositories
+_COUNT = r"([._-]?(step|epoch|iter|rank)?[._=-]?\d+)*"
+_WITHOUT_WEIGHTS = re.compile(
+    r"(optimizer|optim|(lr_)?scheduler|(grad_)?scaler|rng_state|random_states|training_args|"
+    rf"trainer_state){_COUNT}\.(pt|pth|ckpt)"
+)
+"""Names by which training code writes what is no network, as pickles beside the weights."""
 
 
 def is_cache(folder: Path) -> bool:
@@ -251,8 +257,29 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.is_dir()]
+    files = [path for path in files if without_weights(path) is None]
     inside = [path for path in folder.iterdir() if path.is_dir()]
     return files + [path for path in inside if _holds_model(path)]
+
+
+def without_weights(path: Path) -> str | None:
+    """Why a file among checkpoints is known to be none without being read.
+
+    Args:
+        path: A path with the ending of a checkpoint, in a folder or matched by a pattern.
+
+    Returns:
+        The reason in words; None for what may be a checkpoint.
+
+    Example:
+        >>> without_weights(Path("run/optimizer.pt"))
+        'its name is that of the state of a training'
+        >>> without_weights(Path(__file__)) is None
+        True
+    """
+    if _WITHOUT_WEIGHTS.fullmatch(path.name):
+        return "its name is that of the state of a training"
+    return "it is a broken link" if path.is_symlink() and not path.exists() else None
 
 
 def _of_revision(snapshot: Path) -> Path:
@@ -260,6 +287,7 @@ def _of_revision(snapshot: Path) -> Path:
     if (file := model_file(snapshot)) is not None:
         return file
     files = sorted(path for path in snapshot.rglob("*") if path.suffix in SUFFIXES)
+    files = [path for path in files if without_weights(path) is None]
     if len(files) == 1:
         return files[0]
     listed = ", ".join(path.name for path in files[:4]) or "none"

@@ -116,7 +116,7 @@ def given_models(
     # A generator would be used up by the first look at it.
     if isinstance(models, Iterable) and not isinstance(models, whole):
         models = list(models)
-    if inputs is not None and dialect is None and (folders := _folders_of_networks(models)):
+    if inputs is not None and dialect is None and (folders := folders_of_networks(models)):
         return {label: given_model(path, n_ctx, inputs, output) for label, path in folders.items()}
     if is_path_or_paths(models):
         # Files of a dialect have a single output, state dicts of a module those of the module.
@@ -173,8 +173,19 @@ def is_path_or_paths(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
-def _folders_of_networks(models: Any) -> dict[str, Path]:
-    """The folders of Hugging Face that a list names, or a run holds; none where others are too."""
+def folders_of_networks(models: Any) -> dict[str, Path]:
+    """The folders of Hugging Face that a list names, or a run holds; none where others are too.
+
+    Args:
+        models: Anything that stands for many models, as for `given_models`.
+
+    Returns:
+        Folders by label, in order, each of which `given_model` runs on inputs.
+
+    Example:
+        >>> folders_of_networks({"first": "a"})
+        {}
+    """
     from tnsim.checkpoints.hugging_face import architecture_of
     from tnsim.checkpoints.load import Series
 

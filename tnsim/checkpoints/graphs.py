@@ -32,7 +32,7 @@ from tnsim.checkpoints.entrywise import is_entrywise
 from tnsim.checkpoints.module_examples import join
 from tnsim.checkpoints.operations import PRODUCTS, SUMS, Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
-from tnsim.models.functions import array_of
+from tnsim.models.functions import array_of, check_one_input
 
 log = logging.getLogger(__name__)
 
@@ -340,6 +340,7 @@ def _traced(
     except TnsimError:
         raise
     except Exception as error:  # whatever the forward pass or the trace raises
+        check_one_input(module, error)
         said = " ".join(str(error).split()) or type(error).__name__
         if "proxy" in said.lower() or "data-dependent" in said or "vmap" in said:
             said = "it branches on, or counts with, numbers that depend on the input or the weights"

@@ -23,7 +23,7 @@ from tnsim.checkpoints import folders
 from tnsim.checkpoints.adapters import merged_module, read_file
 from tnsim.checkpoints.configurations import configuration, read_text
 from tnsim.checkpoints.dialects import PRESETS, Dialect
-from tnsim.checkpoints.folders import checkpoints, located, model_file
+from tnsim.checkpoints.folders import checkpoints, located, model_file, without_weights
 from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.named_arrays import to_numpy
@@ -456,8 +456,17 @@ def _source_paths(source: str | os.PathLike[str]) -> dict[str, str | Path]:
     if not is_several(source):
         return {str(source): str(source)}
     if folder.is_dir():
+        _say_what_is_left_out(folder.iterdir())
         return {str(path): path for path in checkpoints(folder)}
-    return {path: Path(path) for path in glob.glob(str(source))}
+    matches = [Path(path) for path in glob.glob(str(source))]
+    _say_what_is_left_out(matches)
+    return {str(path): path for path in matches if without_weights(path) is None}
+
+
+def _say_what_is_left_out(paths: Iterable[Path]) -> None:
+    for path in sorted(paths):
+        if path.suffix in SUFFIXES and (reason := without_weights(path)) is not None:
+            log.info("%s is left out: %s", path, reason)
 
 
 def natural(path: Path) -> tuple[list[tuple[int, int, str]], ...]:

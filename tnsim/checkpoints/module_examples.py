@@ -16,6 +16,7 @@ import numpy as np
 from tnsim.checkpoints.module_calls import array, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError
+from tnsim.models.functions import check_one_input
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.batches import Beside
@@ -116,6 +117,8 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     """
     torch = require_torch()
     if inputs is not None:
+        if isinstance(inputs, (tuple, list)) and any(hasattr(each, "shape") for each in inputs):
+            check_one_input(module)
         example = torch.as_tensor(inputs)
         return example.double() if example.is_floating_point() else example
     # The last refusal is told where no guess fits.
@@ -135,6 +138,8 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     if taken:
         fits = ", ".join(str(example.shape[-1]) for example in taken)
         raise ModelError(f"the module takes vectors of {fits} entries: give inputs=, {AN_EXAMPLE}")
+    if error is not None:
+        check_one_input(module, error)
     last = "" if error is None else f" (the last try: {error})"
     raise ModelError(
         f"no inputs were found that the module takes; give inputs=, {AN_EXAMPLE}{last}"

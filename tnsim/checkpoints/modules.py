@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -164,7 +165,7 @@ class StatesOf:
             CheckpointError: The names or shapes differ from those of the module.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
-        module, left_out = self._loaded(state, leave_out)
+        module, left_out = self._loaded(state, leave_out, advise=True)
         try:
             reading = recognised(module, None, n_ctx, self.inputs, self.output, self.module)
         except ModelError:
@@ -192,7 +193,7 @@ class StatesOf:
         return self._loaded(state, ())[0]
 
     def _loaded(
-        self, state: Mapping[str, Any], leave_out: Sequence[str]
+        self, state: Mapping[str, Any], leave_out: Sequence[str], advise: bool = False
     ) -> tuple[Any, tuple[str, ...]]:
         torch = require_torch()
         module = copy.deepcopy(self.module)
@@ -217,7 +218,10 @@ class StatesOf:
         if missing or surplus:
             listed = [f"lacks {', '.join(missing[:4])}"] if missing else []
             listed += [f"has besides {', '.join(map(str, surplus[:4]))}"] if surplus else []
-            raise CheckpointError(f"is no state dict of {self.name}: it {' and '.join(listed)}")
+            advice = "" if missing or not advise else _to_leave_out(surplus, own)
+            raise CheckpointError(
+                f"is no state dict of {self.name}: it {' and '.join(listed)}{advice}"
+            )
         # What a module saves besides tensors, `get_extra_state`, it reads back itself.
         tensors = [name for name, one in own.items() if isinstance(one, torch.Tensor)]
         arrays = {name: named[name] for name in own}
@@ -242,6 +246,26 @@ class StatesOf:
                         f"{other} and {name} are one tensor in the module {self.name}, and have "
                         "different numbers here: give a module in which they are two"
                     )
+
+
+def _to_leave_out(surplus: Sequence[str], own: Iterable[str]) -> str:
+    """How tensors are left out that a file has beside a module; empty where they may be of it.
+
+    Example:
+        >>> _to_leave_out(["criterion.weight", "n_averaged"], ["0.weight"])[-50:]
+        "(--leave-out 'criterion.*' --leave-out n_averaged)"
+        >>> _to_leave_out(["2.weight"], ["0.weight"]), _to_leave_out(["block.2"], ["block.1"])
+        ('', '')
+    """
+    tops, known = ({name.partition(".")[0] for name in names} for names in (surplus, own))
+    if tops & known or any(map(str.isdecimal, tops)):
+        return ""  # more layers than the module has
+    heads = dict.fromkeys(name.partition(".")[0] + ".*" * ("." in name) for name in surplus)
+    flags = " ".join(f"--leave-out {shlex.quote(head)}" for head in heads)
+    return (
+        ". What is no part of the network, as of a loss or the counter of an average, is left out "
+        f"by leave_out={list(heads)} ({flags})"
+    )
 
 
 class Recognised(NamedTuple):
@@ -313,7 +337,8 @@ def recognised(
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)
-    with torch.no_grad(), in_float64(torch):
+    # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
+    with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
         try:
             with _with_output(double, output):
                 example = example_inputs(double, inputs, n_ctx)

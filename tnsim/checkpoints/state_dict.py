@@ -2,8 +2,9 @@
 
 Training code wraps weights: `{"model": ..., "optimizer": ...}` of a training loop, `state_dict` and
 `net.` of Lightning, `module.` of DistributedDataParallel and `_orig_mod.` of torch.compile change
-no number. Names tell where the weights are (`place_of`): a place is taken only where every required
-name lies, and only where no other place has all of them.
+no number, before all names or inside of those of single blocks. Names tell where the weights are
+(`place_of`): a place is taken only where every required name lies, and only where no other place
+has all of them.
 
 Some tensors are used by no rule (`check_unused`). A dialect may *ignore* a tensor that is no part
 of the function, such as a step counter, and *leave out* a tensor that is: the model is then another
@@ -49,21 +50,29 @@ _ATTENTION = re.compile(
 )
 
 
+_INNER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Parts of names of blocks that were compiled, sharded or checkpointed one by one."""
+
+
 class Place(NamedTuple):
     """The place of weights in nested mappings.
 
     Attributes:
         way: Keys of the mappings that lead to the place.
         prefix: Prefix of the names of the weights.
+        without: Parts of wrappers inside of names, which are read without them.
     """
 
     way: tuple[str, ...] = ()
     prefix: str = ""
+    without: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         said = [f"under {' / '.join(map(repr, self.way))}"] if self.way else []
         if self.prefix:
             said.append(f"behind {self.prefix!r}")
+        if self.without:
+            said.append(f"without {', '.join(map(repr, self.without))} in their names")
         return " ".join(said) or "at the top"
 
 
@@ -76,14 +85,58 @@ def place_of(state: Mapping[str, Any], names: Sequence[str]) -> Place:
 
     Returns:
         The top where the names are at the top or nowhere; else the one place that has all names.
+        Names are looked up without the parts of wrappers inside of them, where these are in the
+        way.
 
     Raises:
         KeysDiffer: Where more than one place has all names.
 
     Example:
         >>> place_of({"model": {"module.w": 1, "module.b": 2}, "step": 3}, ["w", "b"])
-        Place(way=('model',), prefix='module.')
+        Place(way=('model',), prefix='module.', without=())
+        >>> str(place_of({"0._orig_mod.w": 1}, ["0.w"]))
+        "without '_orig_mod.' in their names"
     """
+    place = _place_among(state, names)
+    named = inside(state, place)
+    parts = () if any(map(_INNER.search, names)) else tuple(sorted(_inner_parts(named, set(), 0)))
+    if not parts:
+        return place
+    shorter = _without_parts(state, {}, 0)
+    bare = _place_among(shorter, names)._replace(without=parts)
+    # Names that are nowhere are told as the file has them.
+    return bare if all(name in inside(state, bare) for name in names) else place
+
+
+def _inner_parts(state: Mapping[Any, Any], seen: set[int], level: int) -> set[str]:
+    """The parts of wrappers in the names of a mapping and the mappings inside it."""
+    if id(state) in seen or level > DEEPEST:
+        return set()
+    seen.add(id(state))
+    found = {part for name in state if isinstance(name, str) for part in _INNER.findall(name)}
+    inner = [value for value in state.values() if isinstance(value, Mapping)]
+    return found.union(*(_inner_parts(value, seen, level + 1) for value in inner))
+
+
+def _without_parts(state: Mapping[Any, Any], made: dict[int, Any], level: int) -> Mapping[Any, Any]:
+    """A mapping, and the mappings inside it, with names without parts of wrappers.
+
+    Where two names would become one, all of the mapping stay.
+    """
+    if id(state) in made or level > DEEPEST:
+        return made.get(id(state), state)
+    bare: dict[Any, Any] = {}
+    made[id(state)] = bare
+    short = {name: _INNER.sub("", name) if isinstance(name, str) else name for name in state}
+    keep = len(set(short.values())) < len(short)
+    for name, value in state.items():
+        inner = _without_parts(value, made, level + 1) if isinstance(value, Mapping) else value
+        bare[name if keep else short[name]] = inner
+    return bare
+
+
+def _place_among(state: Mapping[str, Any], names: Sequence[str]) -> Place:
+    """The place of weights by their names as they are, see `place_of`."""
     if all(name in state for name in names):
         return Place()
     places = list(_places(state, names, (), set()))
@@ -115,6 +168,8 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         >>> inside({"model": {"module.w": 1}}, Place(("model",), "module."))
         {'w': 1}
     """
+    if place.without:
+        state = _without_parts(state, {}, 0)
     for key in place.way:
         state = state[key]
     if not place.prefix:

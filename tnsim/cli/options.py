@@ -146,7 +146,9 @@ class MetricOptions:
     samples: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Samples of --metric categorical, for more than one attention layer."
+            min=0,
+            help="Samples of --metric categorical, for more than one attention layer; of gaussian, "
+            "normal inputs where networks have no exact number (0 refuses them).",
         ),
     ] = None
     dtype: DtypeOption = DtypeName.float64
@@ -360,7 +362,7 @@ def metric_of(options: MetricOptions) -> Any:
     Raises:
         ModelError: Where samples are given for a metric without moments to fit, inputs for another
             metric than `empirical`, or none for `empirical`, or a number of samples for another
-            metric than `categorical`.
+            metric than `categorical` and `gaussian`.
         CheckpointError: Where the file cannot be read.
 
     Example:
@@ -379,8 +381,10 @@ def metric_of(options: MetricOptions) -> Any:
             + ": forward passes need both, --metric empirical --inputs FILE, a .npy or "
             ".safetensors file of vectors or token ids; --fit takes moments from inputs"
         )
-    if samples is not None and name is not MetricName.categorical:
-        raise ModelError(f"--samples are those of --metric categorical, found {name.value}")
+    if samples is not None and name not in (MetricName.categorical, MetricName.gaussian):
+        raise ModelError(
+            f"--samples are those of --metric categorical or gaussian, found {name.value}"
+        )
     cls: Any = tnsim.Empirical if inputs is not None else METRICS[name.value]
     if fit is not None and not hasattr(cls, "fit"):
         raise ModelError(
@@ -388,7 +392,8 @@ def metric_of(options: MetricOptions) -> Any:
             "use gaussian or closure"
         )
     if fit is not None:
-        return cls.fit(samples_in(fit))
+        fitted = cls.fit(samples_in(fit))
+        return fitted if samples is None else dataclasses.replace(fitted, samples=samples)
     if inputs is not None:
         return cls(inputs)
     return cls() if samples is None else cls(samples=samples)

@@ -7,8 +7,10 @@ inputs and positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -21,9 +23,14 @@ from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
+from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import Function, is_function, outputs_of
+from tnsim.models.model import Model
 from tnsim.models.offsets import constant, less
 from tnsim.problems.forward import batch_size, in_batches
+
+_ROUNDING = 1e3
+"""Outputs of a constant function without its mean, in units of the last place of the mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +40,17 @@ class WithoutMean:
     Args:
         function: Plain function or module.
         mean: Constant, one number for every output.
+        is_zero: Whether nothing but the rounding of the mean is left.
     """
 
     function: Function
     mean: Float[np.ndarray, " out"]
+    is_zero: bool = False
 
     def __call__(self, inputs: Any) -> np.ndarray:
         """The outputs on a batch, in NumPy."""
-        return outputs_of(self.function, inputs) - self.mean
+        rest = outputs_of(self.function, inputs) - self.mean
+        return np.zeros_like(rest) if self.is_zero else rest
 
 
 def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
@@ -71,9 +81,43 @@ def without_mean(given: Any, metric: Metric, budget: Budget = Budget()) -> Any:
         )
     check_untraced("centred=True", given, metric)
     if is_function(given):
-        return WithoutMean(given, _mean_of_function(given, metric, budget))
+        function = WithoutMean(given, _mean_of_function(given, metric, budget))
+        return replace(function, is_zero=_is_rounding(function, function.mean, metric, budget))
     mean = _mean_of_model(given, metric, budget)
-    return less(given, mean)
+    rest = less(given, mean)
+    # The rest of a sum is held against the terms of the sum.
+    if not isinstance(rest, Model) or not adds_up(metric):
+        return rest
+    lost = _is_rounding(_Outputs(rest), mean, metric, budget, [rest])
+    return constant(given.d_in, np.zeros(given.d_out), given.n_ctx) if lost else rest
+
+
+class _Outputs(NamedTuple):
+    """A model as a function of inputs."""
+
+    model: Model
+
+    def __call__(self, inputs: Any) -> np.ndarray:
+        return np.asarray(plain_forward(self.model, as_read(self.model, inputs)))
+
+
+def _is_rounding(
+    rest: Function,
+    mean: Float[np.ndarray, " out"],
+    metric: Metric,
+    budget: Budget,
+    models: Sequence[Any] = (),
+) -> bool:
+    """Whether a function without its mean is at all points what rounding left of a constant."""
+    points = points_of(models, metric)
+    if points is None:
+        return False  # an exact plan, which knows what cancels
+    least = _ROUNDING * float(np.finfo(np.float64).eps) * np.abs(mean).max(initial=0.0)
+    size = batch_size([*models] or [rest], points, points.count, "float64", budget)
+    # A few points tell of all functions but constant ones.
+    few = points.block(0, min(4, points.count))
+    batches = itertools.chain([few], in_batches(points, 0, points.count, size))
+    return all(np.abs(rest(batch.inputs)).max(initial=0.0) <= least for batch in batches)
 
 
 def _mean_of_model(given: Any, metric: Metric, budget: Budget) -> Float[np.ndarray, " out"]:

@@ -116,10 +116,11 @@ def check(
         raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
     a, b, chosen = with_metric(a, b, asked, None)
     check_untraced("check", a, b, asked)
+    given = a, b
     if centred:
         a, b = without_mean(a, chosen), without_mean(b, chosen)
     seed = seed_number(seed, "the seed of a check")
-    closed = similarity(a, b, chosen)
+    closed = similarity(*given, chosen, centred=centred)
     models = [part for _, part in (*parts(a), *parts(b)) if isinstance(part, Model)]
     reading = reading_of(models)
     if not models and isinstance(chosen, Empirical):  # functions alone, on inputs of an estimate

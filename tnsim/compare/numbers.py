@@ -10,7 +10,7 @@ A jackknife needs no formula for the variance of a quotient such as a cosine.
 **Labels.** Outside a JAX trace the verbs return a `Number` or `Numbers`, which behave as
 `numpy.float64` and `numpy.ndarray`. They carry the metric, whether its definition is met exactly,
 the standard error of a sampled value, and the differences between the models and the networks they
-were read from. Arithmetic on them gives plain NumPy numbers again.
+were read from, also in copies and pickles. Arithmetic on them gives plain NumPy numbers again.
 
 **Answers.** `cosine`, `value` and `logarithm` turn inner products into labelled numbers. Rounding
 that leaves few digits causes a warning, and rounding that leaves none an error. Inside a trace the
@@ -157,6 +157,17 @@ class Number(np.float64):
         self.mean_share = mean_share
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # NumPy's own scalars are pickled, and sent between processes, as their value alone.
+        facts = self.metric, self.exact, self.route, self.standard_error, self.caveats
+        return type(self), (float(self), *facts, self.inputs, self.mean_share)
+
+    def __copy__(self) -> Number:
+        return self  # a scalar, which nothing changes
+
+    def __deepcopy__(self, memo: Any) -> Number:
+        return self
+
     def __repr__(self) -> str:
         return f"Number({float(self)!r}, {_number_facts(self)})"
 
@@ -238,6 +249,15 @@ class Numbers(np.ndarray):
             setattr(self, name, getattr(source, name, None))
         self.caveats = getattr(source, "caveats", ())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments, state = super().__reduce__()
+        return make, arguments, (state, vars(self))
+
+    def __setstate__(self, state: Any, /) -> None:
+        array, facts = state
+        super().__setstate__(array)
+        vars(self).update(facts)
+
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         """The plain array: the attributes do not hold for the result of arithmetic."""
         plain = np.asarray(array)
@@ -307,7 +327,8 @@ def cosine(products: InnerProducts, models: Two, request: Request, stacklevel: i
             _check_number(product.mantissa, request.metric)
         for name, model, which in zip(("AA", "BB"), models, ("first", "second"), strict=True):
             several = len(parts(model)) > 1
-            precision.check_norm(values[name], f"the {which} model", several, arithmetic)
+            norm, subject = values[name], f"the {which} model"
+            precision.check_norm(norm, subject, several, arithmetic, request.centred)
     if products.traced:  # the dtype of a trace is that of the weights
         arithmetic = arithmetic._replace(dtype=str(values["AB"].mantissa.dtype))
     cosines = precision.cosine(values["AB"], values["AA"], values["BB"], arithmetic)

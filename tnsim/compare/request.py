@@ -83,6 +83,7 @@ class Request(NamedTuple):
         budget: Limits of the computation.
         squared_norms: Whether `AA` and `BB` are wanted as well as `AB`, as a cosine needs.
         slices: Whether outputs are told apart.
+        centred: Whether the models are given without their means.
     """
 
     metric: Metric
@@ -90,6 +91,7 @@ class Request(NamedTuple):
     budget: Budget
     squared_norms: bool = False
     slices: bool = False
+    centred: bool = False
 
     @property
     def pairs(self) -> tuple[Pair, ...]:

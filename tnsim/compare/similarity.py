@@ -67,7 +67,8 @@ def similarity(
 
     Raises:
         CheckpointError, UnsupportedLayer: A file or module cannot be read as a model.
-        ModelError: The models cannot be compared, or either is the zero function.
+        ModelError: The models cannot be compared, or either is the zero function, or with
+            `centred` constant.
         TooLarge: The computation would exceed the budget.
 
     Example:
@@ -81,7 +82,7 @@ def similarity(
         Paper, equation 2.
     """
     a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True)
+    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, centred=centred)
     if at_numbers(a, b, metric):
         return _differentiated(numbers.cosine, a, b, request)[0]
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
@@ -128,7 +129,7 @@ def slices(
         Paper, section 2.4.
     """
     a, b, metric = _sides(a, b, metric, n_ctx, centred, budget)
-    request = Request(metric, dtype_name(dtype), budget, squared_norms=True, slices=True)
+    request = Request(metric, dtype_name(dtype), budget, True, slices=True, centred=centred)
     return numbers.cosine(inner_products(a, b, request), (a, b), request)
 
 

@@ -173,7 +173,9 @@ def certified(products: Mapping[str, ScaledSum], arithmetic: Arithmetic) -> Any:
         return cosine(product, bra, ket, arithmetic).error <= VISIBLE
 
 
-def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic) -> None:
+def check_norm(
+    norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmetic, centred: bool = False
+) -> None:
     """Refuse a squared norm that is zero to within rounding.
 
     Args:
@@ -181,9 +183,11 @@ def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmet
         name: Name of the model, as the subject of a sentence.
         has_terms: Whether the model is a sum of several models, which may have cancelled.
         arithmetic: Degree of the polynomials and dtype of the computation.
+        centred: Whether this is the norm of the model without its mean over the inputs.
 
     Raises:
-        ModelError: The model is the zero function, or a difference of equal functions.
+        ModelError: The model is the zero function, or a difference of equal functions; or, without
+            its mean, a constant.
         ResultError: The norm of a plain model is not zero, but cancellation leaves it no digit.
     """
     rounding = min(arithmetic.rounding, USELESS)
@@ -194,6 +198,11 @@ def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmet
     where = ""
     if np.ndim(norm.mantissa):
         where = f" in output {', '.join(map(str, zero[:8]))}"
+    if centred and (has_terms or not np.any(np.asarray(norm.mantissa)[vanishes])):
+        raise ModelError(
+            f"{name} is constant to within rounding{where}: centred=True leaves nothing of it, and "
+            "the cosine is undefined. Compare it with its mean, by centred=False"
+        )
     if has_terms:
         raise ModelError(
             f"{name} is a difference of models that are the same function to within rounding"
@@ -202,8 +211,9 @@ def check_norm(norm: ScaledSum, name: str, has_terms: bool, arithmetic: Arithmet
     if np.any(np.asarray(norm.mantissa)[vanishes]):
         raise ResultError(
             f"the squared norm of {name} has no digits left{where}: its contributions cancel, and "
-            "it is no larger than their rounding. The model may be the zero function; if it is "
-            "not, use float64, fewer layers, or GaussianClosure()"
+            "it is no larger than their rounding. The model may be "
+            f"{'constant' if centred else 'the zero function'}; if it is not, use float64, fewer "
+            "layers, or GaussianClosure()"
         )
     raise ModelError(f"{name} is the zero function{where}: its cosine with anything is undefined")
 

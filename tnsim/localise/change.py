@@ -28,7 +28,7 @@ from jaxtyping import Float
 from numpy.polynomial.legendre import legvander
 from numpy.typing import DTypeLike
 
-from tnsim.checkpoints.given import is_path_or_paths
+from tnsim.checkpoints.given import folders_of_networks, is_path_or_paths
 from tnsim.checkpoints.load import load
 from tnsim.compare.by_plans import same_weights
 from tnsim.compare.numbers import jackknife_error
@@ -479,8 +479,8 @@ def change(
     Args:
         a, b: Models of equal layers, or modules of PyTorch and paths of files in the place of
             models; ranks may differ by layer. Or two networks with equal names of weights. Without
-            b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files, a sequence or
-            a mapping from labels, in their order.
+            b the checkpoints of a run: a `tnsim.load`, a folder or pattern of files or, on inputs,
+            of folders of Hugging Face, a sequence or a mapping from labels, in their order.
         metric: Metric that weighs the inputs, or its name; any but `GaussianClosure`.
         by: Granularity of components. Of polynomials `"layer"`, `"head"` or `"unit"`, as for
             `components`. Of weights `"module"` for what stands inside of a numbered block (its
@@ -559,7 +559,9 @@ def change(
 
 def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeries:
     """The change of every checkpoint of a run from the one before, see `change`."""
-    if is_path_or_paths(run):
+    if isinstance(metric, Empirical) and (folders := folders_of_networks(run)):
+        run = folders  # each runs on the inputs as it is read, two at a time
+    elif is_path_or_paths(run):
         run = load(run, n_ctx=options["n_ctx"])
     if not isinstance(run, Run):
         raise ModelError(
@@ -717,7 +719,12 @@ def _run_model(model: Model, inputs: Any) -> Any:
 
 
 def moved_by(
-    a: Any, b: Any, metric: Metric, by: str | int | Sequence[str], n_ctx: int | None
+    a: Any,
+    b: Any,
+    metric: Metric,
+    by: str | int | Sequence[str],
+    n_ctx: int | None,
+    dtype: DTypeLike = "float64",
 ) -> dict[str, float]:
     """How far every component alone moved a network, by forward passes or inner products alone.
 
@@ -726,6 +733,7 @@ def moved_by(
         metric: Metric that weighs the inputs.
         by: Granularity of components, as for `change`.
         n_ctx: Length of the sequences on which models with attention are compared.
+        dtype: Precision of the computation.
 
     Returns:
         `|b - b with the component of a| / |b|` by component.
@@ -742,7 +750,7 @@ def moved_by(
         ['0']
     """
     a, b, metric, exchanges_weights = _sides(a, b, metric, by, "distance", n_ctx)
-    setting = Setting(metric, "float64", Budget())
+    setting = Setting(metric, dtype_name(dtype), Budget())
     if exchanges_weights:
         exchanges: Any = _weights_exchanged(a, b, setting, by, "distance")
         labels, length = exchanges.labels, exchanges.lineage.length

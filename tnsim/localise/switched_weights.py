@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from tnsim.checkpoints.given import is_module
 from tnsim.engine.runtime import execution
+from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.functions import (
     WithOutput,
@@ -301,6 +302,9 @@ class _SwitchedPytree:
         self.places = [n for n, leaf in enumerate(every) if _is_weight(leaf)]
         self.fixed = every
         self.weights: Sequence[Any] = self.between.second
+        # An integral takes hundreds of ways back, each of which would be traced anew.
+        self.programs: dict[Callable[..., Any], Any] = {}
+        self.step_by_step = False
 
     def switch(self, switches: Switches) -> None:
         self.weights = self.between.at(switches)
@@ -313,20 +317,38 @@ class _SwitchedPytree:
 
     def _run(self, weights: Sequence[Any], inputs: Any) -> Any:
         function = self._function(weights)
-        if np.issubdtype(np.asarray(inputs).dtype, np.floating):
+        if np.issubdtype(inputs.dtype, np.floating):
             inputs = jnp.asarray(inputs, self.dtype)
         given = WithOutput(function, self.output) if self.output is not None else function
         return in_rows(jnp.asarray(array_at(given, inputs, run_module)), len(inputs))
 
     def outputs(self, inputs: Any) -> np.ndarray:
         with execution.precision():
-            return _finite(np.asarray(self._run(self.weights, inputs), np.float64))
+            made = self._at_once(self._run, self.weights, inputs)
+            return _finite(np.asarray(made, np.float64))
+
+    def _at_once(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The values of a function as one compiled program, where the network allows one."""
+        if self.step_by_step:
+            return function(*args)
+        if function not in self.programs:
+            self.programs[function] = jax.jit(function, compiler_options=compiler_options())
+        try:
+            return self.programs[function](*args)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            # Code that asks for values, as in `if x.max() > 0`.
+            self.step_by_step = True
+            return function(*args)
 
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         with execution.precision():
-            made, pullback = jax.vjp(lambda weights: self._run(weights, inputs), self.weights)
+            made, pullback = self._at_once(self._forth, self.weights, inputs)
             v = jnp.asarray(cotangent(np.asarray(made, np.float64)), made.dtype)
-            return self._along(pullback(v)[0])
+            return self._along(self._at_once(_pulled_back, pullback, v))
+
+    def _forth(self, weights: Sequence[Any], inputs: Any) -> tuple[Any, Any]:
+        """The outputs, and the function from derivatives by them to those by weights."""
+        return jax.vjp(lambda weights: self._run(weights, inputs), weights)
 
     def _along(self, slopes: Sequence[Any]) -> np.ndarray:
         return np.array(
@@ -347,6 +369,10 @@ class _SwitchedPytree:
 
     def bytes_of_row(self, inputs: Any) -> float:
         return _ROW_COPIES * self.outputs(inputs).nbytes / len(inputs)
+
+
+def _pulled_back(pullback: Callable[[Any], Any], v: Any) -> Any:
+    return pullback(v)[0]
 
 
 def _floats(module: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -439,12 +440,44 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
     try:
         return module(tensor)
     except Exception as error:  # whatever the forward pass of a user raises
+        check_one_input(module, error)
         said = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"{type(module).__name__} does not take these inputs, {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}: {type(error).__name__}: {said[:200]}. Give an array (n, ...) "
             "of inputs as the module itself takes them: vectors (n, d) of floats, "
             "images (n, channels, height, width), tokens (n, positions) of integers"
+        ) from error
+
+
+def check_one_input(module: Any, error: Exception | None = None) -> None:
+    """Refuse a module that failed on one input because it asks for several.
+
+    Args:
+        module: A module of PyTorch.
+        error: What its forward pass raised; None where several inputs were given for one.
+
+    Raises:
+        ModelError: The forward pass lacks arguments.
+
+    Example:
+        >>> import torch
+        >>> check_one_input(torch.nn.Linear(2, 1))
+    """
+    if error is not None and "missing" not in str(error):
+        return
+    wanted = [
+        parameter.name
+        for parameter in inspect.signature(module.forward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if len(wanted) > 1:
+        raise ModelError(
+            f"{type(module).__name__} takes {len(wanted)} inputs ({', '.join(wanted)}), and "
+            "networks are compared as functions of one: wrap it in a module whose forward(self, x) "
+            "is `return self.net(x[:, :3], x[:, 3:])`, of inputs side by side, or `return "
+            f"self.net(x, {wanted[1]}=self.{wanted[1]})`, where one stays as it is"
         ) from error
 
 

@@ -19,12 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tnsim.analysis import figures, matrices
 from tnsim.checkpoints.given import given_model, is_module
 from tnsim.checkpoints.module_calls import diverged
 from tnsim.compare.request import estimated, may_estimate
 from tnsim.compare.similarity import similarity
+from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.localise.change import moved_by
 from tnsim.localise.change_of_weights import Unchanged
@@ -55,6 +57,8 @@ class Monitor:
         by: Components of which is recorded how far each moved the function since the last record,
             `"module"`, `"block"`, a list of beginnings of names or another granularity of
             `tnsim.change`, at a forward pass over the inputs for each; None for none.
+        dtype: Precision of what components moved, float64 or float32; the latter for networks whose
+            code knows no float64, such as mixtures of experts of Hugging Face.
         log: Logger: an object with `log(numbers, step=)` as a wandb run, with `add_scalar` as a
             `SummaryWriter`, or a function of (numbers, step); None for none.
 
@@ -87,6 +91,7 @@ class Monitor:
         matrix: int = 32,
         n_ctx: int | None = None,
         by: str | int | Sequence[str] | None = None,
+        dtype: DTypeLike = "float64",
         log: Any = None,
     ) -> None:
         if every < 1 or matrix < 2:
@@ -100,6 +105,7 @@ class Monitor:
         self._inputs = metric.inputs if isinstance(metric, Empirical) else None
         self._reference = None if reference is None else self._function(_frozen(reference))
         self._by, self._components, self._before = by, (), None
+        self._dtype = dtype_name(dtype)
         self._send = None if log is None else _sender(log)
         self._first: Any = None
         self._previous: Any = None
@@ -209,7 +215,7 @@ class Monitor:
         if self._by is None or before is None:
             return {}
         try:
-            moved = moved_by(before, now, self._metric, self._by, self._n_ctx)
+            moved = moved_by(before, now, self._metric, self._by, self._n_ctx, self._dtype)
         except Unchanged:
             moved = dict.fromkeys(self._components, 0.0)
         self._components = tuple(moved)
@@ -263,7 +269,11 @@ def _frozen(module: Any) -> Any:
     # A module is copied whole, with dropout off and without gradients, and the module in training
     # stays in its mode.
     if hasattr(module, "named_parameters"):
-        return copy.deepcopy(module).eval().requires_grad_(False)
+        frozen = copy.deepcopy(module).eval()
+        for parameter in frozen.parameters():
+            # The weights of a copied program of TorchScript are computed from those of the first.
+            parameter.requires_grad_(False) if parameter.is_leaf else parameter.detach_()
+        return frozen
     return module
 
 
