@@ -96,9 +96,13 @@ class Contractions:
     def __init__(self, question: Question) -> None:
         self.question = question
 
-    @cached_property
+    @property
     def search(self) -> float:
         """See `routes.Route`."""
+        return self._search
+
+    @cached_property
+    def _search(self) -> float:
         question = self.question
         a, b = question.models[0], question.models[-1]
         several = [kinds(a), kinds(b)]
