@@ -75,6 +75,19 @@ def test_exact_gaussian_change_against_quadrature(rng):
     check_against_complex_steps(found, a, b, x, w, "layer")
 
 
+@pytest.mark.parametrize("orders", [(2, 2, 2), (2, 3)])
+def test_parts_of_deep_models_against_quadrature(orders, rng):
+    """Degrees of four and of three in a switch alone, which take two steps on either side."""
+    a, b = (
+        tnsim.Model(
+            [tnsim.Multilinear(rng.normal(size=(n, 2, 2)), rng.normal(size=(2, 2))) for n in orders]
+        )
+        for _ in range(2)
+    )
+    x, w = quadrature(9, np.zeros(2), np.eye(2))
+    check_against_complex_steps(tnsim.change(a, b), a, b, x, w, "layer")
+
+
 @pytest.mark.slow
 def test_gradients_answer_where_sums_of_models_are_too_long(rng, monkeypatch):
     a, b = (tnsim.Model([oracle.mlp(rng, 2, 2, biases=False)]) for _ in range(2))

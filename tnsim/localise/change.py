@@ -178,11 +178,13 @@ class _Pair(NamedTuple):
         """See `_Exchanges`."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self.certified(total, 2)
+        found = gram_of_parts(pair.family, pair.setting, pair.points)
+        # Inner products of the parts sum to the total; what they miss is what cancellation took.
+        missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
-        precision.report(
-            error, "an inner product of parts", Arithmetic(degree, pair.setting.dtype), 2
-        )
-        return gram_of_parts(pair.family, pair.setting, pair.points)
+        arithmetic = Arithmetic(degree, pair.setting.dtype)
+        precision.report(max(missed, error), "an inner product of parts", arithmetic, 2)
+        return found
 
     def differences(self) -> Iterator[Batch]:
         """See `_Exchanges`."""
