@@ -154,6 +154,26 @@ def total(value: ScaledSum, slices: bool) -> ScaledSum:
     return ScaledSum(value.mantissa.sum(axis=-1), value.exponent, value.size.sum(axis=-1))
 
 
+def share_of_squares(parts: ScaledSum, norms: ScaledSum) -> Float[np.ndarray, "*functions"]:
+    """The share of squared norms that is in some parts, from 0 to 1; NaN where a norm vanishes.
+
+    Args:
+        parts: Parts of every output that are orthogonal to the rest, such as means,
+            (*functions, out).
+        norms: Squared norms, (*functions).
+
+    Example:
+        >>> means = contribution(np.array([3.0, 4.0]), np.array(1.0))
+        >>> float(share_of_squares(means, contribution(np.array(50.0), np.array(2.0))))
+        0.5
+    """
+    own = over_outputs(parts.exponent, parts.mantissa) - np.asarray(norms.exponent)[..., None] / 2
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        shares = (power(parts.mantissa, own) ** 2).sum(axis=-1) / norms.mantissa
+    # A constant function exceeds 1 by rounding.
+    return np.where(np.asarray(norms.mantissa) > 0, np.minimum(shares, 1.0), np.nan)
+
+
 def log_abs(value: ScaledSum) -> Float[Numeric, "*pairs_and_outputs"]:
     """The natural logarithm of `|value|`, -inf for zero.
 

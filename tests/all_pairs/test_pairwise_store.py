@@ -220,7 +220,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     data = json.loads((store / "run.json").read_text())
     data["content"]["format"] = 0
     (store / "run.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.errors.StoreMismatch, match="format 0, and 6 is asked for"):
+    with pytest.raises(tnsim.errors.StoreMismatch, match="format 0, and 7 is asked for"):
         tnsim.pairwise(models, store=store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"

@@ -65,6 +65,21 @@ def test_copies_of_steps_are_left_out_of_words_and_curves():
     assert without_copies(same).sizes["a"] == 5
 
 
+def test_models_that_are_mostly_their_means():
+    models = [tnsim.Model([tnsim.Linear([[w, 1.0]], [c])]) for w, c in ((1, 9), (2, 9), (5, 0))]
+    said = "mean over the inputs in 2 of 3 models (up to 98 %): centred=True compares without it."
+    assert said in tnsim.pairwise(models).tnsim.summary()
+    beside = tnsim.pairwise(models[:2], other=models[1:])
+    assert "the inputs in 3 of 4 models" in beside.tnsim.summary()
+    for alike in (
+        tnsim.pairwise(models[1:]),  # one model of a pair says nothing of the other
+        tnsim.pairwise(models, centred=True),
+        tnsim.pairwise(models[:2], other=models[2:]),
+        tnsim.pairwise(models, tnsim.TreeSymmetric()),
+    ):
+        assert "mean over the inputs" not in alike.tnsim.summary()
+
+
 def test_sets_and_pairs_and_runs_over_parts():
     models = [tnsim.Model([tnsim.Linear([[w, 1.0]])]) for w in (1.0, 2.0, 5.0)]
     two = tnsim.pairwise(models[:2], other=models[1:])

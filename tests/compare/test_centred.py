@@ -1,6 +1,8 @@
 """Similarity of functions without their means: NumPy at points, quadrature, the laws of a mean."""
 
+import itertools
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -261,6 +263,12 @@ def test_similarities_of_means_say_so(kind):
     assert shares[1] > 0.9
 
 
+def share_of_mean(x, weights, *summands):
+    """By points of quadrature, of a sum of (coefficient, model) at a single position."""
+    y = sum(c * np.asarray(tnsim.Model(model.layers)(x)) for c, model in summands)
+    return ((weights @ y) ** 2).sum() / (weights @ (y * y).sum(1))
+
+
 def linear_offset(offset):
     return tnsim.Linear(np.eye(2), np.full(2, offset))
 
@@ -286,8 +294,71 @@ def test_means_of_sequences_and_of_draws():
     odd = tnsim.similarity(np.tanh, lambda x: x, tnsim.Gaussian(mean=np.zeros(3)))
     assert odd.mean_share < 1e-4
     assert "mean" not in str(odd)
-    exact = tnsim.similarity(network(rng, "linear"), network(rng, "linear"))
-    assert exact.mean_share is None
+    models = [network(rng, "bilinear"), network(rng, "bilinear")]
+    assert tnsim.similarity(*models, tnsim.Symmetric()).mean_share is None  # which has no inputs
+
+
+def cubic(rng, d, rank):
+    legs = [rng.normal(size=(rank, d)) for _ in range(3)]
+    biases = [rng.normal(size=rank) for _ in legs]
+    return tnsim.Multilinear(legs, rng.normal(size=(d, rank)), biases)
+
+
+POLYNOMIALS = {
+    "linear": lambda rng: [linear(rng, 3, 2, bias=True)],
+    "bilinear": lambda rng: [bilinear(rng, 3, 4, 2)],
+    "biased": lambda rng: [linear(rng, 3, 3, bias=True), bilinear(rng, 3, 4, 3, True)],
+    "skip": lambda rng: [tnsim.Residual(bilinear(rng, 3, 4, 3, True)), linear(rng, 3, 2)],
+    "cubic": lambda rng: [cubic(rng, 3, 4)],
+    "two layers": lambda rng: [bilinear(rng, 3, 4, 2, True), bilinear(rng, 2, 4, 2)],
+    "six coordinates": lambda rng: [bilinear(rng, 3, 9, 6, True), bilinear(rng, 6, 9, 2)],
+    "three layers": lambda rng: [bilinear(rng, n, 4, 2, True) for n in (3, 2, 2)],
+}
+
+
+@pytest.mark.parametrize("kind", POLYNOMIALS)
+def test_means_of_polynomials(kind):
+    """From the weights alone, of models, sums and small models, in every road of a run."""
+    rng = generator(11)
+    mean, cov = rng.normal(size=3), np.array([[1.0, 0.3, 0], [0.3, 0.5, 0.1], [0, 0.1, 2.0]])
+    a, b, c = (tnsim.Model(POLYNOMIALS[kind](rng)) for _ in range(3))
+    summed = a - 2.0 * b
+    for metric in (
+        tnsim.Gaussian(mean, cov),
+        tnsim.Gaussian(cov=np.diagonal(cov)),
+        tnsim.Gaussian(),
+    ):
+        at, spread = metric.mean, metric.cov
+        spread = np.eye(3) if spread is None else np.diag(spread) if spread.ndim == 1 else spread
+        x, weights = quadrature(9, np.zeros(3) if at is None else at, spread)
+        share = partial(share_of_mean, x, weights)
+        wanted = [share((1, a)), share((1, a), (-2, b)), share((1, c))]
+        compared = [a, summed, c * 1e-30]
+        for (one, first), (two, second) in itertools.pairwise(zip(compared, wanted, strict=True)):
+            found = tnsim.similarity(one, two, metric).mean_share
+            assert_close(found, min(first, second), scale=1.0, rtol=1e-10)
+        for asked in ({}, {"slices": True}):
+            run = tnsim.pairwise(compared, metric, **asked)
+            assert_close(run.mean_share_a.values, wanted, scale=1.0, rtol=1e-10)
+        beside = tnsim.pairwise([c], metric, other=compared)
+        assert_close(beside.mean_share_b.values, wanted, scale=1.0, rtol=1e-10)
+
+
+def test_means_of_sparse_layers():
+    rng = generator(12)
+    band = np.abs(np.arange(40)[:, None] - np.arange(40)) < 2
+    legs = [rng.normal(size=band.shape) * band for _ in range(2)]
+    legs[1] = legs[1] + legs[0]
+    down = rng.normal(size=(3, 40))
+    sparse = [tnsim.models.matrices.SparseMatrix.of(leg) for leg in legs]
+    model = tnsim.Model([tnsim.Bilinear(*sparse, down)])
+    forms = np.einsum("oh,hi,hj->oij", down, *legs)
+    forms = (forms + forms.transpose(0, 2, 1)) / 2
+    squares = np.einsum("oii->o", forms) ** 2
+    wanted = squares.sum() / (squares + 2 * (forms**2).sum((1, 2))).sum()
+    found = tnsim.similarity(model, 2.0 * model)
+    assert found.route == "receptive fields"
+    assert_close(found.mean_share, wanted, scale=1.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n_ctx", [None, 3])
@@ -304,10 +375,7 @@ def test_means_of_networks_with_a_hidden_layer(n_ctx):
 
     a, b, far = gelu(np.zeros(2)), gelu(np.ones(2)), gelu(np.full(2, 9.0))
 
-    def share(*summands):
-        y = sum(c * np.asarray(tnsim.Model(model.layers)(x)) for c, model in summands)
-        return ((weights @ y) ** 2).sum() / (weights @ (y * y).sum(1))
-
+    share = partial(share_of_mean, x, weights)
     of_a, of_b, of_far = (share((1, model)) for model in (a, b, far))
     found = tnsim.similarity(a, b, metric)
     assert_close(found.mean_share, min(of_a, of_b), scale=1.0, rtol=1e-9)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from tnsim.all_pairs.batched_plans import PairSetting
 from tnsim.all_pairs.run_plan import Models, Sizes, estimated
 from tnsim.all_pairs.sources import Entry, Source, content_hash
-from tnsim.compare.by_points import AtPoints, route_name
+from tnsim.compare.by_points import AtPoints, are_inputs, route_name
 from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.numbers import cosine_error
 from tnsim.compare.request import CROSS, Question, parts
@@ -122,7 +122,9 @@ def sums(
     second = None
     if columns is not None:
         second = [_terms(entry, known, setting.dtype) for entry in columns]
-    found = forward.sums(first, second, points, setting.slices, setting.dtype, setting.budget)
+    means = columns is None and are_inputs(points, setting.metric)
+    asked = setting.slices, setting.dtype, setting.budget
+    found = forward.sums(first, second, points, *asked, means=means)
     return forward.with_cancellation(found, first, second, points)
 
 

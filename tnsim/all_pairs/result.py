@@ -65,7 +65,9 @@ class Pairwise(Dataset):
 
     Variables: `similarity` (a, b), in [-1, 1]; `log_inner` and `sign` (a, b), the inner product
     as `sign * exp(log_inner)`; `log_norm_a` (a) and `log_norm_b` (b), the logarithms of the
-    squared norms <a|a> and <b|b>; `slices` (a, b, output) when they were asked for;
+    squared norms <a|a> and <b|b>; `mean_share_a` (a) and `mean_share_b` (b), the shares of these
+    that are in the means over the inputs, NaN or absent where these are not known; `slices`
+    (a, b, output) when they were asked for;
     `standard_error` (a, b) of similarities over a sample, as estimates for its distribution.
     Of parts of a series all have the dimension `part` in front, with coordinates `kind`, `layer`
     and `head`, -1 where a part has none; `result.sel(part=label)` is the result of a single part.
@@ -224,7 +226,11 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         coordinates[side] = attrs[f"labels_{stored}"]
         coordinates[f"name_{side}"] = (side, attrs[f"names_{stored}"])
         coordinates[f"hash_{side}"] = (side, digests)
-        norms[f"log_norm_{side}"] = (side, arrays[f"log_norm_{stored}"][index[side]])
+        for name in ("log_norm", "mean_share"):
+            values = arrays[f"{name}_{stored}"][index[side]]
+            # What parts compute has means of no meaning, such as those of scores.
+            if name == "log_norm" or not (attrs["parts"] or np.isnan(values).all()):
+                norms[f"{name}_{side}"] = (side, values)
     both = np.ix_(index["a"], index["b"])
     variables: dict[str, Any] = {}
     for name in ("similarity", "log_inner", "sign", "standard_error"):

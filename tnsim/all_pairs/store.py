@@ -53,7 +53,7 @@ from tnsim.checkpoints.guard import cause
 from tnsim.errors import DamagedStore, StoreMismatch, TnsimError, printable
 from tnsim.files import appending, regular
 
-FORMAT = 6  # version of the layout; a store of another version is refused
+FORMAT = 7  # version of the layout; a store of another version is refused
 # Attributes that must be equal for a store to be continued; error messages name them.
 IDENTITY = ("format", "metric", "metric_parameters", "dtype", "slices", "centred", "parts")
 RUN, MODELS, FINISHED = "run", "models", "finished"
@@ -227,9 +227,9 @@ def sides(attrs: Mapping[str, Any]) -> str:
 
 
 def _norms(attrs: Mapping[str, Any], models: int) -> dict[str, Form]:
-    """Shapes and dtypes of squared norms and of the sizes of their sums, see `normalise`."""
+    """Shapes and dtypes of squared norms, of their sizes, see `normalise`, and of their means."""
     forms: dict[str, Form] = {}
-    for name in ("log_norm", "log_norm_size"):
+    for name in ("log_norm", "log_norm_size", "mean_share"):
         forms[name] = ((models,), "float64")
     if attrs["outputs"] is not None:
         for name in ("log_norms", "log_norms_size"):

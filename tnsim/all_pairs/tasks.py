@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from tnsim.all_pairs import batched_plans, forward_runs, kernel_runs
 from tnsim.all_pairs.batched_plans import PairSetting, Terms
 from tnsim.all_pairs.forward_runs import Tile
 from tnsim.all_pairs.normalise import Norms, uncertified, uncertified_norms
 from tnsim.all_pairs.sources import Entry
+from tnsim.compare.resident import mean_in_units
 from tnsim.engine.precision import EPS, Arithmetic
 from tnsim.errors import ExecutorError, TnsimError, TooLarge
 from tnsim.metrics.points import Points
@@ -29,14 +30,36 @@ from tnsim.models.model import Model, terms
 from tnsim.problems import features, forward
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.forward import Sums
+from tnsim.problems.kernel_models import mean_part
 from tnsim.problems.state_sizes import scaled_under
-from tnsim.scaled import ScaledSum, add, magnified
+from tnsim.scaled import (
+    ScaledSum,
+    add,
+    contribution,
+    magnified,
+    share_of_squares,
+    stacked,
+    times,
+    total,
+)
 from tnsim.sessions import session
 
 Block = features.FeatureBlock | batched_plans.StackBlock | kernel_runs.KernelBlock
 _Arrays: TypeAlias = tuple[Any, ...]
 """Arrays of the numbers of all models, or of all pairs, along their first axes."""
 _WORKER = "worker"  # owner of the blocks of all runs on a worker, see `_kept`
+
+
+class NormBlock(NamedTuple):
+    """Squared norms of some models, and the shares of them that are in the models' means.
+
+    Attributes:
+        squared: Squared norms, per output where the job wants slices.
+        mean_share: Shares from 0 to 1; NaN where they are not known.
+    """
+
+    squared: ScaledSum
+    mean_share: Float[np.ndarray, " models"]
 
 
 class Job(NamedTuple):
@@ -88,32 +111,42 @@ def forgetting(job: Job) -> Iterator[None]:
         session().blocks.forget(lambda key: key[1] == job.key)
 
 
-def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> ScaledSum:
-    """Squared norms of some models; per output where the job wants slices.
+def norms(job: Job, entries: tuple[Entry, ...], arithmetic: Arithmetic) -> NormBlock:
+    """Squared norms of some models, and what their means have of them.
 
     Args:
         job: Settings that all tasks share.
         entries: Distinct models.
         arithmetic: Degree and precision of the run.
     """
-    squared_norms = _norms(job, entries)
+    found = _norms(job, entries)
     if not job.certifies:
-        return squared_norms
-    unsure = uncertified_norms(squared_norms, arithmetic)
+        return found
+    unsure = uncertified_norms(found.squared, arithmetic)
 
     def in_float64() -> ScaledSum:
-        return _counted(_norms(job.in_float64, _chosen(entries, unsure)))
+        return _counted(_norms(job.in_float64, _chosen(entries, unsure)).squared)
 
-    return ScaledSum(*_refined(squared_norms, unsure, in_float64))
+    return found._replace(squared=ScaledSum(*_refined(found.squared, unsure, in_float64)))
 
 
-def _norms(job: Job, entries: tuple[Entry, ...]) -> ScaledSum:
+def _norms(job: Job, entries: tuple[Entry, ...]) -> NormBlock:
     """Squared norms in the precision of the job."""
+    unknown = np.full(len(entries), np.nan)
     if job.points is not None:
-        return _checked(forward.total(_sums(job, entries, entries).rows), job)
-    return _checked(
-        add([_block_norms(job, _block(job, entries, one)) for one in job.sections]), job
-    )
+        sums = _sums(job, entries, entries)
+        shares = sums.mean_shares()
+        squared = _checked(forward.total(sums.rows), job)
+        return NormBlock(squared, shares[0] if shares else unknown)
+    squares, means = [], None
+    for section in job.sections:
+        block = _block(job, entries, section)
+        squares.append(_block_norms(job, block))
+        means = means or _block_means(job, block, section)
+    squared = _checked(add(squares), job)
+    if means is None:
+        return NormBlock(squared, unknown)
+    return NormBlock(squared, share_of_squares(means, total(squared, job.setting.slices)))
 
 
 def tile(
@@ -216,6 +249,24 @@ def _block_norms(job: Job, block: Block) -> ScaledSum:
     return batched_plans.norms(block, job.setting)
 
 
+def _block_means(job: Job, block: Block, section: FeatureSpace | None) -> ScaledSum | None:
+    """The means of the outputs of a block, as parts of its norms; None where they are not known."""
+    if isinstance(block, features.FeatureBlock):
+        assert section is not None
+        return features.means(block, section)
+    if isinstance(block, kernel_runs.KernelBlock):
+        of_models = [mean_part(model) for model in block.models]
+        exponents = [model.exponent for model in block.models]
+    else:
+        of_models = [mean_in_units(model, job.setting.units.metric) for model in block.models]
+        exponents = block.exponents
+    if any(mean is None for mean in of_models):
+        return None
+    each = [contribution(*both) for both in zip(of_models, exponents, strict=True)]
+    rows = zip(block.terms.index, block.terms.coefficients, strict=True)
+    return stacked([add([times(each[n], c) for n, c in zip(*row, strict=True)]) for row in rows])
+
+
 def _block_products(job: Job, first: Block, second: Block) -> ScaledSum:
     if isinstance(first, features.FeatureBlock) and isinstance(second, features.FeatureBlock):
         return features.products(first, second, job.setting.slices)
@@ -312,9 +363,14 @@ def _checked(products: ScaledSum, job: Job) -> ScaledSum:
     return products
 
 
-def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> ScaledSum:
+def expect_norms(result: Any, shape: tuple[int], outputs: int | None, advice: str) -> NormBlock:
     """The result of a `norms` task. Raises `ExecutorError` where it is no block of norms."""
-    if not _is_block(result, shape, outputs):
+    if not (
+        isinstance(result, NormBlock)
+        and _is_block(result.squared, shape, outputs)
+        and isinstance(result.mean_share, np.ndarray)
+        and (result.mean_share.shape, result.mean_share.dtype) == (shape, np.float64)
+    ):
         raise _garbage(result, f"squared norms of {shape[0]} models", advice)
     return result
 

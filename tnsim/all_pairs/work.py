@@ -360,9 +360,10 @@ def norm_work(
         for i, entry in enumerate(entries(record)):
             source, centred = entry.source, entry.source.centred is not None
             precision.check_norm(
-                taken(norms, i), source.name, entry.terms > 1, run.arithmetic, centred
+                taken(norms.squared, i), source.name, entry.terms > 1, run.arithmetic, centred
             )
-        store.write(record, norm_arrays(norms, run.job.setting.slices))
+        arrays = norm_arrays(norms.squared, run.job.setting.slices)
+        store.write(record, {**arrays, "mean_share": norms.mean_share})
         return []
 
     return PendingWork(records, task, write)

@@ -242,13 +242,13 @@ def _attributes_of(matrices: Mapping[str, xr.DataArray]) -> dict[str, list[list[
 
 
 def _curves(result: xr.Dataset, one_set: bool) -> list[dict[str, Any]]:
-    """The variables of numbers over the models in the columns, without the run's own norms."""
+    """The variables of numbers over the models in the columns, without those of the run itself."""
     side = "a" if one_set else "b"
     curves = []
     for name, variable in result.items():
         is_curve = variable.dims == (side,) and variable.dtype.kind in _NUMERIC
-        # The run's own norms are no curves of training.
-        if is_curve and name != f"log_norm_{side}":
+        # Norms and shares of means are no curves of training.
+        if is_curve and name not in {f"log_norm_{side}", f"mean_share_{side}"}:
             values = list(map(_rounded_value, variable.values.astype(float).tolist()))
             # A curve of gaps alone is none.
             if values.count(None) < len(values):

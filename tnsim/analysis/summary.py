@@ -137,7 +137,7 @@ def findings(result: xr.Dataset) -> list[str]:
     result = result.assign(similarity=table)
     repeated = copies(result) if one_set else {}
     kept = without_copies(result)
-    said = [_range(kept, one_set)]
+    said = [_range(kept, one_set), *_of_means(kept, one_set)]
     if repeated:
         labels = result["a"].values
         pairs = [f"{labels[row]} = {labels[first]}" for row, first in repeated.items()]
@@ -185,6 +185,22 @@ def _range(result: xr.Dataset, one_set: bool) -> str:
     ends = [f"{_shown(values[i, j])} ({rows[i]} and {columns[j]})" for i, j in places]
     counted += f" to {rows[-1]}" if one_set else ""
     return f"{counted}: similarity from {ends[0]} to {ends[1]}."
+
+
+def _of_means(result: xr.Dataset, one_set: bool) -> list[str]:
+    """What the means over the inputs are of the functions, where they make pairs alike."""
+    if not {"mean_share_a", "mean_share_b"} <= set(result.variables):
+        return []
+    sides = [result[f"mean_share_{side}"].values for side in ("a" if one_set else "ab")]
+    large = [int(np.count_nonzero(shares > 0.5)) for shares in sides]
+    # A pair is alike by its means where both of its models are mostly their means.
+    if min(large) < (2 if one_set else 1):
+        return []
+    most, counted = max(np.nanmax(shares) for shares in sides), sum(map(len, sides))
+    return [
+        f"More than half of the squared norm is the mean over the inputs in {sum(large)} of "
+        f"{counted} models (up to {100 * most:.0f} %): centred=True compares without it."
+    ]
 
 
 def _changes(similarity: xr.DataArray) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import InnerProducts, Question, Request, is_exact
+from tnsim.compare.request import InnerProducts, Question, Request, is_exact, smaller
 from tnsim.compare.resident import in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -33,7 +33,7 @@ from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
 from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum, add, taken
+from tnsim.scaled import ScaledSum, add, share_of_squares, taken, total
 
 _STARTING, _RATE = 0.02, 4e9
 """Seconds before the first product, and multiplications in a second, of two nonlinear layers."""
@@ -106,8 +106,8 @@ class Vectors:
         self.check(estimate, request.budget)
         one, two = terms(first), terms(second)
         with announced(f"vectors of {estimate.metric}", estimate.seconds):
-            values = by_vectors(self.space, one, two, request.metric, request.slices)
-        return InnerProducts(values, 0.0, False, "float64", self.name)
+            values, share = by_vectors(self.space, one, two, request.metric, request.slices)
+        return InnerProducts(values, 0.0, False, "float64", self.name, mean_share=share)
 
 
 def by_vectors(
@@ -116,7 +116,7 @@ def by_vectors(
     two: Sequence[tuple[Any, Model]],
     metric: Metric,
     slices: bool,
-) -> dict[str, ScaledSum]:
+) -> tuple[dict[str, ScaledSum], float | None]:
     """`<a|b>`, `<a|a>` and `<b|b>` of two sums by their vectors, as `AB`, `AA` and `BB`.
 
     Args:
@@ -126,7 +126,7 @@ def by_vectors(
         slices: Whether outputs are told apart.
 
     Returns:
-        Inner products, (out,) or ().
+        Inner products, (out,) or (), and the share of the means, see `InnerProducts.mean_share`.
     """
     models = {id(model): model for _, model in (*one, *two)}
     units = common_units(models.values(), metric)
@@ -139,19 +139,23 @@ def by_vectors(
             row[number[id(model)]] += coefficient
     plain = None if np.array_equal(weights, np.eye(len(number))) else weights
     keep = space.length * space.d_out <= features.KEPT
-    crossed, squared = [], []
+    crossed, squared, means = [], [], None
     for part in space.parts:  # in turn, so that one part is held at a time
         both = features.block(prepared, plain, part, units.metric, keep)
         crossed.append(features.products(both, both, slices))
         squared.append(features.norms(both, slices))
+        means = means or features.means(both, part)
     # Row 0 is the first sum, row 1 the second.
     squares = add(squared)
     alone = list(one) == list(two)
-    return {
+    values = {
         "AB": taken(squares, 0) if alone else taken(add(crossed), (0, 1)),
         "AA": taken(squares, 0),
         "BB": taken(squares, 1),
     }
+    if means is None:
+        return values, None
+    return values, smaller(*share_of_squares(means, total(squares, slices)))
 
 
 def space_of(question: Question) -> FeatureSpace | None:

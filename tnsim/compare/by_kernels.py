@@ -26,9 +26,11 @@ from tnsim.compare.request import (
     Request,
     SumOfModels,
     is_exact,
+    mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
+    smaller,
 )
 from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget
@@ -45,7 +47,7 @@ from tnsim.models.powers import with_powers
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
-    mean_of,
+    mean_part,
     meetings,
     on_host,
     product_of,
@@ -65,7 +67,7 @@ from tnsim.problems.kernels import (
     small_differences,
 )
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import ScaledSum, power, scaled_terms
+from tnsim.scaled import ScaledSum, scaled_terms
 from tnsim.sessions import session
 
 STARTING, _RATE = 0.06, 1e9
@@ -187,27 +189,13 @@ class Kernels:
             values, exponent = over_terms(bra, ket, product, norms), bra.exponent + ket.exponent
             share = None
             if request.squared_norms:
-                share = min(_mean_share(bra, values["AA"]), _mean_share(ket, values["BB"]))
+                share = smaller(
+                    mean_share(bra, mean_part, values["AA"]),
+                    mean_share(ket, mean_part, values["BB"]),
+                )
         return InnerProducts(
             values, exponent, traced, request.dtype, Kernels.name, mean_share=share
         )
-
-
-def _mean_share(side: SumOfModels, norm: ScaledSum) -> float:
-    """The share of the squared norm that a sum of prepared models has in its mean.
-
-    Args:
-        side: Sum of models.
-        norm: Inner product of the sum with itself, by output where these are told apart.
-    """
-    means = [c * np.exp2(exponent) * mean_of(model) for c, exponent, model in side.value]
-    squared_norm = power(norm.mantissa, norm.exponent).sum()
-    if squared_norm <= 0:  # which a cosine refuses
-        return 0.0
-    # A mean takes its square at every position, as the squared norm is a sum over positions.
-    shares = (np.sum(means, axis=0) / np.sqrt(squared_norm)) ** 2
-    share = shares.sum() * sum(side.value[0][2].counts)
-    return min(1.0, float(share))  # a constant function by rounding
 
 
 def _prepared_sum(summands: Sequence[tuple[Any, Model]], metric: Metric) -> SumOfModels:

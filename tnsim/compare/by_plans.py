@@ -33,11 +33,13 @@ from tnsim.compare.request import (
     Question,
     Request,
     SumOfModels,
+    mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
+    smaller,
 )
-from tnsim.compare.resident import in_units, placed_weights
+from tnsim.compare.resident import in_units, mean_in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
@@ -241,14 +243,22 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     results = [run(pair, known[pair.one].value, known[pair.two].value, request) for pair in pairs]
     written = Written([one.exponent for one in known], [one.cancels for one in known])
     found = products_of(first, second, places, pairs, results, written, request, traced)
+    if not traced and request.squared_norms:
+        means = [mean_in_units(one.value, units.metric) for one in known]
+        shares = []
+        for model, own, norm in zip((first, second), places, ("AA", "BB"), strict=True):
+            side = _scaled_sum(model, own, written.exponents)
+            shares.append(mean_share(side, means.__getitem__, found.values[norm]))
+        found = found._replace(mean_share=smaller(*shares))
     if traced or _are_single(first, second):
         return found
     if any(lost_half(found.values[name], request.dtype) for name in ("AA", "BB")):
         # A difference of feature vectors loses half as many digits as a difference of products.
         space = features.common_space(models, metric)
         if space is not None:
-            sums = by_vectors(space, terms(first), terms(second), metric, request.slices)
-            return InnerProducts(sums, 0.0, traced, "float64", space.route)
+            both = terms(first), terms(second)
+            sums, share = by_vectors(space, *both, metric, request.slices)
+            return InnerProducts(sums, 0.0, traced, "float64", space.route, mean_share=share)
     return found
 
 

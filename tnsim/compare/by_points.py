@@ -19,7 +19,15 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.compare.estimates import Estimate, count_text
-from tnsim.compare.request import Comparable, InnerProducts, Question, Request, is_exact, parts
+from tnsim.compare.request import (
+    Comparable,
+    InnerProducts,
+    Question,
+    Request,
+    is_exact,
+    parts,
+    smaller,
+)
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
 from tnsim.metrics.categorical import Categorical
@@ -127,10 +135,8 @@ class AtPoints:
             batches = forward.in_batches(points, 0, points.count, size)
             found = forward.over_batches(one, two, batches, slices, request.squared_norms)
             return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
-        # Draws are single inputs; other points may be beginnings of sequences.
-        sampled = forward.sums(
-            [one], [two], points, slices, dtype, request.budget, means=points.drawn
-        )
+        means = are_inputs(points, request.metric)
+        sampled = forward.sums([one], [two], points, slices, dtype, request.budget, means=means)
         sampled = forward.with_cancellation(sampled, [one], [two], points)
         # Sums of forward passes are matrices of all rows with all columns; here each side is a row.
         values = {
@@ -138,8 +144,16 @@ class AtPoints:
             "AA": taken(forward.total(sampled.rows), 0),
             "BB": taken(forward.total(sampled.columns), 0),
         }
-        share = forward.mean_share(sampled)
+        share = smaller(*(float(shares[0]) for shares in sampled.mean_shares()))
         return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count, share)
+
+
+def are_inputs(points: Points, metric: Metric) -> bool:
+    """Whether every point is an input, over which outputs have means.
+
+    Draws and nodes of quadrature are; other points may be beginnings of sequences.
+    """
+    return points.drawn or isinstance(metric, Gaussian)
 
 
 def at_traced_points(first: AnyModel, second: AnyModel, sample: WeightedPoints) -> InnerProducts:

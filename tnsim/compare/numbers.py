@@ -116,7 +116,7 @@ class Number(np.float64):
         caveats: Differences between the models and the networks they were read from.
         inputs: Number of inputs on which the models ran; None where the weights were compared.
         mean_share: Share of the squared norm that both models have in their means over the inputs,
-            the smaller of the two; None where polynomials were compared by their weights.
+            the smaller of the two; None where it is not known.
 
     A number that was sampled is printed with its standard error and its inputs, and any number with
     the share of the means where this is more than a half: it says little beyond the means.

@@ -28,7 +28,7 @@ from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
 from tnsim.problems.kernels import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
-from tnsim.scaled import Scaled, ScaledSum, add, times
+from tnsim.scaled import Scaled, ScaledSum, add, contribution, share_of_squares, times, total
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -351,6 +351,37 @@ def over_terms(
         pairs = itertools.product(one.value, two.value)
         values[name] = add([times(product(m, n), c * d, x + y) for (c, x, m), (d, y, n) in pairs])
     return values
+
+
+def mean_share(side: SumOfModels, mean: Callable[[Any], Any], norm: ScaledSum) -> float:
+    """The share of the squared norm of a sum of models that is in its mean.
+
+    Args:
+        side: Sum of models, without its own exponent.
+        mean: Mean of every output of one of the models, without its exponent; None where it is not
+            known.
+        norm: Squared norm of the sum, in total or by output.
+
+    Returns:
+        The share from 0 to 1; NaN where it is not known.
+    """
+    means = []
+    for coefficient, exponent, model in side.value:
+        of_outputs = mean(model)
+        if of_outputs is None:
+            return math.nan
+        means.append(times(contribution(of_outputs, np.float64(0.0)), coefficient, exponent))
+    return float(share_of_squares(add(means), total(norm, slices=np.ndim(norm.mantissa) > 0)))
+
+
+def smaller(*shares: float) -> float | None:
+    """The smaller of two shares; None where one of them is not known.
+
+    Example:
+        >>> smaller(0.5, 0.9), smaller(0.5, math.nan), smaller()
+        (0.5, None, None)
+    """
+    return None if not shares or np.isnan(shares).any() else min(shares)
 
 
 def highest_degree(models: Iterable[Comparable]) -> int:

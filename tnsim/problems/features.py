@@ -42,6 +42,7 @@ from tnsim.scaled import (
     SMALLEST,
     Numeric,
     ScaledSum,
+    contribution,
     library,
     scale_exponent,
     shifted,
@@ -65,6 +66,7 @@ class EntrySpace(NamedTuple):
     route = "features"
     at_once = _TOGETHER
     is_sparse = False
+    tells_mean = False
 
     @property
     def length(self) -> int:
@@ -155,6 +157,11 @@ class FeatureSpace(Hashable, Protocol):
     @property
     def is_sparse(self) -> bool:
         """Whether models have too many zeros for any plan to be as short."""
+        ...
+
+    @property
+    def tells_mean(self) -> bool:
+        """Whether the first feature is the mean of the outputs over the inputs."""
         ...
 
     def multiplications(self, layers: Kinds) -> int:
@@ -311,6 +318,13 @@ def norms(block: FeatureBlock, slices: bool) -> ScaledSum:
     size = (block.lengths + eps * block.sizes) * block.sizes
     squares = ScaledSum(block.lengths**2, 2 * block.exponent, size)
     return squares if slices else total(squares, slices=True)
+
+
+def means(block: FeatureBlock, space: FeatureSpace) -> ScaledSum | None:
+    """The means of the outputs of the models of a block over the inputs; None without a feature."""
+    if not space.tells_mean:
+        return None
+    return contribution(np.asarray(block.values[:, :, 0], np.float64), block.exponent)
 
 
 def products(rows: FeatureBlock, columns: FeatureBlock, slices: bool) -> ScaledSum:

@@ -65,7 +65,7 @@ from tnsim.scaled import (
     larger,
     library,
     magnified,
-    power,
+    share_of_squares,
     shifted,
     split,
     stacked,
@@ -135,6 +135,14 @@ class Sums(NamedTuple):
     columns: ScaledSum
     shares: Float[np.ndarray, " groups"]
     means: tuple[list[ScaledSum], ...] | None = None
+
+    def mean_shares(self) -> tuple[Float[np.ndarray, " functions"], ...]:
+        """The shares of squared norms that rows, and columns, have in their means, if asked for."""
+        shares = []
+        for means, norms in zip(self.means or (), (self.rows, self.columns), strict=False):
+            summed = over_last_axis(total(norms), slices=norms.mantissa.ndim > 2)
+            shares.append(share_of_squares(stacked(means), summed))
+        return tuple(shares)
 
     def over_outputs(self) -> Sums:
         """These sums, added up over outputs that are told apart."""
@@ -317,28 +325,6 @@ def _means(vectors: Sequence[Vector], batch: WeightedPoints) -> list[ScaledSum]:
         summed = np.asarray(values @ roots.astype(values.dtype), np.float64)
         found.append(contribution(summed, np.broadcast_to(exponent, summed.shape)))
     return found
-
-
-def mean_share(sums: Sums) -> float | None:
-    """The share of the squared norm that both of two functions have in their means.
-
-    Args:
-        sums: Sums of a row and a column.
-
-    Returns:
-        The smaller share of the two, from 0 to 1; None where means were not asked for, or a norm
-        vanishes.
-    """
-    if sums.means is None:
-        return None
-    shares = []
-    for (mean,), norms in zip(sums.means, (sums.rows, sums.columns), strict=True):
-        norm = over_last_axis(taken(total(norms), 0), slices=norms.mantissa.ndim > 2)
-        if norm.mantissa <= 0:
-            return None
-        scaled = power(mean.mantissa, mean.exponent - norm.exponent / 2)
-        shares.append(float((scaled * scaled).sum() / norm.mantissa))
-    return min(1.0, *shares)  # a constant function by rounding
 
 
 def with_cancellation(

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -360,12 +361,17 @@ def product_of(
     return ScaledSum(value, np.zeros(()), (a.cancels * b.cancels) ** 0.5 * size)
 
 
-def mean_of(model: PreparedModel) -> Float[np.ndarray, " out"]:
-    """The mean of every output over inputs and positions, without the model's exponent."""
+def mean_part(model: PreparedModel) -> Float[np.ndarray, " out"]:
+    """The mean of every output as a part of its norm, which is a sum over positions.
+
+    Returns:
+        Means over inputs and positions times the root of the number of positions, without the
+        model's exponent.
+    """
     mean: Any = 0.0
     for count, last, *_ in last_segments(model, model):
         mean = mean + count * (last.hidden.mean + last.beside.mean)
-    return np.asarray(mean, np.float64) / sum(model.counts)
+    return np.asarray(mean, np.float64) / math.sqrt(sum(model.counts))
 
 
 def on_host(value: ScaledSum) -> ScaledSum:

@@ -29,6 +29,7 @@ C(N, n)) c_n[I]`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +38,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.metrics.input_moments import check_coordinates, root_of
+from tnsim.metrics.input_moments import GaussianMoments, check_coordinates, root_of
 from tnsim.metrics.metric import (
     Gaussian,
     Symmetric,
@@ -49,7 +50,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import DOWN, SKIP, UNIT, WEIGHT
 from tnsim.problems.tensors import packed
-from tnsim.problems.tensors.kinds import Kinds, nonlinear
+from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.tensors.lifted import arrays
 from tnsim.scaled import library
 from tnsim.sessions import session_cache
@@ -345,6 +346,11 @@ class PolynomialSpace(NamedTuple):
         return sum(self.block.length(order) for order in self.orders)
 
     @property
+    def tells_mean(self) -> bool:
+        """Whether the first feature is the mean: the coefficient of order 0 of a series."""
+        return self.gaussian and self.orders[0] == 0 and self.block.start == 0
+
+    @property
     @session_cache
     def parts(self) -> tuple[PolynomialSpace, ...]:
         """Blocks that are made in turn; dot products are sums over the blocks."""
@@ -596,6 +602,63 @@ def _applied_layer(layer: MergedLayer, state: Series, block: IndexBlock, pairs: 
         return result
     carried = mapped(layer.copy, within(state, block))
     return plus(result, carried)
+
+
+def mean_output(model: Model, metric: Metric) -> Float[np.ndarray, " out"] | None:
+    """The mean of every output over the inputs, where one product at most is between them.
+
+    Args:
+        model: Model that is not traced, in units in which its squares are floats.
+        metric: Any metric.
+
+    Returns:
+        Means; None where the metric has no Gaussian inputs, where several layers multiply, and for
+        sequences, activations and sparse layers.
+
+    Example:
+        >>> import tnsim
+        >>> square = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)])
+        >>> mean_output(square, Gaussian())
+        array([1., 1.])
+
+    Source:
+        Isserlis' theorem, for the product of the legs of a hidden unit.
+    """
+    layers = kinds(model)
+    if (
+        not isinstance(metric, GaussianMoments)
+        or model.n_ctx is not None
+        or sum(kind.down is not None for kind in layers) > 1
+        or any(kind.mixes_positions or kind.activation or kind.sparse for kind in layers)
+    ):
+        return None
+    before, multiplying = merged_layers([arrays(layer, True) for layer in model.layers])
+    constant, root = np.concatenate([[1.0], mean_of(metric, model.d_in)]), _root_of(metric)
+    if not multiplying:
+        return None if before is None else (before @ constant)[1:]
+    (layer,) = multiplying
+    legs = layer.legs if before is None else [leg @ before for leg in layer.legs]
+    spreads = [leg[:, 1:] for leg in legs]
+    if root is not None:
+        spreads = [one * root if root.ndim == 1 else one @ root for one in spreads]
+
+    @functools.cache
+    def expected(places: tuple[int, ...]) -> Any:
+        """E of the product of some legs of every hidden unit."""
+        if not places:
+            return 1.0
+        first, *others = places
+        value = (legs[first] @ constant) * expected(tuple(others))
+        for other in others:
+            rest = tuple(place for place in others if place != other)
+            value = value + (spreads[first] * spreads[other]).sum(1) * expected(rest)
+        return value
+
+    means = layer.down @ expected(tuple(range(len(legs))))
+    if layer.copy is not None:
+        state = constant if before is None else before @ constant
+        means = means + layer.copy @ state
+    return means[1:]
 
 
 def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:

@@ -119,6 +119,11 @@ class FieldSpace(NamedTuple):
         return int(counted) // self.d_out
 
     @property
+    def tells_mean(self) -> bool:
+        """Whether the first feature is the mean: the coefficient of order 0 of a series."""
+        return self.gaussian and self.orders[0] == 0 and self.start == 0
+
+    @property
     def parts(self) -> tuple[FieldSpace, ...]:
         """Ranges that are made in turn; dot products are sums over the ranges."""
         ends = _part_ends(self)
