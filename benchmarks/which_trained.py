@@ -2,12 +2,13 @@
 
     python benchmarks/which_trained.py [--seeds N]
 
-Four runs of small networks, each over several seeds, each a pair of checkpoints:
+Runs of small networks, each over several seeds, each a pair of checkpoints:
 
     two tasks in phases     a residual MLP learns two outputs, then two more as well
     one block fine-tuned    the first checkpoint, one block of which learns new targets
     LoRA                    the first checkpoint, and adapters of rank 2 in all blocks
     induction               a GPT-2 of two layers, early and late in learning to copy
+    induction, probable     the same by the probabilities of the copied tokens instead of logits
 
 The truth of a part is the loss of the second checkpoint with the part's weights put back to the
 first, less its loss, from state dicts. A cell is the Spearman correlation of a measure with that
@@ -155,6 +156,20 @@ def induction(seed: int) -> Iterator[tuple[str, nn.Module, nn.Module, Any, Any]]
     train(net, net.parameters(), lambda: error(net, texts(64)), 450)
     test = texts(64)
     yield "induction", before.eval(), net.eval(), test, lambda net: error(net, test)
+    both = Copied(before).eval(), Copied(net).eval()
+    yield "induction, probable", *both, test, lambda copied: error(copied.net, test)
+
+
+class Copied(nn.Module):
+    """The probabilities that a language model gives to the tokens of a second half."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Probabilities (texts, places, tokens), which do not grow with the size of logits."""
+        return self.net(tokens).logits[:, LENGTH // 2 - 1 : -1].softmax(-1)
 
 
 def put_back(a: nn.Module, b: nn.Module, part: str) -> nn.Module:
@@ -198,6 +213,10 @@ def measured(a: nn.Module, b: nn.Module, x: Any, loss: Any) -> dict[str, np.ndar
     by: Any = "module"
     if isinstance(b, Residual):
         by = ["read", *(f"blocks.{n}" for n in range(BLOCKS)), "out"]
+    if isinstance(b, Copied):
+        stream = [f"{n}.{part}" for n in range(2) for part in ("ln_1", "attn", "ln_2", "mlp")]
+        by = ["wte", "wpe", *(f"h.{part}" for part in stream), "ln_f"]
+        by = [f"net.transformer.{part}" for part in by]
     found = tnsim.change(a, b, tnsim.Empirical(x), by=by)
     old, new = a.state_dict(), b.state_dict()
     values: dict[str, list[float]] = {name: [] for name in (*MEASURES, "truth")}
