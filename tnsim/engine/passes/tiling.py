@@ -145,15 +145,17 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     extended = dict(axes)
     having: Axes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
-        is_followed = value == number or value in axes or value in large
+        if label not in labels:
+            continue
+        if labels.count(label) > 1:  # a block of a diagonal is a block along several axes at once
+            return None
+        place = labels.index(label)
         # Small arguments and inputs are read block by block where they stand; nobody computes them
         # again.
-        if label not in labels or not is_followed:
-            continue
-        place = labels.index(label)
-        if labels.count(label) > 1 or extended.setdefault(value, place) != place:
-            return None
-        having[value] = place
+        if value == number or value in axes or value in large:
+            if extended.setdefault(value, place) != place:
+                return None
+            having[value] = place
     return having
 
 
