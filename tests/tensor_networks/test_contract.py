@@ -333,6 +333,39 @@ def test_nothing_is_lost_on_the_way(rng):
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
+def powers(exponent, size):
+    """A network with the value `size * 10**exponent`."""
+    vectors = [qtn.Tensor(np.array([x]), ("i",)) for x in (size, 1.0)]
+    network = qtn.TensorNetwork(vectors)
+    network.exponent = exponent
+    return network
+
+
+@pytest.mark.parametrize(("exponent", "size"), [(-400.0, 1e200), (400.0, 1e-200), (2.0, 1e-300)])
+def test_an_exponent_makes_up_for_its_arrays(exponent, size):
+    found = tnsim.tensor_networks.contract(powers(exponent, size))
+    assert_close(found, np.exp(np.log(size) + exponent * np.log(10)), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "network", [powers(-200.0, 1e-200), (1e-300, powers(0.0, 1e-100)), (1e300, powers(0.0, 1e10))]
+)
+def test_a_sum_beyond_the_range_of_floats_is_no_zero(network):
+    with pytest.raises(tnsim.TnsimError, match="left the range of float64; use strip_exponent"):
+        tnsim.tensor_networks.contract([network])
+
+
+@pytest.mark.parametrize("size", [1e-60, 1e60])
+def test_weights_beyond_float32_are_taken_in_float32(size):
+    sum_of_two = [(size, powers(0.0, 1.0)), (2 * size, powers(0.0, 3.0))]
+    found = tnsim.tensor_networks.contract(sum_of_two, dtype="float32")
+    assert_close(found / size, 7.0, rtol=1e-6, limited_by="float32")
+    mantissa, exponent = tnsim.tensor_networks.contract(
+        sum_of_two, dtype="float32", strip_exponent=True
+    )
+    assert_close(mantissa * 10 ** (exponent - np.log10(size)), 7.0, rtol=1e-6, limited_by="float32")
+
+
 @pytest.mark.parametrize("sizes", [(1e-60, 1e30, 1e30), (1e60, 1e-30, 1e-30), (1e-20, 1e-20, 1e40)])
 def test_arrays_beyond_float32_meet_in_float32(sizes):
     chain = [size * np.diag([1.0, 2.0]) for size in sizes]
