@@ -333,6 +333,14 @@ def test_nothing_is_lost_on_the_way(rng):
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
+def test_a_vector_goes_through_more_matrices_than_python_calls_functions():
+    turn = np.roll(np.eye(8), 1, axis=1)
+    tensors = [qtn.Tensor(np.arange(8.0), ("i0",))]
+    tensors += [qtn.Tensor(turn.copy(), (f"i{n}", f"i{n + 1}")) for n in range(1201)]
+    found = tnsim.tensor_networks.contract(qtn.TensorNetwork(tensors))
+    assert_close(found, np.arange(8.0) @ turn, rtol=1e-12)
+
+
 def powers(exponent, size):
     """A network with the value `size * 10**exponent`."""
     vectors = [qtn.Tensor(np.array([x]), ("i",)) for x in (size, 1.0)]

@@ -17,6 +17,7 @@ from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.passes import layout
 from tnsim.engine.search.canonical import Labels, Tensor, canonical
+from tnsim.engine.search.paths import postorder
 
 Label = int | str
 
@@ -267,16 +268,9 @@ def reachable(builder: Builder, outputs: Iterable[int]) -> list[int]:
 
     The order is depth first, so that few values are alive at once.
     """
-    order: dict[int, None] = {}
 
-    def visit(number: int) -> None:
-        if number in order:
-            return
+    def arguments(number: int) -> tuple[int, ...]:
         operation = builder.values[number].operation
-        for arg in operation.args if operation else ():
-            visit(arg)
-        order[number] = None
+        return operation.args if operation else ()
 
-    for output in outputs:
-        visit(output)
-    return list(order)
+    return postorder(outputs, arguments)
