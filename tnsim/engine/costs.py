@@ -6,7 +6,7 @@ multiplies matrices where they stand, and copies an argument or a result of any 
 (`ir/matmul_form: host_product`).
 
 *Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
-into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
+into parts (see `planner`), few of which keep all cores busy alone. Stages that do not
 depend on each other therefore run at once, in a round. A round ends with its last stage: the
 arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
 stage. Over a whole plan weights stay alive, and a value stays alive until the last stage that reads
@@ -74,14 +74,13 @@ def program_bytes(plan: Schedule) -> int:
 def _loops(program: Program) -> int:
     """The number of operations that XLA computes in a loop over entries, not as matrix products."""
     count = 0
-    for op in program.operations:
+    for op, sizes in zip(program.operations, program.sizes, strict=True):
         form = None
         if op.body is not None:
             count += _loops(op.body)
             continue
         if op.kind == "contract" and len(op.args) == 2:
-            first, second = op.labels
-            form = host_product(first, second, op.output, op.sizes(program.value_shapes))
+            form = host_product(op.labels[0], op.labels[1], op.output, sizes)
         count += form is None or not (form.product.left and form.product.right)
     return count
 
@@ -171,7 +170,7 @@ def working_elements(program: Program) -> int:
             alive -= size
         if number not in kept:
             alive += size
-        peak = max(peak, alive + beside(op, op.sizes(shapes), size))
+        peak = max(peak, alive + beside(op, program.sizes[n], size))
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
             if last[a] == n and a >= first and a not in kept and not is_gone:
@@ -285,9 +284,8 @@ def host_seconds(program: Program, item: int) -> float:
         program: Program that would run.
         item: Bytes of an element.
     """
-    return sum(
-        host_seconds_of(op, op.sizes(program.value_shapes), item) for op in program.operations
-    )
+    sized = zip(program.operations, program.sizes, strict=True)
+    return sum(host_seconds_of(op, sizes, item) for op, sizes in sized)
 
 
 def host_seconds_of(op: Operation, sizes: Mapping[int, int], item: int) -> float:

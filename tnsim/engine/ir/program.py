@@ -8,10 +8,10 @@ scalar multiplications, contractions and written elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Operation(NamedTuple):
@@ -85,20 +85,55 @@ class Program:
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
 
+    @classmethod
+    def of(
+        cls,
+        operations: Mapping[Any, Operation],
+        inputs: Iterable[Any],
+        outputs: Iterable[Any],
+        shape: Callable[[Any], tuple[int, ...]],
+        **other: Any,
+    ) -> Program:
+        """The program of operations on values that are named, and not yet numbered.
+
+        Args:
+            operations: Operation of every computed value, with names in the place of `args`.
+            inputs: Names of the inputs.
+            outputs: Names of the outputs.
+            shape: Function from the name of an input to its shape.
+            other: Other fields of the program.
+        """
+        inputs = tuple(inputs)
+        numbers = {value: n for n, value in enumerate((*inputs, *operations))}
+        numbered = [
+            op._replace(args=tuple([numbers[a] for a in op.args])) for op in operations.values()
+        ]
+        given = tuple(numbers[value] for value in outputs)
+        return cls(tuple(map(shape, inputs)), tuple(numbered), given, **other)
+
     @property
     def length(self) -> int:
         """Number of operations, those of loop bodies included."""
         bodies = [op.body for op in self.operations if op.body is not None]
         return len(self.operations) + sum(body.length for body in bodies)
 
-    @cached_property
+    @property
     def value_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all values, inputs first."""
-        shapes = list(self.shapes)
+        return self._sized[0]
+
+    @property
+    def sizes(self) -> tuple[dict[int, int], ...]:
+        """The size of every label, for each operation."""
+        return self._sized[1]
+
+    @cached_property
+    def _sized(self) -> tuple[tuple[tuple[int, ...], ...], tuple[dict[int, int], ...]]:
+        shapes, sizes = list(self.shapes), []
         for op in self.operations:
-            sizes = op.sizes(shapes)
-            shapes.append(tuple(sizes[label] for label in op.output))
-        return tuple(shapes)
+            sizes.append(op.sizes(shapes))
+            shapes.append(tuple([sizes[-1][label] for label in op.output]))
+        return tuple(shapes), tuple(sizes)
 
     @cached_property
     def costs(self) -> tuple[int, ...]:
@@ -107,8 +142,7 @@ class Program:
         Sums and contractions of a single argument count as zero.
         """
         costs = []
-        for op in self.operations:
-            sizes = op.sizes(self.value_shapes)
+        for op, sizes in zip(self.operations, self.sizes, strict=True):
             if op.body is not None:
                 costs.append(n_iterations(op, sizes) * op.body.multiplications)
             elif op.kind == "contract" and len(op.args) == 2:
@@ -135,14 +169,11 @@ class Program:
     @cached_property
     def written_elements(self) -> int:
         """Elements of all computed values, those of a loop's body once for every turn."""
-        made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
-        written = 0
-        for op, shape in made:
-            # The result of a loop is written once; each turn writes the values of the body besides.
-            written += math.prod(shape)
+        # The result of a loop is written once; each turn writes the values of the body besides.
+        written = sum(map(math.prod, self.value_shapes[len(self.shapes) :]))
+        for op, sizes in zip(self.operations, self.sizes, strict=True):
             if op.body is not None:
-                count = n_iterations(op, op.sizes(self.value_shapes))
-                written += count * op.body.written_elements
+                written += n_iterations(op, sizes) * op.body.written_elements
         return written
 
 

@@ -420,13 +420,10 @@ class _Draft:
         # Whatever no operation of the portion computes comes from another share, or from the arrays
         # of the plan.
         inputs = tuple(value for value in needed if value not in self.operations)
-        numbers = {value: n for n, value in enumerate((*inputs, *self.operations))}
-        operations = []
-        for op in self.operations.values():
-            operations.append(op._replace(args=tuple(numbers[arg] for arg in op.args)))
-        shapes = tuple(map(self.stage.shape, inputs))
-        given = tuple(numbers[value] for value in outputs)
-        return Program(shapes, tuple(operations), given, scales, powers), inputs
+        program = Program.of(
+            self.operations, inputs, outputs, self.stage.shape, scales=scales, powers=powers
+        )
+        return program, inputs
 
 
 class Share(NamedTuple):

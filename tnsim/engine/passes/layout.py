@@ -45,7 +45,7 @@ def laid_out(program: Program) -> Program:
     """
     operations, first = list(program.operations), len(program.shapes)
     # Orders of axes change the order of labels and no size.
-    sizes = [op.sizes(program.value_shapes) for op in operations]
+    sizes = program.sizes
     readers: dict[int, list[int]] = {}
     fixed = set(program.outputs)  # the caller reads them in the order that is announced
     for n, op in enumerate(operations):

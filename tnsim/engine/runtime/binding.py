@@ -136,7 +136,7 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
-        function = operation_function(op, op.sizes(program.value_shapes), over[n], xp)
+        function = operation_function(op, program.sizes[n], over[n], xp)
         dead = {a for a in op.args if last[a] == n and a not in program.outputs}
         calls.append(Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)

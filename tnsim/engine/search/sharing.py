@@ -234,19 +234,12 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
         scaling: Other fields of `Program`.
     """
     # Values of abandoned attempts at a sum or a loop stay in the builder; no output reaches them.
-    needed = [number for number in reachable(builder, outputs) if number >= inputs]
-    numbers = {number: number for number in range(inputs)}
-    for number in needed:
-        numbers[number] = len(numbers)
-    operations = []
-    for number in needed:
-        operation = builder.values[number].operation
-        assert operation is not None, "every value after the inputs is computed"
-        args = tuple(numbers[arg] for arg in operation.args)
-        operations.append(operation._replace(args=args))
-    shapes = tuple(value.shape for value in builder.values[:inputs])
-    given = tuple(numbers[n] for n in outputs)
-    return layout.laid_out(Program(shapes, tuple(operations), given, **scaling))
+    values = builder.values
+    needed = {
+        n: operation for n in reachable(builder, outputs) if (operation := values[n].operation)
+    }
+    program = Program.of(needed, range(inputs), outputs, lambda n: values[n].shape, **scaling)
+    return layout.laid_out(program)
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:
