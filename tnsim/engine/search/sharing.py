@@ -235,9 +235,8 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
     """
     # Values of abandoned attempts at a sum or a loop stay in the builder; no output reaches them.
     values = builder.values
-    needed = {
-        n: operation for n in reachable(builder, outputs) if (operation := values[n].operation)
-    }
+    computed = ((n, values[n].operation) for n in reachable(builder, outputs))
+    needed = {n: operation for n, operation in computed if operation is not None}
     program = Program.of(needed, range(inputs), outputs, lambda n: values[n].shape, **scaling)
     return layout.laid_out(program)
 
