@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tnsim.engine.ir.matmul_form import Labels, host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
-from tnsim.engine.ir.stages import PlanStage, Schedule, WholePlan
+from tnsim.engine.ir.stages import Schedule, WholePlan
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
@@ -126,23 +126,48 @@ def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Ro
     for stage, program in zip(whole.stages, programs, strict=True):
         read.update(zip(stage.inputs, map(math.prod, program.shapes), strict=True))
         given.append([math.prod(program.value_shapes[output]) for output in program.outputs])
+    kept = {*whole.names, *whole.outputs}
 
     def own(chosen: Sequence[int]) -> int:
         # Inputs are not part of what a program needs. Of stages that do not run, outputs remain.
         outputs = sum(sum(given[n]) for n in chosen)
         return outputs + min(len(chosen), _AT_ONCE) * max(working[n] for n in chosen)
 
+    def within(at_most: int) -> Iterator[Round]:
+        """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
+        alive = {name: size for name, size in read.items() if name in whole.names}
+        # How many stages are still to read each value.
+        readers = Counter(name for stage in whole.stages for name in set(stage.inputs) - kept)
+        left = dict(enumerate(whole.stages))
+        while left:
+            chosen: list[int] = []
+            others = sum(alive.values())
+            # Stages in order, each taken where its inputs exist and memory allows.
+            for number, stage in left.items():
+                if not alive.keys() >= set(stage.inputs):
+                    continue
+                if not chosen or others + own([*chosen, number]) <= at_most:
+                    chosen.append(number)
+            names: list[str] = []
+            for number in chosen:
+                stage = left.pop(number)
+                alive.update(zip(stage.outputs, given[number], strict=True))
+                names += [name for name in set(stage.inputs) if name in readers]
+            readers.subtract(names)
+            last_read = tuple(name for name in dict.fromkeys(names) if not readers[name])
+            for name in last_read:
+                del alive[name]
+            total, taken = sum(seconds[n] for n in chosen), own(chosen)
+            at_once = min(len(chosen), _AT_ONCE)
+            yield Round(tuple(chosen), at_once, taken, others + taken, total, last_read)
+
+    # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
+    # memory as these rounds need at most is allowed to rounds of several stages.
+    one_by_one = tuple(within(0))
+    if len(one_by_one) < 2:
+        return one_by_one
     at_least = _AT_ONCE_BYTES // item if sum(seconds) > _AT_ONCE_SECONDS else 0
-    arrays = {name: size for name, size in read.items() if name in whole.names}
-    kept = {*whole.names, *whole.outputs}
-    found = []
-    for numbers, alive, last_read in _fitting_rounds(
-        whole.stages, kept, arrays, given, own, at_least
-    ):
-        total = sum(seconds[n] for n in numbers)
-        at_once = min(len(numbers), _AT_ONCE)
-        found.append(Round(numbers, at_once, own(numbers), alive, total, last_read))
-    return tuple(found)
+    return tuple(within(max(at_least, *(each.elements for each in one_by_one))))
 
 
 def peak_elements(program: Program) -> int:
@@ -316,73 +341,3 @@ def host_seconds_of(op: Operation, sizes: Mapping[int, int], item: int) -> float
     slowed = (1 + 2 / m) * (1 + 2 / n) * (1 + 2 / k)
     products = entries(batch) * (speeds.product + m * n * k * slowed / speeds.multiplying)
     return speeds.call + products + form.copied(sizes, (first, second)) / speeds.passing
-
-
-_Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]
-"""Numbers of the stages of a round, elements alive, names of values that no later stage reads."""
-
-
-def _fitting_rounds(
-    stages: Sequence[PlanStage],
-    kept: Set[str],
-    read: Sizes,
-    given: Sequence[Sequence[int]],
-    own: Callable[[Sequence[int]], int],
-    at_least: int,
-) -> list[_Chosen]:
-    """Rounds of as many stages as fit in the memory that the stages need alone.
-
-    Args:
-        stages: Stages of a plan.
-        kept: Names of the arrays and outputs of the plan, which stay.
-        read: Elements of each array that the plan reads.
-        given: Elements of each output of every stage.
-        own: Elements that some stages take themselves.
-        at_least: Elements that rounds of several stages may have in any case.
-    """
-    # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
-    # memory as these rounds need at most is allowed to rounds of several stages.
-    one_by_one = list(_rounds_within(stages, kept, read, given, own, 0))
-    if len(stages) < 2:
-        return one_by_one
-    at_most = max(at_least, *(alive for _, alive, _ in one_by_one))
-    return list(_rounds_within(stages, kept, read, given, own, at_most))
-
-
-def _rounds_within(
-    stages: Sequence[PlanStage],
-    kept: Set[str],
-    read: Sizes,
-    given: Sequence[Sequence[int]],
-    own: Callable[[Sequence[int]], int],
-    at_most: int,
-) -> Iterator[_Chosen]:
-    """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
-    alive = dict(read)
-
-    def elements(chosen: Sequence[int]) -> int:
-        return sum(alive.values()) + own(chosen)
-
-    # How many stages are still to read each value.
-    readers = Counter(name for stage in stages for name in set(stage.inputs) - kept)
-    left = dict(enumerate(stages))
-    while left:
-        chosen: list[int] = []
-        # Stages in order, each taken where its inputs exist and memory allows.
-        for number, stage in left.items():
-            if not alive.keys() >= set(stage.inputs):
-                continue
-            if not chosen or elements([*chosen, number]) <= at_most:
-                chosen.append(number)
-        together = elements(chosen)
-        names: list[str] = []
-        for number in chosen:
-            stage = left.pop(number)
-            alive.update(zip(stage.outputs, given[number], strict=True))
-            names += [name for name in set(stage.inputs) if name in readers]
-        for name in names:
-            readers[name] -= 1
-        last_read = tuple(name for name in dict.fromkeys(names) if not readers[name])
-        for name in last_read:
-            del alive[name]
-        yield tuple(chosen), together, last_read
