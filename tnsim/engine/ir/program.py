@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+V = TypeVar("V")
 
 
 class Operation(NamedTuple):
@@ -175,6 +177,27 @@ class Program:
             if op.body is not None:
                 written += n_iterations(op, sizes) * op.body.written_elements
         return written
+
+
+def postorder(roots: Iterable[V], below: Callable[[V], Iterable[V]]) -> list[V]:
+    """All nodes of a graph without cycles, each behind the nodes below it, depth first.
+
+    The order is kept on a list and not on Python's stack: a vector that goes through a thousand
+    matrices is a thousand nodes deep.
+
+    Example:
+        >>> postorder([3], {3: (1, 2), 2: (0, 1), 1: (), 0: ()}.__getitem__)
+        [1, 0, 2, 3]
+    """
+    order: dict[V, None] = {}
+    waiting = list(roots)[::-1]
+    while waiting:
+        node = waiting[-1]
+        if left := [x for x in below(node) if x not in order]:
+            waiting += reversed(left)
+        else:
+            order[waiting.pop()] = None
+    return list(order)
 
 
 def n_iterations(loop: Operation, sizes: Mapping[int, int]) -> int:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
+from tnsim.engine.ir.program import postorder
 from tnsim.engine.search.progress import count_search
 from tnsim.errors import ModelError
 from tnsim.sessions import session_cache
@@ -430,27 +431,6 @@ def _path_of_tree(children: dict[int, tuple[int, int]], count: int) -> Path:
     inner = [node for node in nodes if node in children]
     number = {node: count + n for n, node in enumerate(inner)}
     return tuple((number.get(a, a), number.get(b, b)) for a, b in map(children.__getitem__, inner))
-
-
-def postorder(roots: Iterable[int], below: Callable[[int], Iterable[int]]) -> list[int]:
-    """All nodes of a graph without cycles, each behind the nodes below it, depth first.
-
-    The order is kept on a list and not on Python's stack: a vector that goes through a thousand
-    matrices is a thousand nodes deep.
-
-    Example:
-        >>> postorder([3], {3: (1, 2), 2: (0, 1), 1: (), 0: ()}.__getitem__)
-        [1, 0, 2, 3]
-    """
-    order: dict[int, None] = {}
-    waiting = list(roots)[::-1]
-    while waiting:
-        node = waiting[-1]
-        if left := [x for x in below(node) if x not in order]:
-            waiting += reversed(left)
-        else:
-            order[waiting.pop()] = None
-    return list(order)
 
 
 def _route_along(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:
