@@ -153,6 +153,8 @@ def _axes(labels: Labels, order: Labels) -> Labels | None:
 
 def _spread(labels: Labels, order: Labels, sizes: Sizes) -> Function:
     """A view with axes in an order, of size 1 where a label is missing."""
+    if labels == order:
+        return _same
     axes = _axes(labels, tuple(label for label in order if label in labels))
     shape = tuple(sizes[label] if label in labels else 1 for label in order)
     if len(shape) == len(labels):

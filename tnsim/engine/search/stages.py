@@ -90,17 +90,13 @@ class Assembly:
         for definition in definitions:
             # A loop computes its own copies of what leads to it. Values made here for the same
             # definitions are left out by `program_of` where no output needs them.
-            is_loop = self.room is not None and definition.loop_indices
-            make = self.loop if is_loop else self.value
-            values[definition.name] = make(builder, values, definition, definitions)
+            if self.room is not None and definition.loop_indices:
+                number = self.loop(builder, values, definition, definitions)
+            else:
+                number = self.value(builder, values, definition)
+            values[definition.name] = number
 
-    def value(
-        self,
-        builder: Builder,
-        values: dict[str, int],
-        definition: Definition,
-        _: Sequence[Definition],
-    ) -> int:
+    def value(self, builder: Builder, values: dict[str, int], definition: Definition) -> int:
         """The number of the value of a definition: the sum of its terms, without a loop."""
         items = []
         for term in definition.terms:
@@ -280,7 +276,7 @@ def build_program(
         return Assembly(stage, shapes, exchangeable, search.best, forms, room).program()
 
     program = assembled()
-    if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
+    if any(d.loop_indices for d in stage.definitions) and peak_elements(program) > large:
         looped = assembled(room=TURNS_ROOM * large)
         # A loop takes less memory unless all that is large has no axis for its index.
         program = min(program, looped, key=peak_elements)
