@@ -184,7 +184,6 @@ def working_elements(program: Program) -> int:
     needs are alive beside it.
     """
     shapes, first = program.value_shapes, len(program.shapes)
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     kept, places = set(program.outputs), overwritten(program)
     alive, peak = 0, 0
     for n, op in enumerate(program.operations):
@@ -198,9 +197,9 @@ def working_elements(program: Program) -> int:
         peak = max(peak, alive + beside(op, program.sizes[n], size))
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
-            if last[a] == n and a >= first and a not in kept and not is_gone:
+            if program.readers[a][-1] == n and a >= first and a not in kept and not is_gone:
                 alive -= math.prod(shapes[a])
-        if number not in last and number not in kept:
+        if number not in program.readers and number not in kept:
             alive -= size
     return peak
 
@@ -222,7 +221,6 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
         (None, 1)
     """
     first = len(program.shapes)
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     own = set()  # values that certainly share no memory with another value
     for number, op in enumerate(program.operations, first):
         if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
@@ -236,7 +234,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
         place = None
         if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
             for slot, a in enumerate(op.args):
-                is_last = a in own and last[a] == n and op.args.count(a) == 1
+                is_last = a in own and program.readers[a][-1] == n and op.args.count(a) == 1
                 if is_last and op.labels[slot] == op.output and _is_entrywise(op):
                     place = slot
         found.append(place)

@@ -11,13 +11,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
 
 from tnsim.engine import disk_cache
 from tnsim.engine.ir.plan_json import program_data, program_from_data
-from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
+from tnsim.engine.ir.problem import (
+    Operand,
+    Problem,
+    Stage,
+    Term,
+    names_read,
+    prune,
+    strip_alias,
+)
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.plan import Plan
@@ -106,10 +114,8 @@ def _check_problem(problem: Problem, limit: float) -> None:
     if limit == math.inf:
         return
     shapes = dict(problem.shapes)
-    for stage in problem.stages:
-        inputs = _stage_inputs(stage)
-        known = tuple(shapes[strip_alias(name)] for name in inputs)
-        given = check_limit(_numbered_stage(stage, inputs), known, limit)
+    for stage, numbered, known in _numbered_stages(problem, shapes):
+        given = check_limit(numbered, known, limit)
         shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
 
 
@@ -139,7 +145,7 @@ class _Planner:
 
     def add(self, stage: Stage) -> None:
         """Plan another stage, as a single program or, where that is long, as several."""
-        inputs = _stage_inputs(stage)
+        inputs = names_read(stage.definitions)
         # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
@@ -220,11 +226,9 @@ def _settled_problem(problem: Problem, large: int, check: Check) -> Problem:
         return problem
     shapes = dict(problem.shapes)
     stages = []
-    for stage in problem.stages:
-        inputs = _stage_inputs(stage)
-        known = tuple(shapes[strip_alias(name)] for name in inputs)
+    for stage, numbered, known in _numbered_stages(problem, shapes):
         settled = []
-        chosen = _cheapest_ways(_numbered_stage(stage, inputs), known, large, check)
+        chosen = _cheapest_ways(numbered, known, large, check)
         for d, ways in zip(stage.definitions, chosen, strict=True):
             settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
@@ -232,15 +236,19 @@ def _settled_problem(problem: Problem, large: int, check: Check) -> Problem:
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
 
 
-def _stage_inputs(stage: Stage) -> tuple[str, ...]:
-    """Names that a stage reads and does not define, in order of first use."""
-    names: dict[str, None] = {}
-    for definition in stage.definitions:
-        for term in definition.terms:
-            for operands in term.products():
-                names |= dict.fromkeys(operand.name for operand in operands)
-    own = {definition.name for definition in stage.definitions}
-    return tuple(name for name in names if name not in own)
+def _numbered_stages(
+    problem: Problem, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Stage, Stage, Shapes]]:
+    """Each stage, the stage with numbers for names, and the shapes of its inputs.
+
+    Args:
+        problem: Problem of the stages.
+        shapes: Shapes by name, to which the caller adds those of a stage before the next is asked.
+    """
+    for stage in problem.stages:
+        inputs = names_read(stage.definitions)
+        known = tuple(shapes[strip_alias(name)] for name in inputs)
+        yield stage, _numbered_stage(stage, inputs), known
 
 
 def _numbered_stage(stage: Stage, inputs: tuple[str, ...]) -> Stage:

@@ -138,6 +138,15 @@ class Program:
         return tuple(shapes), tuple(sizes)
 
     @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The places of the operations that read each value that is read, in order."""
+        readers: dict[int, list[int]] = {}
+        for n, op in enumerate(self.operations):
+            for arg in set(op.args):
+                readers.setdefault(arg, []).append(n)
+        return readers
+
+    @cached_property
     def costs(self) -> tuple[int, ...]:
         """Scalar multiplications of each operation.
 

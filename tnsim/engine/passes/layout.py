@@ -46,11 +46,8 @@ def laid_out(program: Program) -> Program:
     operations, first = list(program.operations), len(program.shapes)
     # Orders of axes change the order of labels and no size.
     sizes = program.sizes
-    readers: dict[int, list[int]] = {}
     fixed = set(program.outputs)  # the caller reads them in the order that is announced
     for n, op in enumerate(operations):
-        for arg in set(op.args):
-            readers.setdefault(arg, []).append(n)
         if op.body is not None:  # a loop reads slices, and adds up results of its body as they come
             fixed.update((first + n, *op.args))
     elements = {n: math.prod(shape) for n, shape in enumerate(program.value_shapes)}
@@ -65,7 +62,7 @@ def laid_out(program: Program) -> Program:
     for _ in range(SWEEPS):
         is_better = False
         for value in sorted(free, key=lambda n: -elements[n]):
-            beside = [value - first, *readers.get(value, ())]
+            beside = [value - first, *program.readers.get(value, ())]
             best = {n: operations[n] for n in beside}
             least = sum(moved_by(n, op) for n, op in best.items())
             # Sorted, as the first of equally good orders is taken, and a set has its own order in

@@ -60,7 +60,8 @@ def tiled(program: Program) -> Program:
 def _largest(program: Program) -> _Region | None:
     """The region of the largest value that has a region, along the index that saves most memory."""
     elements = [math.prod(shape) for shape in program.value_shapes]
-    large = {n for n in _computed(program) if elements[n] > WHOLE}
+    computed = enumerate(program.operations, len(program.shapes))
+    large = {n for n, op in computed if op.body is None and elements[n] > WHOLE}
     # Values of equal size are tried in the order of the program, so that equal problems are cut
     # alike in every process and find each other's compiled programs.
     for value in sorted(large, key=lambda n: (-elements[n], n)):
@@ -79,26 +80,15 @@ def _largest(program: Program) -> _Region | None:
     return None
 
 
-def _computed(program: Program) -> list[int]:
-    """The numbers of the values that operations other than loops compute."""
-    return [n for n, op in enumerate(program.operations, len(program.shapes)) if op.body is None]
-
-
 def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region | None:
     """The region of a large value and the index of an axis; None where there is no region.
 
     The search follows the index from the value to its arguments and readers, and from these on.
     """
-    # Readers of each value by number of the operation's result; the program is a graph without
-    # cycles, read here against its direction.
-    readers: dict[int, list[int]] = {}
-    for n, op in enumerate(program.operations, len(program.shapes)):
-        for arg in set(op.args):
-            readers.setdefault(arg, []).append(n)
     # `axes` is the region so far. The index spreads from each of its values to the operation that
     # computes the value and to all operations that read it, until every operation either carries
     # the index to its result or sums over it.
-    axes = {value: axis}
+    axes, first = {value: axis}, len(program.shapes)
     ends: set[int] = set()
     waiting = [value]
     while waiting:
@@ -106,7 +96,8 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
         # An output is needed whole, and a loop gives nothing but the sum at its end.
         if number in program.outputs:
             return None
-        for user in (number, *readers.get(number, ())):
+        readers = [first + n for n in program.readers.get(number, ())]
+        for user in (number, *readers):
             having = _having(program, user, axes, large)
             if having is None:
                 return None

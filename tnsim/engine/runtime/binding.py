@@ -119,12 +119,12 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
         >>> bound([np.ones((4, 3)), np.ones((3, 5))])[0].tolist()[0]
         [3.0, 3.0, 3.0, 3.0, 3.0]
     """
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
         function = operation_function(op, program.sizes[n], over[n], xp)
-        dead = {a for a in op.args if last[a] == n and a not in program.outputs}
+        last = {a for a in op.args if program.readers[a][-1] == n}
+        dead = last.difference(program.outputs)
         calls.append(Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tnsim.engine.costs import peak_elements
-from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
+from tnsim.engine.ir.problem import Definition, Operand, Stage, Term, names_read
 from tnsim.engine.ir.program import Operation, Program, loop_labels
 from tnsim.engine.passes.tiling import tiled
 from tnsim.engine.search.canonical import Tensor, canonical
@@ -132,7 +132,7 @@ class Assembly:
                 _without_axes(definition, axes), loop_indices=definition.loop_indices[1:]
             )
         )
-        names = _names_read(chain)
+        names = names_read(chain)
         shapes = [builder.values[values[name]].shape for name in names]
 
         inner = Builder()
@@ -239,16 +239,6 @@ def _without_axes(definition: Definition, axes: Axes) -> Definition:
 def _dropped_item(items: tuple, place: int | None) -> tuple:
     """The items without the item at a position, all items where the position is None."""
     return items if place is None else items[:place] + items[place + 1 :]
-
-
-def _names_read(definitions: list[Definition]) -> list[str]:
-    """The names that definitions read and do not define, in the order of first use."""
-    own = {definition.name for definition in definitions}
-    names: dict[str, None] = {}
-    for definition in definitions:
-        for term in definition.terms:
-            names |= dict.fromkeys(o.name for o in term.operands)
-    return [name for name in names if name not in own]
 
 
 TURNS_ROOM = 8
