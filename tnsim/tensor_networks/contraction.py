@@ -59,6 +59,10 @@ _LARGEST = 1000
 """Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
 _NEAR = 100
 """Largest exponent of 10 whose power multiplies a number near one within the range of floats."""
+_STRETCH, _CLOSE = 16.0, 2.0**-6
+"""Most powers of 2 by which a unit is changed, and the difference of two changes of one effect."""
+_FEW = 60
+"""Number of tensors whose units are never so wrong that floats hold no product of them."""
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
 Backend = Literal["jax", "numpy"]
@@ -327,11 +331,8 @@ class Expression:
             # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled_leaf(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            total = self._contracted_sum(leaves, self.plan.dtype, self.backend, is_scaled)
-            value, exponent = jax.device_get(total)
-            # Float64 holds the exponent, whatever the precision of the run.
-            value = np.asarray(value, np.result_type(value, np.float64))[()]
-            finished = self._finished_value(value, float(exponent))
+            value, exponent = self._sum_on_host(leaves, is_scaled)
+            finished = self._finished_value(value, exponent)
         is_lost = not self.strip_exponent and beyond_float(finished, value)
         if is_lost or not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
             raise TnsimError(
@@ -339,6 +340,32 @@ class Expression:
                 "use strip_exponent=True, which returns (mantissa, exponent)"
             )
         return finished
+
+    def _sum_on_host(self, leaves: Mapping[str, Leaf], is_scaled: bool) -> tuple[Any, float]:
+        """The sum in the precision of the plan, and the exponent of the power of 2 that it lacks.
+
+        Units are those of random arrays. Sums without cancellation, as of positive arrays, grow
+        faster with the number of tensors, and others more slowly: a thousand tensors may leave the
+        range of floats. Then all units are changed by one power of two, which is found by halving.
+        """
+        step, least, most = 0.0, -_STRETCH, _STRETCH
+        tensors = self.networks.counts.sum(axis=1).max()
+        while True:
+            moved = {
+                name: leaf._replace(array=leaf.array * 2.0**-step, exponent=leaf.exponent + step)
+                for name, leaf in (leaves.items() if step else ())
+            }
+            total = self._contracted_sum(moved or leaves, self.plan.dtype, self.backend, is_scaled)
+            value, exponent = jax.device_get(total)
+            # Float64 holds the exponent, whatever the precision of the run.
+            value = np.asarray(value, np.result_type(value, np.float64))[()]
+            is_finite = bool(np.isfinite(value).all())
+            # Of few tensors a zero is no underflow, as units are not that wrong.
+            is_done = is_finite and (np.any(value) or tensors < _FEW)
+            if is_done or not is_scaled or most - least < _CLOSE:
+                return value, float(exponent)
+            least, most = (least, step) if is_finite else (step, most)
+            step = (least + most) / 2
 
     def _may_underflow(self, exponents: Mapping[str, float]) -> bool:
         """Whether the product of the small arrays of a network may leave the range of floats."""
