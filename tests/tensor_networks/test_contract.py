@@ -18,6 +18,7 @@ from seeds import generator
 
 import tnsim
 import tnsim.engine.plan
+from tnsim.engine import budget
 from tnsim.engine.runtime import execution
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -464,6 +465,19 @@ def test_what_fits_no_expression_is_refused(rng):
         ring({"N": np.eye(4)})
     with pytest.raises(tnsim.ModelError, match=r"'M', 'M0' has shape \(3, 3\), planned was \(4, 4"):
         ring({"M0": np.eye(3)})
+
+
+def test_chunks_that_save_memory_stay_within_the_multiplications(rng, monkeypatch):
+    """All of six tensors joined: a loop over a bond computes some products in every turn."""
+    monkeypatch.setattr(budget, "LARGE", 2**10)
+    bonds = [[f"{min(i, j)}{max(i, j)}" for j in range(6) if j != i] for i in range(6)]
+    network = qtn.TensorNetwork([qtn.Tensor(rng.normal(size=(3,) * 5), own) for own in bonds])
+    plan = tnsim.tensor_networks.contract_expression(network).plan
+    memory, work = 0.6 * plan.interpreted_bytes, plan.multiplications
+    chunked = tnsim.tensor_networks.contract_expression(network, budget=tnsim.Budget(memory)).plan
+    assert chunked.interpreted_bytes <= memory and chunked.multiplications > work
+    with pytest.raises(tnsim.TooLarge, match="multiplications here, more than the budget of"):
+        tnsim.tensor_networks.contract_expression(network, budget=tnsim.Budget(memory, work))
 
 
 def test_budgets_hold_before_anything_starts(rng, monkeypatch):

@@ -90,7 +90,7 @@ def plan_problem(
             problem = _settled_problem(problem, large, check)
             planner = _Planner(problem, large, check)
             for number, stage in enumerate(problem.stages, 1):
-                progress.enter_stage(number, len(problem.stages))
+                progress.tell(f"stage {number} of {len(problem.stages)}")
                 planner.add(stage)
     except BeyondLimit as beyond:  # the least work of a single run
         raise BeyondLimit(runs * beyond.least) from None

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
 from tnsim.engine.ir.program import postorder
-from tnsim.engine.search.progress import count_search
+from tnsim.engine.search import progress
 from tnsim.errors import ModelError
 from tnsim.sessions import session_cache
 
@@ -201,7 +201,7 @@ def route(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
-    count_search()
+    progress.tell(searched=1)
     search = _SEARCH.get()
     product = LabelledProduct(inputs, output, dict(items))
     if len(inputs) < 3:

@@ -112,22 +112,15 @@ def planning(name: str) -> Iterator[None]:
         _current.reset(token)
 
 
-def count_search() -> None:
-    """Count a product whose contraction paths are searched for the plan in progress."""
-    progress = _current.get()
-    if progress is not None:
-        progress.searched += 1
-        progress.speak()
-
-
-def enter_stage(number: int, stages: int) -> None:
-    """Say which stage of the plan in progress is planned.
+def tell(stage: str = "", searched: int = 0) -> None:
+    """Say how far the plan in progress has come.
 
     Args:
-        number: Number of the stage, from 1.
-        stages: Number of all stages.
+        stage: Description of the stage that is planned from now on; empty where it goes on.
+        searched: Number of products whose contraction paths are searched now.
     """
     progress = _current.get()
     if progress is not None:
-        progress.stage = f"stage {number} of {stages}"
+        progress.searched += searched
+        progress.stage = stage or progress.stage
         progress.speak()
