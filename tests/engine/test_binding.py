@@ -3,6 +3,7 @@
 import dataclasses
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import eager
 import jax.numpy as jnp
@@ -37,8 +38,8 @@ def plan_of(program, dtype="float64"):
     return Plan("none", True, dtype, 1, (program,), (stage,), shapes, outputs, scales)
 
 
-def interpreted(plan, arrays, over=None, sizes=()):
-    return binding.run_on_host(plan, arrays, stacked_stages(plan, sizes, over or {})[0])
+def interpreted(plan, arrays, over=MappingProxyType({})):
+    return execution.run(plan, arrays, "interpreted", over)
 
 
 def of_program(program, arrays, dtype="float64"):
@@ -157,13 +158,12 @@ def test_threads_may_run_one_plan(depth, metric, stack, rng):
     for _ in range(3):
         shapes = {n: (stack, *shape) if n in over else shape for n, shape in plan.shapes.items()}
         several.append({name: rng.normal(size=shape) for name, shape in shapes.items()})
-    sizes = (stack,) if stack else ()
     wanted = []
     for arrays in several:
         with using(Session()):
-            wanted.append(interpreted(plan, arrays, over, sizes))
+            wanted.append(interpreted(plan, arrays, over))
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(interpreted, plan, several[n % 3], over, sizes) for n in range(30)]
+        runs = [pool.submit(interpreted, plan, several[n % 3], over) for n in range(30)]
         found = [run.result() for run in runs]
     for n, one in enumerate(found):
         for name, value in wanted[n % 3].values.items():

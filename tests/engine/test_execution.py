@@ -23,7 +23,6 @@ from tnsim.compare.request import CROSS
 from tnsim.engine import budget
 from tnsim.engine.ir.program import Operation, Program
 from tnsim.engine.runtime import binding, devices, execution
-from tnsim.engine.runtime.stacking import stacked_stages
 from tnsim.problems.base import model_weights
 from tnsim.problems.families import choose
 
@@ -72,11 +71,10 @@ def all_tiers(a, b, metric, monkeypatch):
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
     bound = execution.run(planned, leaves, "interpreted")
     monkeypatch.setattr(binding, "REPAYS", 0.0)
-    stacks, _ = stacked_stages(planned, (), {})
     for threads in (1, 3):
         monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)
         with using(Session()):
-            one = binding.run_on_host(planned, leaves, stacks)
+            one = execution.run(planned, leaves, "interpreted")
         assert np.array_equal(one.values["AB"], bound.values["AB"])
         assert one.exponents == bound.exponents
     assert_close(bound.values["AB"], reference.values["AB"], scale=LARGEST, rtol=1e-12)

@@ -77,7 +77,12 @@ def test_a_block_divides_the_index():
 
 
 ELSEWHERE = contract((5,), ((0, 1, 2),), (1, 2))
+DIAGONAL = (
+    contract((0,), ((0, 0, 1),), (0, 1)),  # d[i, j] = x[i, i, j]
+    contract((2, 1), ((0, 1), (0, 1)), (1,)),
+)
 WHOLE_PROGRAMS = {
+    "a block of a diagonal": Program(((8, 8, 12), (8, 12)), DIAGONAL, (3,)),
     "an output": dataclasses.replace(PROGRAM, outputs=(8, 5)),
     "read by two sums": Program(SHAPES, (*CHAIN, ELSEWHERE), (7, 8)),
     "small": Program(((5, 2), *SHAPES[1:3], (5,)), (*CHAIN, READ), (8,)),

@@ -18,6 +18,7 @@ from seeds import generator
 
 import tnsim
 import tnsim.engine.plan
+from tnsim.engine import budget
 from tnsim.engine.runtime import execution
 
 pytestmark = pytest.mark.usefixtures("diagrams")
@@ -333,6 +334,64 @@ def test_nothing_is_lost_on_the_way(rng):
     assert_close(expression(arrays), value, rtol=1e-11)
 
 
+def test_a_vector_goes_through_more_matrices_than_python_calls_functions():
+    turn = np.roll(np.eye(8), 1, axis=1)
+    tensors = [qtn.Tensor(np.arange(8.0), ("i0",))]
+    tensors += [qtn.Tensor(turn.copy(), (f"i{n}", f"i{n + 1}")) for n in range(1201)]
+    found = tnsim.tensor_networks.contract(qtn.TensorNetwork(tensors))
+    assert_close(found, np.arange(8.0) @ turn, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize("dtype, rtol", [("float64", 1e-11), ("float32", 1e-4)])
+def test_long_sums_without_cancellation_have_an_exponent(dtype, rtol, backend):
+    """The partition function of an Ising ring, whose transfer matrix has a larger eigenvalue."""
+    count = 1000
+    bond = np.exp(0.9 * np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    ring = [qtn.Tensor(bond, (f"s{n}", f"s{(n + 1) % count}")) for n in range(count)]
+    ones = [qtn.Tensor(np.full(4, 2.0), ("h",)) for _ in range(count)]
+    for tensors, log in ((ring, np.log(2 * np.cosh(0.9))), (ones, np.log(2.0))):
+        network = qtn.TensorNetwork(tensors)
+        mantissa, exponent = tnsim.tensor_networks.contract(
+            network, (), strip_exponent=True, dtype=dtype, backend=backend
+        )
+        wanted = count * log / np.log(10) + (np.log10(4.0) if tensors is ones else 0.0)
+        assert_close(exponent + np.log10(mantissa), wanted, rtol=rtol, limited_by="float32")
+
+
+def powers(exponent, size):
+    """A network with the value `size * 10**exponent`."""
+    vectors = [qtn.Tensor(np.array([x]), ("i",)) for x in (size, 1.0)]
+    network = qtn.TensorNetwork(vectors)
+    network.exponent = exponent
+    return network
+
+
+@pytest.mark.parametrize(("exponent", "size"), [(-400.0, 1e200), (400.0, 1e-200), (2.0, 1e-300)])
+def test_an_exponent_makes_up_for_its_arrays(exponent, size):
+    found = tnsim.tensor_networks.contract(powers(exponent, size))
+    assert_close(found, np.exp(np.log(size) + exponent * np.log(10)), rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "network", [powers(-200.0, 1e-200), (1e-300, powers(0.0, 1e-100)), (1e300, powers(0.0, 1e10))]
+)
+def test_a_sum_beyond_the_range_of_floats_is_no_zero(network):
+    with pytest.raises(tnsim.TnsimError, match="left the range of float64; use strip_exponent"):
+        tnsim.tensor_networks.contract([network])
+
+
+@pytest.mark.parametrize("size", [1e-60, 1e60])
+def test_weights_beyond_float32_are_taken_in_float32(size):
+    sum_of_two = [(size, powers(0.0, 1.0)), (2 * size, powers(0.0, 3.0))]
+    found = tnsim.tensor_networks.contract(sum_of_two, dtype="float32")
+    assert_close(found / size, 7.0, rtol=1e-6, limited_by="float32")
+    mantissa, exponent = tnsim.tensor_networks.contract(
+        sum_of_two, dtype="float32", strip_exponent=True
+    )
+    assert_close(mantissa * 10 ** (exponent - np.log10(size)), 7.0, rtol=1e-6, limited_by="float32")
+
+
 @pytest.mark.parametrize("sizes", [(1e-60, 1e30, 1e30), (1e60, 1e-30, 1e-30), (1e-20, 1e-20, 1e40)])
 def test_arrays_beyond_float32_meet_in_float32(sizes):
     chain = [size * np.diag([1.0, 2.0]) for size in sizes]
@@ -406,6 +465,19 @@ def test_what_fits_no_expression_is_refused(rng):
         ring({"N": np.eye(4)})
     with pytest.raises(tnsim.ModelError, match=r"'M', 'M0' has shape \(3, 3\), planned was \(4, 4"):
         ring({"M0": np.eye(3)})
+
+
+def test_chunks_that_save_memory_stay_within_the_multiplications(rng, monkeypatch):
+    """All of six tensors joined: a loop over a bond computes some products in every turn."""
+    monkeypatch.setattr(budget, "LARGE", 2**10)
+    bonds = [[f"{min(i, j)}{max(i, j)}" for j in range(6) if j != i] for i in range(6)]
+    network = qtn.TensorNetwork([qtn.Tensor(rng.normal(size=(3,) * 5), own) for own in bonds])
+    plan = tnsim.tensor_networks.contract_expression(network).plan
+    memory, work = 0.6 * plan.interpreted_bytes, plan.multiplications
+    chunked = tnsim.tensor_networks.contract_expression(network, budget=tnsim.Budget(memory)).plan
+    assert chunked.interpreted_bytes <= memory and chunked.multiplications > work
+    with pytest.raises(tnsim.TooLarge, match="multiplications here, more than the budget of"):
+        tnsim.tensor_networks.contract_expression(network, budget=tnsim.Budget(memory, work))
 
 
 def test_budgets_hold_before_anything_starts(rng, monkeypatch):

@@ -163,21 +163,27 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
         TooLarge: No plan fits, or the process has too little address space to compile a plan.
     """
     check_budget(budget)
-    # The search is told the limit and gives up early; the plan found is compared with it once more.
     limit = budget.multiplications
-    try:
-        best = plan_at(large=LARGE, limit=limit)
-    except BeyondLimit as beyond:
-        raise TooLarge(
-            f"{name} needs at least {beyond.least:.3g} multiplications here, more than the budget "
-            f"of {limit:.3g}; {advice}"
-        ) from None
-    if best.multiplications > limit:
-        raise TooLarge(
-            f"{name} needs {best.multiplications:.3g} multiplications here, "
-            f"more than the budget of {limit:.3g}, and would run about "
-            f"{seconds_of(best):.2g} s in NumPy; {advice}"
-        )
+
+    def planned(large: int) -> Plan:
+        # The search is told the limit and gives up early; the plan found is compared with it once
+        # more. In smaller chunks it may take more work, as turns compute some values again.
+        try:
+            plan = plan_at(large=large, limit=limit)
+        except BeyondLimit as beyond:
+            raise TooLarge(
+                f"{name} needs at least {beyond.least:.3g} multiplications here, more than the "
+                f"budget of {limit:.3g}; {advice}"
+            ) from None
+        if plan.multiplications > limit:
+            raise TooLarge(
+                f"{name} needs {plan.multiplications:.3g} multiplications here, "
+                f"more than the budget of {limit:.3g}, and would run about "
+                f"{seconds_of(plan):.2g} s in NumPy; {advice}"
+            )
+        return plan
+
+    best = planned(LARGE)
     needed = _needed_bytes(best)
     allowed = budget.room(needed.programs, needed.arrays)
     if needed.arrays > allowed:  # arrays that other calls left give way
@@ -189,7 +195,7 @@ def within(budget: Budget, name: str, plan_at: PlanAt, advice: str) -> Plan:
     for finer in range(2, 10, 2):
         if needed.arrays <= allowed or best.input_bytes > allowed:
             break  # it fits already, or never will: chunks make no input smaller
-        best = plan_at(large=LARGE >> finer, limit=limit)
+        best = planned(LARGE >> finer)
         needed = _needed_bytes(best)
         least = min(least, needed.arrays)
     if needed.arrays <= allowed:

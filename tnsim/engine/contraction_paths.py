@@ -128,11 +128,11 @@ def _product(plan: Schedule, step: int | None) -> tuple[list[str], ContractionTr
     leaves: list[str] = []
     inputs: list[tuple[str, ...]] = []
     sizes: dict[str, int] = {}
-    pairs: list[tuple[int | str, ...]] = []
+    pairs: list[tuple[int, ...]] = []
     fresh = map(get_symbol, itertools.count())
 
-    def visit(value: _Value, indices: tuple[str, ...]) -> int | str:
-        """The place of a value: of leaves a number, of products a label until leaves are known."""
+    def visit(value: _Value, indices: tuple[str, ...]) -> int:
+        """The place of a value among the leaves from 0, among the products from -1 downwards."""
         sizes.update(zip(indices, value.shape, strict=True))
         operation = value.operation
         if operation is None or operation.kind != "contract":
@@ -150,18 +150,14 @@ def _product(plan: Schedule, step: int | None) -> tuple[list[str], ContractionTr
         if len(places) == 1:
             return places[0]  # an index may as well be summed later
         pairs.append(tuple(places))
-        return f"product {len(pairs) - 1}"
+        return -len(pairs)
 
     value = steps[step][1]
     output = tuple(next(fresh) for _ in value.shape)
     visit(value, output)
 
-    def number(place: int | str) -> int:
-        if isinstance(place, int):
-            return place
-        return len(inputs) + int(place.removeprefix("product "))
-
-    ssa_path = [tuple(map(number, places)) for places in pairs]
+    # Products come behind the leaves, whose number is known by now.
+    ssa_path = [tuple(n if n >= 0 else len(inputs) - 1 - n for n in pair) for pair in pairs]
     tree = ContractionTree.from_path(inputs, output, sizes, ssa_path=ssa_path)
     return leaves, tree
 

@@ -6,7 +6,7 @@ multiplies matrices where they stand, and copies an argument or a result of any 
 (`ir/matmul_form: host_product`).
 
 *Rounds* (`rounds`). The moments of two models do not depend on each other, and a long stage is cut
-into parts (see `passes/splitting`), few of which keep all cores busy alone. Stages that do not
+into parts (see `planner`), few of which keep all cores busy alone. Stages that do not
 depend on each other therefore run at once, in a round. A round ends with its last stage: the
 arrays alive at any time, and so the memory, depend on the plan alone and not on the speed of any
 stage. Over a whole plan weights stay alive, and a value stays alive until the last stage that reads
@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tnsim.engine.ir.matmul_form import Labels, host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
-from tnsim.engine.ir.stages import PlanStage, Schedule, WholePlan
+from tnsim.engine.ir.stages import Schedule, WholePlan
 from tnsim.sessions import per_object_cache
 
 CACHED, WRITING = 2**20, 128
@@ -74,14 +74,13 @@ def program_bytes(plan: Schedule) -> int:
 def _loops(program: Program) -> int:
     """The number of operations that XLA computes in a loop over entries, not as matrix products."""
     count = 0
-    for op in program.operations:
+    for op, sizes in zip(program.operations, program.sizes, strict=True):
         form = None
         if op.body is not None:
             count += _loops(op.body)
             continue
         if op.kind == "contract" and len(op.args) == 2:
-            first, second = op.labels
-            form = host_product(first, second, op.output, op.sizes(program.value_shapes))
+            form = host_product(op.labels[0], op.labels[1], op.output, sizes)
         count += form is None or not (form.product.left and form.product.right)
     return count
 
@@ -127,23 +126,48 @@ def rounds(whole: WholePlan, programs: Sequence[Program], item: int) -> tuple[Ro
     for stage, program in zip(whole.stages, programs, strict=True):
         read.update(zip(stage.inputs, map(math.prod, program.shapes), strict=True))
         given.append([math.prod(program.value_shapes[output]) for output in program.outputs])
+    kept = {*whole.names, *whole.outputs}
 
     def own(chosen: Sequence[int]) -> int:
         # Inputs are not part of what a program needs. Of stages that do not run, outputs remain.
         outputs = sum(sum(given[n]) for n in chosen)
         return outputs + min(len(chosen), _AT_ONCE) * max(working[n] for n in chosen)
 
+    def within(at_most: int) -> Iterator[Round]:
+        """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
+        alive = {name: size for name, size in read.items() if name in whole.names}
+        # How many stages are still to read each value.
+        readers = Counter(name for stage in whole.stages for name in set(stage.inputs) - kept)
+        left = dict(enumerate(whole.stages))
+        while left:
+            chosen: list[int] = []
+            others = sum(alive.values())
+            # Stages in order, each taken where its inputs exist and memory allows.
+            for number, stage in left.items():
+                if not alive.keys() >= set(stage.inputs):
+                    continue
+                if not chosen or others + own([*chosen, number]) <= at_most:
+                    chosen.append(number)
+            names: list[str] = []
+            for number in chosen:
+                stage = left.pop(number)
+                alive.update(zip(stage.outputs, given[number], strict=True))
+                names += [name for name in set(stage.inputs) if name in readers]
+            readers.subtract(names)
+            last_read = tuple(name for name in dict.fromkeys(names) if not readers[name])
+            for name in last_read:
+                del alive[name]
+            total, taken = sum(seconds[n] for n in chosen), own(chosen)
+            at_once = min(len(chosen), _AT_ONCE)
+            yield Round(tuple(chosen), at_once, taken, others + taken, total, last_read)
+
+    # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
+    # memory as these rounds need at most is allowed to rounds of several stages.
+    one_by_one = tuple(within(0))
+    if len(one_by_one) < 2:
+        return one_by_one
     at_least = _AT_ONCE_BYTES // item if sum(seconds) > _AT_ONCE_SECONDS else 0
-    arrays = {name: size for name, size in read.items() if name in whole.names}
-    kept = {*whole.names, *whole.outputs}
-    found = []
-    for numbers, alive, last_read in _fitting_rounds(
-        whole.stages, kept, arrays, given, own, at_least
-    ):
-        total = sum(seconds[n] for n in numbers)
-        at_once = min(len(numbers), _AT_ONCE)
-        found.append(Round(numbers, at_once, own(numbers), alive, total, last_read))
-    return tuple(found)
+    return tuple(within(max(at_least, *(each.elements for each in one_by_one))))
 
 
 def peak_elements(program: Program) -> int:
@@ -160,7 +184,6 @@ def working_elements(program: Program) -> int:
     needs are alive beside it.
     """
     shapes, first = program.value_shapes, len(program.shapes)
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     kept, places = set(program.outputs), overwritten(program)
     alive, peak = 0, 0
     for n, op in enumerate(program.operations):
@@ -171,12 +194,12 @@ def working_elements(program: Program) -> int:
             alive -= size
         if number not in kept:
             alive += size
-        peak = max(peak, alive + beside(op, op.sizes(shapes), size))
+        peak = max(peak, alive + beside(op, program.sizes[n], size))
         for a in set(op.args):
             is_gone = written_over is not None and op.args[written_over] == a
-            if last[a] == n and a >= first and a not in kept and not is_gone:
+            if program.readers[a][-1] == n and a >= first and a not in kept and not is_gone:
                 alive -= math.prod(shapes[a])
-        if number not in last and number not in kept:
+        if number not in program.readers and number not in kept:
             alive -= size
     return peak
 
@@ -198,7 +221,6 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
         (None, 1)
     """
     first = len(program.shapes)
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     own = set()  # values that certainly share no memory with another value
     for number, op in enumerate(program.operations, first):
         if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
@@ -212,7 +234,7 @@ def overwritten(program: Program) -> tuple[int | None, ...]:
         place = None
         if op.kind == "sum" or (op.kind == "contract" and len(op.args) == 2):
             for slot, a in enumerate(op.args):
-                is_last = a in own and last[a] == n and op.args.count(a) == 1
+                is_last = a in own and program.readers[a][-1] == n and op.args.count(a) == 1
                 if is_last and op.labels[slot] == op.output and _is_entrywise(op):
                     place = slot
         found.append(place)
@@ -285,9 +307,8 @@ def host_seconds(program: Program, item: int) -> float:
         program: Program that would run.
         item: Bytes of an element.
     """
-    return sum(
-        host_seconds_of(op, op.sizes(program.value_shapes), item) for op in program.operations
-    )
+    sized = zip(program.operations, program.sizes, strict=True)
+    return sum(host_seconds_of(op, sizes, item) for op, sizes in sized)
 
 
 def host_seconds_of(op: Operation, sizes: Mapping[int, int], item: int) -> float:
@@ -318,73 +339,3 @@ def host_seconds_of(op: Operation, sizes: Mapping[int, int], item: int) -> float
     slowed = (1 + 2 / m) * (1 + 2 / n) * (1 + 2 / k)
     products = entries(batch) * (speeds.product + m * n * k * slowed / speeds.multiplying)
     return speeds.call + products + form.copied(sizes, (first, second)) / speeds.passing
-
-
-_Chosen = tuple[tuple[int, ...], int, tuple[str, ...]]
-"""Numbers of the stages of a round, elements alive, names of values that no later stage reads."""
-
-
-def _fitting_rounds(
-    stages: Sequence[PlanStage],
-    kept: Set[str],
-    read: Sizes,
-    given: Sequence[Sequence[int]],
-    own: Callable[[Sequence[int]], int],
-    at_least: int,
-) -> list[_Chosen]:
-    """Rounds of as many stages as fit in the memory that the stages need alone.
-
-    Args:
-        stages: Stages of a plan.
-        kept: Names of the arrays and outputs of the plan, which stay.
-        read: Elements of each array that the plan reads.
-        given: Elements of each output of every stage.
-        own: Elements that some stages take themselves.
-        at_least: Elements that rounds of several stages may have in any case.
-    """
-    # At most 0 elements leaves each round with a single stage, the minimum a round has. As much
-    # memory as these rounds need at most is allowed to rounds of several stages.
-    one_by_one = list(_rounds_within(stages, kept, read, given, own, 0))
-    if len(stages) < 2:
-        return one_by_one
-    at_most = max(at_least, *(alive for _, alive, _ in one_by_one))
-    return list(_rounds_within(stages, kept, read, given, own, at_most))
-
-
-def _rounds_within(
-    stages: Sequence[PlanStage],
-    kept: Set[str],
-    read: Sizes,
-    given: Sequence[Sequence[int]],
-    own: Callable[[Sequence[int]], int],
-    at_most: int,
-) -> Iterator[_Chosen]:
-    """Rounds of as many stages as fit in `at_most` elements, at least one stage each."""
-    alive = dict(read)
-
-    def elements(chosen: Sequence[int]) -> int:
-        return sum(alive.values()) + own(chosen)
-
-    # How many stages are still to read each value.
-    readers = Counter(name for stage in stages for name in set(stage.inputs) - kept)
-    left = dict(enumerate(stages))
-    while left:
-        chosen: list[int] = []
-        # Stages in order, each taken where its inputs exist and memory allows.
-        for number, stage in left.items():
-            if not alive.keys() >= set(stage.inputs):
-                continue
-            if not chosen or elements([*chosen, number]) <= at_most:
-                chosen.append(number)
-        together = elements(chosen)
-        names: list[str] = []
-        for number in chosen:
-            stage = left.pop(number)
-            alive.update(zip(stage.outputs, given[number], strict=True))
-            names += [name for name in set(stage.inputs) if name in readers]
-        for name in names:
-            readers[name] -= 1
-        last_read = tuple(name for name in dict.fromkeys(names) if not readers[name])
-        for name in last_read:
-            del alive[name]
-        yield tuple(chosen), together, last_read

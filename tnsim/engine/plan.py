@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from tnsim.engine import costs
 from tnsim.engine.contraction_paths import ContractionPath, path_of, tree_of
 from tnsim.engine.costs import Round
-from tnsim.engine.ir import stages as stages_module
 from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.plan_json import document, plan_from
 from tnsim.engine.ir.program import Program
-from tnsim.engine.ir.stages import PlanStage, WholePlan
+from tnsim.engine.ir.stages import PlanStage, WholePlan, scale_weights
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -133,12 +132,17 @@ class Plan:
     @cached_property
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every output."""
-        return stages_module.output_shapes(self.programs, self.stages, self.outputs)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for stage in self.stages:
+            program = self.programs[stage.program]
+            for name, output in zip(stage.outputs, program.outputs, strict=True):
+                shapes[name] = program.value_shapes[output]
+        return {name: shapes[name] for name in self.outputs}
 
     @cached_property
     def scale_weights(self) -> dict[tuple[int, str], float]:
         """The weight of each scale's exponent in the end, by stage number and scale group."""
-        return stages_module.scale_weights(self.stages)
+        return scale_weights(self.stages)
 
     @property
     def input_bytes(self) -> int:
@@ -216,39 +220,24 @@ class Plan:
         return plan_from(text, cls)
 
     def __repr__(self) -> str:
-        return one_line(self)
+        guarantee = "exact" if self.exact else "approximation"
+        return (
+            f"Plan({self.metric}, {guarantee}: {', '.join(self.outputs)}; "
+            f"{self.multiplications:,} multiplications, "
+            f"{self.peak_bytes / 2**20:,.2f} MiB of {self.dtype})"
+        )
 
     def __str__(self) -> str:
-        return table(self)
+        return "\n".join(f"{name:<16} {text}" for name, text in self._rows)
 
     def _repr_html_(self) -> str:
-        return html(self)
+        return html_table("Plan", self._rows)
 
-
-def one_line(plan: Plan) -> str:
-    """A line with metric, guarantee, inner products and cost of a plan."""
-    guarantee = "exact" if plan.exact else "approximation"
-    return (
-        f"Plan({plan.metric}, {guarantee}: {', '.join(plan.outputs)}; "
-        f"{plan.multiplications:,} multiplications, "
-        f"{plan.peak_bytes / 2**20:,.2f} MiB of {plan.dtype})"
-    )
-
-
-def table(plan: Plan) -> str:
-    """A table of a plan as text, a line per property."""
-    return "\n".join(f"{name:<16} {text}" for name, text in _table_rows(plan))
-
-
-def html(plan: Plan) -> str:
-    """A table of a plan as HTML, for notebooks."""
-    return html_table("Plan", _table_rows(plan))
-
-
-def _table_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Names and descriptions of the properties that tables of a plan show."""
-    return [
-        ("metric", f"{plan.metric} ({'exact' if plan.exact else 'approximation'})"),
-        ("inner products", ", ".join(plan.outputs)),
-        *plan.details,
-    ]
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        """Names and descriptions of the properties that tables of a plan show."""
+        return [
+            ("metric", f"{self.metric} ({'exact' if self.exact else 'approximation'})"),
+            ("inner products", ", ".join(self.outputs)),
+            *self.details,
+        ]

@@ -9,17 +9,25 @@ structure alone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from tnsim.engine import disk_cache
 from tnsim.engine.ir.plan_json import program_data, program_from_data
-from tnsim.engine.ir.problem import Operand, Problem, Stage, Term, prune, strip_alias
+from tnsim.engine.ir.problem import (
+    Operand,
+    Problem,
+    Stage,
+    Term,
+    names_read,
+    prune,
+    strip_alias,
+)
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import PlanStage
-from tnsim.engine.passes.splitting import MAX_OPERATIONS, StageSlice, split
 from tnsim.engine.plan import Plan
 from tnsim.engine.search import paths, progress
 from tnsim.engine.search.routes import (
@@ -34,8 +42,13 @@ from tnsim.engine.search.stages import build_program, choose_alternatives
 from tnsim.sessions import session
 
 T = TypeVar("T")
+Check = Callable[[], None]
+"""The check that a problem is within its limit."""
 LARGE = 2**27
 """Elements beyond which an intermediate is computed in chunks: 1 GiB in float64."""
+MAX_OPERATIONS = 200
+"""Most operations of a program. Longer programs are cut into parts, which run one after another:
+XLA's compile time grows faster than linearly in the length of a program."""
 
 
 def plan_problem(
@@ -67,15 +80,20 @@ def plan_problem(
     """
     definitions = [d for stage in problem.stages for d in stage.definitions]
     diagrams = max([sum(t.diagrams for t in d.terms) for d in definitions], default=0)
-    with progress.planning(metric), _of_all_runs(runs):
-        # Three steps: terms are settled on their cheapest way, every stage becomes a program, and
-        # programs of equal form are numbered once.
-        check = _Check(problem, limit / runs)
-        problem = _settled_problem(problem, large, check)
-        planner = _Planner(problem, large, check)
-        for number, stage in enumerate(problem.stages, 1):
-            progress.enter_stage(number, len(problem.stages))
-            planner.add(stage)
+    # The check is made once, before the first search: where all results are in the caches, the plan
+    # itself soon tells its work.
+    check = cache(partial(_check_problem, problem, limit / runs))
+    try:
+        with progress.planning(metric):
+            # Three steps: terms are settled on their cheapest way, every stage becomes a program,
+            # and programs of equal form are numbered once.
+            problem = _settled_problem(problem, large, check)
+            planner = _Planner(problem, large, check)
+            for number, stage in enumerate(problem.stages, 1):
+                progress.tell(f"stage {number} of {len(problem.stages)}")
+                planner.add(stage)
+    except BeyondLimit as beyond:  # the least work of a single run
+        raise BeyondLimit(runs * beyond.least) from None
     return Plan(
         metric=metric,
         exact=exact,
@@ -91,42 +109,14 @@ def plan_problem(
     )
 
 
-@contextmanager
-def _of_all_runs(runs: int) -> Iterator[None]:
-    """Count the least work of a single run, which `BeyondLimit` tells, for all runs."""
-    try:
-        yield
-    except BeyondLimit as beyond:
-        raise BeyondLimit(runs * beyond.least) from None
-
-
-class _Check:
-    """The check that no stage of a problem is beyond a limit, made once.
-
-    It is made before the first search: where all results are in the caches, the plan itself soon
-    tells its work.
-
-    Args:
-        problem: Problem whose stages are checked.
-        limit: Multiplications that a run may take.
-    """
-
-    def __init__(self, problem: Problem, limit: float) -> None:
-        self.problem = problem
-        self.limit = limit
-
-    def __call__(self) -> None:
-        """Raise `BeyondLimit` where a stage is beyond the limit."""
-        if self.limit == math.inf:
-            return
-        shapes = dict(self.problem.shapes)
-        for stage in self.problem.stages:
-            inputs = _stage_inputs(stage)
-            known = tuple(shapes[strip_alias(name)] for name in inputs)
-            given = check_limit(_numbered_stage(stage, inputs), known, self.limit)
-            shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
-        # Checked once; later calls return at once.
-        self.limit = math.inf
+def _check_problem(problem: Problem, limit: float) -> None:
+    """Raise `BeyondLimit` where a stage takes more multiplications than a run may."""
+    if limit == math.inf:
+        return
+    shapes = dict(problem.shapes)
+    for stage, numbered, known in _numbered_stages(problem, shapes):
+        given = check_limit(numbered, known, limit)
+        shapes |= {d.name: shape for d, shape in zip(stage.definitions, given, strict=True)}
 
 
 class _Planner:
@@ -143,7 +133,7 @@ class _Planner:
         sources: Versions of the search that found the programs.
     """
 
-    def __init__(self, problem: Problem, large: int, check: _Check) -> None:
+    def __init__(self, problem: Problem, large: int, check: Check) -> None:
         self.large = large
         self.check = check
         self.shapes = dict(problem.shapes)
@@ -155,7 +145,7 @@ class _Planner:
 
     def add(self, stage: Stage) -> None:
         """Plan another stage, as a single program or, where that is long, as several."""
-        inputs = _stage_inputs(stage)
+        inputs = names_read(stage.definitions)
         # Two names of one array (an alias) are two inputs of the program and one array of the plan.
         arrays = tuple(map(strip_alias, inputs))
         shapes = tuple(self.shapes[name] for name in arrays)
@@ -172,34 +162,61 @@ class _Planner:
         # The parts of a long program hand intermediate values on under names that no definition
         # has: "#" with the number of the stage and of the value.
         names = dict(enumerate(arrays))  # value number -> name, for later parts of the program
-        *first, last = split(program, MAX_OPERATIONS)
-        for part in first:
-            outputs = tuple(f"#{len(self.stages)}.{number}" for number in part.gives)
-            self._add_run(part, names, outputs)
-            names |= zip(part.gives, outputs, strict=True)
-        self._add_run(last, names, tuple(definition.name for definition in stage.outputs), stage)
-
-    def _add_run(
-        self,
-        part: StageSlice,
-        names: dict[int, str],
-        outputs: tuple[str, ...],
-        scaled_as: Stage | None = None,
-    ) -> None:
-        """Put a part of a program in the plan; only the last part divides by the stage's scales."""
-        groups = scaled_as.scale_groups if scaled_as else ()
-        self.stages.append(
-            PlanStage(
-                program=self.programs.setdefault(part.program, len(self.programs)),
-                inputs=tuple(names[number] for number in part.takes),
-                outputs=outputs,
-                groups=tuple(g.group for g in groups if g.definition is not None),
-                degrees=tuple((g.group, g.degree) for g in groups),
+        for part, takes, gives, is_last in _parts(program):
+            outputs = tuple(definition.name for definition in stage.outputs)
+            if not is_last:
+                outputs = tuple(f"#{len(self.stages)}.{number}" for number in gives)
+            groups = stage.scale_groups if is_last else ()
+            self.stages.append(
+                PlanStage(
+                    program=self.programs.setdefault(part, len(self.programs)),
+                    inputs=tuple(names[number] for number in takes),
+                    outputs=outputs,
+                    groups=tuple(g.group for g in groups if g.definition is not None),
+                    degrees=tuple((g.group, g.degree) for g in groups),
+                )
             )
-        )
+            names |= zip(gives, outputs, strict=True)
 
 
-def _settled_problem(problem: Problem, large: int, check: _Check) -> Problem:
+def _parts(program: Program) -> Iterator[tuple[Program, Sequence[int], Sequence[int], bool]]:
+    """The parts of a program of at most `MAX_OPERATIONS`, in the order in which they run.
+
+    The last part has the outputs and the scales of the whole program.
+
+    Yields:
+        The part, numbers of its inputs and of its outputs in the whole program, and whether it is
+        the last one.
+    """
+    inputs, count = len(program.shapes), len(program.operations)
+    whole = dict(enumerate(program.operations, inputs))
+    if count <= MAX_OPERATIONS:  # its stage names all inputs, also those that nothing reads
+        yield program, range(inputs), program.outputs, True
+        return
+    # Nearly equally long parts take the least time in total.
+    parts = math.ceil(count / MAX_OPERATIONS)
+    ends = [inputs + round(count * n / parts) for n in range(parts + 1)]
+    for start, stop in itertools.pairwise(ends):
+        inside = {number: whole[number] for number in range(start, stop)}
+        is_last = stop == ends[-1]
+        # Scales are read off outputs, which are complete after the last part only.
+        scaling: dict[str, Any] = {}
+        gives = program.outputs
+        if is_last:
+            scaling = {name: getattr(program, name) for name in ("scales", "powers", "unshared")}
+        else:
+            # A part gives only what a later part or the caller reads; the rest is freed at its end.
+            later = set(program.outputs).union(*(whole[n].args for n in range(stop, ends[-1])))
+            gives = tuple(number for number in inside if number in later)
+            scaling["powers"] = ((),) * len(gives)
+        # The last part may give values that an earlier part computed, without an operation that
+        # reads them.
+        takes = sorted(set(gives).union(*(op.args for op in inside.values())) - inside.keys())
+        shape = program.value_shapes.__getitem__
+        yield Program.of(inside, takes, gives, shape, **scaling), takes, gives, is_last
+
+
+def _settled_problem(problem: Problem, large: int, check: Check) -> Problem:
     """The problem with every term written in its cheapest way.
 
     Definitions and leaves that only the other ways needed are dropped.
@@ -209,11 +226,9 @@ def _settled_problem(problem: Problem, large: int, check: _Check) -> Problem:
         return problem
     shapes = dict(problem.shapes)
     stages = []
-    for stage in problem.stages:
-        inputs = _stage_inputs(stage)
-        known = tuple(shapes[strip_alias(name)] for name in inputs)
+    for stage, numbered, known in _numbered_stages(problem, shapes):
         settled = []
-        chosen = _cheapest_ways(_numbered_stage(stage, inputs), known, large, check)
+        chosen = _cheapest_ways(numbered, known, large, check)
         for d, ways in zip(stage.definitions, chosen, strict=True):
             settled.append(written(d, ways))
             shapes[d.name] = shape_of(d, shapes)
@@ -221,15 +236,19 @@ def _settled_problem(problem: Problem, large: int, check: _Check) -> Problem:
     return prune(dataclasses.replace(problem, stages=tuple(stages)))
 
 
-def _stage_inputs(stage: Stage) -> tuple[str, ...]:
-    """Names that a stage reads and does not define, in order of first use."""
-    names: dict[str, None] = {}
-    for definition in stage.definitions:
-        for term in definition.terms:
-            for operands in term.products():
-                names |= dict.fromkeys(operand.name for operand in operands)
-    own = {definition.name for definition in stage.definitions}
-    return tuple(name for name in names if name not in own)
+def _numbered_stages(
+    problem: Problem, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Stage, Stage, Shapes]]:
+    """Each stage, the stage with numbers for names, and the shapes of its inputs.
+
+    Args:
+        problem: Problem of the stages.
+        shapes: Shapes by name, to which the caller adds those of a stage before the next is asked.
+    """
+    for stage in problem.stages:
+        inputs = names_read(stage.definitions)
+        known = tuple(shapes[strip_alias(name)] for name in inputs)
+        yield stage, _numbered_stage(stage, inputs), known
 
 
 def _numbered_stage(stage: Stage, inputs: tuple[str, ...]) -> Stage:
@@ -257,34 +276,36 @@ def _numbered_stage(stage: Stage, inputs: tuple[str, ...]) -> Stage:
     return Stage(tuple(definitions), tuple(scale_groups))
 
 
-def _cheapest_ways(stage: Stage, shapes: Shapes, large: int, check: _Check) -> tuple[Choices, ...]:
+def _cheapest_ways(stage: Stage, shapes: Shapes, large: int, check: Check) -> tuple[Choices, ...]:
     """The cheapest way of every term of a numbered stage, from the caches or newly searched."""
-
-    def search() -> tuple[Choices, ...]:
-        check()
-        return choose_alternatives(stage, shapes, large)
-
     key = ("ways", stage, shapes, large)
-    ways, _ = _kept(key, search, list, lambda data: _ways_of_stage(data, stage))
+    search = partial(choose_alternatives, stage, shapes, large)
+    ways, _ = _kept(key, check, search, list, lambda data: _ways_of_stage(data, stage))
     return ways
 
 
 def _kept(
     key: tuple[Hashable, ...],
+    check: Check,
     search: Callable[[], T],
     encode: Callable[[T], Any],
     decode: Callable[[Any], T],
 ) -> tuple[T, str]:
-    """A result from the caches, or newly searched, and the searcher.
+    """A result from the caches, or newly searched after a check, and the searcher.
 
     Results of an optimiser of the caller are not kept: another call may come with another.
     """
+
+    def searched() -> T:
+        check()
+        return search()
+
     if (name := paths.foreign()) is not None:
-        return search(), name
+        return searched(), name
     return session().results.get(
         key,
         lambda: disk_cache.kept(
-            key, search, encode=encode, decode=decode, searcher=paths.version()
+            key, searched, encode=encode, decode=decode, searcher=paths.version()
         ),
     )
 
@@ -307,16 +328,12 @@ def _ways_from_data(data: Any, terms: Sequence[Term]) -> Choices:
 
 
 def _stage_program(
-    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int, check: _Check
+    stage: Stage, shapes: Shapes, exchangeable: tuple[int, ...], large: int, check: Check
 ) -> tuple[Program, str]:
     """The program of a numbered stage, from the caches or newly searched, and its searcher."""
-
-    def search() -> Program:
-        check()
-        return build_program(stage, shapes, exchangeable, large)
-
     key = ("program", stage, shapes, exchangeable, large)
-    return _kept(key, search, program_data, lambda data: _program_for(data, stage, shapes))
+    search = partial(build_program, stage, shapes, exchangeable, large)
+    return _kept(key, check, search, program_data, lambda data: _program_for(data, stage, shapes))
 
 
 def _program_for(data: Any, stage: Stage, shapes: Shapes) -> Program:

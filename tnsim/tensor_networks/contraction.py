@@ -39,7 +39,7 @@ from tnsim.engine.runtime.tiers import backend_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array, not_differentiated
-from tnsim.scaled import Scaled, library
+from tnsim.scaled import Scaled, beyond_float, library, power, shifted
 from tnsim.tensor_networks.network_sums import (
     SUM,
     Leaf,
@@ -57,6 +57,12 @@ if TYPE_CHECKING:
 
 _LARGEST = 1000
 """Logarithm to base 2 of the largest unit, such that its inverse is a float too."""
+_NEAR = 100
+"""Largest exponent of 10 whose power multiplies a number near one within the range of floats."""
+_STRETCH, _CLOSE = 16.0, 2.0**-6
+"""Most powers of 2 by which a unit is changed, and the difference of two changes of one effect."""
+_FEW = 60
+"""Number of tensors whose units are never so wrong that floats hold no product of them."""
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
 Backend = Literal["jax", "numpy"]
@@ -325,17 +331,41 @@ class Expression:
             # An overflow shows in the result; an underflow on the way does not.
             is_scaled, leaves = True, {name: _scaled_leaf(leaf) for name, leaf in leaves.items()}
         with execution.precision(), np.errstate(over="ignore", invalid="ignore"):
-            total = self._contracted_sum(leaves, self.plan.dtype, self.backend, is_scaled)
-        value, exponent = jax.device_get(total)
-        # Float64 holds the exponent, whatever the precision of the run.
-        widest = np.result_type(value, np.float64)
-        finished = self._finished_value(np.asarray(value, widest)[()], float(exponent))
-        if not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
+            value, exponent = self._sum_on_host(leaves, is_scaled)
+            finished = self._finished_value(value, exponent)
+        is_lost = not self.strip_exponent and beyond_float(finished, value)
+        if is_lost or not all(np.isfinite(part).all() for part in jax.tree.leaves(finished)):
             raise TnsimError(
                 f"the contraction left the range of {self.plan.dtype}; "
                 "use strip_exponent=True, which returns (mantissa, exponent)"
             )
         return finished
+
+    def _sum_on_host(self, leaves: Mapping[str, Leaf], is_scaled: bool) -> tuple[Any, float]:
+        """The sum in the precision of the plan, and the exponent of the power of 2 that it lacks.
+
+        Units are those of random arrays. Sums without cancellation, as of positive arrays, grow
+        faster with the number of tensors, and others more slowly: a thousand tensors may leave the
+        range of floats. Then all units are changed by one power of two, which is found by halving.
+        """
+        step, least, most = 0.0, -_STRETCH, _STRETCH
+        tensors = self.networks.counts.sum(axis=1).max()
+        while True:
+            moved = {
+                name: leaf._replace(array=leaf.array * 2.0**-step, exponent=leaf.exponent + step)
+                for name, leaf in (leaves.items() if step else ())
+            }
+            total = self._contracted_sum(moved or leaves, self.plan.dtype, self.backend, is_scaled)
+            value, exponent = jax.device_get(total)
+            # Float64 holds the exponent, whatever the precision of the run.
+            value = np.asarray(value, np.result_type(value, np.float64))[()]
+            is_finite = bool(np.isfinite(value).all())
+            # Of few tensors a zero is no underflow, as units are not that wrong.
+            is_done = is_finite and (np.any(value) or tensors < _FEW)
+            if is_done or not is_scaled or most - least < _CLOSE:
+                return value, float(exponent)
+            least, most = (least, step) if is_finite else (step, most)
+            step = (least + most) / 2
 
     def _may_underflow(self, exponents: Mapping[str, float]) -> bool:
         """Whether the product of the small arrays of a network may leave the range of floats."""
@@ -347,23 +377,29 @@ class Expression:
     def _contracted_sum(
         self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
     ) -> tuple[Any, Any]:
-        """The sum in a given precision, and the exponent of 10 that the sum lacks."""
+        """The sum in a given precision, and the exponent of the power of 2 that the sum lacks."""
         arrays, exponent = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if is_scaled:
             arrays, exponent = balanced(leaves, self.networks.counts)
         arrays = _placed_arrays(arrays, dtype, backend)
         value = execution.run(self.plan, arrays, backend).values[SUM]
-        return value, self.networks.exponent + exponent * np.log10(2.0)
+        return value, exponent + self.networks.unit
 
     def _finished_value(self, value: Any, exponent: Any) -> Any:
-        """The return value of a call, from the sum and the exponent of 10 that it lacks."""
+        """The return value of a call, from the sum and the exponent of 2 that it lacks."""
+        of_ten = self.networks.exponent
         if not self.strip_exponent:
-            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the result
-                return value * float(np.power(10.0, exponent))
+            near = min(max(of_ten, -_NEAR), _NEAR)
+            exponent = exponent + (of_ten - near) * np.log2(10.0)
+            if isinstance(value, jax.Array):
+                return value * float(10.0**near) * float(np.exp2(exponent))
+            # The powers may make up for each other and for the value: it is brought near one first.
+            own = np.float64(np.frexp(abs(value).max())[1])
+            return power(shifted(value, -own) * 10.0**near, own + exponent)
         xp, largest = library(value), abs(value).max()
         # A result of zero has no logarithm.
         largest = xp.where(largest > 0, largest, 1.0)
-        return value / largest, xp.log10(largest) + exponent
+        return value / largest, xp.log10(largest) + exponent * np.log10(2.0) + of_ten
 
     def __repr__(self) -> str:
         outputs = ", ".join(self.networks.output_inds)

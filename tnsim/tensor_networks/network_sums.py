@@ -12,6 +12,7 @@ error message names the network, the finding and the expectation.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,8 @@ ZERO = "ZERO"
 """Name of the array that an empty sum reads."""
 _APART = 200
 """Largest difference of the exponents of 10 of networks, which a float must hold."""
+_WEIGHED = 60
+"""Largest exponent of 2 of weights that are taken as they are: half of the range of float32."""
 Tags = str | tuple[str, ...]
 """A selection of tensors: all that carry the tag, or every tag of the tuple."""
 
@@ -159,12 +162,15 @@ class NetworkSum:
         leaves: Arrays of the problem by name.
         counts: Number of times that each network holds each leaf, (networks, leaves).
         exponent: Exponent of the power of 10 that the sum lacks as a factor.
+        unit: Exponent of the power of 2 that the sum lacks besides, where all weights are so large
+            or so small that float32 holds none.
     """
 
     problem: Problem
     leaves: Mapping[str, Leaf]
     counts: np.ndarray
     exponent: float
+    unit: int
 
     @property
     def is_complex(self) -> bool:
@@ -258,9 +264,12 @@ def _as_problem(
     terms = []
     counts = np.zeros((len(read), len(leaves)))
     columns = {name: n for n, name in enumerate(leaves)}
-    for row, (weight, own, operands) in enumerate(read):
-        # Weights carry the difference of exponents, as the sum has a single scale.
-        terms.append(Term(weight * 10.0 ** (own - exponent), operands))
+    # Weights carry the difference of exponents, as the sum has a single scale.
+    weights = [weight * 10.0 ** (own - exponent) for weight, own, _ in read]
+    _, unit = math.frexp(max(map(abs, weights)))
+    unit = unit if abs(unit) > _WEIGHED else 0
+    for row, (weight, (_, _, operands)) in enumerate(zip(weights, read, strict=True)):
+        terms.append(Term(math.ldexp(weight, -unit), operands))
         for operand in operands:
             counts[row, columns[operand.name]] += 1
     problem = Problem(
@@ -269,7 +278,7 @@ def _as_problem(
         symmetric=frozenset(name for name, leaf in leaves.items() if leaf.symmetric),
         outputs=(SUM,),
     )
-    return NetworkSum(problem, leaves, counts, exponent)
+    return NetworkSum(problem, leaves, counts, exponent, unit)
 
 
 class _Leaves:

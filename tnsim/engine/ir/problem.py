@@ -267,14 +267,14 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
     for definition in reversed(stage.definitions):
         if definition.name not in needed:
             continue
-        for name in _names_read(definition):
+        for name in names_read([definition]):
             # An alias needs the array that it is a second name of.
             needed |= {name, strip_alias(name)}
     scaled_by = {group.definition for group in stage.scale_groups}
     # A definition that only gives a scale is kept where it costs no further array, once all that
     # the others read is known.
     for definition in stage.definitions:
-        if definition.name in scaled_by and needed.issuperset(_names_read(definition)):
+        if definition.name in scaled_by and needed.issuperset(names_read([definition])):
             needed.add(definition.name)
     definitions = tuple(each for each in stage.definitions if each.name in needed)
     names = {definition.name for definition in definitions}
@@ -284,12 +284,19 @@ def _needed_of(stage: Stage, needed: set[str]) -> Stage:
     return Stage(definitions, tuple(groups))
 
 
-def _names_read(definition: Definition) -> Iterator[str]:
-    """Names of all arrays in the terms of a definition and in their alternatives."""
-    for term in definition.terms:
-        for product in term.products():
-            for operand in product:
-                yield operand.name
+def names_read(definitions: Iterable[Definition]) -> tuple[str, ...]:
+    """The names that definitions read and do not define, in the order of first use.
+
+    Alternatives of terms are read as well.
+    """
+    definitions = tuple(definitions)
+    names: dict[str, None] = {}
+    for definition in definitions:
+        for term in definition.terms:
+            for product in term.products():
+                names |= dict.fromkeys([operand.name for operand in product])
+    own = {definition.name for definition in definitions}
+    return tuple(name for name in names if name not in own)
 
 
 class Merge:

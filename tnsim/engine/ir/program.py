@@ -8,10 +8,12 @@ scalar multiplications, contractions and written elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+V = TypeVar("V")
 
 
 class Operation(NamedTuple):
@@ -85,20 +87,64 @@ class Program:
             (self.shapes, self.operations, self.outputs, self.scales, self.powers, self.unshared)
         )
 
+    @classmethod
+    def of(
+        cls,
+        operations: Mapping[Any, Operation],
+        inputs: Iterable[Any],
+        outputs: Iterable[Any],
+        shape: Callable[[Any], tuple[int, ...]],
+        **other: Any,
+    ) -> Program:
+        """The program of operations on values that are named, and not yet numbered.
+
+        Args:
+            operations: Operation of every computed value, with names in the place of `args`.
+            inputs: Names of the inputs.
+            outputs: Names of the outputs.
+            shape: Function from the name of an input to its shape.
+            other: Other fields of the program.
+        """
+        inputs = tuple(inputs)
+        numbers = {value: n for n, value in enumerate((*inputs, *operations))}
+        numbered = [
+            op._replace(args=tuple([numbers[a] for a in op.args])) for op in operations.values()
+        ]
+        given = tuple(numbers[value] for value in outputs)
+        return cls(tuple(map(shape, inputs)), tuple(numbered), given, **other)
+
     @property
     def length(self) -> int:
         """Number of operations, those of loop bodies included."""
         bodies = [op.body for op in self.operations if op.body is not None]
         return len(self.operations) + sum(body.length for body in bodies)
 
-    @cached_property
+    @property
     def value_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all values, inputs first."""
-        shapes = list(self.shapes)
+        return self._sized[0]
+
+    @property
+    def sizes(self) -> tuple[dict[int, int], ...]:
+        """The size of every label, for each operation."""
+        return self._sized[1]
+
+    @cached_property
+    def _sized(self) -> tuple[tuple[tuple[int, ...], ...], tuple[dict[int, int], ...]]:
+        shapes, sizes = list(self.shapes), []
         for op in self.operations:
-            sizes = op.sizes(shapes)
-            shapes.append(tuple(sizes[label] for label in op.output))
-        return tuple(shapes)
+            sizes.append(op.sizes(shapes))
+            shapes.append(tuple([sizes[-1][label] for label in op.output]))
+        return tuple(shapes), tuple(sizes)
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The places of the operations that read each value that is read, in order."""
+        readers: dict[int, list[int]] = {}
+        for n, op in enumerate(self.operations):
+            for arg in set(op.args):
+                readers.setdefault(arg, []).append(n)
+        return readers
 
     @cached_property
     def costs(self) -> tuple[int, ...]:
@@ -107,8 +153,7 @@ class Program:
         Sums and contractions of a single argument count as zero.
         """
         costs = []
-        for op in self.operations:
-            sizes = op.sizes(self.value_shapes)
+        for op, sizes in zip(self.operations, self.sizes, strict=True):
             if op.body is not None:
                 costs.append(n_iterations(op, sizes) * op.body.multiplications)
             elif op.kind == "contract" and len(op.args) == 2:
@@ -135,15 +180,33 @@ class Program:
     @cached_property
     def written_elements(self) -> int:
         """Elements of all computed values, those of a loop's body once for every turn."""
-        made = zip(self.operations, self.value_shapes[len(self.shapes) :], strict=True)
-        written = 0
-        for op, shape in made:
-            # The result of a loop is written once; each turn writes the values of the body besides.
-            written += math.prod(shape)
+        # The result of a loop is written once; each turn writes the values of the body besides.
+        written = sum(map(math.prod, self.value_shapes[len(self.shapes) :]))
+        for op, sizes in zip(self.operations, self.sizes, strict=True):
             if op.body is not None:
-                count = n_iterations(op, op.sizes(self.value_shapes))
-                written += count * op.body.written_elements
+                written += n_iterations(op, sizes) * op.body.written_elements
         return written
+
+
+def postorder(roots: Iterable[V], below: Callable[[V], Iterable[V]]) -> list[V]:
+    """All nodes of a graph without cycles, each behind the nodes below it, depth first.
+
+    The order is kept on a list and not on Python's stack: a vector that goes through a thousand
+    matrices is a thousand nodes deep.
+
+    Example:
+        >>> postorder([3], {3: (1, 2), 2: (0, 1), 1: (), 0: ()}.__getitem__)
+        [1, 0, 2, 3]
+    """
+    order: dict[V, None] = {}
+    waiting = list(roots)[::-1]
+    while waiting:
+        node = waiting[-1]
+        if left := [x for x in below(node) if x not in order]:
+            waiting += reversed(left)
+        else:
+            order[waiting.pop()] = None
+    return list(order)
 
 
 def n_iterations(loop: Operation, sizes: Mapping[int, int]) -> int:

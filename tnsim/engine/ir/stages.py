@@ -1,7 +1,7 @@
 """The stages of a plan: runs of programs on named arrays, in order.
 
-From the stages follow the shapes of the outputs (`output_shapes`), and how often the exponent of
-each scale counts in the exponent of an output (`scale_weights`).
+From the stages follows how often the exponent of each scale counts in the exponent of an output
+(`scale_weights`).
 """
 
 from __future__ import annotations
@@ -90,27 +90,6 @@ class WholePlan:
     def _hash(self) -> int:
         # Whole plans are keys of compiled programs, so their stages are hashed only once.
         return hash((self.programs, self.stages, self.names, self.shapes, self.outputs))
-
-
-def output_shapes(
-    programs: Sequence[Program], stages: Sequence[PlanStage], outputs: Sequence[str]
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of some outputs of stages.
-
-    Args:
-        programs: Programs of a plan.
-        stages: Stages of the plan, in order.
-        outputs: Names of the outputs.
-
-    Returns:
-        Shapes by name, in the order of the names.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for stage in stages:
-        program = programs[stage.program]
-        for name, output in zip(stage.outputs, program.outputs, strict=True):
-            shapes[name] = program.value_shapes[output]
-    return {name: shapes[name] for name in outputs}
 
 
 def scale_weights(stages: Sequence[PlanStage]) -> dict[tuple[int, str], float]:

@@ -4,6 +4,5 @@ The modules in their reading order:
 
     layout     the order of axes
     tiling     large values in blocks
-    splitting  long programs in parts
     hoisting   plans of pairs cut into shares
 """

@@ -35,13 +35,14 @@ twice. The exponent of s is recorded once, by the share that reads s off.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from tnsim.engine.ir.program import Operation, Program
-from tnsim.engine.ir.stages import PlanStage, WholePlan
+from tnsim.engine.ir.program import Operation, Program, postorder
+from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.plan import Plan
-from tnsim.sessions import session_cache
+from tnsim.sessions import session
 
 ONE = "1"
 """Name of the constant 1, a scalar that own shares divide by scales."""
@@ -53,10 +54,6 @@ Value: TypeAlias = "int | str"
 """A value of a stage's program by number, or a value that only a portion has by name."""
 Powers: TypeAlias = "tuple[tuple[int, int], ...]"
 """Pairs (scale, power) of a program: an output is divided by these powers."""
-Labels: TypeAlias = "tuple[str, bool, str, int]"
-"""The metric, guarantee, precision and number of diagrams of a plan."""
-Scales: TypeAlias = "tuple[tuple[str, int], ...]"
-"""Pairs (scale group, power) with the exponents that make up the exponent of an output."""
 
 
 class AnalysedStage(NamedTuple):
@@ -105,16 +102,11 @@ class AnalysedStage(NamedTuple):
         is_input = value < len(self.program.shapes)
         return self.stage.inputs[value] if is_input else f"{self.number}:{value}"
 
-    def reads(self, value: Value) -> Dependencies:
-        """The owners for a value, which may be the inverse of a scale."""
-        if not isinstance(value, str):
-            return self.values[value]
-        # Inputs known by name are the constant 1, which has no owner, and inverses of scales, which
-        # belong to the share that reads the scale off.
-        inverses = {
-            self.inverse(slot): self.scale(slot) for slot in range(len(self.program.scales))
-        }
-        return inverses.get(value, frozenset())
+    @property
+    def owners(self) -> dict[str, Dependencies]:
+        """The owners for every value and for the inverse of every scale, by name."""
+        inverses = {self.inverse(n): self.scale(n) for n in range(len(self.program.scales))}
+        return {self.name(value): own for value, own in enumerate(self.values)} | inverses
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """The shape of a value; values known by name alone are scalars."""
@@ -204,7 +196,6 @@ class Portion(NamedTuple):
         inputs: Names of the values that the program reads.
         outputs: Names of the values that the program gives.
         groups: Scale groups whose scales the portion reads off.
-        taken: Owner of each input that is computed from the arrays of a single owner, by name.
     """
 
     number: int
@@ -212,7 +203,6 @@ class Portion(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     groups: tuple[str, ...]
-    taken: dict[str, str]
 
 
 def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portion | None:
@@ -239,65 +229,85 @@ def portion(stage: AnalysedStage, owner: str | None, wanted: set[str]) -> Portio
         >>> ab = PlanStage(0, ("a", "b"), ("AB",))
         >>> stage = analysed(0, ab, program, whose, pairs=10**9)
         >>> crossing = portion(stage, None, {"AB"})
-        >>> crossing.inputs, crossing.taken
-        (('0:2', 'b'), {'0:2': 'A', 'b': 'B'})
+        >>> crossing.inputs
+        ('0:2', 'b')
         >>> own = portion(stage, "A", {"0:2"})
         >>> own.inputs, own.outputs
         (('a',), ('0:2',))
     """
     # A stage that belongs to one share as a whole keeps its program, and with it the compiled
     # program that other plans share.
+    number, plan_stage, program = stage.number, stage.stage, stage.program
     if all(_belongs(reads, owner) for reads in stage.computed):
-        return _whole(stage, wanted)
+        if wanted.isdisjoint(plan_stage.outputs) and not plan_stage.groups:
+            return None
+        return Portion(number, program, plan_stage.inputs, plan_stage.outputs, plan_stage.groups)
     # Scales of the whole stage, by number. In the portion they are renumbered by their position in
     # this list.
-    scales = [n for n in range(len(stage.program.scales)) if _belongs(stage.scale(n), owner)]
+    scales = [n for n in range(len(program.scales)) if _belongs(stage.scale(n), owner)]
     given = _outputs(stage, owner, scales, wanted)
     if not given:
         return None
-    draft = _Draft(stage)
-    draft.compute((portion_output.value for portion_output in given), owner)
-    values, powers = [], []
+    operations = _own_operations(stage, owner, [output.value for output in given])
+    values: list[Value] = []
+    powers = []
     # Each output is divided by the scales of its stage. A scale that this share reads off itself is
     # divided off by the program as usual. A scale that another share reads off arrives as the
     # scalar 1 / s, by which the value is multiplied as often as its power says.
-    for output in given:
-        by_others: list[str] = []
-        by_own: list[tuple[int, int]] = []
-        for slot, power in output.powers:
-            if slot in scales:
-                by_own.append((scales.index(slot), power))
-            else:
-                by_others += [stage.inverse(slot)] * power
-        values.append(draft.multiplied(output.value, by_others))
-        powers.append(tuple(by_own))
-    program, inputs = draft.program(values, _read_off(stage, scales, given), tuple(powers))
+    for _, value, divided in given:
+        powers.append(tuple((scales.index(n), power) for n, power in divided if n in scales))
+        # The factor has no axes, so the contraction keeps all axes of the value in their order.
+        axes = tuple(range(len(stage.shape(value))))
+        for slot, power in divided:
+            for _ in range(power if slot not in scales else 0):
+                # The name of the product spells out how it was made. Two outputs that are the same
+                # value times the same factors therefore share the operations.
+                args: Any = (value, stage.inverse(slot))
+                value = f"{args[0]} * {args[1]}"
+                operations[value] = Operation("contract", args, (axes, ()), axes)
+        values.append(value)
+    # A dictionary in place of a set: the inputs get the order in which the operations read them,
+    # equal in every process, so that equal portions are equal programs.
+    read = [arg for op in operations.values() for arg in op.args]
+    needed: dict[Value, None] = dict.fromkeys((*read, *values))
+    # Whatever no operation of the portion computes comes from another share, or from the arrays of
+    # the plan.
+    inputs = [value for value in needed if value not in operations]
+    places = {output.name: place for place, output in enumerate(given)}
+    read_off = []
+    for slot in scales:
+        which, power = program.scales[slot]
+        read_off.append((places[plan_stage.outputs[which]], power))
+    scaling = {"scales": tuple(read_off), "powers": tuple(powers)}
     return Portion(
-        stage.number,
-        program,
+        number,
+        Program.of(operations, inputs, values, stage.shape, **scaling),
         inputs=tuple(map(stage.name, inputs)),
-        outputs=tuple(output.name for output in given),
-        groups=tuple(stage.stage.groups[slot] for slot in scales),
-        taken=_taken(stage, inputs),
+        outputs=tuple(places),
+        groups=tuple(plan_stage.groups[slot] for slot in scales),
     )
 
 
-def _whole(analysed: AnalysedStage, wanted: set[str]) -> Portion | None:
-    """The portion that is a whole stage; None where it gives no wanted value and no scale."""
-    number, stage, program, *_ = analysed
-    if wanted.isdisjoint(stage.outputs) and not stage.groups:
-        return None
-    taken = _taken(analysed, range(len(program.shapes)))
-    return Portion(number, program, stage.inputs, stage.outputs, stage.groups, taken)
+def _own_operations(
+    stage: AnalysedStage, owner: str | None, outputs: Iterable[Value]
+) -> dict[Value, Operation]:
+    """The operations of a share that lead to some values, in an order in which they can run."""
+    first = len(stage.program.shapes)
 
+    # Inputs of the stage, named values and values of another share become inputs of the portion.
+    def is_own(value: Value) -> bool:
+        return (
+            not isinstance(value, str) and value >= first and _belongs(stage.values[value], owner)
+        )
 
-def _taken(stage: AnalysedStage, inputs: Iterable[Value]) -> dict[str, str]:
-    """The owner of each input that is computed from the arrays of a single owner, by name."""
-    taken = {}
-    for value in inputs:
-        if len(stage.reads(value)) == 1:
-            (taken[stage.name(value)],) = stage.reads(value)
-    return taken
+    def operation(value: Any) -> Operation:
+        return stage.program.operations[value - first]
+
+    def below(value: Value) -> tuple[int, ...]:
+        return operation(value).args if is_own(value) else ()
+
+    own: Any = filter(is_own, postorder(outputs, below))
+    return {value: operation(value) for value in sorted(own)}
 
 
 def _belongs(reads: Dependencies, owner: str | None) -> bool:
@@ -348,85 +358,6 @@ def _outputs(
         if stage.inverse(slot) in wanted:
             given.append(_Output(stage.inverse(slot), ONE, ((slot, 1),)))
     return given
-
-
-def _read_off(
-    stage: AnalysedStage, scales: Sequence[int], given: Sequence[_Output]
-) -> tuple[tuple[int, int], ...]:
-    """The scales of a portion as pairs (output, power)."""
-    places = {output.name: place for place, output in enumerate(given)}
-    reads = []
-    for slot in scales:
-        which, power = stage.program.scales[slot]
-        reads.append((places[stage.stage.outputs[which]], power))
-    return tuple(reads)
-
-
-class _Draft:
-    """The program of a portion under construction.
-
-    Args:
-        stage: Stage of the whole plan whose values the program computes.
-    """
-
-    def __init__(self, stage: AnalysedStage) -> None:
-        self.stage = stage
-        self.operations: dict[Value, Operation] = {}
-
-    def compute(self, values: Iterable[Value], owner: str | None) -> None:
-        """Add the operations of a share that lead to some values."""
-        first = len(self.stage.program.shapes)
-        waiting = list(values)
-        needed: set[int] = set()
-        # Depth first from the outputs to the inputs. The walk stops at inputs of the stage, at
-        # named values and at values of another share: these become inputs of the portion.
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, str) or value < first or value in needed:
-                continue
-            if _belongs(self.stage.values[value], owner):
-                needed.add(value)
-                waiting += self.stage.program.operations[value - first].args
-        # Numbers rise in an order in which the operations can run.
-        for value in sorted(needed):
-            self.operations[value] = self.stage.program.operations[value - first]
-
-    def multiplied(self, value: Value, factors: Iterable[str]) -> Value:
-        """The product of a value and scalars that are known by name."""
-        # The factor has no axes, so the contraction keeps all axes of the value in their order.
-        axes = tuple(range(len(self.stage.shape(value))))
-        for factor in factors:
-            # The name of the product spells out how it was made. Two outputs that are the same
-            # value times the same factors therefore share the operations.
-            args: Any = (value, factor)
-            value = f"{value} * {factor}"
-            self.operations[value] = Operation("contract", args, (axes, ()), axes)
-        return value
-
-    def program(
-        self, outputs: Sequence[Value], scales: Powers, powers: tuple[Powers, ...]
-    ) -> tuple[Program, tuple[Value, ...]]:
-        """The program that gives some values, and the values that it reads.
-
-        Args:
-            outputs: Values that the program gives.
-            scales: `scales` of the `Program`.
-            powers: `powers` of the `Program`.
-        """
-        read = [arg for op in self.operations.values() for arg in op.args]
-        # A dictionary in place of a set: the inputs get the order in which the operations read
-        # them, equal in every process, so that equal portions are equal programs.
-        needed: dict[Value, None] = dict.fromkeys((*read, *outputs))
-        # Whatever no operation of the portion computes comes from another share, or from the arrays
-        # of the plan.
-        inputs = tuple(value for value in needed if value not in self.operations)
-        numbers = {value: n for n, value in enumerate((*inputs, *self.operations))}
-        operations = []
-        for op in self.operations.values():
-            operations.append(op._replace(args=tuple(numbers[arg] for arg in op.args)))
-        shapes = tuple(map(self.stage.shape, inputs))
-        given = tuple(numbers[value] for value in outputs)
-        return Program(shapes, tuple(operations), given, scales, powers), inputs
 
 
 class Share(NamedTuple):
@@ -490,44 +421,38 @@ def shares(plan: Plan, owners: Mapping[str, str], pairs: int) -> Shares:
         >>> crossing.multiplications < plan.multiplications
         True
     """
-    labels = plan.metric, plan.exact, plan.dtype, plan.diagrams
-    scales = tuple(plan.scales.items())
-    return _shares(plan.whole, labels, scales, tuple(map(owners.get, plan.shapes)), pairs)
+    owned = tuple(map(owners.get, plan.shapes))
+    labels = plan.metric, plan.exact, plan.dtype, plan.diagrams, tuple(plan.scales.items())
+    key = (shares, plan.whole, labels, owned, pairs)
+    return session().results.get(key, lambda: _shares(plan, owned, pairs))
 
 
-@session_cache
-def _shares(
-    plan: WholePlan,
-    labels: Labels,
-    scales: tuple[tuple[str, Scales], ...],
-    owners: tuple[str | None, ...],
-    pairs: int,
-) -> Shares:
-    """The shares of a plan, from hashable arguments under which they are cached."""
+def _shares(plan: Plan, owners: Sequence[str | None], pairs: int) -> Shares:
+    """The shares of a plan, from the owner of each of its arrays."""
     stages = _analysed(plan, owners, pairs)
-    shapes = dict(zip(plan.names, plan.shapes, strict=True)) | {ONE: ()}
+    shapes = plan.shapes | {ONE: ()}
     # The crossing share comes first, because its inputs are the outputs that the own shares have to
     # give.
     crossing = _portions(stages, None, plan.outputs)
-    handed = _handed(crossing, shapes)
+    handed = _handed(crossing, stages, shapes)
     own: dict[str, Share] = {}
     # Outputs of own shares leave as they are, without exponents of their own: each scale that an
     # own share reads off is listed with its stage in the whole plan, where the crossing share's
     # outputs count it.
     for owner, names in sorted(handed.items()):
         portions = _portions(stages, owner, names)
-        own[owner] = _share(portions, labels, dict.fromkeys(names, ()), shapes)
+        own[owner] = _share(plan, portions, dict.fromkeys(names, ()), shapes)
     for share in own.values():
         shapes |= share.plan.output_shapes
-    return Shares(own, _share(crossing, labels, dict(scales), shapes))
+    return Shares(own, _share(plan, crossing, plan.scales, shapes))
 
 
-def _analysed(plan: WholePlan, owners: tuple[str | None, ...], pairs: int) -> list[AnalysedStage]:
+def _analysed(plan: Plan, owners: Sequence[str | None], pairs: int) -> list[AnalysedStage]:
     """All stages of a plan, with the owners for each of their values."""
     # Owners by name of the array, at first those of the plan's arrays and then of every output of a
     # stage that has been gone through.
     reads: dict[str, Dependencies] = {}
-    for name, owner in zip(plan.names, owners, strict=True):
+    for name, owner in zip(plan.shapes, owners, strict=True):
         reads[name] = frozenset({owner} if owner else ())
     stages = []
     for number, stage in enumerate(plan.stages):
@@ -558,33 +483,40 @@ def _portions(
     return portions[::-1]
 
 
-def _handed(crossing: Sequence[Portion], shapes: Mapping[str, object]) -> dict[str, list[str]]:
+def _handed(
+    crossing: Sequence[Portion], stages: Sequence[AnalysedStage], shapes: Mapping[str, object]
+) -> dict[str, list[str]]:
     """The names of the values that the crossing share takes from each own share.
 
     Args:
         crossing: Portions of the crossing share.
+        stages: Stages of the whole plan.
         shapes: Shapes of the arrays of the whole plan, which no share has to compute.
     """
-    # A dictionary without values is an ordered set: several portions may take the same value.
-    handed: dict[str, dict[str, None]] = {}
-    for portion in crossing:
-        for name, owner in portion.taken.items():
-            if name not in shapes:
-                handed.setdefault(owner, {})[name] = None
-    return {owner: list(names) for owner, names in handed.items()}
+    owners: dict[str, Dependencies] = {}
+    for stage in stages:
+        owners |= stage.owners
+    # Several portions may take the same value.
+    names = dict.fromkeys(name for part in crossing for name in part.inputs if name not in shapes)
+    handed: dict[str, list[str]] = {}
+    for name in names:
+        if len(owners[name]) == 1:
+            (owner,) = owners[name]
+            handed.setdefault(owner, []).append(name)
+    return handed
 
 
 def _share(
+    plan: Plan,
     portions: Sequence[Portion],
-    labels: Labels,
-    scales: Mapping[str, Scales],
+    scales: dict[str, tuple[tuple[str, int], ...]],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> Share:
     """The share that consists of some portions.
 
     Args:
+        plan: The whole plan, whose labels the share has.
         portions: Portions in the order of their stages.
-        labels: Labels of the whole plan.
         scales: Scale groups and powers of every output.
         shapes: Shapes of all arrays that the share may read.
     """
@@ -598,5 +530,14 @@ def _share(
     read = {name for part in portions for name in part.inputs}
     # The plan of a share expects only arrays that one of its portions reads.
     leaves = {name: shape for name, shape in shapes.items() if name in read}
-    plan = Plan(*labels, tuple(programs), tuple(stages), leaves, tuple(scales), dict(scales))
-    return Share(plan, tuple(part.number for part in portions))
+    part = dataclasses.replace(
+        plan,
+        programs=tuple(programs),
+        stages=tuple(stages),
+        shapes=leaves,
+        outputs=tuple(scales),
+        scales=scales,
+        searched_with="",
+        runs=1,
+    )
+    return Share(part, tuple(portion.number for portion in portions))

@@ -45,27 +45,31 @@ def laid_out(program: Program) -> Program:
     """
     operations, first = list(program.operations), len(program.shapes)
     # Orders of axes change the order of labels and no size.
-    sizes = [op.sizes(program.value_shapes) for op in operations]
-    readers: dict[int, list[int]] = {}
+    sizes = program.sizes
     fixed = set(program.outputs)  # the caller reads them in the order that is announced
     for n, op in enumerate(operations):
-        for arg in set(op.args):
-            readers.setdefault(arg, []).append(n)
         if op.body is not None:  # a loop reads slices, and adds up results of its body as they come
             fixed.update((first + n, *op.args))
     elements = {n: math.prod(shape) for n, shape in enumerate(program.value_shapes)}
     free = [n for n in elements if n >= first and n not in fixed and elements[n] > LARGE]
+    known: dict[tuple[int, Operation], int] = {}  # most operations are asked for again and again
+
+    def moved_by(n: int, op: Operation) -> int:
+        if (n, op) not in known:
+            known[n, op] = moved(op, sizes[n])
+        return known[n, op]
+
     for _ in range(SWEEPS):
         is_better = False
         for value in sorted(free, key=lambda n: -elements[n]):
-            beside = [value - first, *readers.get(value, ())]
+            beside = [value - first, *program.readers.get(value, ())]
             best = {n: operations[n] for n in beside}
-            least = sum(moved(op, sizes[n]) for n, op in best.items())
+            least = sum(moved_by(n, op) for n, op in best.items())
             # Sorted, as the first of equally good orders is taken, and a set has its own order in
             # every process. Nothing is better than nothing moved.
             for order in sorted(_orders(operations, value, beside)) if least else ():
                 turned = {n: _turned(operations[n], value, first + n, order) for n in beside}
-                attempt = sum(moved(op, sizes[n]) for n, op in turned.items())
+                attempt = sum(moved_by(n, op) for n, op in turned.items())
                 if attempt < least:
                     best, least, is_better = turned, attempt, True
             for n, op in best.items():

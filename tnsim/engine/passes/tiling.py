@@ -8,9 +8,8 @@ value is alive at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tnsim.engine.ir.program import Operation, Program, loop_labels
 
@@ -61,7 +60,8 @@ def tiled(program: Program) -> Program:
 def _largest(program: Program) -> _Region | None:
     """The region of the largest value that has a region, along the index that saves most memory."""
     elements = [math.prod(shape) for shape in program.value_shapes]
-    large = {n for n in _computed(program) if elements[n] > WHOLE}
+    computed = enumerate(program.operations, len(program.shapes))
+    large = {n for n, op in computed if op.body is None and elements[n] > WHOLE}
     # Values of equal size are tried in the order of the program, so that equal problems are cut
     # alike in every process and find each other's compiled programs.
     for value in sorted(large, key=lambda n: (-elements[n], n)):
@@ -80,26 +80,15 @@ def _largest(program: Program) -> _Region | None:
     return None
 
 
-def _computed(program: Program) -> list[int]:
-    """The numbers of the values that operations other than loops compute."""
-    return [n for n, op in enumerate(program.operations, len(program.shapes)) if op.body is None]
-
-
 def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region | None:
     """The region of a large value and the index of an axis; None where there is no region.
 
     The search follows the index from the value to its arguments and readers, and from these on.
     """
-    # Readers of each value by number of the operation's result; the program is a graph without
-    # cycles, read here against its direction.
-    readers: dict[int, list[int]] = {}
-    for n, op in enumerate(program.operations, len(program.shapes)):
-        for arg in set(op.args):
-            readers.setdefault(arg, []).append(n)
     # `axes` is the region so far. The index spreads from each of its values to the operation that
     # computes the value and to all operations that read it, until every operation either carries
     # the index to its result or sums over it.
-    axes = {value: axis}
+    axes, first = {value: axis}, len(program.shapes)
     ends: set[int] = set()
     waiting = [value]
     while waiting:
@@ -107,7 +96,8 @@ def _region(program: Program, value: int, axis: int, large: set[int]) -> _Region
         # An output is needed whole, and a loop gives nothing but the sum at its end.
         if number in program.outputs:
             return None
-        for user in (number, *readers.get(number, ())):
+        readers = [first + n for n in program.readers.get(number, ())]
+        for user in (number, *readers):
             having = _having(program, user, axes, large)
             if having is None:
                 return None
@@ -145,15 +135,17 @@ def _having(program: Program, number: int, axes: Axes, large: set[int]) -> Axes 
     extended = dict(axes)
     having: Axes = {}
     for value, labels in ((number, op.output), *zip(op.args, op.labels, strict=True)):
-        is_followed = value == number or value in axes or value in large
+        if label not in labels:
+            continue
+        if labels.count(label) > 1:  # a block of a diagonal is a block along several axes at once
+            return None
+        place = labels.index(label)
         # Small arguments and inputs are read block by block where they stand; nobody computes them
         # again.
-        if label not in labels or not is_followed:
-            continue
-        place = labels.index(label)
-        if labels.count(label) > 1 or extended.setdefault(value, place) != place:
-            return None
-        having[value] = place
+        if value == number or value in axes or value in large:
+            if extended.setdefault(value, place) != place:
+                return None
+            having[value] = place
     return having
 
 
@@ -186,49 +178,41 @@ def _block(program: Program, region: _Region) -> int:
 
 def _with_loop(program: Program, region: _Region) -> Program:
     """The program with a region replaced by a loop, which gives the value that ends it."""
-    # The values of the region leave the program, except its end. All later values move up, so
-    # arguments and outputs are renumbered.
-    numbers = {n: n for n in range(len(program.shapes))}
-    operations = []
-    for n, op in enumerate(program.operations, len(program.shapes)):
-        if n in region.axes:
-            continue
-        # The loop stands where the sum stood: everything that it reads is computed by then.
-        if n == region.end:
-            op = _loop(program, region)
-        numbers[n] = len(numbers)
-        operations.append(op._replace(args=tuple(numbers[arg] for arg in op.args)))
-    outputs = tuple(numbers[n] for n in program.outputs)
-    return dataclasses.replace(program, operations=tuple(operations), outputs=outputs)
+    first = len(program.shapes)
+    # The values of the region leave the program, except its end.
+    left = {n: op for n, op in enumerate(program.operations, first) if n not in region.axes}
+    # The loop stands where the sum stood: everything that it reads is computed by then.
+    left[region.end] = _loop(program, region)
+    scaling = {name: getattr(program, name) for name in ("scales", "powers", "unshared")}
+    return Program.of(left, range(first), program.outputs, program.shapes.__getitem__, **scaling)
 
 
 def _loop(program: Program, region: _Region) -> Operation:
     """The loop over blocks that computes a region."""
     block = _block(program, region)
-    # Arguments of the loop as pairs (value, axis of the index), numbered as inputs of the body. The
-    # axis is None where the argument lacks the index and is read whole.
-    reads: dict[tuple[int, int | None], int] = {}
+    # Arguments of the loop as pairs (value, axis of the index), each once. The axis is None where
+    # the argument lacks the index and is read whole.
+    reads: dict[tuple[int, int | None], None] = {}
     # A value may be read with the index and, by another operation, without it; these are two inputs
     # of the body. All operations of the region go into the body as they are, with other numbers.
+    operations: dict[int, Operation] = {}
     for n in region.inside:
+        args: list[Any] = []
         for read in _reads(program, region, n):
-            if read[0] not in region.axes:
-                reads.setdefault(read, len(reads))
-    numbers = {n: len(reads) + k for k, n in enumerate(region.inside)}
-    operations = []
-    for n in region.inside:
-        args = []
-        for read in _reads(program, region, n):
-            arg, _ = read
-            args.append(numbers[arg] if arg in region.axes else reads[read])
-        operations.append(_operation(program, n)._replace(args=tuple(args)))
+            is_inside = read[0] in region.axes
+            args.append(read[0] if is_inside else read)
+            if not is_inside:
+                reads[read] = None
+        operations[n] = _operation(program, n)._replace(args=tuple(args))
 
-    # In the body an argument with the index has an axis for a block of it in the place of the whole
-    # axis.
+    def taken(read: tuple[int, int | None]) -> tuple[int, ...]:
+        # In the body an argument with the index has an axis for a block of it in the place of the
+        # whole axis.
+        arg, axis = read
+        shape = program.value_shapes[arg]
+        return tuple([block if n == axis else size for n, size in enumerate(shape)])
+
     shapes = [program.value_shapes[arg] for arg, _ in reads]
-    taken = []
-    for shape, (_, axis) in zip(shapes, reads, strict=True):
-        taken.append(tuple(block if n == axis else size for n, size in enumerate(shape)))
     labels, of_size = loop_labels(shapes, [axis for _, axis in reads])
     return Operation(
         kind="loop",
@@ -238,7 +222,7 @@ def _loop(program: Program, region: _Region) -> Operation:
         # tell sizes only, so each axis is labelled by its size, for which an argument has a label.
         output=tuple(of_size[size] for size in program.value_shapes[region.end]),
         chunks=(0,),
-        body=Program(tuple(taken), tuple(operations), (numbers[region.end],)),
+        body=Program.of(operations, reads, [region.end], taken),
         block_size=block,
     )
 

@@ -39,9 +39,8 @@ from tnsim.engine.costs import Round
 from tnsim.engine.ir.matmul_form import host_product
 from tnsim.engine.ir.program import Operation, Program, n_iterations
 from tnsim.engine.ir.stages import WholePlan
-from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.stacking import Axes, Stacked, aligned, stacked_program
-from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
+from tnsim.engine.runtime.threads import processors, shared
 from tnsim.scaled import Numeric, scale_exponent, shifted
 from tnsim.sessions import per_object_cache
 
@@ -59,18 +58,6 @@ _LARGE = 2**24
 
 _BLOCKS, _LEAST_SIDE = 4, 64
 """Most blocks of such a product, and fewest rows or columns of a block."""
-
-
-class Outcome(NamedTuple):
-    """What the stages of a plan gave.
-
-    Attributes:
-        values: Outputs of the plan by name, divided by their scales.
-        exponents: Exponent of every scale, by stage number and scale group.
-    """
-
-    values: dict[str, np.ndarray]
-    exponents: dict[tuple[int, str], Any]
 
 
 class Call(NamedTuple):
@@ -132,12 +119,12 @@ def bind(program: Program, xp: ModuleType = np) -> Bound:
         >>> bound([np.ones((4, 3)), np.ones((3, 5))])[0].tolist()[0]
         [3.0, 3.0, 3.0, 3.0, 3.0]
     """
-    last = {a: n for n, op in enumerate(program.operations) for a in op.args}
     over = costs.overwritten(program)
     calls = []
     for n, op in enumerate(program.operations):
-        function = operation_function(op, op.sizes(program.value_shapes), over[n], xp)
-        dead = {a for a in op.args if last[a] == n and a not in program.outputs}
+        function = operation_function(op, program.sizes[n], over[n], xp)
+        last = {a for a in op.args if program.readers[a][-1] == n}
+        dead = last.difference(program.outputs)
         calls.append(Call(function, op.args, tuple(dead)))
     return Bound(tuple(calls), program.outputs)
 
@@ -166,6 +153,8 @@ def _axes(labels: Labels, order: Labels) -> Labels | None:
 
 def _spread(labels: Labels, order: Labels, sizes: Sizes) -> Function:
     """A view with axes in an order, of size 1 where a label is missing."""
+    if labels == order:
+        return _same
     axes = _axes(labels, tuple(label for label in order if label in labels))
     shape = tuple(sizes[label] if label in labels else 1 for label in order)
     if len(shape) == len(labels):
@@ -590,33 +579,6 @@ def prepared(whole: WholePlan, item: int, stacks: tuple[Stacked, ...]) -> Prepar
     return Prepared(tuple(stages), rounds)
 
 
-def run_on_host(plan: Plan, arrays: Mapping[str, Any], stacks: tuple[Stacked, ...]) -> Outcome:
-    """Run the stages of a plan in NumPy.
-
-    Args:
-        plan: Plan to run.
-        arrays: Name -> array for every name in `plan.shapes`, stacked axes first.
-        stacks: Stacked axes of every stage.
-    """
-    dtype = np.dtype(plan.dtype)
-    ready = prepared(plan.whole, dtype.itemsize, stacks)
-    values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
-    exponents: dict[tuple[int, str], Any] = {}
-    with one_blas_thread(), np.errstate(all="ignore"):
-        for each in ready.rounds:
-            tasks = []
-            for n in each.stages:
-                inputs = [values[name] for name in plan.stages[n].inputs]
-                tasks.append(partial(ready.stages[n], inputs))
-            threads = each.at_once if each.seconds > REPAYS else 1
-            results = shared(tasks, min(processors(), threads))
-            for n, (outputs, scales) in zip(each.stages, results, strict=True):
-                stage = plan.stages[n]
-                values.update(zip(stage.outputs, outputs, strict=True))
-                if scales:
-                    exponents.update(
-                        zip([(n, group) for group in stage.groups], scales, strict=True)
-                    )
-            for name in each.last_read:
-                del values[name]
-    return Outcome({name: values[name] for name in plan.outputs}, exponents)
+def share_round(calls: Sequence[Callable[[], Any]], each: Round) -> list[Any]:
+    """The results of a round in NumPy, whose calls threads share where that repays."""
+    return shared(calls, min(processors(), each.at_once if each.seconds > REPAYS else 1))

@@ -272,16 +272,15 @@ class Wanted(NamedTuple, Generic[W]):
     dtype: str | None
 
 
-class CompiledProgram:
+class CompiledProgram(NamedTuple):
     """A function compiled by XLA or jitted, with its number of operations.
 
     `length` counts operations: each operation maps one or two regions of code, and Linux allows a
     process 65,530 regions, so a session gives up the compiled programs not used for longest.
     """
 
-    def __init__(self, length: int, run: Any) -> None:
-        self.length = length
-        self.run = run
+    length: int
+    run: Any
 
     def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
         return self.run(inputs)

@@ -32,7 +32,7 @@ from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.ir.program import Program
 from tnsim.engine.ir.stages import WholePlan
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.binding import Stage, run_on_host
+from tnsim.engine.runtime.binding import Stage, prepared, share_round
 from tnsim.engine.runtime.compiling import Wanted, lie_on_default_device, ready
 from tnsim.engine.runtime.devices import give_back_freed, resident_bytes
 from tnsim.engine.runtime.stacking import (
@@ -42,6 +42,7 @@ from tnsim.engine.runtime.stacking import (
     aligned,
     stacked_stages,
 )
+from tnsim.engine.runtime.threads import one_blas_thread
 from tnsim.errors import ModelError
 
 Backend = Literal["jax", "interpreted", "traced"]
@@ -102,20 +103,22 @@ def run(
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
     if backend == "interpreted":
-        values, exponents = run_on_host(plan, arrays, stacks)
+        dtype = np.dtype(plan.dtype)
+        bound = prepared(plan.whole, dtype.itemsize, stacks)
+        values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
+        with one_blas_thread(), np.errstate(all="ignore"):
+            exponents = _through(plan, bound.rounds, bound.stages, values, share_round)
         return _gathered(plan, stacks, axes, values, exponents)
+    values = dict(arrays)
     runners = _runners(plan, stacks, arrays, backend)
-
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
         give_back_freed()  # memory left by compiling and other calls; the peak is of this plan
     # The process may grow by the planned peak beyond the bytes it holds already.
     at_most = resident_bytes() + plan.peak_bytes
     ahead = _Ahead((), 0)
-    # All arrays that are alive, by name. Every round adds the outputs of its stages and drops what
-    # no later round reads.
-    values: dict[str, Any] = dict(arrays)
-    exponents: dict[tuple[int, str], Any] = {}
-    for each in plan.rounds:
+
+    def send(calls: Sequence[Callable[[], Any]], each: Round) -> Sequence[Any]:
+        nonlocal ahead
         # The C library keeps memory that a round frees for later rounds, as taking it from the
         # system again costs a tenth of the time. It is given back where the process would hold
         # more than is planned. Runs over stacks reuse the memory of the run before.
@@ -123,28 +126,60 @@ def run(
         is_large = each.own > _TRIMMED and not over
         if is_large and resident_bytes() + own_bytes > at_most:
             give_back_freed()
-        calls = []
-        # Stages of a round need nothing of one another, so all inputs are known before the first
-        # one runs.
-        for n in each.stages:
-            inputs = [values[name] for name in plan.stages[n].inputs]
-            calls.append(partial(runners[n], inputs))
-        if backend == "jax":
-            results, ahead = _sent(calls, each, ahead)
-        else:
-            results = [call() for call in calls]
-        for n, (outputs, scales) in zip(each.stages, results, strict=True):
-            stage = plan.stages[n]
-            values.update(zip(stage.outputs, outputs, strict=True))
-            exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
-        for name in each.last_read:
-            del values[name]
+        if backend == "traced":
+            return _one_by_one(calls, each)
+        results, ahead = _sent(calls, each, ahead)
+        return results
+
+    exponents = _through(plan, plan.rounds, runners, values, send)
     # Results of stacks go to the host together, in one transfer.
     if sizes:
         values, exponents = jax.device_get(
             ({name: values[name] for name in plan.outputs}, exponents)
         )
     return _gathered(plan, stacks, axes, values, exponents)
+
+
+def _through(
+    plan: Plan,
+    rounds: Sequence[Round],
+    stages: Sequence[Run],
+    values: dict[str, Any],
+    send: Callable[[Sequence[Callable[[], Any]], Round], Sequence[Any]],
+) -> dict[tuple[int, str], Any]:
+    """Run all stages of a plan.
+
+    Args:
+        plan: Plan to run.
+        rounds: Rounds of its stages.
+        stages: Function of the inputs of each stage.
+        values: All arrays that are alive, by name. Every round adds the outputs of its stages and
+            drops what no later round reads.
+        send: Function from the calls of a round to their results.
+
+    Returns:
+        Exponent of every scale, by stage number and scale group.
+    """
+    exponents: dict[tuple[int, str], Any] = {}
+    for each in rounds:
+        calls = []
+        # Stages of a round need nothing of one another, so all inputs are known before the first
+        # one runs.
+        for n in each.stages:
+            inputs = [values[name] for name in plan.stages[n].inputs]
+            calls.append(partial(stages[n], inputs))
+        for n, (outputs, scales) in zip(each.stages, send(calls, each), strict=True):
+            stage = plan.stages[n]
+            values.update(zip(stage.outputs, outputs, strict=True))
+            exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+        for name in each.last_read:
+            del values[name]
+    return exponents
+
+
+def _one_by_one(calls: Sequence[Callable[[], Any]], each: Round) -> list[Any]:
+    """The results of a round whose calls join a trace."""
+    return [call() for call in calls]
 
 
 def _gathered(
@@ -388,12 +423,7 @@ def _numbers(plan: Plan, arrays: Mapping[str, Any], over: Stacked | None) -> np.
 
         def whole(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
             values = dict(zip(names, inputs, strict=True))
-            exponents: dict[tuple[int, str], Any] = {}
-            # Stages are called directly, so that they join one trace.
-            for n, (stage, run) in enumerate(zip(plan.stages, stages, strict=True)):
-                outputs, scales = run([values[name] for name in stage.inputs])
-                values.update(zip(stage.outputs, outputs, strict=True))
-                exponents.update(zip([(n, group) for group in stage.groups], scales, strict=True))
+            exponents = _through(plan, plan.rounds, stages, values, _one_by_one)
             rows = [
                 jnp.broadcast_to(x, (*own.sizes, *x.shape[len(own.sizes) :])).reshape(
                     *own.sizes, -1

@@ -191,8 +191,9 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
     varies = _varying(program, wanted)
     for shape in program.shapes:
         tape.add(_Value(math.prod(shape)))
-    for op, shape, cost in zip(program.operations, shapes[first:], program.costs, strict=True):
-        sizes, elements = op.sizes(shapes), math.prod(shape)
+    steps = zip(program.operations, shapes[first:], program.sizes, program.costs, strict=True)
+    for op, shape, sizes, cost in steps:
+        elements = math.prod(shape)
         function = operation_function(op, sizes, None, np)
         beside = costs.beside(op, sizes, elements)
         tape.add(_Value(elements, function, op.args, None, beside, cost))
@@ -203,7 +204,7 @@ def vjp(program: Program, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> 
             tape.add_slope(number, cotangents[-1], is_own=False)
     for n, op in reversed(list(enumerate(program.operations, first))):
         if n in tape.slopes and varies[n]:
-            _add_terms(tape, op, op.sizes(shapes), program.costs[n - first], n, varies)
+            _add_terms(tape, op, program.sizes[n - first], program.costs[n - first], n, varies)
     gives = tuple(n for n in range(first) if wanted[n] and n in tape.slopes)
     if not gives:
         return None

@@ -19,44 +19,32 @@ import numpy as np
 
 from tnsim.engine.runtime.devices import blas_libraries, processors
 
+_changing = threading.Lock()
+_before: list[list[int]] = []  # for each plan that runs; the first holds the numbers of threads
+
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """BLAS on a single thread inside the block, in all threads of the process."""
-    _blas.begin()
+    # The setting belongs to the whole process. The first plan that enters remembers the numbers of
+    # threads, and the last plan that leaves restores them.
+    with _changing:
+        _before.append([] if _before else [each.num_threads for each in blas_libraries()])
+        if len(_before) == 1:
+            _set_threads([1] * len(_before[0]))
     try:
         yield
     finally:
-        _blas.end()
+        with _changing:
+            first = _before[0]
+            _before.pop()
+            if not _before:
+                _set_threads(first)
 
 
-class _Blas:
-    """The number of threads of NumPy's BLAS, one while any thread interprets a plan."""
-
-    def __init__(self) -> None:
-        self.changing = threading.Lock()
-        self.inside = 0
-        self.before: list[int] = []
-
-    def begin(self) -> None:
-        # The setting belongs to the whole process. The first plan that enters remembers the numbers
-        # of threads, and the last plan that leaves restores them.
-        with self.changing:
-            self.inside += 1
-            if self.inside == 1:
-                self.before = [library.num_threads for library in blas_libraries()]
-                for library in blas_libraries():
-                    library.set_num_threads(1)
-
-    def end(self) -> None:
-        with self.changing:
-            self.inside -= 1
-            if self.inside == 0:
-                for library, threads in zip(blas_libraries(), self.before, strict=True):
-                    library.set_num_threads(threads)
-
-
-_blas = _Blas()
+def _set_threads(numbers: Sequence[int]) -> None:
+    for library, threads in zip(blas_libraries(), numbers, strict=True):
+        library.set_num_threads(threads)
 
 
 def shared(tasks: Sequence[Callable[[], Any]], threads: int) -> list[Any]:

@@ -21,7 +21,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
-from tnsim.engine.search.progress import count_search
+from tnsim.engine.ir.program import postorder
+from tnsim.engine.search import progress
 from tnsim.errors import ModelError
 from tnsim.sessions import session_cache
 
@@ -200,7 +201,7 @@ def route(
         >>> best.path, best.multiplications
         (((0, 1), (2, 3)), 324)
     """
-    count_search()
+    progress.tell(searched=1)
     search = _SEARCH.get()
     product = LabelledProduct(inputs, output, dict(items))
     if len(inputs) < 3:
@@ -426,17 +427,10 @@ class LabelledProduct:
 
 def _path_of_tree(children: dict[int, tuple[int, int]], count: int) -> Path:
     """The path of a tree, given by the children of every node, the root last."""
-    steps: list[tuple[int, int]] = []
-
-    def visit(node: int) -> int:
-        if node not in children:
-            return node
-        one, two = map(visit, children[node])
-        steps.append((one, two))
-        return count + len(steps) - 1
-
-    visit(max(children))
-    return tuple(steps)
+    nodes = postorder([max(children)], lambda node: children.get(node, ()))
+    inner = [node for node in nodes if node in children]
+    number = {node: count + n for n, node in enumerate(inner)}
+    return tuple((number.get(a, a), number.get(b, b)) for a, b in map(children.__getitem__, inner))
 
 
 def _route_along(product: LabelledProduct, output: Labels, path: Path, large: int) -> Route:

@@ -24,32 +24,24 @@ FIRST_LINE = 2.0
 """Seconds of planning after which the first line of progress is logged."""
 
 
-class _Collector:
-    """Python's collector of cyclic garbage, off while anybody needs it to be off."""
-
-    def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._holders = 0
-        self._was_enabled = False
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Switch the collector off; the last of several holders restores its first state."""
-        with self._changing:
-            if self._holders == 0:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._changing:
-                self._holders -= 1
-                if self._holders == 0 and self._was_enabled:
-                    gc.enable()
+_changing = threading.Lock()
+_found: list[bool] = []  # for each thread that plans, whether it found the collector switched on
 
 
-_collector = _Collector()
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Switch the collector of cycles off; the last of several threads restores its first state."""
+    with _changing:
+        _found.append(gc.isenabled())
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _changing:
+            was_enabled = _found[0]
+            _found.pop()
+            if not _found and was_enabled:
+                gc.enable()
 
 
 class _Progress:
@@ -62,6 +54,7 @@ class _Progress:
         searched: Number of products whose contraction paths have been searched.
         stage: Description of the stage that is planned.
         spoken: Whether a line has been logged.
+        begun: Time at which the planning began.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,17 +62,12 @@ class _Progress:
         self.searched = 0
         self.stage = ""
         self.spoken = False
-        self._begun = time.monotonic()
+        self.begun = time.monotonic()
         self._next = FIRST_LINE
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the planning began."""
-        return time.monotonic() - self._begun
 
     def speak(self) -> None:
         """Log a line where a line is due."""
-        seconds = self.seconds
+        seconds = time.monotonic() - self.begun
         if seconds < self._next:
             return
         self._next = 2 * seconds
@@ -116,30 +104,23 @@ def planning(name: str) -> Iterator[None]:
     progress = _Progress(name)
     token = _current.set(progress)
     try:
-        with _collector.off():
+        with _without_collections():
             yield
         if progress.spoken:
-            log.info("planned %s in %.1f s", name, progress.seconds)
+            log.info("planned %s in %.1f s", name, time.monotonic() - progress.begun)
     finally:
         _current.reset(token)
 
 
-def count_search() -> None:
-    """Count a product whose contraction paths are searched for the plan in progress."""
-    progress = _current.get()
-    if progress is not None:
-        progress.searched += 1
-        progress.speak()
-
-
-def enter_stage(number: int, stages: int) -> None:
-    """Say which stage of the plan in progress is planned.
+def tell(stage: str = "", searched: int = 0) -> None:
+    """Say how far the plan in progress has come.
 
     Args:
-        number: Number of the stage, from 1.
-        stages: Number of all stages.
+        stage: Description of the stage that is planned from now on; empty where it goes on.
+        searched: Number of products whose contraction paths are searched now.
     """
     progress = _current.get()
     if progress is not None:
-        progress.stage = f"stage {number} of {stages}"
+        progress.searched += searched
+        progress.stage = stage or progress.stage
         progress.speak()

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
+from tnsim.engine.ir.problem import Definition, Stage, Term
 from tnsim.engine.ir.program import Operation
 from tnsim.engine.search import paths
 from tnsim.engine.search.paths import Path, Route
@@ -45,6 +45,11 @@ def structure(
     """
     kept = _reduced_labels([labels for labels, _ in operands], output)
     return _product_structure(operands, output, kept)
+
+
+def _structure_of(term: Term, indices: tuple[str, ...], sizes: Sizes) -> Structure:
+    """The structure of the product of a term, in a definition with some indices."""
+    return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
 
 
 def _product_structure(
@@ -133,11 +138,14 @@ def _along_path(
     place = {label: n for n, label in enumerate(output)}
     for step, (one, two) in enumerate(path):
         pair = pool.pop(one), pool.pop(two)
-        # Labels that nothing else reads are summed in this contraction, at no multiplication more.
-        needed = set(output).union(*(use.labels for use in pool.values()))
-        kept = [label for label in pair[0].labels + pair[1].labels if label in needed]
-        # Labels stand in the order of the result, so that products and sums need no transposes.
-        kept = sorted(dict.fromkeys(kept), key=lambda label: place.get(label, len(place)))
+        kept: Sequence[Label] = output
+        if pool:
+            # Labels that nothing else reads are summed in this contraction, at no multiplication
+            # more.
+            needed = set(output).union(*(use.labels for use in pool.values()))
+            both = dict.fromkeys(x for x in pair[0].labels + pair[1].labels if x in needed)
+            # Labels stand in the order of the result, so that products and sums need no transposes.
+            kept = sorted(both, key=lambda label: place.get(label, len(place)))
         pool[len(uses) + step] = builder.contract(pair, kept)
     (result,) = pool.values()
     return result
@@ -379,32 +387,28 @@ def check_limit(stage: Stage, shapes: Shapes, limit: float) -> list[tuple[int, .
     """
     sizes = {f"in{n}": shape for n, shape in enumerate(shapes)}
     for definition in stage.definitions:
-
-        def key(term: Term, indices: tuple[str, ...] = definition.indices) -> Structure:
-            return structure([(o.indices, sizes[o.name]) for o in term.operands], indices)
-
         dear = []
         for number, term in enumerate(definition.terms):
-            work = paths.greedy_work(*key(term))
+            work = paths.greedy_work(*_structure_of(term, definition.indices, sizes))
             # A greedy path bounds the least work from above: products within the limit along it are
             # within the limit.
             if work > limit:
                 dear.append((-work, number))
         # Negative work sorts the dearest product first.
         for _, number in sorted(dear)[:MOST_CHECKED]:
-            least = _least_cost(definition.terms[number], key, limit)
+            least = _least_cost(definition.terms[number], definition.indices, sizes, limit)
             if least > limit:
                 raise BeyondLimit(least)
         sizes[definition.name] = shape_of(definition, sizes)
     return [sizes[definition.name] for definition in stage.definitions]
 
 
-def _least_cost(term: Term, key: Callable[[Term], Structure], limit: float) -> int:
+def _least_cost(term: Term, indices: tuple[str, ...], sizes: Sizes, limit: float) -> int:
     """The multiplications of the dearest contraction of a term, in the cheapest way to write it.
 
     The search ends, and the number is too small, at the first way that is within the limit.
     """
-    least = paths.least_work(*key(term), limit)
+    least = paths.least_work(*_structure_of(term, indices, sizes), limit)
     for terms in term.alternatives:
         if least <= limit:
             break
@@ -412,7 +416,7 @@ def _least_cost(term: Term, key: Callable[[Term], Structure], limit: float) -> i
         for other in terms:
             # Of a sum every product is computed, so its dearest one bounds it from below; of the
             # ways to write a term the cheapest does.
-            of_sum = max(of_sum, _least_cost(other, key, limit))
+            of_sum = max(of_sum, _least_cost(other, indices, sizes, limit))
             if of_sum > limit:
                 break
         least = min(least, of_sum)
@@ -444,14 +448,11 @@ def shape_of(definition: Definition, sizes: dict[str, tuple[int, ...]]) -> tuple
 def _candidate_terms(stage: Stage, sizes: Sizes) -> Iterator[tuple[_Candidate, ...]]:
     """The terms of each definition of a stage as candidates; adds the definitions to `sizes`."""
 
-    def key(operands: tuple[Operand, ...], indices: tuple[str, ...]) -> Structure:
-        return structure([(o.indices, sizes[o.name]) for o in operands], indices)
-
     def candidate(term: Term, indices: tuple[str, ...]) -> _Candidate:
         sums = []
         for terms in term.alternatives:
             sums.append(tuple(candidate(other, indices) for other in terms))
-        return _Candidate(term, indices, key(term.operands, indices), tuple(sums))
+        return _Candidate(term, indices, _structure_of(term, indices, sizes), tuple(sums))
 
     for definition in stage.definitions:
         yield tuple(candidate(term, definition.indices) for term in definition.terms)

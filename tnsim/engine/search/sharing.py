@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tnsim.engine.costs import CACHED, WRITING
-from tnsim.engine.ir.program import Operation, Program
+from tnsim.engine.ir.program import Operation, Program, postorder
 from tnsim.engine.passes import layout
 from tnsim.engine.search.canonical import Labels, Tensor, canonical
 
@@ -233,19 +233,11 @@ def program_of(builder: Builder, outputs: list[int], inputs: int, **scaling: Any
         scaling: Other fields of `Program`.
     """
     # Values of abandoned attempts at a sum or a loop stay in the builder; no output reaches them.
-    needed = [number for number in reachable(builder, outputs) if number >= inputs]
-    numbers = {number: number for number in range(inputs)}
-    for number in needed:
-        numbers[number] = len(numbers)
-    operations = []
-    for number in needed:
-        operation = builder.values[number].operation
-        assert operation is not None, "every value after the inputs is computed"
-        args = tuple(numbers[arg] for arg in operation.args)
-        operations.append(operation._replace(args=args))
-    shapes = tuple(value.shape for value in builder.values[:inputs])
-    given = tuple(numbers[n] for n in outputs)
-    return layout.laid_out(Program(shapes, tuple(operations), given, **scaling))
+    values = builder.values
+    computed = ((n, values[n].operation) for n in reachable(builder, outputs))
+    needed = {n: operation for n, operation in computed if operation is not None}
+    program = Program.of(needed, range(inputs), outputs, lambda n: values[n].shape, **scaling)
+    return layout.laid_out(program)
 
 
 def price(builder: Builder, outputs: Iterable[int]) -> int:
@@ -267,16 +259,9 @@ def reachable(builder: Builder, outputs: Iterable[int]) -> list[int]:
 
     The order is depth first, so that few values are alive at once.
     """
-    order: dict[int, None] = {}
 
-    def visit(number: int) -> None:
-        if number in order:
-            return
+    def arguments(number: int) -> tuple[int, ...]:
         operation = builder.values[number].operation
-        for arg in operation.args if operation else ():
-            visit(arg)
-        order[number] = None
+        return operation.args if operation else ()
 
-    for output in outputs:
-        visit(output)
-    return list(order)
+    return postorder(outputs, arguments)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tnsim.engine.costs import peak_elements
-from tnsim.engine.ir.problem import Definition, Operand, Stage, Term
+from tnsim.engine.ir.problem import Definition, Operand, Stage, Term, names_read
 from tnsim.engine.ir.program import Operation, Program, loop_labels
 from tnsim.engine.passes.tiling import tiled
 from tnsim.engine.search.canonical import Tensor, canonical
@@ -90,17 +90,13 @@ class Assembly:
         for definition in definitions:
             # A loop computes its own copies of what leads to it. Values made here for the same
             # definitions are left out by `program_of` where no output needs them.
-            is_loop = self.room is not None and definition.loop_indices
-            make = self.loop if is_loop else self.value
-            values[definition.name] = make(builder, values, definition, definitions)
+            if self.room is not None and definition.loop_indices:
+                number = self.loop(builder, values, definition, definitions)
+            else:
+                number = self.value(builder, values, definition)
+            values[definition.name] = number
 
-    def value(
-        self,
-        builder: Builder,
-        values: dict[str, int],
-        definition: Definition,
-        _: Sequence[Definition],
-    ) -> int:
+    def value(self, builder: Builder, values: dict[str, int], definition: Definition) -> int:
         """The number of the value of a definition: the sum of its terms, without a loop."""
         items = []
         for term in definition.terms:
@@ -136,7 +132,7 @@ class Assembly:
                 _without_axes(definition, axes), loop_indices=definition.loop_indices[1:]
             )
         )
-        names = _names_read(chain)
+        names = names_read(chain)
         shapes = [builder.values[values[name]].shape for name in names]
 
         inner = Builder()
@@ -245,16 +241,6 @@ def _dropped_item(items: tuple, place: int | None) -> tuple:
     return items if place is None else items[:place] + items[place + 1 :]
 
 
-def _names_read(definitions: list[Definition]) -> list[str]:
-    """The names that definitions read and do not define, in the order of first use."""
-    own = {definition.name for definition in definitions}
-    names: dict[str, None] = {}
-    for definition in definitions:
-        for term in definition.terms:
-            names |= dict.fromkeys(o.name for o in term.operands)
-    return [name for name in names if name not in own]
-
-
 TURNS_ROOM = 8
 """Elements that the turns of a loop running at once may take, in multiples of `large`."""
 
@@ -280,7 +266,7 @@ def build_program(
         return Assembly(stage, shapes, exchangeable, search.best, forms, room).program()
 
     program = assembled()
-    if peak_elements(program) > large and any(d.loop_indices for d in stage.definitions):
+    if any(d.loop_indices for d in stage.definitions) and peak_elements(program) > large:
         looped = assembled(room=TURNS_ROOM * large)
         # A loop takes less memory unless all that is large has no axis for its index.
         program = min(program, looped, key=peak_elements)
