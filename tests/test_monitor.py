@@ -200,9 +200,9 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
     for settings in ({"every": 0}, {"every": 1.5}, {"every": "10"}, {"matrix": 2.5}):
         with pytest.raises(tnsim.ModelError, match="give whole numbers, at least 1 and 2"):
             tnsim.torch.Monitor(**settings)
-    with pytest.raises(tnsim.ModelError, match="^n_ctx must be a positive integer"):
+    with pytest.raises(tnsim.ModelError, match=r"^n_ctx must be a positive integer"):
         tnsim.torch.Monitor(n_ctx=0)
-    with pytest.raises(tnsim.ModelError, match="step must be a whole number, found 0.5"):
+    with pytest.raises(tnsim.ModelError, match=r"step must be a whole number, found 0\.5"):
         tnsim.torch.Monitor()(0.5, Net())
 
 
