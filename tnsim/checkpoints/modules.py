@@ -342,6 +342,13 @@ def recognised(
         )
     check_length(n_ctx)
     module = unwrapped_module(module)
+    if layers is not None and not (
+        isinstance(layers, Mapping) and all(isinstance(kind, type) for kind in layers)
+    ):
+        raise ModelError(
+            "layers maps classes of modules to what their layers are, found "
+            f"{type(layers).__name__}: an example of the inputs is given by name, inputs=x"
+        )
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)

@@ -421,6 +421,21 @@ def run_module(module: Any, inputs: Any) -> Any:
         return run_with_gradients(module, inputs)
 
 
+def tensor_of(array: np.ndarray) -> Any:
+    """A copy of an array in PyTorch, of either byte order.
+
+    Integers are as wide as embeddings take them; files of tokens hold narrow ones.
+
+    Example:
+        >>> tensor_of(np.ones(2, np.uint16)).dtype
+        torch.int64
+    """
+    import torch
+
+    kind = np.int64 if array.dtype.kind in "iu" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.array(array, kind))
+
+
 def run_with_gradients(module: Any, inputs: Any) -> Any:
     """The outputs of a PyTorch module on a batch, as a part of the caller's autograd graph.
 
@@ -439,7 +454,6 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
         True
     """
-    import torch
 
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
@@ -447,7 +461,7 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
                 f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
                 "gives something else each time: call module.eval() first"
             )
-    tensor = torch.from_numpy(np.array(inputs))
+    tensor = tensor_of(inputs)
     # A module without parameters, such as an activation, takes any precision.
     parameter = next(module.parameters(), None)
     if parameter is not None:
