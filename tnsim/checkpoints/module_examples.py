@@ -120,11 +120,11 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     if inputs is not None:
         if isinstance(inputs, (tuple, list)) and any(hasattr(each, "shape") for each in inputs):
             check_one_input(module)
-        if not isinstance(inputs, torch.Tensor):
-            inputs = tensor_of(host_array(inputs))
-        if inputs.is_floating_point():
-            return inputs.double()
-        return inputs if inputs.is_complex() or inputs.dtype == torch.bool else inputs.long()
+        is_tensor = isinstance(inputs, torch.Tensor)
+        example: Any = inputs if is_tensor else tensor_of(host_array(inputs))
+        if example.is_floating_point():
+            return example.double()
+        return example if example.is_complex() or example.dtype == torch.bool else example.long()
     # The last refusal is told where no guess fits.
     error: Exception | None = None
     for example in _guessed_inputs(module, n_ctx):

@@ -91,9 +91,8 @@ def groups_of(
         >>> list(groups_of(names, ["h.0.attn"]))
         ['others', 'h.0.attn']
     """
-    listed = isinstance(by, Iterable) and not isinstance(by, str | bytes)
-    if listed:
-        chosen = list(by)
+    chosen = list(by) if isinstance(by, Iterable) and not isinstance(by, str | bytes) else None
+    if chosen is not None:
         for beginning in chosen:
             if not any(_is_below(name, beginning) for name in names):
                 raise ModelError(
@@ -107,7 +106,7 @@ def groups_of(
         )
     found: dict[str, np.ndarray] = {}
     for n, name in enumerate(names):
-        if listed:
+        if chosen is not None:
             fitting = [beginning for beginning in chosen if _is_below(name, beginning)]
             label = max(fitting, key=len, default="others")
         else:
