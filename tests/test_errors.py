@@ -213,3 +213,34 @@ def test_nothing_is_nan(rng):
         assert abs(tnsim.similarity(huge, a, dtype=dtype) - 1) < tolerance
     wide = tnsim.Gaussian(cov=np.full(3, 1e30))
     assert abs(tnsim.similarity(huge, a, wide, dtype="float32") - 1) < 1e-5
+
+
+HALF = tnsim.Model([tnsim.Linear(ONE), tnsim.Bilinear(ONE, ONE, ONE)])
+CHOSEN = tnsim.Empirical(np.eye(2), output=1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: tnsim.similarity(HALF, 2 * HALF, CHOSEN), r"^output=1 of Empirical chooses among"),
+        (lambda: tnsim.slices(HALF, HALF, CHOSEN), r"^output=1 of Empirical chooses among"),
+        (lambda: tnsim.pairwise([HALF, HALF], CHOSEN), r"^output=1 of Empirical chooses among"),
+        (lambda: tnsim.pairwise([HALF], budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
+        (lambda: tnsim.paths(HALF, budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
+        (lambda: tnsim.change(HALF, HALF, budget=5), r"a budget is tnsim\.Budget\(.*found 5"),
+        (lambda: tnsim.paths(HALF, within=[]), "within names components .* found none"),
+        (lambda: tnsim.Gaussian(samples=64.5), r"samples of a Gaussian .* found 64\.5"),
+        (lambda: tnsim.Product("uniform", samples=2.5), r"whole, at least 2.*2\.5"),
+        (lambda: tnsim.Categorical(samples="9"), "whole, at least 2.*'9'"),
+        (lambda: tnsim.check(HALF, HALF, samples="99"), "at least 64 samples, found '99'"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(ask, message):
+    with pytest.raises(tnsim.ModelError, match=message):
+        ask()
+
+
+@pytest.mark.parametrize("phases", [2.5, "2", None])
+def test_phases_are_whole_numbers(phases):
+    with pytest.raises(tnsim.errors.ResultError, match=f"1 to 3 phases, not into {phases!r}"):
+        tnsim.reading.segment(np.eye(3), phases)

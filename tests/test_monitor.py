@@ -197,8 +197,20 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
     assert step == 1 and shown.pop("similarity/matrix")[0] == "image" and shown == numbers[1]
     with pytest.raises(tnsim.ModelError, match="has the method add_scalar or log, found int"):
         tnsim.torch.Monitor(log=3)
-    with pytest.raises(tnsim.ModelError, match="give at least 1 and 2"):
-        tnsim.torch.Monitor(every=0)
+    for settings in ({"every": 0}, {"every": 1.5}, {"every": "10"}, {"matrix": 2.5}):
+        with pytest.raises(tnsim.ModelError, match="give whole numbers, at least 1 and 2"):
+            tnsim.torch.Monitor(**settings)
+    with pytest.raises(tnsim.ModelError, match=r"^n_ctx must be a positive integer"):
+        tnsim.torch.Monitor(n_ctx=0)
+    with pytest.raises(tnsim.ModelError, match=r"step must be a whole number, found 0\.5"):
+        tnsim.torch.Monitor()(0.5, Net())
+
+
+def test_steps_are_numbers_whatever_holds_them():
+    monitor = tnsim.torch.Monitor(every=1)
+    for step in (0, np.int64(1), torch.tensor(2)):
+        monitor(step, Net())
+    assert monitor.similarity.a.values.tolist() == [0, 1, 2]
 
 
 def test_the_loops_of_others(monkeypatch, wandb):

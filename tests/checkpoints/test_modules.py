@@ -701,6 +701,18 @@ def test_an_embedding_made_last_says_that_inputs_are_tokens():
     assert tnsim.from_module(Late()).d_in == 7
 
 
+@pytest.mark.parametrize("dtype", ["u2", ">i8"])
+def test_an_example_of_tokens_has_any_width(dtype):
+    assert tnsim.from_module(Late(), inputs=np.zeros((4, 1), dtype)).d_in == 7
+
+
+@pytest.mark.parametrize("given", [np.zeros((2, 3)), "x", [1], {"x": 1}])
+@pytest.mark.parametrize("read", [tnsim.from_module, tnsim.torch.from_module])
+def test_an_example_in_the_place_of_layers_names_the_way(read, given):
+    with pytest.raises(tnsim.ModelError, match=r"layers maps classes .* by name, inputs=x"):
+        read(nn.Linear(3, 2), given)
+
+
 def test_files_of_other_widths_than_the_module_are_refused(tmp_path):
     net, wide = (nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)) for n in (4, 5))
     torch.save({"model": wide.state_dict()}, tmp_path / "step_1.pt")

@@ -202,6 +202,10 @@ class TestTorch:
             assert f"is left out by leave_out=['{pattern}'] (--leave-out " in str(refused.value)
             model = tnsim.load(tmp_path / name, net, leave_out=[pattern])
             assert len(model.layers) == 3 and "left out" in model.origin.caveats[0]
+            with pytest.raises(
+                tnsim.CheckpointError, match=r"0\.bias, which the module Sequential"
+            ):
+                tnsim.load(tmp_path / name, net, leave_out=[pattern, "0.bias"])
         deeper = nn.Sequential(*net, nn.Linear(2, 2))
         self.torch.save(deeper.state_dict(), tmp_path / "c.pt")
         with pytest.raises(tnsim.CheckpointError, match=r"has besides 3\.bias, 3\.weight$"):

@@ -193,6 +193,15 @@ def test_modules_of_pytorch_are_run_without_gradients(rng):
         assert_close(value, cosine(outputs, a(x)), scale=1.0, rtol=1e-6, limited_by="float32")
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u2", ">i2", "u8"])
+def test_modules_take_tokens_of_any_width(rng, dtype):
+    torch = pytest.importorskip("torch")
+    one, two = (torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Tanh()) for _ in "ab")
+    tokens = rng.integers(0, 9, (20, 3))
+    found = tnsim.similarity(one, two, tnsim.Empirical(tokens.astype(dtype)))
+    assert found == tnsim.similarity(one, two, tnsim.Empirical(tokens))
+
+
 def test_combinations_and_small_differences(rng):
     a, b = cases.pair(cases.DEEP["two with biases"], rng)
     x = rng.normal(size=(60, cases.D))

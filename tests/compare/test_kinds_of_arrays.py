@@ -33,6 +33,7 @@ def jax_float64(array):
 KINDS = {
     "numpy float32": lambda x: x.astype(np.float32),
     "numpy float64": lambda x: x,
+    "numpy float64 of another byte order": lambda x: x.astype(x.dtype.newbyteorder()),
     "jax float32": lambda x: jnp.asarray(x, jnp.float32),
     "jax bfloat16": lambda x: jnp.asarray(x, jnp.bfloat16),
     "jax float64": jax_float64,

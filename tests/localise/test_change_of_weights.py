@@ -193,6 +193,15 @@ def test_float32_is_near(pair):
     assert_close(narrow.share, wide.share, scale=LARGEST, rtol=1e-4, limited_by="float32")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_of_16_bits_are_those_of_their_weights(pair, dtype):
+    narrow = [copy.deepcopy(network).to(dtype) for network in pair]
+    wide = [copy.deepcopy(network).double() for network in narrow]
+    found, wanted = (tnsim.change(*two, tnsim.Empirical(X)) for two in (narrow, wide))
+    assert_close(found.share, wanted.share, scale=LARGEST, rtol=1e-12)
+    assert_close(found.total, wanted.total, rtol=1e-12)
+
+
 def test_neither_network_is_changed(pair):
     a, b = pair
     before = [copy.deepcopy(net.state_dict()) for net in pair]
@@ -450,6 +459,7 @@ REFUSALS = [
     (lambda pair: (pair[0], pair[0]), {}, "the networks are the same function on these inputs"),
     (lambda pair: pair, {"by": "heads"}, "by must be one of module, block, parameter"),
     (lambda pair: pair, {"by": 0}, "by must be one of module, block, parameter"),
+    (lambda pair: pair, {"by": 2.5}, "beginnings of names, found 2.5"),
     (lambda pair: pair, {"by": ["embedding"]}, "'embedding', which begins no weight"),
     (lambda pair: pair, {"ends": True}, "ends= and align= are for polynomials"),
     (lambda pair: pair, {"of": "loss"}, "of must be one of distance, similarity, or a function"),

@@ -41,7 +41,7 @@ from tnsim.compare.by_points import Rows, points_of, what_is_read
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import check_comparison, estimated
 from tnsim.compare.routes import Ways, Weighed, from_table, weighed
-from tnsim.engine.budget import Budget
+from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.precision import Arithmetic
 from tnsim.engine.runtime.devices import device
 from tnsim.errors import DuplicateWarning, ModelError
@@ -173,6 +173,7 @@ def prepared(
         ModelError: Models cannot be compared.
         TooLarge: A single inner product is beyond the budget.
     """
+    check_budget(budget)
     known = Known()
     settings = metric, dtype, stored, centred
     rows = _side("a", models, names, known, settings)

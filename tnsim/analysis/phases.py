@@ -7,6 +7,7 @@ a new phase starts, so change points (5, 14) of 18 rows are the phases 0-4, 5-13
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -139,9 +140,9 @@ def segmentations(similarity: Matrix, up_to: int) -> list[Segmentation]:
     """
     squared = squared_distances(similarity)
     count = len(squared)
-    if not 1 <= up_to <= count:
+    if not (isinstance(up_to, Integral) and 1 <= up_to <= count):
         raise ResultError(
-            f"{count} models can be divided into 1 to {count} phases, not into {up_to}"
+            f"{count} models can be divided into 1 to {count} phases, not into {up_to!r}"
         )
     labels = squared["a"].values.tolist()
     divisions = []

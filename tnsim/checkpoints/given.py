@@ -146,13 +146,34 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        return {
+        each = {
             label: given_model(model, n_ctx, inputs, output, runs)
             for label, model in models.items()
         }
+        check_chooses(output, each.values())
+        return each
     if isinstance(models, list):
-        return [given_model(model, n_ctx, inputs, output, runs) for model in models]
+        several = [given_model(model, n_ctx, inputs, output, runs) for model in models]
+        check_chooses(output, several)
+        return several
     return models
+
+
+def check_chooses(output: str | int | None, given: Iterable[Any]) -> None:
+    """Refuse the choice of an output where no function is among what is compared.
+
+    Raises:
+        ModelError: An output is chosen, and all are models, of which every coordinate would count.
+
+    Example:
+        >>> check_chooses("logits", [abs])
+    """
+    if output is not None and not any(map(is_function, given)):
+        raise ModelError(
+            f"output={output!r} of Empirical chooses among the outputs of a function or a module, "
+            "and models alone are compared, by all coordinates: tnsim.slices(a, b) has them one by "
+            "one, and a module is read with one of its outputs by tnsim.from_module(net, output=)"
+        )
 
 
 def is_path_or_paths(given: Any) -> bool:

@@ -610,7 +610,8 @@ def load(
         n_ctx: Length of the sequences on which a model with attention is compared; by default the
             length that the file states. Foreign files state none.
         leave_out: A pattern, or several, of tensors that are part of the network, a bias or a norm,
-            and are knowingly not read. Every result says so.
+            and are knowingly not read. Every result says so. Of files read by a module, tensors of
+            the file alone: a module computes with all of its own.
         norm_inputs: Inputs (samples, d_in), of a sequence (samples, positions, d_in) or token
             numbers (samples, positions), at whose mean energy each norm that the dialect names
             becomes a constant. The model's `origin` says how far outputs are off, and so does every

@@ -16,7 +16,8 @@ import numpy as np
 from tnsim.checkpoints.module_calls import array, require_torch
 from tnsim.checkpoints.norms import Normed
 from tnsim.errors import ModelError
-from tnsim.models.functions import check_one_input
+from tnsim.models.arrays import host_array
+from tnsim.models.functions import check_one_input, tensor_of
 
 if TYPE_CHECKING:
     from tnsim.checkpoints.batches import Beside
@@ -119,8 +120,11 @@ def example_inputs(module: Any, inputs: Any, n_ctx: int | None) -> Any:
     if inputs is not None:
         if isinstance(inputs, (tuple, list)) and any(hasattr(each, "shape") for each in inputs):
             check_one_input(module)
-        example = torch.as_tensor(inputs)
-        return example.double() if example.is_floating_point() else example
+        is_tensor = isinstance(inputs, torch.Tensor)
+        example: Any = inputs if is_tensor else tensor_of(host_array(inputs))
+        if example.is_floating_point():
+            return example.double()
+        return example if example.is_complex() or example.dtype == torch.bool else example.long()
     # The last refusal is told where no guess fits.
     error: Exception | None = None
     for example in _guessed_inputs(module, n_ctx):

@@ -155,14 +155,16 @@ class StatesOf:
         Args:
             state: Arrays by name, also within what training code puts around them.
             n_ctx: Length of the sequences on which a model with attention is compared.
-            leave_out: Patterns of tensors of the file that are knowingly not read.
+            leave_out: Patterns of tensors of the file that are none of the module, and are
+                knowingly not read.
             norm_inputs: Inputs at whose mean energy norms become constants.
 
         Returns:
             The model, compared with the forward pass of the module with these weights.
 
         Raises:
-            CheckpointError: The names or shapes differ from those of the module.
+            CheckpointError: The names or shapes differ from those of the module, or a pattern
+                leaves out what the module computes with.
             UnsupportedLayer, ModelError: Raised as by `from_module`.
         """
         module, left_out = self._loaded(state, leave_out, advise=True)
@@ -212,7 +214,13 @@ class StatesOf:
             if other in named:
                 named.setdefault(name, named[other])
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
-        left_out = tuple(n for n in surplus if any(fnmatch(n, given) for given in leave_out))
+        chosen = [n for n in named if any(fnmatch(n, given) for given in leave_out)]
+        if kept := [name for name in chosen if name in own]:
+            raise CheckpointError(
+                f"leave_out names {', '.join(kept[:4])}, which the module {self.name} computes "
+                "with: give a module without it. Tensors of the file alone are left out"
+            )
+        left_out = tuple(sorted(chosen))
         surplus = [name for name in surplus if name not in left_out]
         # A state of another architecture would otherwise end in an error of PyTorch.
         if missing or surplus:
@@ -334,6 +342,13 @@ def recognised(
         )
     check_length(n_ctx)
     module = unwrapped_module(module)
+    if layers is not None and not (
+        isinstance(layers, Mapping) and all(isinstance(kind, type) for kind in layers)
+    ):
+        raise ModelError(
+            "layers maps classes of modules to what their layers are, found "
+            f"{type(layers).__name__}: an example of the inputs is given by name, inputs=x"
+        )
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)

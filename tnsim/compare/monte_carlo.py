@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
 from tnsim.compare.by_points import reading_of
@@ -112,8 +113,8 @@ def check(
             "only Gaussian metrics and Categorical are expectations that sampling can check, "
             f"found {type(asked).__name__}"
         )
-    if samples < 2 * GROUPS:
-        raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples}")
+    if not (isinstance(samples, Integral) and samples >= 2 * GROUPS):
+        raise ModelError(f"a check needs at least {2 * GROUPS} samples, found {samples!r}")
     a, b, chosen = with_metric(a, b, asked, None)
     check_untraced("check", a, b, asked)
     given = a, b

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from tnsim.checkpoints.given import given_model, is_module
+from tnsim.checkpoints.given import check_chooses, given_model, is_module
 from tnsim.compare.resident import is_known_constant
 from tnsim.engine.budget import Budget
 from tnsim.errors import ModelError, UnsupportedLayer
@@ -159,7 +159,9 @@ def comparables(
     if isinstance(metric, Empirical):
         inputs, output = metric.inputs, metric.output
     first = given_model(a, n_ctx, inputs, output, runs)
-    return first, first if b is a else given_model(b, n_ctx, inputs, output, runs)
+    both = first, first if b is a else given_model(b, n_ctx, inputs, output, runs)
+    check_chooses(output, both)
+    return both
 
 
 def with_metric(a: Any, b: Any, metric: Metric | str, n_ctx: int | None) -> tuple[Any, Any, Metric]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ from tnsim.localise.switched_weights import (
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
 from tnsim.metrics.points import Points, WeightedPoints
+from tnsim.models.arrays import is_count
 from tnsim.models.model import Model
 from tnsim.problems.forward import BATCH_BYTES, groups
 
@@ -90,27 +91,22 @@ def groups_of(
         >>> list(groups_of(names, ["h.0.attn"]))
         ['others', 'h.0.attn']
     """
-    listed = not isinstance(by, str | int)
-    if listed:
-        chosen = list(by)
+    chosen = list(by) if isinstance(by, Iterable) and not isinstance(by, str | bytes) else None
+    if chosen is not None:
         for beginning in chosen:
             if not any(_is_below(name, beginning) for name in names):
                 raise ModelError(
                     f"by names {beginning!r}, which begins no weight of the network: its weights "
                     f"are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
                 )
-    elif (
-        isinstance(by, bool)
-        or (isinstance(by, int) and by < 1)
-        or (isinstance(by, str) and by not in GROUPINGS)
-    ):
+    elif not (is_count(by) or by in GROUPINGS):
         raise ModelError(
             f"by must be one of {', '.join(GROUPINGS)}, a number of parts of names, or a list of "
             f"beginnings of names, found {by!r}"
         )
     found: dict[str, np.ndarray] = {}
     for n, name in enumerate(names):
-        if listed:
+        if chosen is not None:
             fitting = [beginning for beginning in chosen if _is_below(name, beginning)]
             label = max(fitting, key=len, default="others")
         else:

@@ -367,11 +367,13 @@ class _Question(NamedTuple):
     top: int | None
 
     def check(self) -> None:
-        """Raise `ModelError` for numbers of paths that are not counts."""
+        """Raise `ModelError` for numbers of paths that are not counts, or for no components."""
         for name, value, least in (("order", self.order, 0), ("top", self.top, 1)):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and value >= least):
                 raise ModelError(f"{name} must be an integer of at least {least}, found {value!r}")
+        if self.within == ():
+            raise ModelError("within names components that are told apart, found none")
 
 
 def _in_order(known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

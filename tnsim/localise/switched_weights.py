@@ -24,6 +24,7 @@ from tnsim.models.functions import (
     WithOutput,
     array_at,
     in_rows,
+    is_narrow,
     outputs_of,
     run_module,
     run_with_gradients,
@@ -127,7 +128,7 @@ def check_is_whole(
     network.switch(np.full(len(network.names), switch))
     found = network.outputs(inputs)
     wanted = outputs_of(with_output(given, output), inputs)
-    alike = _ALIKE if wanted.dtype.itemsize > 2 else 0.1  # numbers of 16 bits keep two digits
+    alike = 0.1 if is_narrow(given, wanted) else _ALIKE
     wanted = wanted.astype(np.float64)
     same = found.shape == wanted.shape
     if not same or abs(found - wanted).max() > alike * max(abs(wanted).max(), np.finfo(float).tiny):

@@ -25,6 +25,7 @@ beyond a single nonlinear layer and `Symmetric` join the legs of whole trees ins
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, cast
 
 from tnsim.errors import ModelError, TooLarge
@@ -169,10 +170,11 @@ class Gaussian(GaussianMoments, _AlwaysExact):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples != 0 and self.samples < _FEWEST_SAMPLES:
+        count = self.samples
+        if not isinstance(count, Integral) or (count != 0 and count < _FEWEST_SAMPLES):
             raise ModelError(
                 f"samples of a Gaussian are {_FEWEST_SAMPLES} or more, or 0 to refuse networks "
-                f"that have no exact inner product, found {self.samples}"
+                f"that have no exact inner product, found {count!r}"
             )
 
 

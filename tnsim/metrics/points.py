@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -274,10 +275,10 @@ def check_draws(samples: int | None) -> None:
     Example:
         >>> check_draws(0)
         Traceback (most recent call last):
-        tnsim.errors.ModelError: samples must be at least 2, or None for none, found 0
+        tnsim.errors.ModelError: samples must be whole, at least 2, or None for none, found 0
     """
-    if samples is not None and samples < 2:
-        raise ModelError(f"samples must be at least 2, or None for none, found {samples}")
+    if samples is not None and not (isinstance(samples, Integral) and samples > 1):
+        raise ModelError(f"samples must be whole, at least 2, or None for none, found {samples!r}")
 
 
 def _digits(start: int, stop: int, sizes: Sequence[int]) -> Int[np.ndarray, "points digits"]:

@@ -180,7 +180,8 @@ def host_array(value: Any) -> np.ndarray:
     """Convert an array or tensor of any library to NumPy.
 
     Returns:
-        An array of the same shape; floats narrower than 32 bits widen to float32.
+        An array of the same shape; floats have the byte order of the machine, and those narrower
+            than 32 bits widen to float32.
 
     Raises:
         ModelError: The tensor requires grad, and its gradient would be lost; or the value is no
@@ -408,12 +409,15 @@ def _check_finite(array: Any, what: str) -> None:
 
 
 def _wide_dtype(dtype: Any) -> Any:
-    """The dtype to compute in: at least float32 for floats, float64 for integers."""
+    """The dtype to compute in: at least float32 for floats, float64 for integers.
+
+    It has the byte order of the machine, whichever the given one has.
+    """
     if dtype.kind in "iub":
         return jax.dtypes.canonicalize_dtype(np.float64)
     # Half precision loses digits in sums, so such weights are computed in float32.
     narrow = dtype.itemsize < 4 and jnp.issubdtype(dtype, np.floating)
-    return np.dtype(np.float32) if narrow else dtype
+    return np.dtype(np.float32) if narrow else np.dtype(dtype).newbyteorder("=")
 
 
 def set_arrays(layer: Any, /, **values: Any) -> None:

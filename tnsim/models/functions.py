@@ -100,7 +100,7 @@ def outputs_of(function: Function, inputs: Any) -> np.ndarray:
     outputs = _host_outputs(function, inputs)
     # The size of a batch is ours to choose, so nothing may depend on it.
     if len(inputs) > 2:
-        check_rows_alone(_host_outputs(function, inputs[-2:]), outputs[-2:])
+        check_rows_alone(function, _host_outputs(function, inputs[-2:]), outputs[-2:])
     return outputs
 
 
@@ -113,10 +113,28 @@ def _host_outputs(function: Function, inputs: Any) -> np.ndarray:
     return outputs
 
 
-def check_rows_alone(alone: np.ndarray, together: np.ndarray) -> None:
+def is_narrow(function: Function, outputs: Any) -> bool:
+    """Whether a function computes in 16 bits, which keep two or three digits.
+
+    Outputs alone do not tell: those of PyTorch are widened for NumPy, and language models widen
+    their logits themselves.
+
+    Example:
+        >>> import torch
+        >>> is_narrow(torch.nn.Linear(2, 2).half(), np.ones((1, 2), np.float32))
+        True
+    """
+    module = function.function if isinstance(function, WithOutput) else function
+    kept = module.parameters() if hasattr(module, "named_parameters") else ()
+    floats = [one.dtype.itemsize for one in kept if one.is_floating_point()]
+    return min(floats, default=outputs.dtype.itemsize) <= 2
+
+
+def check_rows_alone(function: Function, alone: np.ndarray, together: np.ndarray) -> None:
     """Refuse a function whose outputs for an input depend on what else is in the batch.
 
     Args:
+        function: The function.
         alone: Outputs for a few inputs.
         together: Outputs for these inputs within a larger batch.
 
@@ -125,10 +143,9 @@ def check_rows_alone(alone: np.ndarray, together: np.ndarray) -> None:
             change.
 
     Example:
-        >>> check_rows_alone(np.ones((2, 3)), np.ones((2, 3)))
+        >>> check_rows_alone(abs, np.ones((2, 3)), np.ones((2, 3)))
     """
-    # Numbers of 16 bits keep two or three digits.
-    alike = 1e-4 if alone.dtype.itemsize > 2 else 0.1
+    alike = 0.1 if is_narrow(function, alone) else 1e-4
     # Scaled first, so that no difference of large outputs is beyond the range of floats.
     size = max(float(np.abs(x).max(initial=0.0)) for x in (alone, together)) or 1.0
     scaled = (x.astype(np.float64) / size for x in (alone, together))
@@ -404,6 +421,21 @@ def run_module(module: Any, inputs: Any) -> Any:
         return run_with_gradients(module, inputs)
 
 
+def tensor_of(array: np.ndarray) -> Any:
+    """A copy of an array in PyTorch, of either byte order.
+
+    Integers are as wide as embeddings take them; files of tokens hold narrow ones.
+
+    Example:
+        >>> tensor_of(np.ones(2, np.uint16)).dtype
+        torch.int64
+    """
+    import torch
+
+    kind = np.int64 if array.dtype.kind in "iu" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.array(array, kind))
+
+
 def run_with_gradients(module: Any, inputs: Any) -> Any:
     """The outputs of a PyTorch module on a batch, as a part of the caller's autograd graph.
 
@@ -422,7 +454,6 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
         >>> run_with_gradients(torch.nn.Linear(2, 1), np.zeros((1, 2))).requires_grad
         True
     """
-    import torch
 
     for name, child in module.named_modules():
         if child.training and is_random_in_training(child):
@@ -430,7 +461,7 @@ def run_with_gradients(module: Any, inputs: Any) -> Any:
                 f"{name or 'the module'} ({type(child).__name__}) is in training mode, in which it "
                 "gives something else each time: call module.eval() first"
             )
-    tensor = torch.from_numpy(np.array(inputs))
+    tensor = tensor_of(inputs)
     # A module without parameters, such as an activation, takes any precision.
     parameter = next(module.parameters(), None)
     if parameter is not None:

@@ -14,6 +14,7 @@ adaptor is made for this loop.
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ from tnsim.localise.change_of_weights import Unchanged
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
+from tnsim.models.arrays import is_count
+from tnsim.models.checks import check_length
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,7 +69,7 @@ class Monitor:
         history: Numbers of every record, each with its step.
 
     Raises:
-        ModelError: A setting is not positive, or the logger has no known method.
+        ModelError: A setting is no positive number, or the logger has no known method.
 
     Example:
         >>> import torch, tnsim
@@ -94,11 +97,12 @@ class Monitor:
         dtype: DTypeLike = "float64",
         log: Any = None,
     ) -> None:
-        if every < 1 or matrix < 2:
+        if not (is_count(every) and is_count(matrix) and matrix > 1):
             raise ModelError(
-                f"a record every {every} steps and {matrix} models in the matrix: give at least 1 "
-                "and 2"
+                f"a record every {every!r} steps and {matrix!r} models in the matrix: give whole "
+                "numbers, at least 1 and 2"
             )
+        check_length(n_ctx)
         metric = as_metric(metric)
         self.history: list[dict[str, float]] = []
         self._metric, self._every, self._most, self._n_ctx = metric, every, matrix, n_ctx
@@ -126,8 +130,13 @@ class Monitor:
             the last record, in units of the function's norm; nothing where no record is due.
 
         Raises:
-            ModelError, UnsupportedLayer: The module cannot be compared under the metric.
+            ModelError: The step is no whole number, or the module cannot be compared.
+            UnsupportedLayer: The module cannot be compared under the metric.
         """
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise ModelError(f"step must be a whole number, found {step!r}") from None
         # A training loop may report a step several times, for instance while it accumulates
         # gradients.
         if step % self._every or (self.history and self.history[-1]["step"] == step):

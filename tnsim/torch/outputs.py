@@ -216,7 +216,7 @@ def _of_function(function: Any) -> Run:
             )
         if len(outputs) > 2:
             few = outputs[-2:].detach().cpu().numpy()
-            check_rows_alone(outputs_of(function, batch.inputs[-2:]), few)
+            check_rows_alone(function, outputs_of(function, batch.inputs[-2:]), few)
         roots = torch.from_numpy(np.exp(batch.log_weights / 2)).to(outputs.device)
         weighted = outputs * roots.reshape(-1, *(1,) * (outputs.ndim - 1))
         return weighted.movedim(-1, 0).reshape(outputs.shape[-1], -1), 0.0, 1.0
