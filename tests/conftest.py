@@ -91,6 +91,7 @@ def pytest_collection_finish():
     """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # every collection calls back JAX and hypothesis
 
 
 def pytest_generate_tests(metafunc):
