@@ -8,14 +8,15 @@ import os
 import sys
 import tempfile
 
+import xla_flags
+
 if sys.dont_write_bytecode:
     # Every worker and every process that a test starts would compile all files anew.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Programs run once or twice here: XLA takes a sixth less time for them where it optimises nothing.
-# Users have its own level, as tests under an older instruction set have, which sets the flags itself.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Users have XLA's own flags, as tests under an older instruction set have, which set theirs.
+os.environ.setdefault("XLA_FLAGS", " ".join(xla_flags.QUICK))
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # No test reads what an earlier version searched or compiled.
@@ -90,6 +91,7 @@ def pytest_collection_finish():
     """A million objects of libraries and of tests to come are no garbage: no collection looks at them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # every collection calls back JAX and hypothesis
 
 
 def pytest_generate_tests(metafunc):

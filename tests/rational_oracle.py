@@ -111,28 +111,6 @@ def tree_product(a, b):
     return (vector(a, tree_tensor) * vector(b, tree_tensor)).sum()
 
 
-def symmetric_product(a, b):
-    """Entry against entry of the tensors symmetrised in all n legs, constants among them.
-
-    A coefficient c of x^p is c p! / n! in each of its n! / p! entries, so a pair of them counts
-    p! / n!, with p completed by the number of constant legs.
-    """
-    total = Fraction(0)
-    for one, two in zip(vector(a, homogeneous), vector(b, homogeneous), strict=True):
-        for powers in one.keys() & two.keys():
-            count = math.factorial(sum(powers)) // math.prod(map(math.factorial, powers))
-            total += one[powers] * two[powers] / count
-    return total
-
-
-def homogeneous(model):
-    """As `polynomial`, exponents led by the number of legs that read the constant."""
-    return [
-        {(model.degree - sum(powers), *powers): x for powers, x in output.items()}
-        for output in polynomial(model)
-    ]
-
-
 def forward(model, x):
     """What a model computes of inputs (..., d_in), or of sequences (..., n_ctx, d_in), in fractions."""
     x = rational(x)

@@ -1,6 +1,7 @@
 """Damage to a store: the numbers of the undamaged run, or an error, never other numbers."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -80,6 +81,22 @@ def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
     assert contents(store) == contents(original)
 
 
+@functools.cache
+def watched():
+    """Paths that become pipes as they are opened.
+
+    Python calls one function, for as long as it runs, whenever anything is about to open a file or to do much else.
+    """
+    waiting = []
+
+    def exchanged(event, arguments):
+        if waiting and event == "open" and arguments[0] in (str(waiting[0]), waiting[0]):
+            os.mkfifo(waiting.pop())
+
+    sys.addaudithook(exchanged)
+    return waiting
+
+
 @pytest.mark.parametrize("name", ["tile 0 0", "models", "run", stores.LOG])
 def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, whole, tmp_path):
     """No look at a file beforehand helps; opening a pipe to read or to write waits for nobody."""
@@ -89,12 +106,6 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
     place, lost = place_of(store, name), place_of(store, "tile 1 0")
     place.unlink(missing_ok=True)
     lost.unlink()  # so that there is something to compute, and to log
-    waiting = [place]
-
-    def exchanged(event, arguments):
-        """Python calls it whenever anything is about to open a file."""
-        if event == "open" and waiting and arguments[0] in (str(waiting[0]), waiting[0]):
-            os.mkfifo(waiting.pop())
 
     def runs():
         with warnings.catch_warnings():
@@ -104,11 +115,11 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
         ended.append(True)
 
     ended = []
-    sys.addaudithook(exchanged)
+    watched().append(place)
     thread = threading.Thread(target=runs, daemon=True)
     thread.start()
     thread.join(60)
-    assert ended and not waiting
+    assert ended and not watched()
 
 
 @pytest.mark.parametrize("name", ["records", "leases", stores.LOG])

@@ -189,7 +189,7 @@ def inner_over_patches(one, two):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pixels", "patch"), [(128, 32), pytest.param(224, 112, marks=pytest.mark.slow)]
+    ("pixels", "patch"), [(128, 32), pytest.param(224, 112, marks=pytest.mark.full)]
 )
 def test_images_of_many_pixels(pixels, patch):
     """An identity of inputs x inputs would take 18 GiB for 128 x 128 pixels, 169 for 224 x 224."""
