@@ -204,15 +204,16 @@ def test_equal_layers_share_one_program():
 
 def test_a_loop_is_compiled_once():
     outer = Operation("contract", (0, 1), ((0, 1), (1, 2)), (0, 2))
-    body = Program(((2, 3), (3, 4)), (outer,), (2,))
+    body = Program(((4, 5), (5, 6)), (outer,), (2,))
     labels = (3, 0, 1), (3, 1, 2)
     once = Operation("loop", (0, 1), labels, (0, 2), chunks=(3,), body=body)
-    program = Program(((5, 2, 3), (5, 3, 4)), (once,), (2,))
+    program = Program(((5, 4, 5), (5, 5, 6)), (once,), (2,))
     labels = (4, 3, 0, 1), (4, 3, 1, 2)
     nested = Operation("loop", (0, 1), labels, (0, 2), chunks=(4,), body=program)
-    whole = Program(((6, 5, 2, 3), (6, 5, 3, 4)), (nested,), (2,))
+    whole = Program(((6, 5, 4, 5), (6, 5, 5, 6)), (nested,), (2,))
     arrays = [
-        np.arange(math.prod(shape), dtype=np.float32).reshape(shape) for shape in whole.shapes
+        (np.arange(math.prod(shape), dtype=np.float32) % 50).reshape(shape)
+        for shape in whole.shapes
     ]
     lowered = jax.jit(lambda x: binding.Stage.of(whole, None, jnp)(x)).lower(arrays)
     assert lowered.as_text().count("dot_general") == 1
