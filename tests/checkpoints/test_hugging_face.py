@@ -1,11 +1,13 @@
 """Folders of Hugging Face run on inputs as the modules of its library."""
 
+import json
 import re
 import shutil
 
 import numpy as np
 import pytest
 from closeness import assert_close
+from commands import command
 from optional import skip_without
 
 import tnsim
@@ -58,11 +60,38 @@ def test_a_change_of_a_run_of_folders(folders, tmp_path):
         shutil.copytree(folder, tmp_path / f"checkpoint-{step}")
     data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
     wanted = tnsim.change(*folders, data)
+    score = tnsim.change(*folders, of=lambda net: net(torch.tensor([[1, 2]])).logits.sum())
+    assert set(score.components) == set(wanted.components)
     for given in (tmp_path, str(tmp_path / "checkpoint-*")):
         found = tnsim.change(given, metric=data)
         assert found.labels == ("100",) and found.components == wanted.components
         assert_close(found.share[0], wanted.share, rtol=1e-12)
     assert tnsim.change(list(folders), metric=data).labels == ("b",)
+
+
+def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
+    for step, folder in ((20, folders[0]), (100, folders[1])):
+        shutil.copytree(folder, tmp_path / "run" / f"checkpoint-{step}")
+    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
+    np.save(tmp_path / "x.npy", tokens)
+    asked = "--metric", "empirical", "--inputs", tmp_path / "x.npy"
+    data = tnsim.Empirical(tokens)
+    wanted = tnsim.similarity(*folders, data)
+    found = json.loads(command("similarity", *folders, *asked, "--json").stdout)
+    assert_close(found["similarity"], wanted, rtol=1e-12)
+    said = command("pairwise", tmp_path / "run", *asked, "--out", tmp_path / "out").stdout
+    assert "empirical (on these inputs, with standard errors up to" in said
+    assert_close(np.load(tmp_path / "out" / "result.npz")["similarity"][0, 1], wanted, rtol=1e-12)
+    shares = tnsim.change(*folders, data, by="block").share
+    by_block = *asked, "--by", "block", "--json"
+    found = json.loads(command("change", *folders, *by_block).stdout)
+    assert_close(np.array(found["share"]), shares, rtol=1e-12)
+    found = json.loads(command("change", tmp_path / "run", *by_block).stdout)
+    assert_close(np.array(list(found["shares"]["100"].values())), shares, rtol=1e-12)
+    assert "of no known layout" in command("similarity", *folders, check=False).stderr
+    several = command("similarity", tmp_path / "run", folders[0], *asked, check=False)
+    assert "run holds 2 checkpoints" in several.stderr
+    assert "Loading" not in capfd.readouterr().err
 
 
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):

@@ -209,5 +209,8 @@ def test_a_module_that_is_no_model_is_estimated_on_normal_inputs(tmp_path, monke
     assert_close(found["similarity"], expected, scale=1.0, rtol=1e-12)
     assert found["exact"] is False and found["inputs"] == 16_384
     assert "an estimate on 16,384 inputs, standard error" in command("similarity", *files).stdout
-    assert "estimates with standard errors" in command("pairwise", *files, "--out", "all").stdout
+    assert (
+        "(estimates, with standard errors up to"
+        in command("pairwise", *files, "--out", "all").stdout
+    )
     assert "sampling: 16,384 forward passes" in command("plan", *files).stdout

@@ -163,7 +163,8 @@ def summary(result: xr.Dataset) -> str:
     """
     said = findings(result)
     if "exact" in result.attrs:
-        said.append(_certainty(result))
+        kind, rest = certainty(result)
+        said.append(f"{kind.capitalize()} under {result.attrs['metric']}{rest}.")
     return "\n".join([*said, f"Next: {_advice(result)}."])
 
 
@@ -260,16 +261,23 @@ def _of_parts(result: xr.Dataset, one_set: bool) -> list[str]:
     return said
 
 
-def _certainty(result: xr.Dataset) -> str:
+def certainty(result: xr.Dataset) -> tuple[str, str]:
+    """What kind of numbers a result has, and how sure they are, in words.
+
+    Args:
+        result: Result with its attributes.
+
+    Returns:
+        The kind, such as "exact"; and the rest of the sentence, which may be empty.
+    """
     about = result.attrs
     apart = ", without means" if about.get("centred") else ""
     if "standard_error" not in result:
-        exact = "Exact" if about["exact"] else "An approximation"
-        return f"{exact} under {about['metric']}{apart}."
+        return "exact" if about["exact"] else "an approximation", apart
     errors = result["standard_error"].values
-    kind = "On these inputs" if about["exact"] else "Estimates"
     worst = np.nanmax(errors) if np.isfinite(errors).any() else np.inf
-    return f"{kind} under {about['metric']}{apart}, with standard errors up to {worst:.1g}."
+    kind = "on these inputs" if about["exact"] else "estimates"
+    return kind, f"{apart}, with standard errors up to {worst:.1g}"
 
 
 def _advice(result: xr.Dataset) -> str:

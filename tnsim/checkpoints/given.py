@@ -57,7 +57,7 @@ def given_model(
         (True, 3)
     """
     if isinstance(given, str | os.PathLike):
-        given = _read_model(given, n_ctx, inputs is not None)
+        given = read_model(given, n_ctx, inputs is not None)
     elif inputs is None and is_module(given):
         from tnsim.checkpoints.modules import from_module
 
@@ -251,10 +251,19 @@ def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 
 
-def _read_model(path: str | os.PathLike[str], n_ctx: int | None, on_inputs: bool) -> Any:
+def read_model(path: str | os.PathLike[str], n_ctx: int | None, on_inputs: bool) -> Any:
     """The model of a file; several files are refused with the verb that compares them.
 
-    On inputs a folder of Hugging Face that is no model is the module of its library.
+    Args:
+        path: Path, as for `tnsim.load`.
+        n_ctx: Length of the sequences on which models with attention are compared.
+        on_inputs: Whether the network runs on inputs, for which a folder of Hugging Face that is no
+            model becomes the module of its library.
+
+    Raises:
+        CheckpointError, UnsupportedLayer: The path holds no model, and no such folder.
+        ModelError: The path holds several models.
+        MissingExtra: transformers is not installed.
     """
     from tnsim.checkpoints.hugging_face import architecture_of, module_in
     from tnsim.checkpoints.load import Series, load

@@ -6,7 +6,9 @@ trusted in nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,20 @@ _FAULTS = {
     "unexpected_keys": "are in its files and in no layer",
 }
 """What the library reports of a folder that is not the network it names, in words."""
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Run without the progress bars of the library, one a folder."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def architecture_of(path: Any) -> str | None:
@@ -63,7 +79,7 @@ def module_in(path: str | os.PathLike[str]) -> Any:
             f"{os.fspath(path)}: config.json names {name!r}, which is no network of transformers "
             f"{transformers.__version__}: load it by its own code and give the module"
         )
-    with naming(path), refusing(f"cannot be loaded as {name}"):
+    with naming(path), refusing(f"cannot be loaded as {name}"), _without_bars():
         loaded, told = made.from_pretrained(
             path,
             local_files_only=True,

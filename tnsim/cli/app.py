@@ -108,6 +108,7 @@ def similarity(
 ) -> None:
     """Cosine of two models as functions."""
     import tnsim
+    from tnsim.models.functions import is_function
 
     if layers is not None:
         others = {"--check": check is not None, "--centred": centred}
@@ -134,7 +135,7 @@ def similarity(
     if as_json:
         files = {"a": str(a), "b": str(b)}
         tier = None
-        if not networks.run_as_they_are:
+        if not (is_function(one) or is_function(two)):
             tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
         more = {"centred": centred, "tier": tier}
         print_json(files | _as_data(value, dtype, by_output, sampled) | more)

@@ -287,14 +287,15 @@ def change(
         check_outputs({plot: PNG})
     # A module that computes a polynomial has layers under every metric, unless its own modules are
     # asked for.
-    networks = networks_of(reading, MetricName.gaussian if by is None else None)
+    metric = MetricName.gaussian if by is None else None
+    networks = networks_of(reading, asked.metric if reading.model is None else metric)
     if by in (ChangeBy.module, ChangeBy.block, ChangeBy.parameter):
-        if reading.model is None:
+        if reading.model is None and not networks.run_folders:
             raise ModelError(
                 f"--by {by} tells weights of a network apart: give the network by --model "
                 "FILE.py:NAME"
             )
-        networks = dataclasses.replace(networks, run_as_they_are=True)
+        networks = dataclasses.replace(networks, run_as_they_are=reading.model is not None)
     options: dict[str, Any] = {
         "metric": metric_of(asked),
         "by": None if by is None else by.value,

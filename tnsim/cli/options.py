@@ -228,6 +228,8 @@ class Networks:
         norm_inputs: Inputs at whose mean energy norms become constants.
         run_as_they_are: Whether files become copies of the module, which run on inputs, instead of
             models.
+        run_folders: Whether folders of Hugging Face that are no models run on inputs, as networks
+            of its library.
     """
 
     reader: Any = None
@@ -236,15 +238,17 @@ class Networks:
     leave_out: tuple[str, ...] = ()
     norm_inputs: Any = None
     run_as_they_are: bool = False
+    run_folders: bool = False
 
     def single(self, file: Path) -> Any:
         """The network of a name; a folder of several models is refused."""
+        from tnsim.checkpoints.given import read_model
         from tnsim.checkpoints.load import modules_of
 
         if self.run_as_they_are:
             ((_, module),) = modules_of([file], self.reader).items()
             return module
-        return self.stored(file).model
+        return read_model(file, None, True) if self.run_folders else self.stored(file).model
 
     def stored(self, file: Path) -> Checkpoint:
         """The model of a name, with the types of its numbers."""
@@ -268,9 +272,16 @@ class Networks:
 
     def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
         """The checkpoints that names stand for, as models or as modules."""
+        from tnsim.checkpoints.given import folders_of_networks, read_model
         from tnsim.checkpoints.load import modules_of
 
-        return modules_of(files, self.reader) if self.run_as_they_are else self.series(files)
+        if self.run_as_they_are:
+            return modules_of(files, self.reader)
+        if self.run_folders:
+            named = files[0] if len(files) == 1 else files
+            if folders := folders_of_networks(named):
+                return {label: read_model(path, None, True) for label, path in folders.items()}
+        return self.series(files)
 
 
 def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Networks:
@@ -281,8 +292,8 @@ def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Ne
         metric: Metric of the comparison, where it may run modules as they are.
 
     Returns:
-        The networks. Under `empirical` a module runs as it is, and so does a module without an
-        exact inner product under `gaussian`.
+        The networks. Under `empirical` a module runs as it is, and so do folders of Hugging Face,
+        and a module without an exact inner product under `gaussian`.
 
     Raises:
         CheckpointError: A file cannot be read, or the code of the module fails.
@@ -303,7 +314,8 @@ def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Ne
             chosen = Dialect.from_json(standard_input("a dialect"))
         elif reading.dialect is not None:
             chosen = find_dialect(reading.dialect)
-        return Networks(chosen, None, *known)
+        run_folders = metric is MetricName.empirical and not flags_given(reading)
+        return Networks(chosen, None, *known, run_folders=run_folders)
     from tnsim.cli.user_modules import module_at
 
     if reading.dialect is not None:

@@ -21,7 +21,6 @@ from tnsim.cli.options import (
     ReadingOptions,
     SlicesOption,
     check_outputs,
-    guarantee,
     metric_of,
     networks_of,
     print_json,
@@ -324,7 +323,7 @@ def _print_result(result: Pairwise) -> None:
 
 
 def _say_result(result: Pairwise, written: list[Path]) -> None:
-    from tnsim.analysis.summary import findings
+    from tnsim.analysis.summary import certainty, findings
     from tnsim.tables import in_words
 
     sizes, about = result.sizes, result.attrs
@@ -332,10 +331,7 @@ def _say_result(result: Pairwise, written: list[Path]) -> None:
     if "part" in sizes:
         say(f"parts       {sizes['part']}: {', '.join(dict.fromkeys(result.kind.values.tolist()))}")
     say(f"models      {sizes['a']} x {sizes['b']}, {duplicates}")
-    estimate = "standard_error" in result and not about["exact"]
-    said = "estimates with standard errors" if estimate else guarantee(about["exact"])
-    said += ", without means" if about.get("centred") else ""
-    say(f"metric      {about['metric']} ({said})")
+    say(f"metric      {about['metric']} ({''.join(certainty(result))})")
     say(f"route       {about['plan']}")
     say(f"lowest      {_lowest(result)}")
     for n, sentence in enumerate(findings(result)):

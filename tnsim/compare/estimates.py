@@ -78,7 +78,7 @@ class Estimate:
         contractions True True
         data True True
         >>> print(estimate)
-        metric           empirical (exact)
+        metric           empirical (on these inputs)
         route            data: 2 forward passes
         inner products   AB
         multiplications  68 scalar multiplications of float64
@@ -153,7 +153,7 @@ class Estimate:
     @property
     def _guarantee(self) -> str:
         if self.exact:
-            return "exact"
+            return "on these inputs" if self.route == "data" else "exact"
         return "estimate" if self.route == "sampling" else "approximation"
 
     def _table_rows(self) -> list[tuple[str, str]]:

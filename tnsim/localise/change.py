@@ -28,7 +28,7 @@ from jaxtyping import Float
 from numpy.polynomial.legendre import legvander
 from numpy.typing import DTypeLike
 
-from tnsim.checkpoints.given import folders_of_networks, is_path_or_paths
+from tnsim.checkpoints.given import folders_of_networks, is_path_or_paths, read_model
 from tnsim.checkpoints.load import load
 from tnsim.compare.by_plans import same_weights
 from tnsim.compare.numbers import jackknife_error
@@ -706,6 +706,8 @@ def _sides(
         if by is None and isinstance(metric, Empirical) and all(map(is_function, given)):
             a, b = given  # a network that runs on inputs has the parts of its own code
         return a, b, metric, True
+    # A folder of Hugging Face is a network with code of its own.
+    a, b = (read_model(x, n_ctx, True) if folders_of_networks([x]) else x for x in (a, b))
     for one in (a, b):
         if not is_function(one):
             raise ModelError(
