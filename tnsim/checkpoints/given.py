@@ -219,13 +219,17 @@ def is_module(given: Any) -> bool:
 
 def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
-    from tnsim.checkpoints.module_examples import shape_of_inputs
+    from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
 
     try:
         shape_of_inputs(module, n_ctx)
     except ModelError as unknown:
+        said = str(unknown)
+        if AN_EXAMPLE in str(refusal):  # the same advice
+            said = said.replace(f"; give inputs=, {AN_EXAMPLE}", "")
         raise type(refusal)(
-            f"{refusal}. It is not run on normal inputs either: {unknown}"
+            f"{refusal}. It is not run on normal inputs either: {said}. On inputs of yours it runs "
+            "as it is: metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
         ) from None
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 

@@ -287,7 +287,8 @@ def change(
         check_outputs({plot: PNG})
     # A module that computes a polynomial has layers under every metric, unless its own modules are
     # asked for.
-    networks = networks_of(reading, MetricName.gaussian if by is None else None)
+    polynomials_first = MetricName.gaussian if by is None else None
+    networks = networks_of(reading, polynomials_first, asked.metric is MetricName.empirical)
     if by in (ChangeBy.module, ChangeBy.block, ChangeBy.parameter):
         if reading.model is None:
             raise ModelError(
