@@ -200,7 +200,8 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
     else:  # the checkpoints of a run, in order
         series = Series(models)
         # Other files beside a configuration are no networks of its library.
-        if not all(path.name.startswith("model.safetensors") for path in series.paths):
+        weights = ("model.safetensors", "adapter_model.safetensors")
+        if not all(path.name.startswith(weights) for path in series.paths):
             return {}
         paths = zip(series.labels, series.paths, strict=True)
         folders = {label: path.parent for label, path in paths}

@@ -592,7 +592,8 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
     if attention is not None:
         # Names of Hugging Face's layouts, of which parts are known.
-        known = any(name in attention for name in ("c_attn", "q_proj", "query_key_value"))
+        layouts = ("c_attn", "q_proj", "query_key_value")
+        known = any(each in str(name) for name in state for each in layouts)
         parts = f"{BY_PARTS}, or tnsim.parts(path). " if known else ""
         return UnsupportedLayer(
             f"{attention} belongs to an attention layer of no known layout; "
@@ -614,6 +615,7 @@ def weights_within(state: Mapping[str, Any]) -> Mapping[str, Any]:
         state: Arrays by name, or mappings of arrays.
 
     Example:
+        >>> import numpy as np
         >>> weights_within({"model": {"w": np.ones(2)}, "optimizer": {"state": {}}, "step": 3})
         {'w': array([1., 1.])}
     """
