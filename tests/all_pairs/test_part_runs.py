@@ -92,15 +92,17 @@ def test_a_run_over_parts_grows_part_by_part(run, tmp_path):
     assert tnsim.open_pairwise(store).identical(found)
 
 
-@pytest.mark.slow
-def test_all_kinds_of_parts_of_gpt2_make_one_run(tmp_path, rng):
-    config = cases.CONFIGS["gpt2"]
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_all_kinds_of_parts_make_one_run(kind, tmp_path, rng):
+    """Of some the means are known and of others not; those of parts have no meaning."""
+    config = cases.CONFIGS[kind]
     for n in range(2):
         written(tmp_path / f"step{n}", cases.checkpoint(rng, config), config)
     parts = tnsim.parts(tnsim.load(tmp_path))
     with pytest.warns(tnsim.CaveatWarning, match="the direct path leaves out the final norm"):
         found = tnsim.pairwise(parts)
     assert set(found.kind.values) == {"qk", "ov", "mlp", "direct"} and found.attrs["exact"] == 1
+    assert isinstance(found, tnsim.Pairwise) and "mean_share_a" not in found
     for label in ("layer 0 mlp", "layer 1 mlp"):
         one = found.similarity.sel(part=label, a=0, b=1).item()
         assert_close(one, tnsim.similarity(*parts[label]), scale=1.0)

@@ -67,7 +67,7 @@ def test_copies_of_steps_are_left_out_of_words_and_curves():
 
 def test_models_that_are_mostly_their_means():
     models = [tnsim.Model([tnsim.Linear([[w, 1.0]], [c])]) for w, c in ((1, 9), (2, 9), (5, 0))]
-    said = "mean over the inputs in 2 of 3 models (up to 98 %): centred=True compares without it."
+    said = "mean over the inputs in 2 of 3 models (up to 98 %): centred=True (--centred)"
     assert said in tnsim.pairwise(models).tnsim.summary()
     beside = tnsim.pairwise(models[:2], other=models[1:])
     assert "the inputs in 3 of 4 models" in beside.tnsim.summary()

@@ -94,6 +94,33 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     assert "Loading" not in capfd.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries
+def test_adapters_run_as_their_base_with_both_weights(folders, tmp_path):
+    skip_without("peft")
+    import peft
+    import transformers
+
+    base = transformers.GPT2LMHeadModel.from_pretrained(folders[0])
+    known = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    settings = peft.LoraConfig(r=2, init_lora_weights=False, **known)
+    tuned = peft.get_peft_model(base, settings)
+    tuned.save_pretrained(tmp_path / "checkpoint-5")
+    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-10")
+    data = tnsim.Empirical(np.random.default_rng(0).integers(0, 11, size=(20, 6)))
+    net = transformers.GPT2LMHeadModel.from_pretrained(folders[0])
+    wanted = tnsim.similarity(net.eval(), tuned.eval(), data)
+    assert wanted < 1 - 1e-6
+    adapter = tmp_path / "checkpoint-5"
+    assert_close(
+        tnsim.similarity(folders[0], adapter, data), wanted, rtol=1e-5, limited_by="float32"
+    )
+    run = tnsim.pairwise(tmp_path, data)
+    assert run.a.values.tolist() == [5, 10]
+    assert_close(run.similarity.values, np.ones((2, 2)))
+    moved = tnsim.change(folders[0], adapter, data)
+    assert moved.components[moved.share.argmax()] == "transformer.h.0.attn"
+
+
 def test_files_beside_a_configuration_are_not_its_network(folders, tmp_path):
     shutil.copy(folders[0] / "config.json", tmp_path)
     for step in (1, 2):

@@ -44,6 +44,12 @@ class Deep(nn.Module):
         return self.layers(x)
 
 
+class Images(nn.Sequential):
+    def __init__(self):
+        layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.ReLU()
+        super().__init__(*layers, nn.Flatten(), nn.Linear(8, 3))
+
+
 class Needs(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -69,7 +75,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code: dict = {}
     exec(CODE, code)
-    for name in ("Net", "Deep"):
+    for name in ("Net", "Deep", "Images"):
         for n in range(2):
             torch.manual_seed(n)
             torch.save(code[name]().state_dict(), tmp_path / f"{name}_{n}.pt")
@@ -138,6 +144,24 @@ def test_a_module_runs_as_it_is_on_inputs(place, rng):
     assert len(json.loads(command("pairwise", one, two, *option, *out).stdout)["similarity"]) == 2
     done = command("similarity", one, two, *option, "--n-ctx", 3, check=False)
     assert "runs the module as it is, on --inputs, to which --n-ctx does not apply" in done.stderr
+
+
+def test_a_convolutional_network_with_batch_norms_as_its_class_makes_it(place, rng):
+    """No option asks for evaluation mode, and inputs of the metric need no example beside them."""
+    np.save(place / "x.npy", rng.normal(size=(20, 1, 6, 6)))
+    torch.save({"state": {}}, place / "optimizer.pt")  # beside the weights, as of `*.pt`
+    run = (*files(place, "Images"), "optimizer.pt", "--model", "user_net.py:Images")
+    said = json.loads(
+        command("change", *run, "--metric", "empirical", "--inputs", "x.npy", "--json").stdout
+    )
+    (found,) = said["shares"].values()
+    assert list(found) == ["0", "1", "3", "6"] and abs(sum(found.values()) - 1) < 1e-3
+    done = command("change", *run, check=False)
+    assert "--metric empirical --inputs x.npy" in done.stderr
+    assert done.stderr.count("give inputs=") == 1
+    torch.save({"model": net().state_dict(), "epoch": 3}, place / "other.pt")
+    done = command("inspect", "other.pt", "--model", "user_net.py:Images", check=False)
+    assert "and has besides down.bias, down.weight" in done.stderr
 
 
 def test_an_example_says_what_the_module_takes(place):

@@ -243,6 +243,15 @@ def _is_place(name: PartName) -> bool:
     return name.kind in KINDS and all(isinstance(number, int) and number >= 0 for number in numbers)
 
 
+def of_part(result: Pairwise) -> Pairwise:
+    """The result of a part without its means, which have no meaning, as those of scores.
+
+    Args:
+        result: Result of the pairs of a part, some of which have means that are known.
+    """
+    return result.drop_vars(["mean_share_a", "mean_share_b"], errors="ignore")  # type: ignore[return-value]
+
+
 def joined(names: Sequence[PartName], results: Sequence[Pairwise | None]) -> Pairwise:
     """The results of all parts as one, over (part, a, b), without the rests of the checkpoints.
 

@@ -228,8 +228,7 @@ def labelled(attrs: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pair
         coordinates[f"hash_{side}"] = (side, digests)
         for name in ("log_norm", "mean_share"):
             values = arrays[f"{name}_{stored}"][index[side]]
-            # What parts compute has means of no meaning, such as those of scores.
-            if name == "log_norm" or not (attrs["parts"] or np.isnan(values).all()):
+            if name == "log_norm" or not np.isnan(values).all():
                 norms[f"{name}_{side}"] = (side, values)
     both = np.ix_(index["a"], index["b"])
     variables: dict[str, Any] = {}

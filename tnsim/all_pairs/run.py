@@ -126,7 +126,8 @@ def pairwise(
                 bar.set_description(str(part.name))
                 asked = (False, dtype, budget, names, centred, path is not None)
                 run = prepared(part.models, metric, part.other, *asked)
-                results.append(_computed(run, part.place, executor, progress=False))
+                found = _computed(run, part.place, executor, progress=False)
+                results.append(part_runs.of_part(found))
                 bar.update()
         rests = part_runs.rests_of(models, other)
         result = part_runs.joined(models.names, results)
@@ -275,7 +276,7 @@ def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
             missing.append(f"{name}: all")
             continue
         attrs, arrays, lacking = found
-        results.append(labelled(attrs, arrays))
+        results.append(part_runs.of_part(labelled(attrs, arrays)))
         missing += lacking
     results, smaller = part_runs.with_all_models(results)
     missing += [f"{names[place]}: later models" for place in smaller]

@@ -200,7 +200,8 @@ def _of_means(result: xr.Dataset, one_set: bool) -> list[str]:
     most, counted = max(np.nanmax(shares) for shares in sides), sum(map(len, sides))
     return [
         f"More than half of the squared norm is the mean over the inputs in {sum(large)} of "
-        f"{counted} models (up to {100 * most:.0f} %): centred=True compares without it."
+        f"{counted} models (up to {100 * most:.0f} %): centred=True (--centred) compares without "
+        "it."
     ]
 
 

@@ -221,7 +221,8 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
     else:  # the checkpoints of a run, in order
         series = Series(models)
         # Other files beside a configuration are no networks of its library.
-        if not all(path.name.startswith("model.safetensors") for path in series.paths):
+        weights = ("model.safetensors", "adapter_model.safetensors")
+        if not all(path.name.startswith(weights) for path in series.paths):
             return {}
         paths = zip(series.labels, series.paths, strict=True)
         folders = {label: path.parent for label, path in paths}
@@ -240,13 +241,17 @@ def is_module(given: Any) -> bool:
 
 def _check_can_run(module: Any, n_ctx: int | None, refusal: TnsimError) -> None:
     """Raise the refusal to read a module, if nothing says which inputs the module takes."""
-    from tnsim.checkpoints.module_examples import shape_of_inputs
+    from tnsim.checkpoints.module_examples import AN_EXAMPLE, shape_of_inputs
 
     try:
         shape_of_inputs(module, n_ctx)
     except ModelError as unknown:
+        said = str(unknown)
+        if AN_EXAMPLE in str(refusal):  # the same advice
+            said = said.replace(f"; give inputs=, {AN_EXAMPLE}", "")
         raise type(refusal)(
-            f"{refusal}. It is not run on normal inputs either: {unknown}"
+            f"{refusal}. It is not run on normal inputs either: {said}. On inputs of yours it runs "
+            "as it is: metric tnsim.Empirical(inputs), --metric empirical --inputs x.npy"
         ) from None
     log.info("%s is compared by its outputs, since %s", type(module).__name__, refusal)
 

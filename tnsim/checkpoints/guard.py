@@ -53,6 +53,10 @@ def naming(path: Any) -> Iterator[None]:
         ...     raise CheckpointError("is empty")
         Traceback (most recent call last):
         tnsim.errors.CheckpointError: step_100.npz: is empty
+        >>> with naming("step_100.npz"), naming("step_100.npz"):
+        ...     raise CheckpointError("is empty")
+        Traceback (most recent call last):
+        tnsim.errors.CheckpointError: step_100.npz: is empty
     """
     try:
         with refusing("cannot be read"):
@@ -60,8 +64,11 @@ def naming(path: Any) -> Iterator[None]:
     except MissingExtra:
         raise
     except TnsimError as error:
+        said = str(error)
+        if not said.startswith(f"{path}: "):  # as a reader inside of this one may have said
+            said = f"{path}: {said}"
         # The cause of the refusal stays the exception of the library.
-        raise type(error)(printable(f"{path}: {error}")) from error.__cause__
+        raise type(error)(printable(said)) from error.__cause__
 
 
 def cause(error: Exception) -> str:

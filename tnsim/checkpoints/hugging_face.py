@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tnsim.checkpoints.configurations import configuration
+from tnsim.checkpoints.adapters import adapted, base_of
+from tnsim.checkpoints.configurations import configuration, is_adapter
+from tnsim.checkpoints.folders import model_file
 from tnsim.checkpoints.guard import naming, refusing
 from tnsim.errors import CheckpointError, MissingExtra
 
@@ -39,35 +41,51 @@ def _without_bars() -> Iterator[None]:
 
 
 def architecture_of(path: Any) -> str | None:
-    """The class that a folder names for its network; None where it names none.
+    """The class that a folder, or the base of its adapter, names for its network; None for none.
 
     Args:
         path: Path of anything.
 
     Raises:
-        CheckpointError: There is a configuration, and it is damaged or too long.
+        CheckpointError: There is a configuration, and it is damaged or too long; or an adapter
+            whose base is not on this machine.
 
     Example:
         >>> architecture_of("no folder") is None
         True
     """
     with naming(path):
-        named = (configuration(Path(path) / "model.safetensors") or {}).get("architectures")
+        adapter = _adapter_in(path)
+        beside = Path(path) / "model.safetensors" if adapter is None else base_of(adapter)
+        named = (configuration(beside) or {}).get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name.isidentifier() else None
+
+
+def _adapter_in(path: str | os.PathLike[str]) -> Path | None:
+    """The adapter in a folder, None where there is none."""
+    found = model_file(Path(path))
+    return found if found is not None and is_adapter(found) else None
 
 
 def module_in(path: str | os.PathLike[str]) -> Any:
     """The network of a folder, in evaluation mode, as a module of PyTorch.
 
     Args:
-        path: Folder with `config.json` and weights as safetensors.
+        path: Folder with `config.json` and weights as safetensors, or of an adapter over such a
+            folder.
 
     Raises:
         CheckpointError: The folder names no network of the library, or its files are not all of
             the tensors of that network and no others.
         MissingExtra: transformers is not installed.
     """
+    if (adapter := _adapter_in(path)) is not None:
+        from tnsim.checkpoints.modules import StatesOf  # PyTorch's reader, where it is there
+
+        with naming(path):
+            base = base_of(adapter)
+            return StatesOf(module_in(base.parent)).loaded(adapted(adapter, base).state)
     name = architecture_of(path)
     try:
         import transformers

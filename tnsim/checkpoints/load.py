@@ -312,6 +312,9 @@ class Series(Sequence[Model]):
         dialect = _reader_asked_for(dialect, inputs, output)
         self.reading: Reading = Reading(dialect, n_ctx, patterns(leave_out), norm_inputs)
         entries = list(_expand_source(source))
+        if len(entries) > 1 and names is None:  # as a shell writes out `run/*.pt`
+            _say_what_is_left_out(path for _, path in entries)
+            entries = [entry for entry in entries if without_weights(entry[1]) is None] or entries
         self.paths: tuple[Path, ...] = tuple(path for _, path in entries)
         # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in entries])

@@ -38,7 +38,7 @@ from tnsim.checkpoints.module_examples import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.rules import Rule
-from tnsim.checkpoints.state_dict import assembled, inside, place_of
+from tnsim.checkpoints.state_dict import assembled, inside, place_of, weights_within
 from tnsim.errors import (
     BY_PARTS,
     ON_INPUTS,
@@ -205,6 +205,8 @@ class StatesOf:
         tied = {name: first.setdefault(id(one), name) for name, one in own.items()}
         # Training code wraps state dicts in mappings of its own.
         named = dict(inside(state, place_of(state, list(first.values()))))
+        if not named.keys() & own.keys():
+            named = dict(weights_within(named))  # those of another network, which is told by them
         self._check_ties(named, tied)
         # Others hold it under another one.
         for name, other in tied.items():

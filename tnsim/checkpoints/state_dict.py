@@ -587,16 +587,13 @@ def _closest(errors: list[TnsimError]) -> TnsimError | None:
 
 
 def _unknown(state: Mapping[str, Any]) -> TnsimError:
-    """The refusal of keys that no preset has; of a single inner mapping of weights, its keys."""
-    inner = [value for value in state.values() if isinstance(value, Mapping) and value]
-    # States of optimisers are mappings too, and hold no arrays at once.
-    named = [one for one in inner if all(map(_is_tensor, one.values()))]
-    if len(named) == 1:
-        return _unknown(named[0])
+    """The refusal of keys that no preset has."""
+    state = weights_within(state)
     attention = next(filter(_ATTENTION.search, map(str, state)), None)
     if attention is not None:
         # Names of Hugging Face's layouts, of which parts are known.
-        known = any(name in attention for name in ("c_attn", "q_proj", "query_key_value"))
+        layouts = ("c_attn", "q_proj", "query_key_value")
+        known = any(each in str(name) for name in state for each in layouts)
         parts = f"{BY_PARTS}, or tnsim.parts(path). " if known else ""
         return UnsupportedLayer(
             f"{attention} belongs to an attention layer of no known layout; "
@@ -609,6 +606,23 @@ def _unknown(state: Mapping[str, Any]) -> TnsimError:
         "--model FILE.py:NAME, of the code that makes it. Else write down in a dialect what the "
         f"keys mean, or name a preset: {', '.join(PRESETS)}"
     )
+
+
+def weights_within(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The single inner mapping of weights, of mappings without one and with several themselves.
+
+    Args:
+        state: Arrays by name, or mappings of arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> weights_within({"model": {"w": np.ones(2)}, "optimizer": {"state": {}}, "step": 3})
+        {'w': array([1., 1.])}
+    """
+    inner = [value for value in state.values() if isinstance(value, Mapping) and value]
+    # States of optimisers are mappings too, and hold no arrays at once.
+    named = [one for one in inner if all(map(_is_tensor, one.values()))]
+    return weights_within(named[0]) if len(named) == 1 else state
 
 
 def _is_tensor(value: Any) -> bool:

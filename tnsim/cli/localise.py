@@ -287,8 +287,9 @@ def change(
         check_outputs({plot: PNG})
     # A module that computes a polynomial has layers under every metric, unless its own modules are
     # asked for.
-    metric = MetricName.gaussian if by is None else None
-    networks = networks_of(reading, asked.metric if reading.model is None else metric)
+    on_inputs = asked.metric is MetricName.empirical
+    known = MetricName.gaussian if by is None else None
+    networks = networks_of(reading, asked.metric if reading.model is None else known, on_inputs)
     if by in (ChangeBy.module, ChangeBy.block, ChangeBy.parameter):
         if reading.model is None and not networks.run_folders:
             raise ModelError(
@@ -318,8 +319,7 @@ def change(
     with compiling_shown():
         result = tnsim.change(one, two, **options)
         swapped = {"removed": result.removed, "alone": result.alone} if swaps else {}
-        on_inputs = asked.metric is MetricName.empirical and of is Of.distance
-        by_input = result.by_input if on_inputs else None
+        by_input = result.by_input if on_inputs and of is Of.distance else None
     if as_json:
         data = _as_data(result) | {name: each.tolist() for name, each in swapped.items()}
         print_json(data if by_input is None else data | {"by_input": by_input.tolist()})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from tnsim.errors import CheckpointError, ModelError, printable
+from tnsim.errors import CheckpointError, ModelError, UnsupportedLayer, printable
 from tnsim.files import PNG, Kind, check_replaceable, regular, replacing
 
 if TYPE_CHECKING:
@@ -284,12 +284,16 @@ class Networks:
         return self.series(files)
 
 
-def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Networks:
+def networks_of(
+    reading: ReadingOptions, metric: MetricName | None = None, on_inputs: bool = False
+) -> Networks:
     """How the files of a command are read, as its options say.
 
     Args:
         reading: The options.
         metric: Metric of the comparison, where it may run modules as they are.
+        on_inputs: Whether there are inputs of the user's, on which also a module runs whose inputs
+            are not known.
 
     Returns:
         The networks. Under `empirical` a module runs as it is, and so do folders of Hugging Face,
@@ -333,7 +337,12 @@ def networks_of(reading: ReadingOptions, metric: MetricName | None = None) -> Ne
     if metric is MetricName.gaussian and not unread:
         from tnsim.checkpoints.given import given_model, is_module
 
-        as_it_is = is_module(given_model(module, runs=True))
+        try:
+            as_it_is = is_module(given_model(module, runs=True))
+        except UnsupportedLayer:
+            if not on_inputs:
+                raise
+            as_it_is = True
     example = None if reading.example is None else samples_in(reading.example)
     return Networks(module, example, *known, as_it_is)
 

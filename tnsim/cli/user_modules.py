@@ -23,7 +23,7 @@ def module_at(place: str) -> Any:
             function that makes one without arguments.
 
     Returns:
-        The module.
+        The module, in evaluation mode: it is compared, and no option could ask for that mode.
 
     Raises:
         CheckpointError: There is no such file or name, the code fails, or what it names is no
@@ -54,16 +54,16 @@ def module_at(place: str) -> Any:
         near = difflib.get_close_matches(name, dir(code), 3)
         hint = f"; there is {', '.join(near)}" if near else ""
         raise CheckpointError(f"{said}: there is no {name!r} in it{hint}")
-    found = getattr(code, name)
+    found: Any = getattr(code, name)
     if hasattr(found, "named_parameters") and not isinstance(found, type):
-        return found
+        return found.eval()
     if not callable(found):
         raise CheckpointError(
             f"{said}: {name} is no nn.Module, nor anything that makes one, found "
             f"{printable(repr(found), 80)}"
         )
     try:
-        made = found()
+        made: Any = found()
     except Exception as error:
         hint = ""
         if isinstance(error, TypeError):  # as of a class that needs arguments
@@ -74,7 +74,7 @@ def module_at(place: str) -> Any:
         raise CheckpointError(f"{said}: {name}() raises {_named(error)}{hint}") from error
     if not hasattr(made, "named_parameters"):
         raise CheckpointError(f"{said}: {name}() is a {type(made).__name__}, no nn.Module")
-    return made
+    return made.eval()
 
 
 def _code_of(where: str) -> Any:

@@ -8,7 +8,8 @@ caller's, and the derivatives of either along `B - A`, one number for every weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -36,7 +37,7 @@ Switches = Float[np.ndarray, " weights"]
 _ALIKE = 1e-3
 """Relative difference of outputs in float64 from those in the precision of the network itself."""
 _BUFFER_STEP = {"float64": 1e-4, "float32": 1e-2}
-"""Step of central differences along buffers, which have no derivatives."""
+"""Step of central differences along buffers that have no derivatives."""
 _ROW_COPIES = 8
 """Times that the outputs for an input are taken to be alive in a function of unknown memory."""
 
@@ -144,6 +145,8 @@ class _SwitchedModule:
     """A copy of a PyTorch module with switches."""
 
     def __init__(self, a: Any, b: Any, output: str | int | None, dtype: str) -> None:
+        import torch
+
         from tnsim.checkpoints.modules import double_of, unwrapped_module  # where a module comes
 
         first, second = unwrapped_module(a), unwrapped_module(b)
@@ -166,8 +169,11 @@ class _SwitchedModule:
         self.moved = np.array(
             [bool((x != y.to(x.device)).any()) for x, y in zip(*self.ends, strict=True)]
         )
+        statistics = _statistics(self.network)
+        read = {id(tensor) for tensor in statistics}
         for place, is_buffer in zip(self.places, self.is_buffer, strict=True):
-            place.requires_grad_(not is_buffer)
+            place.requires_grad_(not is_buffer or id(place) in read)
+        self.recorded = _recording_statistics if statistics else torch.enable_grad
         self.switches: Switches = np.full(len(self.names), np.nan)
 
     def switch(self, switches: Switches) -> None:
@@ -197,17 +203,36 @@ class _SwitchedModule:
     def slopes(self, inputs: Any, cotangent: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         import torch
 
-        with torch.enable_grad():
+        with self.recorded():
             made = in_rows(array_at(self.function, inputs, run_with_gradients), len(inputs))
-            v = cotangent(made.detach().double().cpu().numpy())
-            outer = torch.from_numpy(np.ascontiguousarray(v)).to(made)
-            found = self._along(made, outer)
-        return found + self._along_buffers(lambda: float((v * self.outputs(inputs)).sum()))
+        v = cotangent(made.detach().double().cpu().numpy())
+        outer = torch.from_numpy(np.ascontiguousarray(v)).to(made)
+        return self._along(made, outer, lambda: float((v * self.outputs(inputs)).sum()))
 
-    def _along_buffers(self, value: Callable[[], float]) -> np.ndarray:
-        """The central differences of a value along B - A in buffers that move, 0 for parameters."""
+    def _along(self, made: Any, outer: Any, value: Callable[[], float]) -> np.ndarray:
+        """The derivatives of `<outer, made>` along B - A, of buffers that none reaches differences.
+
+        Args:
+            made: Tensor of an autograd graph.
+            outer: Tensor of its shape.
+            value: Function without arguments that computes `<outer, made>` at the switches.
+        """
+        import torch
+
+        at = [n for n, place in enumerate(self.places) if place.requires_grad]
+        places = [self.places[n] for n in at]
+        # Where no weight that moves is read, there is no graph.
+        slopes = [None] * len(at)
+        if made.requires_grad:
+            slopes = torch.autograd.grad(made, places, grad_outputs=outer, allow_unused=True)
         here, found = self.switches, np.zeros(len(self.names))
-        for n in np.flatnonzero(self.is_buffer & self.moved):
+        unreached = self.is_buffer & self.moved
+        for n, slope in zip(at, slopes, strict=True):
+            if slope is not None:
+                one, two = (end[n].detach().to(slope.device).double() for end in self.ends)
+                found[n] = float((slope.double() * (two - one)).sum())
+                unreached[n] = False
+        for n in np.flatnonzero(unreached):
             sides = []
             for sign in (1, -1):
                 moved = np.array(here)
@@ -216,23 +241,6 @@ class _SwitchedModule:
                 sides.append(value())
             found[n] = (sides[0] - sides[1]) / (2 * self.step)
         self.switch(here)
-        return found
-
-    def _along(self, value: Any, outer: Any) -> np.ndarray:
-        """The derivatives of `<outer, value>` along B - A, 0 for buffers."""
-        import torch
-
-        at = [n for n in range(len(self.names)) if not self.is_buffer[n]]
-        found = np.zeros(len(self.names))
-        if not value.requires_grad:
-            return found  # no weight that moves is read
-        slopes = torch.autograd.grad(
-            value, [self.places[n] for n in at], grad_outputs=outer, allow_unused=True
-        )
-        for n, slope in zip(at, slopes, strict=True):
-            if slope is not None:
-                one, two = (end[n].detach().to(slope.device).double() for end in self.ends)
-                found[n] = float((slope.double() * (two - one)).sum())
         return found
 
     def score(self, of: Callable[[Any], Any]) -> float:
@@ -259,7 +267,7 @@ class _SwitchedModule:
     def slopes_of_score(self, of: Callable[[Any], Any]) -> np.ndarray:
         import torch
 
-        with torch.enable_grad():
+        with self.recorded():
             value = self._scored(of)
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 raise ModelError(
@@ -267,8 +275,7 @@ class _SwitchedModule:
                     "returns a tensor of one number, without .item(), .detach() or torch.no_grad()"
                 )
             _scalar(value)
-            found = self._along(value, torch.ones_like(value))
-        return found + self._along_buffers(lambda: self.score(of))
+        return self._along(value, torch.ones_like(value), lambda: self.score(of))
 
     def bytes_of_row(self, inputs: Any) -> float:
         import torch
@@ -281,7 +288,8 @@ class _SwitchedModule:
                 kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with self.recorded(), hooks:
             made = array_at(self.function, inputs, run_with_gradients)
         return (sum(kept.values()) + 3 * made.numel() * 8) / len(inputs)
 
@@ -374,6 +382,54 @@ class _SwitchedPytree:
 
 def _pulled_back(pullback: Callable[[Any], Any], v: Any) -> Any:
     return pullback(v)[0]
+
+
+def _statistics(module: Any) -> list[Any]:
+    """The running statistics that batch norms of a module read."""
+    import torch
+
+    # The common class of all batch norms.
+    norms = (
+        each for each in module.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)
+    )
+    several = [(each.running_mean, each.running_var) for each in norms if not each.training]
+    return [one for pair in several for one in pair if one is not None]
+
+
+@contextlib.contextmanager
+def _recording_statistics() -> Iterator[None]:
+    """Record gradients, also by running statistics, by which PyTorch's batch norm has none."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    def batch_norm(
+        x: Any,
+        mean: Any,
+        variance: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if training:
+            return functional.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+        scale = (variance + eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        of_channels = (-1, *[1] * (x.ndim - 2))
+        return x * scale.view(of_channels) + shift.view(of_channels)
+
+    class Derived(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            called = batch_norm if function is functional.batch_norm else function
+            return called(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Derived():
+        yield
 
 
 def _floats(module: Any) -> dict[str, Any]:
