@@ -1,11 +1,13 @@
 """Folders of Hugging Face run on inputs as the modules of its library."""
 
+import json
 import re
 import shutil
 
 import numpy as np
 import pytest
 from closeness import assert_close
+from commands import command
 from optional import skip_without
 
 import tnsim
@@ -63,6 +65,20 @@ def test_a_change_of_a_run_of_folders(folders, tmp_path):
         assert found.labels == ("100",) and found.components == wanted.components
         assert_close(found.share[0], wanted.share, rtol=1e-12)
     assert tnsim.change(list(folders), metric=data).labels == ("b",)
+
+
+def test_folders_run_on_the_command_line(folders, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
+    np.save(tmp_path / "x.npy", tokens)
+    data = ("--metric", "empirical", "--inputs", tmp_path / "x.npy", "--json")
+    said = json.loads(command("similarity", *folders, *data).stdout)
+    wanted = tnsim.similarity(*folders, tnsim.Empirical(tokens))
+    assert said["similarity"] == wanted and said["tier"] is None
+    run = json.loads(command("pairwise", *folders, *data, "--out", tmp_path / "out").stdout)
+    assert run["a"] == ["a", "b"]
+    assert_close(run["similarity"][0][1], wanted)
+    found = json.loads(command("change", folders[0].parent, *data).stdout)
+    assert list(found["totals"]) == ["b"] and "transformer.h.0.mlp" in found["shares"]["b"]
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries

@@ -132,9 +132,11 @@ def similarity(
         drawn: dict[str, Any] = {"samples": check, "seed": seed, "progress": not as_json}
         sampled = tnsim.check(one, two, chosen, centred=centred, **drawn)
     if as_json:
+        from tnsim.models.functions import is_function
+
         files = {"a": str(a), "b": str(b)}
         tier = None
-        if not networks.run_as_they_are:
+        if not is_function(one):
             tier = _tier(tnsim.plan(one, two, chosen, cosine=True, dtype=dtype.value))
         more = {"centred": centred, "tier": tier}
         print_json(files | _as_data(value, dtype, by_output, sampled) | more)

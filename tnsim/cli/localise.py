@@ -18,6 +18,7 @@ from tnsim.cli.options import (
     check_outputs,
     compiling_shown,
     guarantee,
+    in_order,
     metric_of,
     networks_of,
     print_json,
@@ -108,7 +109,7 @@ def paths(
     if plot is not None:
         check_outputs({plot: PNG})
     networks = networks_of(reading)
-    series = networks.series(files)
+    series = networks.series(in_order(files))
     partner = None if other is None else networks.single(other)
     chosen, dtype = metric_of(asked), asked.dtype.value
     options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
@@ -308,7 +309,7 @@ def change(
         if swaps:
             raise ModelError("--swaps shows one change: give two checkpoints, or leave it out")
         with compiling_shown():
-            run = tnsim.change(networks.several(files), **options)
+            run = tnsim.change(networks.several(in_order(files)), **options)
         _say_changes(run, as_json)
         if plot is not None:
             drawn = figures.shares_over_training(run.labels, run.components, run.share)

@@ -7,8 +7,10 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -228,6 +230,8 @@ class Networks:
         norm_inputs: Inputs at whose mean energy norms become constants.
         run_as_they_are: Whether files become copies of the module, which run on inputs, instead of
             models.
+        folders_run: Whether folders of Hugging Face are networks of its library, which run on
+            inputs.
     """
 
     reader: Any = None
@@ -236,11 +240,16 @@ class Networks:
     leave_out: tuple[str, ...] = ()
     norm_inputs: Any = None
     run_as_they_are: bool = False
+    folders_run: bool = False
 
     def single(self, file: Path) -> Any:
         """The network of a name; a folder of several models is refused."""
+        from tnsim.checkpoints.given import given_model
+        from tnsim.checkpoints.hugging_face import architecture_of
         from tnsim.checkpoints.load import modules_of
 
+        if self.folders_run and architecture_of(file) is not None:
+            return given_model(file, inputs=())
         if self.run_as_they_are:
             ((_, module),) = modules_of([file], self.reader).items()
             return module
@@ -267,9 +276,14 @@ class Networks:
         )
 
     def several(self, files: Sequence[str | Path]) -> Series | dict[str, Any]:
-        """The checkpoints that names stand for, as models or as modules."""
+        """The checkpoints that names stand for, as models, modules, or folders that run."""
+        from tnsim.checkpoints.given import folders_of_networks
         from tnsim.checkpoints.load import modules_of
 
+        if self.folders_run:
+            given = [str(file) for file in files]
+            if found := folders_of_networks(given if len(given) > 1 else given[0]):
+                return found
         return modules_of(files, self.reader) if self.run_as_they_are else self.series(files)
 
 
@@ -307,7 +321,8 @@ def networks_of(
             chosen = Dialect.from_json(standard_input("a dialect"))
         elif reading.dialect is not None:
             chosen = find_dialect(reading.dialect)
-        return Networks(chosen, None, *known)
+        runs = on_inputs or metric is MetricName.empirical
+        return Networks(chosen, None, *known, folders_run=runs and not flags_given(reading))
     from tnsim.cli.user_modules import module_at
 
     if reading.dialect is not None:
@@ -406,6 +421,39 @@ def metric_of(options: MetricOptions) -> Any:
     if inputs is not None:
         return cls(inputs)
     return cls() if samples is None else cls(samples=samples)
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Names of checkpoints by their numbers, where a shell has sorted them by their letters.
+
+    A shell writes `step_*.pt` out as step_0, step_100, step_20. Any other order is the user's own,
+    and so is that of folders.
+
+    Args:
+        names: Names as they stand in the command.
+
+    Returns:
+        The names, those of one folder in the order of a run.
+
+    Example:
+        >>> in_order(["a/1.pt", "a/10.pt", "a/2.pt", "b/3.pt"])
+        ['a/1.pt', 'a/2.pt', 'a/10.pt', 'b/3.pt']
+        >>> in_order(["run/1/net.pt", "run/10/net.pt", "run/2/net.pt"])
+        ['run/1/net.pt', 'run/2/net.pt', 'run/10/net.pt']
+        >>> in_order(["10.pt", "2.pt", "1.pt"])
+        ['10.pt', '2.pt', '1.pt']
+    """
+    from tnsim.checkpoints.load import natural
+
+    def letters(name: str) -> str:  # that decide first in most languages
+        return re.sub(r"[\W_]", "", name).casefold()
+
+    if names not in (sorted(names), sorted(names, key=letters)):
+        return names
+    folders = [list(group) for _, group in itertools.groupby(names, lambda name: Path(name).parent)]
+    if len({Path(name).name for name in names}) == 1:
+        folders = [names]
+    return [name for each in folders for name in sorted(each, key=lambda name: natural(Path(name)))]
 
 
 def samples_in(file: Path) -> np.ndarray:

@@ -22,6 +22,7 @@ from tnsim.cli.options import (
     SlicesOption,
     check_outputs,
     guarantee,
+    in_order,
     metric_of,
     networks_of,
     print_json,
@@ -415,13 +416,13 @@ def _names_in(files: list[str]) -> list[str]:
         files: Names, or "-" alone.
 
     Returns:
-        The names.
+        The names, those of standard input as they stand there.
 
     Raises:
         CheckpointError: There is none on standard input.
     """
     if files != ["-"]:
-        return files
+        return in_order(files)
     # Names may hold what else ends a line of text.
     lines = standard_input("names of checkpoints, one a line,").split("\n")
     return [line.removesuffix("\r") for line in lines if line.strip()]

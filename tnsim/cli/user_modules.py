@@ -63,7 +63,7 @@ def module_at(place: str) -> Any:
             f"{printable(repr(found), 80)}"
         )
     try:
-        made = found()
+        made: Any = found()
     except Exception as error:
         hint = ""
         if isinstance(error, TypeError):  # as of a class that needs arguments
