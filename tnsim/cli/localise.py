@@ -65,9 +65,6 @@ class Of(enum.StrEnum):
     similarity = "similarity"
 
 
-ByOption = Annotated[By, typer.Option("--by", help="Parts of a model that are told apart.")]
-
-
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
 ]
@@ -84,7 +81,9 @@ def paths(
     other: Annotated[
         Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
     ] = None,
-    by: ByOption = By.layer,
+    by: Annotated[
+        By, typer.Option("--by", help="Parts of a model that are told apart.")
+    ] = By.layer,
     within: Annotated[
         list[str] | None,
         typer.Option("--within", help="Component that is told apart, others stay on. Repeatable."),
