@@ -78,7 +78,6 @@ CONFINED = {  # foreign package: the files that import it
         "activations/normal",
         "all_pairs/heads",
         "analysis/chords",
-        "analysis/correlations",
         "analysis/axes",
         "checkpoints/entrywise",
         "metrics/quadrature",

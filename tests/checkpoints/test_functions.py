@@ -270,6 +270,12 @@ def test_what_is_no_function_of_weights_and_inputs(rng):
         (line, {**params, "a": np.ones((4, 6), complex)}, x, r"params\['a'\] is complex"),
         (line, params, np.zeros(WIDTH), r"shape \(4,\).*jax.vmap"),
         (line, params, np.zeros((0, WIDTH)), "x is a batch of inputs"),
+        (
+            line,
+            params,
+            np.zeros((2, WIDTH + 1)),
+            r"does not take this x, a batch \(2, 5\) of float",
+        ),
     ]:
         with pytest.raises(tnsim.ModelError, match=said):
             tnsim.from_function(function, given, inputs)

@@ -67,6 +67,19 @@ def test_forward_passes_on_a_file_of_inputs(folder, rng):
         assert done.returncode == 2 and "forward passes need both" in done.stderr
 
 
+@pytest.mark.parametrize("shell", [sorted, lambda names: [*sorted(names)[1:], sorted(names)[0]]])
+def test_a_pattern_that_a_shell_writes_out_is_in_the_order_of_the_run(folder, shell):
+    """Sorted by letters, step_100 stands before step_20, and every step and phase is another."""
+    models = folder / "models"
+    for n in (10, 200):
+        (models / f"step_{n:03}.safetensors").rename(models / f"step_{n // 2}.safetensors")
+    given = shell([f"{models}/{file.name}" for file in models.iterdir()])
+    done = command("pairwise", *given, "--out", folder / "out", "--json")
+    in_letters = [0, 100, 5] if shell is sorted else [100, 5, 0]
+    wanted = [0, 5, 100] if shell is sorted else in_letters  # an order of the user's own
+    assert json.loads(done.stdout)["a"] == wanted
+
+
 def test_all_pairs_and_what_is_written(folder):
     out = folder / "out"
     text = process(

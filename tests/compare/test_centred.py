@@ -332,8 +332,8 @@ def test_means_of_polynomials(kind):
         spread = np.eye(3) if spread is None else np.diag(spread) if spread.ndim == 1 else spread
         x, weights = quadrature(9, np.zeros(3) if at is None else at, spread)
         share = partial(share_of_mean, x, weights)
-        wanted = [share((1, a)), share((1, a), (-2, b)), share((1, c))]
-        compared = [a, summed, c * 1e-30]
+        wanted = [share((1, b)), share((1, a)), share((1, a), (-2, b)), share((1, c))]
+        compared = [3.0 * b, a, summed, c * 1e-30]
         for (one, first), (two, second) in itertools.pairwise(zip(compared, wanted, strict=True)):
             found = tnsim.similarity(one, two, metric).mean_share
             assert_close(found, min(first, second), scale=1.0, rtol=1e-10)

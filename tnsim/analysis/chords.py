@@ -85,10 +85,11 @@ def mds(result: Matrix, dims: int = 2) -> Embedding:
     squared = _squared_chords(table.values)
     means = squared.mean(0)
     centred = -(squared - means - means[:, None] + means.mean()) / 2
-    values, vectors = _import_scipy("an embedding").linalg.eigh(centred)
+    values, vectors = import_scipy("an embedding").linalg.eigh(centred)
     # SciPy lists the smallest eigenvalue first.
     values, vectors = values[::-1], vectors[:, ::-1]
-    negative = _negative_share(values)
+    # Of the absolute spectrum, which of a matrix of zeros has none.
+    negative = np.abs(values[values < 0]).sum() / (np.abs(values).sum() or 1.0)
     if negative > NEGATIVE_SHARE:
         warnings.warn(
             f"{negative:.1%} of the spectrum of {table.name or 'the matrix'} is negative: "
@@ -129,7 +130,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
         Sokal and Michener 1958 for average linkage; Bar-Joseph et al. 2001, "Fast optimal leaf
         ordering for hierarchical clustering".
     """
-    hierarchy = _import_scipy("a dendrogram").cluster.hierarchy
+    hierarchy = import_scipy("a dendrogram").cluster.hierarchy
     table = cosine_matrix(result)
     if len(table) < 2:
         raise ResultError("a dendrogram needs at least two models, found one")
@@ -169,7 +170,7 @@ def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray
         dtype = getattr(result, "attrs", {}).get("dtype", "float64")
         eps = float(np.finfo(dtype).eps)
         tolerance = _ROUNDING * eps * len(table) * float(np.abs(table.values).max())
-    values = _import_scipy("a spectrum").linalg.eigvalsh(table.values)
+    values = import_scipy("a spectrum").linalg.eigvalsh(table.values)
     if values[0] < -tolerance:
         warnings.warn(
             f"{table.name or 'the matrix'} has the eigenvalue {values[0]:.3g}, below "
@@ -259,12 +260,6 @@ def _squared_chords(gram: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
     return np.clip(squared, 0.0, None)
 
 
-def _negative_share(eigenvalues: Float[np.ndarray, " K"]) -> float:
-    """The share of negative eigenvalues in the absolute spectrum; 0 for a zero matrix."""
-    total = np.abs(eigenvalues).sum() or 1.0
-    return float(np.abs(eigenvalues[eigenvalues < 0]).sum() / total)
-
-
 def _with_labels(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr.DataArray:
     """Points with the rows' coordinates of a matrix, over (a, axis)."""
     dims = points.shape[1]
@@ -274,10 +269,16 @@ def _with_labels(table: xr.DataArray, points: Float[np.ndarray, "K dims"]) -> xr
     return placed.assign_attrs(distance="sqrt(2 - 2 similarity)")
 
 
-def _import_scipy(purpose: str) -> Any:
+def import_scipy(purpose: str) -> Any:
+    """SciPy with the parts of it that analyses call.
+
+    Args:
+        purpose: What needs it, for the message where it is not installed.
+    """
     try:
         import scipy.cluster.hierarchy
         import scipy.linalg
+        import scipy.stats
     except ImportError:
         raise MissingExtra("scipy", "pairwise", purpose) from None
     return scipy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from tnsim.analysis.chords import import_scipy
 from tnsim.analysis.matrices import is_symmetric, matrix
-from tnsim.errors import MissingExtra, ResultError
+from tnsim.errors import ResultError
 
 if TYPE_CHECKING:
     from tnsim.analysis.matrices import Matrix
@@ -64,7 +65,7 @@ def correlation(first: Matrix, second: Matrix) -> Correlation:
         The paper, appendix E: tensor similarity against behaviour, over all pairs of checkpoints.
     """
     x, y = paired_entries(first, second)
-    stats = _scipy_stats()
+    stats = import_scipy("a correlation").stats
     pearson = float(stats.pearsonr(x, y).statistic)
     spearman = float(stats.spearmanr(x, y).statistic)
     return Correlation(pearson, spearman, len(x))
@@ -125,11 +126,3 @@ def paired_entries(
 def _label_range(labels: np.ndarray) -> str:
     """The number of labels with the first and the last, for a message."""
     return f"{len(labels)} models, {labels[0]} to {labels[-1]}"
-
-
-def _scipy_stats() -> Any:
-    try:
-        import scipy.stats
-    except ImportError:
-        raise MissingExtra("scipy", "pairwise", "a correlation") from None
-    return scipy.stats

@@ -115,7 +115,17 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         return function(jax.tree_util.tree_unflatten(form, leaves), batch)
 
     def single(several: Sequence[Any], batch: Any) -> Any:
-        return _array_of(plain(several, batch), place)
+        try:
+            found = plain(several, batch)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # of values that are traced
+            raise
+        except (TypeError, ValueError) as error:
+            said = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"{place} does not take this x, a batch {example.shape} of {example.dtype}: "
+                f"{type(error).__name__}: {said[:200]}; give an example of its inputs"
+            ) from error
+        return _array_of(found, place)
 
     def written(batch: int) -> Graph:
         shown = np.repeat(example[:1], batch, 0)

@@ -18,6 +18,7 @@ from tnsim.cli.options import (
     check_outputs,
     compiling_shown,
     guarantee,
+    in_order,
     metric_of,
     networks_of,
     print_json,
@@ -64,9 +65,6 @@ class Of(enum.StrEnum):
     similarity = "similarity"
 
 
-ByOption = Annotated[By, typer.Option("--by", help="Parts of a model that are told apart.")]
-
-
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", help="Also write a picture of the shares, a PNG file.")
 ]
@@ -83,7 +81,9 @@ def paths(
     other: Annotated[
         Path | None, typer.Option("--other", help="Checkpoint to compare with; default: itself.")
     ] = None,
-    by: ByOption = By.layer,
+    by: Annotated[
+        By, typer.Option("--by", help="Parts of a model that are told apart.")
+    ] = By.layer,
     within: Annotated[
         list[str] | None,
         typer.Option("--within", help="Component that is told apart, others stay on. Repeatable."),
@@ -108,7 +108,7 @@ def paths(
     if plot is not None:
         check_outputs({plot: PNG})
     networks = networks_of(reading)
-    series = networks.series(files)
+    series = networks.series(in_order(files))
     partner = None if other is None else networks.single(other)
     chosen, dtype = metric_of(asked), asked.dtype.value
     options: dict[str, Any] = {"by": by.value, "within": within or None, "order": order, "top": top}
@@ -309,7 +309,7 @@ def change(
         if swaps:
             raise ModelError("--swaps shows one change: give two checkpoints, or leave it out")
         with compiling_shown():
-            run = tnsim.change(networks.several(files), **options)
+            run = tnsim.change(networks.several(in_order(files)), **options)
         _say_changes(run, as_json)
         if plot is not None:
             drawn = figures.shares_over_training(run.labels, run.components, run.share)

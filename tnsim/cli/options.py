@@ -7,8 +7,10 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -418,6 +420,39 @@ def metric_of(options: MetricOptions) -> Any:
     if inputs is not None:
         return cls(inputs)
     return cls() if samples is None else cls(samples=samples)
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Names of checkpoints by their numbers, where a shell has sorted them by their letters.
+
+    A shell writes `step_*.pt` out as step_0, step_100, step_20. Any other order is the user's own,
+    and so is that of folders.
+
+    Args:
+        names: Names as they stand in the command.
+
+    Returns:
+        The names, those of one folder in the order of a run.
+
+    Example:
+        >>> in_order(["a/1.pt", "a/10.pt", "a/2.pt", "b/3.pt"])
+        ['a/1.pt', 'a/2.pt', 'a/10.pt', 'b/3.pt']
+        >>> in_order(["run/1/net.pt", "run/10/net.pt", "run/2/net.pt"])
+        ['run/1/net.pt', 'run/2/net.pt', 'run/10/net.pt']
+        >>> in_order(["10.pt", "2.pt", "1.pt"])
+        ['10.pt', '2.pt', '1.pt']
+    """
+    from tnsim.checkpoints.load import natural
+
+    def letters(name: str) -> str:  # that decide first in most languages
+        return re.sub(r"[\W_]", "", name).casefold()
+
+    if names not in (sorted(names), sorted(names, key=letters)):
+        return names
+    folders = [list(group) for _, group in itertools.groupby(names, lambda name: Path(name).parent)]
+    if len({Path(name).name for name in names}) == 1:
+        folders = [names]
+    return [name for each in folders for name in sorted(each, key=lambda name: natural(Path(name)))]
 
 
 def samples_in(file: Path) -> np.ndarray:

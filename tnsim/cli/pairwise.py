@@ -21,6 +21,7 @@ from tnsim.cli.options import (
     ReadingOptions,
     SlicesOption,
     check_outputs,
+    in_order,
     metric_of,
     networks_of,
     print_json,
@@ -411,13 +412,13 @@ def _names_in(files: list[str]) -> list[str]:
         files: Names, or "-" alone.
 
     Returns:
-        The names.
+        The names, those of standard input as they stand there.
 
     Raises:
         CheckpointError: There is none on standard input.
     """
     if files != ["-"]:
-        return files
+        return in_order(files)
     # Names may hold what else ends a line of text.
     lines = standard_input("names of checkpoints, one a line,").split("\n")
     return [line.removesuffix("\r") for line in lines if line.strip()]

@@ -245,10 +245,16 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if not traced and request.squared_norms:
         means = [mean_in_units(one.value, units.metric) for one in known]
+        norms = found.values
+        if _are_single(first, second):  # whose products lack the scales that cancel in a cosine
+            norms = _of_models(pairs[0], results[0], written.factors, request, relative=False)
         shares = []
         for model, own, norm in zip((first, second), places, ("AA", "BB"), strict=True):
             side = _scaled_sum(model, own, written.exponents)
-            shares.append(mean_share(side, means.__getitem__, found.values[norm]))
+            if _are_single(first, second):
+                ((coefficient, _, _),) = side.value
+                norms[norm] = times(norms[norm], coefficient**2)
+            shares.append(mean_share(side, means.__getitem__, norms[norm]))
         found = found._replace(mean_share=smaller(*shares))
     if traced or _are_single(first, second):
         return found
@@ -356,17 +362,18 @@ def _of_models(
     results: Sequence[execution.Result],
     factors: Sequence[Any],
     request: Request,
+    relative: bool = True,
 ) -> dict[str, ScaledSum]:
     """The products of two plain models from results at every moment node.
 
-    Exponents are relative to the norms where these are computed too.
+    Exponents are relative to the norms where these are computed too, unless asked for as they are.
     """
     plan, products = pair.plan(request), []
     for result in results:
         if request.slices and pair.family.lifted:  # output 0 is the constant
             values = {name: value[1:] for name, value in result.values.items()}
             result = result._replace(values=values)
-        products.append(_relative_products(plan, result, pair.alone))
+        products.append(_products(plan, result, pair.alone, relative))
     total = products[0]
     nodes = pair.family.nodes
     if nodes is not None:
@@ -418,7 +425,9 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
     return [execution.run(plan, weights | cast(inputs), "traced") for inputs in nodes]
 
 
-def _relative_products(plan: Plan, result: execution.Result, alone: bool) -> dict[str, ScaledSum]:
+def _products(
+    plan: Plan, result: execution.Result, alone: bool, relative: bool
+) -> dict[str, ScaledSum]:
     """The products of a single run; for cosines, without the scales of the separate models.
 
     These scales are as large as exp(2^L) at depth L. A cosine divides by the roots of both norms,
@@ -430,14 +439,13 @@ def _relative_products(plan: Plan, result: execution.Result, alone: bool) -> dic
     if alone:
         product = contribution(values["AA"], execution.exponent_of(result, scales["AA"]))
         return {"AB": product, "AA": product, "BB": product}
-    if len(scales) == 1:
-        return {"AB": contribution(values["AB"], execution.exponent_of(result, scales["AB"]))}
-    _check_shared(scales)
-    products = {}
-    for name, powers in scales.items():
-        exponent = execution.exponent_of(result, {name: powers.get(name, 0)})
-        products[name] = contribution(values[name], exponent)
-    return products
+    if len(scales) > 1 and relative:
+        _check_shared(scales)
+        scales = {name: {name: powers.get(name, 0)} for name, powers in scales.items()}
+    return {
+        name: contribution(values[name], execution.exponent_of(result, powers))
+        for name, powers in scales.items()
+    }
 
 
 def _check_shared(scales: dict[str, dict[str, int]]) -> None:

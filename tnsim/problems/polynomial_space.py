@@ -632,15 +632,36 @@ def mean_output(model: Model, metric: Metric) -> Float[np.ndarray, " out"] | Non
         or any(kind.mixes_positions or kind.activation or kind.sparse for kind in layers)
     ):
         return None
-    before, multiplying = merged_layers([arrays(layer, True) for layer in model.layers])
-    constant, root = np.concatenate([[1.0], mean_of(metric, model.d_in)]), _root_of(metric)
-    if not multiplying:
-        return None if before is None else (before @ constant)[1:]
-    (layer,) = multiplying
-    legs = layer.legs if before is None else [leg @ before for leg in layer.legs]
-    spreads = [leg[:, 1:] for leg in legs]
-    if root is not None:
-        spreads = [one * root if root.ndim == 1 else one @ root for one in spreads]
+    state, root = np.concatenate([[1.0], mean_of(metric, model.d_in)]), _root_of(metric)
+    below: list[Any] = []
+    for layer in model.layers:
+        roles = arrays(layer, True)
+        if WEIGHT in roles:
+            below.append(roles[WEIGHT])
+            state = roles[WEIGHT] @ state
+        else:
+            state = _mean_of_products(_multiplying_layer(roles), below, state, root)
+    return state[1:]
+
+
+def _mean_of_products(layer: MergedLayer, below: Sequence[Any], state: Any, root: Any) -> Any:
+    """The mean of a multiplying layer over linear maps of normal inputs.
+
+    Args:
+        layer: Layer, lifted.
+        below: Linear maps below it, from the input up, lifted.
+        state: Mean of the state that the layer reads.
+        root: Root of the covariance of the inputs; None for the identity.
+    """
+    means, spreads = [leg @ state for leg in layer.legs], []
+    for spread in layer.legs:
+        # From the legs down: products of the maps alone may be of the size of a vocabulary squared.
+        for weight in reversed(below):
+            spread = spread @ weight
+        spread = spread[:, 1:]
+        if root is not None:
+            spread = spread * root if root.ndim == 1 else spread @ root
+        spreads.append(spread)
 
     @functools.cache
     def expected(places: tuple[int, ...]) -> Any:
@@ -648,17 +669,14 @@ def mean_output(model: Model, metric: Metric) -> Float[np.ndarray, " out"] | Non
         if not places:
             return 1.0
         first, *others = places
-        value = (legs[first] @ constant) * expected(tuple(others))
+        value = means[first] * expected(tuple(others))
         for other in others:
             rest = tuple(place for place in others if place != other)
             value = value + (spreads[first] * spreads[other]).sum(1) * expected(rest)
         return value
 
-    means = layer.down @ expected(tuple(range(len(legs))))
-    if layer.copy is not None:
-        state = constant if before is None else before @ constant
-        means = means + layer.copy @ state
-    return means[1:]
+    found = layer.down @ expected(tuple(range(len(means))))
+    return found if layer.copy is None else found + layer.copy @ state
 
 
 def mean_of(metric: Metric, d_in: int) -> Float[np.ndarray, " d"]:
