@@ -516,7 +516,7 @@ def test_categorical_beyond_the_budget_is_sampled_where_that_is_asked_for(rng):
     exact = tnsim.similarity(*small, tnsim.Categorical())
     estimate = tnsim.similarity(*small, tnsim.Categorical(samples=20_000))
     assert abs(exact - estimate) < 5 * estimate.standard_error < 0.5
-    with pytest.raises(tnsim.ModelError, match="samples must be at least 2"):
+    with pytest.raises(tnsim.ModelError, match="samples must be whole, at least 2"):
         tnsim.Categorical(samples=1)
     with pytest.raises(tnsim.ModelError, match="seed of samples must be 0 or more"):
         tnsim.Categorical(samples=10, seed=-1)

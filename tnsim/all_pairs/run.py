@@ -23,7 +23,8 @@ from tnsim.all_pairs.preparation import PairwiseRun, Place, attributes_of, prepa
 from tnsim.all_pairs.result import Pairwise, labelled, require_xarray
 from tnsim.all_pairs.run_plan import in_turn, several
 from tnsim.all_pairs.work import advice
-from tnsim.checkpoints.given import given_models, is_path_or_paths
+from tnsim.checkpoints.given import check_chooses, given_models, is_path_or_paths
+from tnsim.checkpoints.load import Series
 from tnsim.circuits.parts import PartSeries, SeriesParts
 from tnsim.compare.estimates import Estimate
 from tnsim.compare.request import estimated, may_estimate
@@ -334,6 +335,8 @@ def _given(
     # Checkpoints of a series are models; they are read one by one, see `preparation.prepared`.
     sides = [list(side.values()) if isinstance(side, Mapping) else side for side in (first, second)]
     at_hand = [model for side in sides if isinstance(side, list) for model in side]
+    if not any(isinstance(side, Series) for side in sides):  # which chooses as it reads
+        check_chooses(output, at_hand)
     if any(map(is_function, at_hand)):
         metric = estimated(metric, at_hand, n_ctx)
     return first, second, metric

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from tnsim.analysis import measures
 from tnsim.analysis.matrices import Names, of_models
-from tnsim.checkpoints.given import given_models
+from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
 from tnsim.models.arrays import detached, host_array
@@ -124,6 +124,8 @@ def outputs_of(
         x = host_array(functions.input_rows(inputs))
         models = given_models(models, inputs=x, output=output)
         x, about = _checked_inputs(x, _first_reader(models))
+    if isinstance(models, list | Mapping):  # files choose as they are read
+        check_chooses(output, _each_model(models))
     shape: tuple[int, ...] = ()
     for n, model in enumerate(_each_model(models)):
         outputs = np.concatenate(list(_output_batches(model, x)))

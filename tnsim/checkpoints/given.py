@@ -146,16 +146,12 @@ def given_models(
     if isinstance(models, Series):
         return _at_length(models, n_ctx, inputs)
     if isinstance(models, Mapping):
-        each = {
+        return {
             label: given_model(model, n_ctx, inputs, output, runs)
             for label, model in models.items()
         }
-        check_chooses(output, each.values())
-        return each
     if isinstance(models, list):
-        several = [given_model(model, n_ctx, inputs, output, runs) for model in models]
-        check_chooses(output, several)
-        return several
+        return [given_model(model, n_ctx, inputs, output, runs) for model in models]
     return models
 
 
@@ -170,7 +166,7 @@ def check_chooses(output: str | int | None, given: Iterable[Any]) -> None:
     """
     if output is not None and not any(map(is_function, given)):
         raise ModelError(
-            f"output={output!r} of Empirical chooses among the outputs of a function or a module, "
+            f"output={output!r} chooses among the outputs of a function or a module, "
             "and models alone are compared, by all coordinates: tnsim.slices(a, b) has them one by "
             "one, and a module is read with one of its outputs by tnsim.from_module(net, output=)"
         )
