@@ -473,13 +473,6 @@ def test_work_of_a_tile(rng, monkeypatch):
         assert tile == 40 or 4 * tile**2 * cost > 2**22  # and is no smaller than it must be
 
 
-def test_work_is_within_the_budget(rng):
-    models = [tnsim.Model([bilinear(rng, 3, 3, 3)] * 2) for _ in range(3)]
-    for verb in (tnsim.pairwise, tnsim.plan_pairwise):
-        with pytest.raises(tnsim.TooLarge, match="more than the budget of 10"):
-            verb(models, budget=tnsim.Budget(multiplications=10))
-
-
 def test_a_batch_of_pairs_is_within_the_budget(rng):
     models = [tnsim.Model([bilinear(rng, 6, 6, 6) for _ in range(2)]) for _ in range(8)]
     pair = plan_of_one_pair(models)

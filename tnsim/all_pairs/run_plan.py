@@ -23,7 +23,7 @@ from tnsim.all_pairs.batched_plans import Pairs, PairSetting
 from tnsim.all_pairs.sources import Entry
 from tnsim.compare.by_features import expected_seconds
 from tnsim.compare.by_plans import Contractions
-from tnsim.compare.estimates import Estimate, Tiles, work_text
+from tnsim.compare.estimates import Estimate, Tiles
 from tnsim.compare.planned import AROUND, PREPARING
 from tnsim.compare.request import CROSS, SELF, Question
 from tnsim.engine.budget import Budget
@@ -350,14 +350,7 @@ class VectorRun:
         )
 
     def check(self, estimate: Estimate, budget: Budget) -> None:
-        """See `compare.routes.Weighed`. The vector of a model is to be within the budget."""
-        work = max(map(self.space.multiplications, self.models.examples))
-        if work > budget.multiplications:
-            raise TooLarge(
-                f"{estimate.metric} by {self.name} takes {work_text(work)} multiplications for a "
-                f"model, more than the budget of {budget.multiplications:.3g}; compare outputs, "
-                "metric tnsim.Empirical(inputs), or give a larger tnsim.Budget"
-            )
+        """See `compare.routes.Weighed`."""
         available = memory(self.setting)
         if estimate.peak_bytes > available:
             raise TooLarge(
