@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import InnerProducts, Question, Request, is_exact, smaller
+from tnsim.compare.request import InnerProducts, Question, Request, is_exact, smaller_share
 from tnsim.compare.resident import in_units
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -155,7 +155,7 @@ def by_vectors(
     }
     if means is None:
         return values, None
-    return values, smaller(*share_of_squares(means, total(squares, slices)))
+    return values, smaller_share(*share_of_squares(means, total(squares, slices)))
 
 
 def space_of(question: Question) -> FeatureSpace | None:

@@ -30,7 +30,7 @@ from tnsim.compare.request import (
     numbered_models,
     over_terms,
     pairs_of_models,
-    smaller,
+    smaller_share,
 )
 from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget
@@ -189,7 +189,7 @@ class Kernels:
             values, exponent = over_terms(bra, ket, product, norms), bra.exponent + ket.exponent
             share = None
             if request.squared_norms:
-                share = smaller(
+                share = smaller_share(
                     mean_share(bra, mean_part, values["AA"]),
                     mean_share(ket, mean_part, values["BB"]),
                 )

@@ -37,7 +37,7 @@ from tnsim.compare.request import (
     numbered_models,
     over_terms,
     pairs_of_models,
-    smaller,
+    smaller_share,
 )
 from tnsim.compare.resident import in_units, mean_in_units, placed_weights
 from tnsim.engine import precision
@@ -245,17 +245,15 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
     found = products_of(first, second, places, pairs, results, written, request, traced)
     if not traced and request.squared_norms:
         means = [mean_in_units(one.value, units.metric) for one in known]
-        norms = found.values
-        if _are_single(first, second):  # whose products lack the scales that cancel in a cosine
+        single, norms, shares = _are_single(first, second), found.values, []
+        if single:  # the products of a pair lack the scales that cancel in a cosine
             norms = _of_models(pairs[0], results[0], written.factors, request, relative=False)
-        shares = []
-        for model, own, norm in zip((first, second), places, ("AA", "BB"), strict=True):
-            side = _scaled_sum(model, own, written.exponents)
-            if _are_single(first, second):
-                ((coefficient, _, _),) = side.value
-                norms[norm] = times(norms[norm], coefficient**2)
-            shares.append(mean_share(side, means.__getitem__, norms[norm]))
-        found = found._replace(mean_share=smaller(*shares))
+        for model, own, name in zip((first, second), places, ("AA", "BB"), strict=True):
+            side, norm = _scaled_sum(model, own, written.exponents), norms[name]
+            if single:
+                norm = times(norm, side.value[0][0] ** 2)
+            shares.append(mean_share(side, means.__getitem__, norm))
+        found = found._replace(mean_share=smaller_share(*shares))
     if traced or _are_single(first, second):
         return found
     if any(lost_half(found.values[name], request.dtype) for name in ("AA", "BB")):

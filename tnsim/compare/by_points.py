@@ -26,7 +26,7 @@ from tnsim.compare.request import (
     Request,
     is_exact,
     parts,
-    smaller,
+    smaller_share,
 )
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.errors import ModelError, TooLarge
@@ -144,7 +144,7 @@ class AtPoints:
             "AA": taken(forward.total(sampled.rows), 0),
             "BB": taken(forward.total(sampled.columns), 0),
         }
-        share = smaller(*(float(shares[0]) for shares in sampled.mean_shares()))
+        share = smaller_share(*(float(shares[0]) for shares in sampled.mean_shares()))
         return InnerProducts(values, 0.0, False, dtype, self.name, sampled, points.count, share)
 
 

@@ -376,11 +376,11 @@ def mean_share(side: SumOfModels, mean: Callable[[Any], Any], norm: ScaledSum) -
     return float(share_of_squares(add(means), total(norm, slices=np.ndim(norm.mantissa) > 0)))
 
 
-def smaller(*shares: float) -> float | None:
+def smaller_share(*shares: float) -> float | None:
     """The smaller of two shares; None where one of them is not known.
 
     Example:
-        >>> smaller(0.5, 0.9), smaller(0.5, math.nan), smaller()
+        >>> smaller_share(0.5, 0.9), smaller_share(0.5, math.nan), smaller_share()
         (0.5, None, None)
     """
     return None if not shares or np.isnan(shares).any() else min(shares)
