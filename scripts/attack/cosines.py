@@ -430,18 +430,18 @@ def interpreted() -> Iterator[None]:
     """Plans run by NumPy; a trace calls out to it, so that nothing but the trace is compiled."""
     run = execution.run
 
-    def by_numpy(plan: Any, arrays: Any, backend: Any = "jax", over: Any = None) -> Any:
+    def by_numpy(plan: Any, arrays: Any, tier: Any = "compile", over: Any = None) -> Any:
         over = over or {}
         if not any(isinstance(x, Tracer) for x in arrays.values()):
             read = {name: np.asarray(x) for name, x in arrays.items()}
-            return run(plan, read, "interpreted", over)
+            return run(plan, read, "interpret", over)
 
         def on_host(given: Any) -> Any:
             found = by_numpy(plan, given)
             return found.values, list(found.exponents.values())
 
         def lowered(given: Any) -> Any:
-            found = run(plan, given, backend, over)
+            found = run(plan, given, tier, over)
             return found.values, list(found.exponents.values())
 
         shapes = jax.eval_shape(lowered, dict(arrays))

@@ -179,7 +179,7 @@ def test_what_was_made_of_a_model_goes_with_it(rng, own_session):
     a, b = model_of(rng), model_of(rng)
     tnsim.similarity(a, b)
     family = Sequences.of(a, b, tnsim.TreeSymmetric())
-    placed = resident.placed_weights(family, "A", a, "float64", "interpreted")
+    placed = resident.placed_weights(family, "A", a, "float64", "interpret")
     arrays = [weakref.ref(array) for array in placed.values()]
     assert len(own_session.belongings) > of_plans + 2 and own_session.belongings.held > 0
     del a, placed

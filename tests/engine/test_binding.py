@@ -39,7 +39,7 @@ def plan_of(program, dtype="float64"):
 
 
 def interpreted(plan, arrays, over=MappingProxyType({})):
-    return execution.run(plan, arrays, "interpreted", over)
+    return execution.run(plan, arrays, "interpret", over)
 
 
 def of_program(program, arrays, dtype="float64"):
@@ -204,7 +204,7 @@ def test_stacks_are_runs_one_by_one(rng):
     for name, shape in plan.shapes.items():
         own = [size for size, has in zip(stacks, over.get(name, ()), strict=False) if has]
         arrays[name] = rng.normal(size=(*own, *shape))
-    found = execution.run(plan, arrays, "interpreted", over)
+    found = execution.run(plan, arrays, "interpret", over)
     with execution.precision():
         compiled = execution.run(plan, arrays, over=over)
     for pair in np.ndindex(stacks):

@@ -105,14 +105,14 @@ def test_few_elements_are_sent_ahead_at_a_time():
 
 @pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
-    "metric, n_ctx, large, backends",
+    "metric, n_ctx, large, tiers",
     [
-        (tnsim.Gaussian(), 2, 2**10, ["interpreted"]),
-        (tnsim.TreeSymmetric(), 1, 2**8, ["interpreted", "jax"]),
+        (tnsim.Gaussian(), 2, 2**10, ["interpret"]),
+        (tnsim.TreeSymmetric(), 1, 2**8, ["interpret", "compile"]),
     ],
     ids=["gaussian", "tree"],
 )
-def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large, backends, rng):
+def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large, tiers, rng):
     monkeypatch.setattr(devices, "cores", lambda: 2)
     a, b = heads(rng, n_ctx)
     family = choose(a, b, metric)
@@ -128,7 +128,7 @@ def test_turns_over_heads_give_the_same_number(monkeypatch, metric, n_ctx, large
     known = model_weights(family, models) | family.inputs(whole.shapes, metric, a.d_in)
     arrays = {name: known[name] for name in whole.shapes}
     expected = eager.run(whole, arrays).values["AB"]
-    for backend in backends:
+    for tier in tiers:
         with execution.precision():
-            value = execution.run(turned, arrays, backend).values["AB"]
+            value = execution.run(turned, arrays, tier).values["AB"]
         assert_close(value, expected, rtol=1e-11)

@@ -69,12 +69,12 @@ def all_tiers(a, b, metric, monkeypatch):
     assert compiled.exponents.keys() == reference.exponents.keys()
     for stage, log in reference.exponents.items():
         assert_close(compiled.exponents[stage], log, scale=1.0, rtol=1e-11)
-    bound = execution.run(planned, leaves, "interpreted")
+    bound = execution.run(planned, leaves, "interpret")
     monkeypatch.setattr(binding, "REPAYS", 0.0)
     for threads in (1, 3):
         monkeypatch.setattr(binding, "processors", lambda threads=threads: threads)
         with using(Session()):
-            one = execution.run(planned, leaves, "interpreted")
+            one = execution.run(planned, leaves, "interpret")
         assert np.array_equal(one.values["AB"], bound.values["AB"])
         assert one.exponents == bound.exponents
     assert_close(bound.values["AB"], reference.values["AB"], scale=LARGEST, rtol=1e-12)
@@ -113,7 +113,7 @@ def test_wrong_arrays_are_refused(rng):
         tnsim.ModelError,
         match=r"the plan expects A.LAYER0.DOWN of shape \(2, 4\), found nothing; plan these models anew",
     ):
-        execution.run(planned, {}, "interpreted")
+        execution.run(planned, {}, "interpret")
 
 
 @pytest.mark.sampled(quick=0, slow=1)

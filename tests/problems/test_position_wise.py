@@ -85,7 +85,7 @@ def products():
             known |= {MEAN: metric.mean, COVARIANCE: metric.cov}
         for side, arrays in zip("AB", weights, strict=True):
             known |= {str(Leaf(side, 0, role)): np.asarray(x) for role, x in arrays.items()}
-        result = execution.run(plan, {name: known[name] for name in plan.shapes}, "interpreted")
+        result = execution.run(plan, {name: known[name] for name in plan.shapes}, "interpret")
         return [
             float(result.values[p.group])
             * 2.0 ** execution.exponent_of(result, dict(plan.scales[p.group]))

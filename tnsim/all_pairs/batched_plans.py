@@ -31,9 +31,8 @@ from tnsim.engine.passes.hoisting import COMPILING, ONE, Share, Shares, shares, 
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import backend, mesh, replicated, spread
-from tnsim.engine.runtime.execution import Backend, Result
+from tnsim.engine.runtime.execution import Result, Tier
 from tnsim.engine.runtime.stacking import Axes, aligned
-from tnsim.engine.runtime.tiers import BACKENDS, Tier
 from tnsim.metrics.protocol import Metric
 from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of
@@ -87,11 +86,6 @@ class PairSetting(NamedTuple):
     pairs: int
     units: Units
     tier: Tier = "compile"
-
-    @property
-    def backend(self) -> Backend:
-        """The way in which plans run."""
-        return BACKENDS[self.tier]
 
 
 class Pairs(NamedTuple):
@@ -203,7 +197,7 @@ def stack(
     read |= {leaf: np.asarray(x, dtype) for leaf, x in known.items() if leaf in names}
     # The own share runs on the stack of all models at once, and its outputs join the arrays.
     with execution.precision():
-        result = execution.run(share.plan, read, setting.backend, over)
+        result = execution.run(share.plan, read, setting.tier, over)
     return Stack(arrays | result.values, _of_whole(result, share))
 
 
@@ -241,7 +235,7 @@ def contracted(
         leaves = arrays | {name: np.asarray(x, setting.dtype) for name, x in known.items()}
         with execution.precision():
             read = {name: leaves[name] for name in names}
-            result = execution.run(crossing.plan, read, setting.backend, over)
+            result = execution.run(crossing.plan, read, setting.tier, over)
         mantissa = np.asarray(result.values[pair.group], np.float64)
         if setting.slices and family.lifted:
             # The lift carries the constant through all layers, in front of the outputs.

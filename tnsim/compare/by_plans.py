@@ -48,7 +48,7 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.precision import Arithmetic, lost_half
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.execution import fetched, fetched_at_all
-from tnsim.engine.runtime.tiers import USUAL_CORES, backend_in_use, seconds_of
+from tnsim.engine.runtime.tiers import USUAL_CORES, seconds_of, tier_in_use
 from tnsim.errors import TooLarge
 from tnsim.metrics.metric import joins_whole_trees
 from tnsim.metrics.orbits import expected_count
@@ -391,21 +391,21 @@ def _of_models(
 def _host_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
     """Results of a plan on the host, node by node."""
     plan = pair.plan(request)
-    backend = backend_in_use()
+    tier = tier_in_use()
     with announced_plans([plan]), execution.precision():
         arrays: dict[str, Any] = {}
         for side, model in by_side(a, None if pair.alone else b).items():
-            arrays |= placed_weights(pair.family, side, model, request.dtype, backend)
+            arrays |= placed_weights(pair.family, side, model, request.dtype, tier)
         arrays = {name: array for name, array in arrays.items() if name in plan.shapes}
         nodes = pair.inputs(plan, request.metric, a.d_in)
         if len(nodes) > 1 and runs_together(plan, request.budget):
             # Runs at different nodes read the same weights; the second moment alone differs.
             moments = np.stack([inputs[COVARIANCE] for inputs in nodes])
             inputs = nodes[0] | {COVARIANCE: moments}
-            arrays |= execution.placed(inputs, request.dtype, backend)
-            return fetched_at_all(plan, arrays, [COVARIANCE], backend)
-        placed = [execution.placed(inputs, request.dtype, backend) for inputs in nodes]
-        return [fetched(plan, arrays | inputs, backend) for inputs in placed]
+            arrays |= execution.placed(inputs, request.dtype, tier)
+            return fetched_at_all(plan, arrays, [COVARIANCE], tier)
+        placed = [execution.placed(inputs, request.dtype, tier) for inputs in nodes]
+        return [fetched(plan, arrays | inputs, tier) for inputs in placed]
 
 
 def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> list[execution.Result]:
@@ -420,7 +420,7 @@ def _traced_runs(pair: PlannedPair, a: Model, b: Model, request: Request) -> lis
     sides = by_side(a, None if pair.alone else b).items()
     weights = cast(model_weights(family, {side: family.prepare(model) for side, model in sides}))
     nodes = pair.inputs(plan, request.metric, a.d_in)
-    return [execution.run(plan, weights | cast(inputs), "traced") for inputs in nodes]
+    return [execution.run(plan, weights | cast(inputs), "trace") for inputs in nodes]
 
 
 def _products(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tnsim.engine.budget import Budget, check_budget
 from tnsim.engine.plan import Plan
-from tnsim.engine.runtime.tiers import Tier
+from tnsim.engine.runtime.execution import Tier
 from tnsim.errors import TooLarge
 from tnsim.long_work import seconds_text
 from tnsim.tables import html_table

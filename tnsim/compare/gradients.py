@@ -54,7 +54,7 @@ from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.compiling import compiler_options
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.gradients import gradients, pulled_back, run_kept
-from tnsim.engine.runtime.tiers import backend_in_use
+from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
@@ -348,7 +348,7 @@ def _runs(
             layout = numbers.get((n, pair.family.layout))
             if layout is None:
                 weights |= placed_weights(
-                    pair.family, side, written[n], request.dtype, backend_in_use()
+                    pair.family, side, written[n], request.dtype, tier_in_use()
                 )
                 continue
             for key in made:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.execution import Backend
+from tnsim.engine.runtime.execution import Tier
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import digest_of, is_fixed, is_traced
 from tnsim.models.model import Model
@@ -185,7 +185,7 @@ _metric_digest = per_object_cache(digest_of)
 
 
 def placed_weights(
-    family: Family, side: Side, model: Model, dtype: str, backend: Backend
+    family: Family, side: Side, model: Model, dtype: str, tier: Tier
 ) -> dict[str, Any]:
     """The arrays of a model by the names of a problem's leaves, where plans read them.
 
@@ -194,7 +194,7 @@ def placed_weights(
         side: Side of the model in the problem.
         model: Model whose weights are not traced.
         dtype: Type of the arrays.
-        backend: Way in which plans run: on JAX's device, or on arrays of NumPy.
+        tier: Tier in which plans run, which says where the weights lie.
 
     Returns:
         Leaf name -> array of JAX or NumPy.
@@ -204,12 +204,12 @@ def placed_weights(
         # Names are those of side A, whichever side asks, so that both sides find the same arrays.
         # `execution.placed` leaves a few small arrays on the host; `device_put` places them too.
         arrays = family.weights("A", family.prepare(model))
-        arrays = execution.placed(arrays, dtype, backend)
-        return jax.device_put(arrays) if backend == "jax" else arrays
+        arrays = execution.placed(arrays, dtype, tier)
+        return jax.device_put(arrays) if tier == "compile" else arrays
 
     if is_constant(model):
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        key = (family.layout, dtype, device, backend)
+        key = (family.layout, dtype, device, tier)
         arrays = session().belongings.get(
             model, key, placed, lambda made: _total_bytes(made.values())
         )

@@ -35,7 +35,8 @@ from tnsim.engine.ir.dtypes import ALL_DTYPES, DTYPES, dtype_name
 from tnsim.engine.plan import Plan
 from tnsim.engine.planner import plan_problem
 from tnsim.engine.runtime import execution
-from tnsim.engine.runtime.tiers import backend_in_use
+from tnsim.engine.runtime.execution import Tier
+from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.engine.search.paths import searched_by
 from tnsim.errors import ModelError, TnsimError
 from tnsim.models.arrays import Array, not_differentiated
@@ -66,8 +67,8 @@ _FEW = 60
 _NONE = 1e-9
 """Entries of a projection below this threshold are rounding."""
 Backend = Literal["jax", "numpy"]
-_WAYS: Mapping[str, execution.Backend] = {"jax": "jax", "numpy": "interpreted"}
-"""The way to run a plan by library."""
+_TIERS: Mapping[str, Tier] = {"jax": "compile", "numpy": "interpret"}
+"""The tier in which a plan runs by library."""
 _ADVICE = "contract fewer networks at once, smaller ones, or give a larger tnsim.Budget"
 
 
@@ -251,7 +252,7 @@ def contract_expression(
         >>> jax.grad(energy)({"STATE": np.array([1.0, 2.0, 3.0])})["STATE"].tolist()
         [2.0, 4.0, 6.0]
     """
-    if backend not in (None, *_WAYS):
+    if backend not in (None, *_TIERS):
         raise ModelError(f"backend must be 'jax' or 'numpy', found {backend!r}")
     total = network_sum(networks, output_inds, shared_tags, symmetric_tags)
     precision = _precision_of(dtype, total)
@@ -262,7 +263,7 @@ def contract_expression(
         plan = within(
             budget, name, partial(plan_problem, total.problem, name, True, precision), _ADVICE
         )
-    way = backend_in_use() if backend is None else _WAYS[backend]
+    tier = tier_in_use() if backend is None else _TIERS[backend]
     leaves = dict(total.leaves)
     exponents = {leaf: _unit_of(value.array) for leaf, value in leaves.items()}
     if strip_exponent:
@@ -275,9 +276,9 @@ def contract_expression(
             for leaf, value in leaves.items()
             if strip_exponent or abs(exponents[leaf]) < _half_range(precision)
         }
-        for leaf, array in _placed_arrays(near_one, precision, way).items():
+        for leaf, array in _placed_arrays(near_one, precision, tier).items():
             leaves[leaf] = leaves[leaf]._replace(array=array)
-    return Expression(plan, replace(total, leaves=leaves), strip_exponent, way, exponents)
+    return Expression(plan, replace(total, leaves=leaves), strip_exponent, tier, exponents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,14 +289,14 @@ class Expression:
         plan: Plan that a call runs, with its costs.
         networks: Networks as read, with the arrays that a call does not replace.
         strip_exponent: Whether calls return a mantissa and an exponent.
-        backend: Way in which the plan runs outside a JAX trace: "jax" or "interpreted".
+        tier: Tier in which the plan runs outside a JAX trace: "compile" or "interpret".
         exponents: Exponents of the units of the arrays, see `in_units`.
     """
 
     plan: Plan
     networks: NetworkSum
     strip_exponent: bool
-    backend: execution.Backend
+    tier: Tier
     exponents: Mapping[str, float]
 
     def __call__(self, arrays: Mapping[Tags, Any] | None = None) -> Any:
@@ -324,7 +325,7 @@ class Expression:
         if traced:
             dtype = str(jnp.result_type(*(array.dtype for array in traced)))
             return self._finished_value(
-                *self._contracted_sum(leaves, dtype, "traced", self.strip_exponent)
+                *self._contracted_sum(leaves, dtype, "trace", self.strip_exponent)
             )
         is_scaled = self.strip_exponent
         if not is_scaled and self._may_underflow(exponents):
@@ -355,7 +356,7 @@ class Expression:
                 name: leaf._replace(array=leaf.array * 2.0**-step, exponent=leaf.exponent + step)
                 for name, leaf in (leaves.items() if step else ())
             }
-            total = self._contracted_sum(moved or leaves, self.plan.dtype, self.backend, is_scaled)
+            total = self._contracted_sum(moved or leaves, self.plan.dtype, self.tier, is_scaled)
             value, exponent = jax.device_get(total)
             # Float64 holds the exponent, whatever the precision of the run.
             value = np.asarray(value, np.result_type(value, np.float64))[()]
@@ -375,14 +376,14 @@ class Expression:
         return bool(lowest < -_half_range(self.plan.dtype))
 
     def _contracted_sum(
-        self, leaves: Mapping[str, Leaf], dtype: str, backend: execution.Backend, is_scaled: bool
+        self, leaves: Mapping[str, Leaf], dtype: str, tier: Tier, is_scaled: bool
     ) -> tuple[Any, Any]:
         """The sum in a given precision, and the exponent of the power of 2 that the sum lacks."""
         arrays, exponent = {name: leaf.array for name, leaf in leaves.items()}, 0.0
         if is_scaled:
             arrays, exponent = balanced(leaves, self.networks.counts)
-        arrays = _placed_arrays(arrays, dtype, backend)
-        value = execution.run(self.plan, arrays, backend).values[SUM]
+        arrays = _placed_arrays(arrays, dtype, tier)
+        value = execution.run(self.plan, arrays, tier).values[SUM]
         return value, exponent + self.networks.unit
 
     def _finished_value(self, value: Any, exponent: Any) -> Any:
@@ -445,11 +446,9 @@ def _traced_arrays(leaves: Mapping[str, Leaf]) -> list[Tracer]:
     return [leaf.array for leaf in leaves.values() if isinstance(leaf.array, Tracer)]
 
 
-def _placed_arrays(
-    arrays: Mapping[str, Any], dtype: str, backend: execution.Backend
-) -> dict[str, Any]:
-    """Arrays in a given precision, in the place where the backend reads them."""
-    if backend == "traced":
+def _placed_arrays(arrays: Mapping[str, Any], dtype: str, tier: Tier) -> dict[str, Any]:
+    """Arrays in a given precision, in the place where the tier reads them."""
+    if tier == "trace":
         return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
     with execution.precision():
-        return execution.placed(dict(arrays), dtype, backend)
+        return execution.placed(dict(arrays), dtype, tier)

@@ -45,7 +45,8 @@ from tnsim.engine.runtime.stacking import (
 from tnsim.engine.runtime.threads import one_blas_thread
 from tnsim.errors import ModelError
 
-Backend = Literal["jax", "interpreted", "traced"]
+Tier = Literal["interpret", "compile", "trace"]
+"""NumPy at once, compiled programs of XLA, or inside a trace of the caller's."""
 """Ways to run a plan: compiled, interpreted, inside a trace of the caller's."""
 
 
@@ -78,7 +79,7 @@ class Result(NamedTuple):
 def run(
     plan: Plan,
     arrays: Mapping[str, Any],
-    backend: Backend = "jax",
+    tier: Tier = "compile",
     over: Mapping[str, Axes] = MappingProxyType({}),
 ) -> Result:
     """Run a plan on arrays.
@@ -86,8 +87,8 @@ def run(
     Args:
         plan: Plan to run.
         arrays: Name -> array for every name in `plan.shapes`, in the dtype of the plan.
-        backend: "jax" for compiled programs, "interpreted", or "traced" inside a trace of the
-            caller's.
+        tier: "interpret" runs NumPy at once, "compile" programs of XLA, "trace" adds to a trace
+            of JAX that the caller has begun.
         over: Name -> stacked axes, for every array that is a stack: a flag per axis says whether
             the array has the axis. Stacked axes lead. With stacks the result is NumPy and has all
             stacked axes, of size 1 where nothing depends on them.
@@ -102,7 +103,7 @@ def run(
     # Without stacks all flags are empty and nothing changes.
     sizes = _stacked_sizes(plan, arrays, over)
     stacks, axes = stacked_stages(plan, sizes, over)
-    if backend == "interpreted":
+    if tier == "interpret":
         dtype = np.dtype(plan.dtype)
         bound = prepared(plan.whole, dtype.itemsize, stacks)
         values = {name: np.asarray(arrays[name], dtype, order="C") for name in plan.shapes}
@@ -110,7 +111,7 @@ def run(
             exponents = _through(plan, bound.rounds, bound.stages, values, share_round)
         return _gathered(plan, stacks, axes, values, exponents)
     values = dict(arrays)
-    runners = _runners(plan, stacks, arrays, backend)
+    runners = _runners(plan, stacks, arrays, tier)
     if not over and any(each.own > _TRIMMED for each in plan.rounds):
         give_back_freed()  # memory left by compiling and other calls; the peak is of this plan
     # The process may grow by the planned peak beyond the bytes it holds already.
@@ -126,7 +127,7 @@ def run(
         is_large = each.own > _TRIMMED and not over
         if is_large and resident_bytes() + own_bytes > at_most:
             give_back_freed()
-        if backend == "traced":
+        if tier == "trace":
             return _one_by_one(calls, each)
         results, ahead = _sent(calls, each, ahead)
         return results
@@ -238,8 +239,8 @@ def precision() -> Iterator[None]:
         yield
 
 
-def placed(arrays: dict[str, Any], dtype: str, backend: Backend = "jax") -> dict[str, Any]:
-    """The arrays in `dtype`, where a backend reads them.
+def placed(arrays: dict[str, Any], dtype: str, tier: Tier = "compile") -> dict[str, Any]:
+    """The arrays in `dtype`, where a tier reads them.
 
     On JAX's device each array is removed from `arrays` as soon as it is placed. Removal lets the
     host's copy go before the next array is placed. A few small arrays stay on the host, as a
@@ -248,9 +249,9 @@ def placed(arrays: dict[str, Any], dtype: str, backend: Backend = "jax") -> dict
     Args:
         arrays: Arrays by name.
         dtype: Precision of the computation.
-        backend: "jax", or one that reads arrays of NumPy.
+        tier: Tier that reads the arrays; "compile" or "interpret".
     """
-    if backend == "interpreted":
+    if tier == "interpret":
         return {name: np.asarray(array, dtype, order="C") for name, array in arrays.items()}
     if sum(array.size for array in arrays.values()) <= _SMALL:
         return {name: cast(array, dtype) for name, array in arrays.items()}
@@ -322,11 +323,11 @@ def _sent(
 
 
 def _runners(
-    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], backend: Backend
+    plan: Plan, stacks: Sequence[Stacked], arrays: Mapping[str, Any], tier: Tier
 ) -> Sequence[Any]:
     """A function for each stage: a compiled program of the session."""
     programs = [plan.programs[stage.program] for stage in plan.stages]
-    ahead = backend == "jax" and lie_on_default_device(arrays.values())
+    ahead = tier == "compile" and lie_on_default_device(arrays.values())
     dtype = plan.dtype if ahead else None
     # Equal stages have equal keys, and so share a compiled program.
     wanted = [
@@ -350,13 +351,13 @@ LARGEST = 2**20
 """Most elements alive at once in such a plan: beyond, arithmetic takes longer than is saved."""
 
 
-def fetched(plan: Plan, arrays: Mapping[str, Any], backend: Backend = "jax") -> Result:
+def fetched(plan: Plan, arrays: Mapping[str, Any], tier: Tier = "compile") -> Result:
     """Run a plan and fetch its result to the host.
 
     Args:
         plan: Plan to run.
         arrays: Name -> array for every name in `plan.shapes`, none of them traced.
-        backend: Way to run the plan, as for `run`.
+        tier: Tier in which the plan runs, as for `run`.
 
     Returns:
         The result as NumPy arrays of float64.
@@ -364,9 +365,9 @@ def fetched(plan: Plan, arrays: Mapping[str, Any], backend: Backend = "jax") -> 
     Raises:
         ModelError: An array is missing or has another shape than the plan was made for.
     """
-    if backend == "jax" and is_small(plan) and lie_on_default_device(arrays.values()):
+    if tier == "compile" and is_small(plan) and lie_on_default_device(arrays.values()):
         return _unpacked(plan, _numbers(plan, arrays, None))
-    result = run(plan, arrays, backend)
+    result = run(plan, arrays, tier)
     for array in _all(result):
         if isinstance(array, jax.Array):
             array.copy_to_host_async()  # all copies start before the first is waited for
@@ -376,7 +377,7 @@ def fetched(plan: Plan, arrays: Mapping[str, Any], backend: Backend = "jax") -> 
 
 
 def fetched_at_all(
-    plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str], backend: Backend = "jax"
+    plan: Plan, arrays: Mapping[str, Any], stacks: Iterable[str], tier: Tier = "compile"
 ) -> list[Result]:
     """Run a plan at every entry of some stacks of arrays, and fetch the results to the host.
 
@@ -384,7 +385,7 @@ def fetched_at_all(
         plan: Plan to run.
         arrays: Name -> array as for `fetched`; stacked arrays have a further axis in front.
         stacks: Names of the stacked arrays, stacks of equal length.
-        backend: Way to run the plan, as for `run`.
+        tier: Tier in which the plan runs, as for `run`.
 
     Returns:
         A result for each entry, with NumPy arrays of float64.
@@ -394,12 +395,12 @@ def fetched_at_all(
     """
     over = {name: (True,) for name in stacks}
     (size,) = {len(arrays[name]) for name in over}
-    if backend == "jax" and is_small(plan) and lie_on_default_device(arrays.values()):
+    if tier == "compile" and is_small(plan) and lie_on_default_device(arrays.values()):
         # The stacks are one axis, along which the result is a row of numbers for each entry.
         inputs = tuple((name in over,) for name in plan.shapes)
         rows = _numbers(plan, arrays, Stacked((size,), inputs, ((True,),), ()))
         return [_unpacked(plan, row) for row in rows]
-    result = run(plan, arrays, backend, over)
+    result = run(plan, arrays, tier, over)
     return [_entry(result, n, size) for n in range(size)]
 
 

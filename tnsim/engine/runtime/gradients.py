@@ -55,7 +55,7 @@ from tnsim.engine.runtime.compiling import Wanted, ready
 from tnsim.engine.runtime.execution import Result
 from tnsim.engine.runtime.stacking import Run, stacked_stages
 from tnsim.engine.runtime.threads import one_blas_thread, processors, shared
-from tnsim.engine.runtime.tiers import backend_in_use
+from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.scaled import shifted
 from tnsim.sessions import per_object_cache, session
 
@@ -554,9 +554,9 @@ def run_kept(pullback: Pullback, arrays: Mapping[str, Any]) -> tuple[Result, Kep
         The result of the plan, and the arrays for `gradients`.
     """
     plan = pullback.forward
-    backend = backend_in_use()
-    placed = execution.placed(dict(arrays), plan.dtype, backend)
-    result = execution.run(plan, placed, backend)
+    tier = tier_in_use()
+    placed = execution.placed(dict(arrays), plan.dtype, tier)
+    result = execution.run(plan, placed, tier)
     given = {**arrays, **result.values}
     kept = {name: given[name] for name in pullback.kept}
     values = {name: result.values[name] for name in pullback.outputs}
@@ -575,12 +575,12 @@ def gradients(kept: Kept, cotangents: Mapping[str, Any]) -> dict[str, Any]:
         is absent.
     """
     pullback, plan = kept.pullback, kept.pullback.forward
-    backend = backend_in_use()
-    arrays = execution.placed(dict(kept.arrays), plan.dtype, backend)
+    tier = tier_in_use()
+    arrays = execution.placed(dict(kept.arrays), plan.dtype, tier)
     slopes = {name: np.asarray(cotangents[name], plan.dtype) for name in pullback.outputs}
     own: set[str] = set()
     for steps, at_once in pullback.rounds:
-        if backend == "interpreted":
+        if tier == "interpret":
             tasks = [partial(_interpreted, plan, step, kept, arrays, slopes) for step in steps]
             with one_blas_thread(), np.errstate(all="ignore"):
                 results = shared(tasks, min(processors(), at_once))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from tnsim.engine.costs import host_seconds
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -23,17 +22,12 @@ from tnsim.engine.plan import Plan
 from tnsim.engine.runtime.binding import prepared
 from tnsim.engine.runtime.compiling import default_device
 from tnsim.engine.runtime.devices import can_compile
-from tnsim.engine.runtime.execution import Backend
+from tnsim.engine.runtime.execution import Tier
 from tnsim.engine.runtime.stacking import Axes, stacked_stages
 from tnsim.sessions import session
 
-Tier = Literal["interpret", "compile"]
-
 USUAL_CORES = 2
 """Cores of a usual processor, for expected times."""
-
-BACKENDS: Mapping[Tier, Backend] = {"interpret": "interpreted", "compile": "jax"}
-"""The way to run a plan in each tier."""
 
 _SHARING = 0.5  # speed-up of a further thread, as calls of NumPy begin under Python's lock
 _CALLING, _BOUND = 2e-4, 2e-5  # seconds that Python takes for a run of a plan, and for a stage
@@ -54,11 +48,6 @@ def tier_in_use() -> Tier:
     if not can_compile():  # asking for the device would start XLA, which would end the process
         return "interpret"
     return "interpret" if default_device().platform == "cpu" else "compile"
-
-
-def backend_in_use() -> Backend:
-    """The way to run a plan in the session in use: in NumPy or on JAX."""
-    return BACKENDS[tier_in_use()]
 
 
 def seconds_of(
