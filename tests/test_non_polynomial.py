@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 from closeness import assert_close
@@ -128,6 +129,16 @@ def test_measures_of_functions_beside_models(rng):
         mine = net(torch.tensor(tokens)).argmax(-1).numpy()
     theirs = model(np.eye(VOCABULARY)[tokens]).argmax(-1)
     assert float(share[0, 1]) == (mine == theirs).mean()
+
+
+@pytest.mark.parametrize("verb", [tnsim.similarity, tnsim.inner, tnsim.pairwise, tnsim.change])
+def test_a_function_that_fails_says_what_it_was_called_with(verb, rng):
+    alone = [jax.tree_util.Partial(lambda w, x: w @ x, rng.normal(size=(3, 8))) for _ in "ab"]
+    given = [alone] if verb is tnsim.pairwise else alone
+    with pytest.raises((TypeError, ValueError), match="mismatch|contracting") as caught:
+        verb(*given, tnsim.Empirical(rng.normal(size=(20, 8))))
+    (note,) = [each for each in caught.value.__notes__ if "batch" in each]
+    assert re.search(r"float64 of shape \(\d+, 8\)", note) and "jax.vmap" in note
 
 
 def test_what_a_measure_of_functions_refuses(rng):

@@ -36,6 +36,23 @@ def html_table(title: str, rows: Iterable[Sequence[Any]], header: Sequence[Any] 
     return f"<table>{''.join(lines)}</table>"
 
 
+def guarantee(exact: bool, standard_errors: Iterable[float] | None = None) -> str:
+    """The relation of a number, or of shares, to the true one, in words.
+
+    Args:
+        exact: Whether the result calls itself exact.
+        standard_errors: Standard errors of shares; None where nothing was sampled.
+
+    Example:
+        >>> guarantee(False, [0.01, 0.02])
+        'estimate from samples, standard errors of shares up to 0.02'
+    """
+    if standard_errors is not None:
+        most = max(standard_errors)
+        return f"estimate from samples, standard errors of shares up to {most:.2g}"
+    return "exact" if exact else "approximation beyond one nonlinear layer"
+
+
 def in_words(attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     """Attributes of a result in words: `yes` and `no` for 1 and 0, `none` for no caveats.
 

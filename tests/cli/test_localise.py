@@ -73,6 +73,19 @@ def test_the_changes_of_a_run(tmp_path):
     assert done.returncode == 2 and "--swaps shows one change" in done.stderr
 
 
+def test_a_result_prints_what_the_command_says(tmp_path, rng):
+    files = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    models = [tnsim.Model([tnsim.Residual(bilinear(rng, 3, 4, 3))]) for _ in files]
+    for model, file in zip(models, files, strict=True):
+        tnsim.save(model, file)
+    assert command("paths", files[0]).stdout == f"{tnsim.paths(models[0])}\n"
+    assert command("change", *files[:2]).stdout == f"{tnsim.change(*models[:2])}\n"
+    run = dict(zip("abc", models, strict=True))
+    assert command("paths", *files).stdout == f"{tnsim.paths(run)}\n"
+    assert command("paths", *files, "--legs").stdout == f"{tnsim.paths(run, legs=True)}\n"
+    assert command("change", *files).stdout == f"{tnsim.change(run)}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

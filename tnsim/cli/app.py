@@ -31,13 +31,13 @@ from tnsim.cli.options import (
     compiling_shown,
     flags_given,
     grouped,
-    guarantee,
     metric_of,
     networks_of,
     print_json,
     say,
 )
 from tnsim.errors import ModelError, TnsimError, printable
+from tnsim.tables import guarantee
 
 if TYPE_CHECKING:
     from tnsim.compare.estimates import Estimate

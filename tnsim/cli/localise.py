@@ -17,7 +17,6 @@ from tnsim.cli.options import (
     ReadingOptions,
     check_outputs,
     compiling_shown,
-    guarantee,
     in_order,
     metric_of,
     networks_of,
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from tnsim.localise.edges import Edges, EdgeSeries
     from tnsim.localise.paths import Paths, PathSeries
 
-_SHOWN = 20
-"""Most parts that are printed, those of the largest shares."""
 _MOST_INPUTS = 5
 """Most inputs that are printed, those that changed most."""
 
@@ -149,8 +146,7 @@ def _say_paths(result: Paths, as_json: bool) -> None:
             }
         )
         return
-    say(f"metric      {result.metric} ({_guarantee(result)})")
-    _say_shares(result.bra, result.share.tolist())
+    say(str(result))
 
 
 def _say_edges(run: EdgeSeries, as_json: bool) -> None:
@@ -165,20 +161,7 @@ def _say_edges(run: EdgeSeries, as_json: bool) -> None:
         }
         print_json({**_about(run.each), "edges": table})
         return
-    for label, edges in zip(run.labels, run.each, strict=True):
-        say(f"{label}, {edges.metric} ({guarantee(edges.exact)})")
-        say(f"{'share':>9}{'cut':>10}   edge")
-        for n in sorted(range(len(edges.cut)), key=lambda n: -edges.cut[n])[:_SHOWN]:
-            say(f"{edges.share[n]:>+9.4f}{edges.cut[n]:>10.4f}   {edges.edges[n]}")
-
-
-def _guarantee(result: Paths | Change) -> str:
-    """The relation of shares to the true shares, in words."""
-    if result.standard_error is None:
-        return guarantee(result.exact)
-    return (
-        f"estimate from samples, standard errors of shares up to {max(result.standard_error):.2g}"
-    )
+    say(str(run))
 
 
 def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[str, Any]:
@@ -188,23 +171,12 @@ def _about(each: Sequence[Paths] | Sequence[Edges] | Sequence[Change]) -> dict[s
     return {"metric": each[0].metric, "exact": exact, "caveats": list(said)}
 
 
-def _say_shares(labels: tuple[str, ...], shares: list[float]) -> None:
-    order = sorted(range(len(shares)), key=lambda n: -abs(shares[n]))
-    for n in order[:_SHOWN]:
-        say(f"{shares[n]:>+9.4f}   {labels[n]}")
-    if len(order) > _SHOWN:
-        rest = sum(shares[n] for n in order[_SHOWN:])
-        say(f"{rest:>+9.4f}   {len(order) - _SHOWN} others")
-
-
 def _say_run(run: PathSeries, as_json: bool) -> None:
     if as_json:
         shares = _by_label(run.labels, run.paths, run.share)
         print_json({**_about(run.each), "shares": shares})
         return
-    told = next((result for result in run.each if not result.exact), run.each[0])
-    say(f"metric      {told.metric} ({_guarantee(told)})")
-    _say_table(run.labels, run.paths, run.share)
+    say(str(run))
 
 
 def _say_changes(run: ChangeSeries, as_json: bool) -> None:
@@ -214,37 +186,13 @@ def _say_changes(run: ChangeSeries, as_json: bool) -> None:
         shares = _by_label(run.labels, run.components, run.share)
         print_json({**_about(each), "of": each[0].of, "totals": totals, "shares": shares})
         return
-    from tnsim.localise.change import TOTALS
-
-    told = next((result for result in each if not result.exact), each[0])
-    say(f"metric      {told.metric} ({told.how or _guarantee(told)})")
-    largest = int(run.total.argmax())
-    say(f"most        {TOTALS[told.of]} {run.total[largest]:.6g}, up to {run.labels[largest]}")
-    totals = [f"{total:>11.4g}" for total in run.total]
-    _say_table(run.labels, run.components, run.share, (f"{'change':>11}", totals))
+    say(str(run))
 
 
 def _by_label(labels: Sequence[Any], names: Sequence[str], table: Any) -> dict[str, Any]:
     """Rows of a table by the label of a checkpoint, each by name, for JSON."""
     rows = zip(labels, table.tolist(), strict=True)
     return {str(label): dict(zip(names, row, strict=True)) for label, row in rows}
-
-
-def _say_table(
-    labels: Sequence[Any],
-    names: Sequence[str],
-    table: Any,
-    beside: tuple[str, Sequence[str]] | None = None,
-) -> None:
-    """The columns of the largest shares, under letters, behind a column of other numbers."""
-    head, numbers = beside or ("", [""] * len(labels))
-    order = sorted(range(len(names)), key=lambda n: -abs(table[:, n]).max())[:6]
-    for n in order:
-        say(f"{'abcdef'[order.index(n)]:>11} {names[n]}")
-    letters = "".join(f"{letter:>9}" for letter in "abcdef"[: len(order)])
-    say(f"{'checkpoint':<11}{head}{letters}")
-    for label, number, row in zip(labels, numbers, table, strict=True):
-        say(f"{label!s:<11}{number}" + "".join(f"{row[n]:>+9.4f}" for n in order))
 
 
 def change(
@@ -282,6 +230,7 @@ def change(
     """A change of checkpoints, or each of a run, split by layer, head, hidden unit or module."""
     import tnsim
     from tnsim.analysis import figures
+    from tnsim.localise.change import text_of_change
 
     if plot is not None:
         check_outputs({plot: PNG})
@@ -324,7 +273,7 @@ def change(
         data = _as_data(result) | {name: each.tolist() for name, each in swapped.items()}
         print_json(data if by_input is None else data | {"by_input": by_input.tolist()})
     else:
-        _say_change(result, swapped)
+        say(text_of_change(result, swapped))
         if by_input is not None:
             _say_inputs(by_input)
     if plot is not None:
@@ -358,16 +307,3 @@ def _say_inputs(by_input: Any) -> None:
     first = np.argsort(-each, kind="stable")[:_MOST_INPUTS]
     shares = ", ".join(f"{n} ({each[n] / each.sum():.1%})" for n in first)
     say(f"{'most on inputs':<15} {shares}, of {len(each):,}")
-
-
-def _say_change(result: Change, swapped: dict[str, Any]) -> None:
-    from tnsim.localise.change import TOTALS
-
-    say(f"{TOTALS[result.of]:<15} {result.total:.6g}")
-    if result.surroundings:
-        say(f"{'surroundings':<15} {result.surroundings:.6g} (linear layers, of B on both sides)")
-    say(f"{'metric':<15} {result.metric} ({result.how or _guarantee(result)})")
-    say(f"{'share':>10}" + "".join(f"{name:>11}" for name in swapped) + "   component")
-    for n in sorted(range(len(result.share)), key=lambda n: -abs(result.share[n])):
-        others = "".join(f"{each[n]:>11.4g}" for each in swapped.values())
-        say(f"{result.share[n]:>+10.4f}{others}   {result.components[n]}")

@@ -528,24 +528,6 @@ def save_picture(figure: Any, path: Path) -> None:
         figure.savefig(temporary, dpi=150, format="png")
 
 
-def guarantee(exact: bool) -> str:
-    """The relation of a number to the true similarity, in words.
-
-    Args:
-        exact: Whether the result calls itself exact.
-
-    Returns:
-        Words to be put in brackets.
-
-    Example:
-        >>> guarantee(True)
-        'exact'
-    """
-    if exact:
-        return "exact"
-    return "approximation beyond one nonlinear layer"
-
-
 def say(text: str) -> None:
     """Print lines that may hold names out of files, as a terminal may show them.
 

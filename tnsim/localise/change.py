@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -51,7 +52,7 @@ from tnsim.localise.change_of_weights import (
 )
 from tnsim.localise.differences import Batch, by_input, directions
 from tnsim.localise.grams import Setting, check_bilinear
-from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
+from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run, text_of_run
 from tnsim.localise.slopes import (
     Family,
     Nodes,
@@ -86,7 +87,7 @@ from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
-from tnsim.tables import html_table
+from tnsim.tables import guarantee, html_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -358,13 +359,37 @@ class Change:
         """
         return directions(self._exchanges.differences(), count)
 
+    def __str__(self) -> str:
+        return text_of_change(self)
+
     def _repr_html_(self) -> str:
-        guarantee = self.how or ("exact" if self.exact else "approximation or estimate")
         what = TOTALS.get(self.of, self.of)
-        title = f"Change {what} = {self.total:.4g}, {self.metric} ({guarantee})"
+        said = self.how or guarantee(self.exact, self.standard_error)
+        title = f"Change {what} = {self.total:.4g}, {self.metric} ({said})"
         order = largest(self.share, len(self.share))
         rows = [(self.components[n], f"{self.share[n]:.4g}") for n in order]
         return html_table(title, rows, ("component", "share"))
+
+
+def text_of_change(change: Change, beside: Mapping[str, np.ndarray] = MappingProxyType({})) -> str:
+    """A change as text: what changed by how much, and a line for every component.
+
+    Args:
+        change: The change.
+        beside: Further columns by name, a number for each component.
+    """
+    lines = [f"{TOTALS.get(change.of, change.of):<15} {change.total:.6g}"]
+    if change.surroundings:
+        linear = "(linear layers, of B on both sides)"
+        lines.append(f"{'surroundings':<15} {change.surroundings:.6g} {linear}")
+    said = change.how or guarantee(change.exact, change.standard_error)
+    lines.append(f"{'metric':<15} {change.metric} ({said})")
+    heads = "".join(f"{name:>11}" for name in beside)
+    lines.append(f"{'share':>10}{heads}   component")
+    for n in largest(change.share, len(change.share)):
+        others = "".join(f"{each[n]:>11.4g}" for each in beside.values())
+        lines.append(f"{change.share[n]:>+10.4f}{others}   {change.components[n]}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,6 +431,16 @@ class ChangeSeries:
     def _table(self, row: Callable[[Change], np.ndarray]) -> np.ndarray:
         nothing = np.zeros(len(self.components))
         return np.array([nothing if found is None else row(found) for found in self.each])
+
+    def __str__(self) -> str:
+        each = [found for found in self.each if found is not None]
+        told = next((found for found in each if not found.exact), each[0])
+        said = told.how or guarantee(told.exact, told.standard_error)
+        most = int(self.total.argmax())
+        what = f"{TOTALS.get(told.of, told.of)} {self.total[most]:.6g}, up to {self.labels[most]}"
+        totals = (f"{'change':>11}", [f"{total:>11.4g}" for total in self.total])
+        table = text_of_run(self.labels, self.components, self.share, totals)
+        return f"metric      {told.metric} ({said})\nmost        {what}\n{table}"
 
     def _repr_html_(self) -> str:
         totals = [f"{total:.4g}" for total in self.total]

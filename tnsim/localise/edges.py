@@ -24,7 +24,7 @@ from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
-from tnsim.localise.runs import largest, table_of_run
+from tnsim.localise.runs import ROWS, largest, table_of_run
 from tnsim.localise.slopes import Family, certified, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
@@ -40,7 +40,7 @@ from tnsim.models.layers import innermost
 from tnsim.models.model import Model, caveats
 from tnsim.problems import forward
 from tnsim.scaled import power
-from tnsim.tables import html_table
+from tnsim.tables import guarantee, html_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,12 @@ class Edges:
     metric: str
     exact: bool
     caveats: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.metric} ({guarantee(self.exact)})", f"{'share':>9}{'cut':>10}   edge"]
+        for n in largest(self.cut, ROWS):
+            lines.append(f"{self.share[n]:>+9.4f}{self.cut[n]:>10.4f}   {self.edges[n]}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         order = largest(self.cut)
@@ -95,6 +101,10 @@ class EdgeSeries:
     def cut(self) -> Float[np.ndarray, "checkpoints edges"]:
         """Squared distances to the model without the edge, in units of the squared norm."""
         return np.stack([edges.cut for edges in self.each])
+
+    def __str__(self) -> str:
+        each = zip(self.labels, self.each, strict=True)
+        return "\n".join(f"{label}, {edges}" for label, edges in each)
 
     def _repr_html_(self) -> str:
         return table_of_run("Effects of cutting edges", self.labels, self.edges, self.cut)

@@ -40,7 +40,14 @@ from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
 from tnsim.localise.hidden_units import products_of_units, reads_units
-from tnsim.localise.runs import Run, checkpoints_of, largest, table_of_run
+from tnsim.localise.runs import (
+    Run,
+    checkpoints_of,
+    largest,
+    table_of_run,
+    text_of_run,
+    text_of_shares,
+)
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced
@@ -56,7 +63,7 @@ from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
-from tnsim.tables import html_table
+from tnsim.tables import guarantee, html_table
 
 MOST_SWITCHED = 1024
 """Most switched models of one question; their inner products are a matrix of this size."""
@@ -110,11 +117,15 @@ class Paths:
         """
         return float(self.share[_through(self.bra, names)].sum())
 
+    def __str__(self) -> str:
+        said = guarantee(self.exact, self.standard_error)
+        return f"metric      {self.metric} ({said})\n{text_of_shares(self.bra, self.share)}"
+
     def _repr_html_(self) -> str:
-        guarantee = "exact" if self.exact else "approximation or estimate"
         share = self.share
         rows = [(self.bra[n], f"{share[n]:.4g}") for n in largest(share)]
-        return html_table(f"Paths, {self.metric} ({guarantee})", rows, ("path", "share"))
+        said = guarantee(self.exact, self.standard_error)
+        return html_table(f"Paths, {self.metric} ({said})", rows, ("path", "share"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +154,12 @@ class PathSeries:
     def through(self, *names: str) -> Float[np.ndarray, " checkpoints"]:
         """The shares of all paths through every one of some components, as `Paths.through`."""
         return self.share[:, _through(self.paths, names)].sum(axis=1)
+
+    def __str__(self) -> str:
+        told = next((paths for paths in self.each if not paths.exact), self.each[0])
+        said = guarantee(told.exact, told.standard_error)
+        table = text_of_run(self.labels, self.paths, self.share)
+        return f"metric      {told.metric} ({said})\n{table}"
 
     def _repr_html_(self) -> str:
         return table_of_run("Shares of paths", self.labels, self.paths, self.share)

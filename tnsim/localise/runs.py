@@ -15,6 +15,8 @@ Run = Series | Mapping | list | tuple
 """The checkpoints of a run: of files, by labels, or in their order."""
 SHOWN = 24
 """Most columns of a table, those of the largest numbers."""
+ROWS, _LETTERS = 20, "abcdef"
+"""Most rows of a text, and a letter for each of its columns."""
 
 
 def checkpoints_of(run: Run) -> tuple[tuple[Any, ...], Iterable[Any]]:
@@ -68,3 +70,49 @@ def table_of_run(
         rows.append((label, *(column[n] for _, column in beside), *numbers))
     heads = ("", *(name for name, _ in beside), *(names[n] for n in order))
     return html_table(title, rows, heads)
+
+
+def text_of_shares(labels: Sequence[str], shares: Float[np.ndarray, " labels"]) -> str:
+    """A line for each of the largest shares, and one for the sum of all others.
+
+    Example:
+        >>> print(text_of_shares(("one", "two"), np.array([0.25, 0.75])))
+          +0.7500   two
+          +0.2500   one
+    """
+    order = largest(shares, len(shares))
+    lines = [f"{shares[n]:>+9.4f}   {labels[n]}" for n in order[:ROWS]]
+    if rest := order[ROWS:]:
+        lines.append(f"{shares[rest].sum():>+9.4f}   {len(rest)} others")
+    return "\n".join(lines)
+
+
+def text_of_run(
+    labels: Sequence[Any],
+    names: Sequence[str],
+    values: Float[np.ndarray, "checkpoints names"],
+    beside: tuple[str, Sequence[str]] | None = None,
+) -> str:
+    """A line for every checkpoint with the largest columns, which have letters for their names.
+
+    Args:
+        labels: Labels of the checkpoints.
+        names: Names of the columns.
+        values: Numbers of the columns.
+        beside: Name and texts of a column before them.
+
+    Example:
+        >>> print(text_of_run((0, 10), ("embed",), np.array([[0.5], [1.0]])))
+                  a embed
+        checkpoint         a
+        0            +0.5000
+        10           +1.0000
+    """
+    head, texts = beside or ("", [""] * len(labels))
+    order = largest(values, len(_LETTERS))
+    letters = _LETTERS[: len(order)]
+    lines = [f"{letter:>11} {names[n]}" for letter, n in zip(letters, order, strict=True)]
+    lines.append(f"{'checkpoint':<11}{head}" + "".join(f"{letter:>9}" for letter in letters))
+    for label, text, row in zip(labels, texts, values, strict=True):
+        lines.append(f"{label!s:<11}{text}" + "".join(f"{row[n]:>+9.4f}" for n in order))
+    return "\n".join(lines)

@@ -172,6 +172,8 @@ def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) ->
 
     Raises:
         ModelError: The outputs do not say which array counts.
+        Exception: Whatever a function that is no module raises, with a note that says what it was
+            called with.
 
     Example:
         >>> array_at(lambda x: (2 * x, None), np.ones((1, 2)), run_module).tolist()
@@ -180,7 +182,19 @@ def array_at(function: Function, inputs: Any, run: Callable[[Any, Any], Any]) ->
     output = None
     if isinstance(function, WithOutput):
         function, output = function.function, function.output
-    given = run(function, inputs) if hasattr(function, "named_parameters") else function(inputs)
+    if hasattr(function, "named_parameters"):
+        return array_of(run(function, inputs), output)
+    try:
+        given = function(inputs)
+    except Exception as error:  # what a function of the user's raises is the user's to read
+        if not isinstance(error, TnsimError):
+            error.add_note(
+                f"The function was called with a batch of inputs, {inputs.dtype} of shape "
+                f"{tuple(inputs.shape)}. One that takes a single input, such as a module of "
+                "Equinox, is given as "
+                "jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net)."
+            )
+        raise
     return array_of(given, output)
 
 
