@@ -5,7 +5,8 @@
 Every network is tiny, in two versions of which the second has other weights by a fifth. Networks of
 vectors are compared as they are; those that read tokens, images or sequences on 64 inputs, as
 `docs/which-call.md` says. A cell is the time of the call in seconds of the processor, with a word
-where a number is exact from the weights, an estimate, or on the inputs; or the error.
+where a number is exact from the weights, an estimate, or on the inputs; or the error. Rows of
+Equinox and Flax ask for these libraries, which no extra of tnsim installs.
 """
 
 import argparse
@@ -125,6 +126,11 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 20, (INPUTS, 6))
 
 
+def vectors() -> np.ndarray:
+    """Random vectors."""
+    return np.random.default_rng(0).normal(size=(INPUTS, 8))
+
+
 def convolutional(*blocks: nn.Module) -> nn.Sequential:
     """Convolutions, a mean over the image, and a readout."""
     first = nn.Conv2d(1, 8, 3, padding=1)
@@ -154,6 +160,46 @@ def jax_function(scale: float) -> Any:
         return jnp.tanh(x @ w["in"].T) @ w["out"].T
 
     return tnsim.from_function(run, weights, np.zeros((2, 8)))
+
+
+def equinox_mlp() -> Any:
+    """A module of Equinox, which takes a single input."""
+    import equinox
+    import jax
+
+    net = equinox.nn.MLP(8, 4, 16, 1, key=jax.random.key(0))
+    return jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net)
+
+
+def flax_attention() -> Any:
+    """Attention behind a norm, in Flax."""
+    import jax
+    from flax import linen
+
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, tokens: Any) -> Any:
+            x = linen.Embed(20, 16)(tokens)
+            normed = linen.LayerNorm()(x)
+            return linen.Dense(20)(x + linen.MultiHeadDotProductAttention(2)(normed, normed))
+
+    net = Block()
+    weights = net.init(jax.random.key(0), np.zeros((1, 6), int))
+    return jax.tree_util.Partial(net.apply, weights)
+
+
+def nnx_mlp() -> Any:
+    """A module of `flax.nnx`, called as it is."""
+    from flax import nnx
+
+    class Network(nnx.Module):
+        def __init__(self, rngs: Any) -> None:
+            self.inner, self.outer = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.outer(nnx.gelu(self.inner(x)))
+
+    return Network(nnx.Rngs(0))
 
 
 GPT2 = {"n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -194,7 +240,10 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "Llama": lambda: (hugging_face("Llama", **LLAMA), tokens()),
     "BERT": lambda: (hugging_face("Bert", **BERT), tokens()),
     "function of JAX": lambda: (jax_function(1.0), None),
-    "plain function": lambda: (np.tanh, np.random.default_rng(0).normal(size=(INPUTS, 8))),
+    "Equinox": lambda: (equinox_mlp(), vectors()),
+    "Flax, attention": lambda: (flax_attention(), tokens().numpy()),
+    "Flax, nnx": lambda: (nnx_mlp(), vectors()),
+    "plain function": lambda: (np.tanh, vectors()),
 }
 
 
@@ -215,6 +264,18 @@ def other(network: Any, size: float) -> Any:
         return network
     if isinstance(network, tnsim.Model):
         return jax_function(1 + size)
+    if network is not np.tanh:  # a pytree with weights
+        import jax
+
+        generator = np.random.default_rng(1)
+
+        def moved(weight: Any) -> Any:
+            if not hasattr(weight, "dtype") or weight.dtype != np.float32:
+                return weight
+            spread = np.abs(np.asarray(weight)).mean()
+            return weight + (size * spread * generator.normal(size=weight.shape)).astype(np.float32)
+
+        return jax.tree.map(moved, network)
     return lambda x: np.tanh((1 + size) * np.asarray(x))
 
 
