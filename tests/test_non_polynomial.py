@@ -135,7 +135,7 @@ def test_measures_of_functions_beside_models(rng):
 def test_a_function_that_fails_says_what_it_was_called_with(verb, rng):
     alone = [jax.tree_util.Partial(lambda w, x: w @ x, rng.normal(size=(3, 8))) for _ in "ab"]
     given = [alone] if verb is tnsim.pairwise else alone
-    with pytest.raises((TypeError, ValueError), match="mismatch|contracting") as caught:
+    with pytest.raises((TypeError, ValueError), match=r"mismatch|contracting") as caught:
         verb(*given, tnsim.Empirical(rng.normal(size=(20, 8))))
     (note,) = [each for each in caught.value.__notes__ if "batch" in each]
     assert re.search(r"float64 of shape \(\d+, 8\)", note) and "jax.vmap" in note

@@ -11,6 +11,7 @@ from commands import command
 from optional import skip_without
 
 import tnsim
+from tnsim.cli import follow
 
 torch = pytest.importorskip("torch")
 skip_without("transformers")
@@ -82,6 +83,11 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     said = command("pairwise", tmp_path / "run", *asked, "--out", tmp_path / "out").stdout
     assert "empirical (on these inputs, with standard errors up to" in said
     assert_close(np.load(tmp_path / "out" / "result.npz")["similarity"][0, 1], wanted, rtol=1e-12)
+    for name, folder in zip("ab", folders, strict=True):  # folders of one name
+        shutil.copytree(folder, tmp_path / name / "final")
+    final = (tmp_path / name / "final" for name in "ab")
+    said = command("pairwise", *final, *asked, "--out", tmp_path / "final").stdout
+    assert f"of {tmp_path}/a/final and {tmp_path}/b/final" in said
     shares = tnsim.change(*folders, data, by="block").share
     by_block = *asked, "--by", "block", "--json"
     found = json.loads(command("change", *folders, *by_block).stdout)
@@ -92,6 +98,30 @@ def test_commands_run_folders_on_inputs(folders, tmp_path, capfd):
     several = command("similarity", tmp_path / "run", folders[0], *asked, check=False)
     assert "run holds 2 checkpoints" in several.stderr
     assert "Loading" not in capfd.readouterr().err
+
+
+def test_a_run_of_folders_is_followed(folders, tmp_path, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "out"
+    for step, folder in ((20, folders[0]), (100, folders[1])):
+        shutil.copytree(folder, run / f"checkpoint-{step}")
+    late = run / "checkpoint-100" / "config.json"
+    text, looks = late.read_text(), []
+    late.unlink()
+
+    def sleep(_):
+        looks.append(None)
+        if len(looks) == 3:  # weights without a configuration were refused
+            late.write_text(text)
+
+    monkeypatch.setattr(follow.time, "sleep", sleep)
+    tokens = np.random.default_rng(0).integers(0, 11, size=(20, 6))
+    np.save(tmp_path / "x.npy", tokens)
+    asked = "--metric", "empirical", "--inputs", tmp_path / "x.npy"
+    said = command("pairwise", run, *asked, "--out", out, "--follow", 0.05, "--until", 2).stdout
+    assert said.count("waiting for") == 1 and "models 1, 1 new" in said
+    assert "models 2, 1 new" in said and "of 20 and 100" in said and len(looks) == 3
+    found = np.load(out / "result.npz")["similarity"][0, 1]
+    assert_close(found, tnsim.similarity(*folders, tnsim.Empirical(tokens)), rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # between libraries

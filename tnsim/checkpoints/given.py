@@ -193,6 +193,8 @@ def is_path_or_paths(given: Any) -> bool:
 def folders_of_networks(models: Any) -> dict[str, Path]:
     """The folders of Hugging Face that a list names, or a run holds; none where others are too.
 
+    A file of weights stands for the folder that it is in.
+
     Args:
         models: Anything that stands for many models, as for `given_models`.
 
@@ -208,21 +210,23 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
 
     if not is_path_or_paths(models):
         return {}
+    weights = ("model.safetensors", "adapter_model.safetensors")
     if isinstance(models, (list, tuple)):
-        folders = {Path(path).name: Path(path) for path in models}
-        if len(folders) < len(models):
-            return {}
-    elif Path(models).is_file() or architecture_of(models):
+        paths = map(Path, models)
+        models = [path.parent if path.name.startswith(weights) else path for path in paths]
+    elif Path(models).is_file() or architecture_of(models):  # a single one
         return {}
-    else:  # the checkpoints of a run, in order
+    try:
         series = Series(models)
-        # Other files beside a configuration are no networks of its library.
-        weights = ("model.safetensors", "adapter_model.safetensors")
-        if not all(path.name.startswith(weights) for path in series.paths):
-            return {}
-        paths = zip(series.labels, series.paths, strict=True)
-        folders = {label: path.parent for label, path in paths}
-    return folders if all(map(architecture_of, folders.values())) else {}
+    except CheckpointError:  # said where the files are read as models
+        return {}
+    # Other files beside a configuration are no networks of its library.
+    if not all(path.name.startswith(weights) for path in series.paths):
+        return {}
+    paths = zip(series.labels, series.paths, strict=True)
+    folders = {label: path.parent for label, path in paths}
+    is_known = len(folders) == len(series) and all(map(architecture_of, folders.values()))
+    return folders if is_known else {}
 
 
 def is_module(given: Any) -> bool:

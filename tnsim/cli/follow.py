@@ -2,10 +2,11 @@
 
 A folder is looked at every few seconds. A file counts as written once its size and its time of
 change are the same at two looks and it can be read as a model; what cannot, such as the state of an
-optimiser, is said once and left out until it changes. Every new checkpoint grows the store of the
-results (`all_pairs.growing`), so that its pairs alone are computed. A store never forgets a model,
-so where a checkpoint is rewritten or removed, the pairs of those that are there are computed in a
-store of this process alone.
+optimiser, is said once and left out until it changes, or what lies beside it does, as the
+configuration of an adapter, which is written after its weights. Every new checkpoint grows the
+store of the results (`all_pairs.growing`), so that its pairs alone are computed. A store never
+forgets a model, so where a checkpoint is rewritten or removed, the pairs of those that are there
+are computed in a store of this process alone.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ class _Look:
         self._before: dict[Path, _Stamp] = {}
         self._whole: dict[Path, _Stamp] = {}
         self._told: dict[Path, _Stamp] = {}
+        self._refused: dict[Path, tuple[_Stamp, _Stamp | None]] = {}  # beside their folders
 
     def written(self) -> Written:
         """The checkpoints that are written to their end, in order."""
@@ -147,7 +149,8 @@ class _Look:
             return False
         if self._whole.get(path) == stamp:
             return True
-        if self._told.get(path) == stamp:
+        state = stamp, _stamp(path.parent)
+        if self._refused.get(path) == state:
             return False
         try:
             # Models are read when indexed, parts when they are told apart.
@@ -157,8 +160,9 @@ class _Look:
         except MissingExtra:
             raise
         except TnsimError as error:
-            say(f"waiting for {error}")
-            self._told[path] = stamp
+            if self._told.get(path) != stamp:
+                say(f"waiting for {error}")
+            self._told[path], self._refused[path] = stamp, state
             return False
         self._whole[path] = stamp
         return True

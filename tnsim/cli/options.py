@@ -279,10 +279,8 @@ class Networks:
 
         if self.run_as_they_are:
             return modules_of(files, self.reader)
-        if self.run_folders:
-            named = files[0] if len(files) == 1 else files
-            if folders := folders_of_networks(named):
-                return {label: read_model(path, None, True) for label, path in folders.items()}
+        if self.run_folders and (folders := folders_of_networks(list(files))):
+            return {label: read_model(path, None, True) for label, path in folders.items()}
         return self.series(files)
 
 
