@@ -451,6 +451,8 @@ def leaves_of(function: Any) -> dict[str, Any]:
     Example:
         >>> list(leaves_of(jax.tree_util.Partial(print, {"w": np.ones(2), "n": 1})))
         ['w']
+        >>> list(leaves_of({"w": {"value": np.ones(2)}}))
+        ['w']
     """
     tree, above = function, 0
     if isinstance(function, jax.tree_util.Partial):
@@ -458,11 +460,14 @@ def leaves_of(function: Any) -> dict[str, Any]:
         tree, above = (function.args, function.keywords), 1
         above += len(function.args) + len(function.keywords) == 1
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
+    named = {
         jax.tree_util.keystr(path[above:], simple=True, separator=".") or "weights": leaf
         for path, leaf in paths
         if _is_weight(leaf)
     }
+    # Variables of `flax.nnx` are pytrees of one leaf, whose name says nothing.
+    nothing = ".value" if all(name.endswith(".value") for name in named) else ""
+    return {name.removesuffix(nothing): leaf for name, leaf in named.items()}
 
 
 class Between(NamedTuple):
