@@ -10,13 +10,77 @@ import numpy as np
 from tnsim.checkpoints.affine_values import Library
 from tnsim.checkpoints.entrywise import is_entrywise
 from tnsim.checkpoints.norms import Normed
-from tnsim.checkpoints.operations import FILLS, PRODUCTS, Graph, Operation, is_affine, is_float
-from tnsim.errors import ModelError
+from tnsim.checkpoints.operations import (
+    FILLS,
+    PRODUCTS,
+    SUMS,
+    Graph,
+    Operation,
+    is_affine,
+    is_float,
+)
+from tnsim.errors import ModelError, UnsupportedLayer
 
 JOINED = (
     "computes with the number of its inputs or with more than one of them: what it gives for an "
     "input depends on the batch around it, so it is no function of an input"
 )
+
+
+_ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
+"""Operations whose numbers count, which are the shape of the batch in others."""
+
+
+def check_batches(
+    one: Graph,
+    written: Callable[[int], Graph],
+    weights: Mapping[str, Any] | Sequence[Any],
+    pair: Any,
+    library: Library,
+    what: str,
+) -> None:
+    """Raise `UnsupportedLayer` where what a forward pass gives for an input depends on the others.
+
+    Args:
+        one: Operations on a single input.
+        written: Function from a number of inputs to the operations on so many.
+        weights: Weights by name or number.
+        pair: Two inputs.
+        library: Functions of arrays.
+        what: Words for what is read.
+    """
+    two = written(2)
+    try:
+        _check_alike(one, two, what)
+    except UnsupportedLayer:
+        # A batch of one may lose its axis on the way, which larger ones do not.
+        _check_alike(two, written(3), what)
+    if joins_inputs(two, two.arrays(weights), pair, library):
+        raise UnsupportedLayer(f"{what} {JOINED}")
+
+
+def _check_alike(one: Graph, other: Graph, what: str) -> None:
+    """Raise `UnsupportedLayer` where the operations on more inputs are others, shapes aside."""
+    refusal = f"{what} {JOINED}"
+    weights = {made: name for graph in (one, other) for name, made in graph.weights.items()}
+    pairs = [(one.output, other.output)]
+    seen = set(pairs)
+    while pairs:
+        pair = first, second = pairs.pop()
+        if first.name != second.name or len(first.reads) != len(second.reads):
+            raise UnsupportedLayer(refusal)
+        if weights.get(first) != weights.get(second):
+            raise UnsupportedLayer(refusal)
+        if first.name in _ARITHMETIC or is_entrywise(first.name):
+            numbers, others = (
+                [x for x in given if isinstance(x, (int, float))]
+                for given in ((*x.arguments, *(named for _, named in x.keywords)) for x in pair)
+            )
+            if numbers != others:
+                raise UnsupportedLayer(f"{refusal} ({first.name} with {numbers} and with {others})")
+        further = [x for x in zip(first.reads, second.reads, strict=True) if x not in seen]
+        seen.update(further)
+        pairs += further
 
 
 def joins_inputs(graph: Graph, arrays: Mapping[Operation, Any], x: Any, library: Library) -> bool:

@@ -544,11 +544,3 @@ def _wide(array: np.ndarray) -> np.ndarray:
     """An array of floats in float64."""
     floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(np.float64) if floats else array
-
-
-def signature(graph: Graph) -> list[Any]:
-    """Operations and their numbers, without shapes: equal for batches of any size."""
-    return [
-        (one.name, *[given for given in one.arguments if isinstance(given, (bool, float))])
-        for one in graph.operations
-    ]

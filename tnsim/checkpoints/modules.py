@@ -9,11 +9,10 @@ random batches of several sizes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -354,32 +353,20 @@ def recognised(
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)
+    if output is not None:
+        double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
     # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
     with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
         try:
-            with _with_output(double, output):
-                example = example_inputs(double, inputs, n_ctx)
+            example = example_inputs(double, inputs, n_ctx)
         except ModelError:
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module)
+        asked = _Asked(module, double, declared, inputs, n_ctx, first or module)
         reading = _first_reading(asked, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
-
-
-@contextlib.contextmanager
-def _with_output(module: Any, output: str | int | None) -> Iterator[None]:
-    """Let a module give a single output."""
-    if output is None:
-        yield
-        return
-    handle = module.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class _Asked(NamedTuple):
@@ -387,11 +374,10 @@ class _Asked(NamedTuple):
 
     Attributes:
         module: The module.
-        double: A copy in float64.
+        double: A copy in float64, with the output that counts alone.
         declared: Declarations of classes of the user.
         inputs: The example that the user gave, or None.
         n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
-        output: Name of the output that counts, or its place in a tuple.
         first: The module of which the module may be a copy with other weights.
     """
 
@@ -400,7 +386,6 @@ class _Asked(NamedTuple):
     declared: Mapping[type, Declared]
     inputs: Any
     n_ctx: int | None
-    output: str | int | None
     first: Any
 
 
@@ -482,22 +467,19 @@ def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
     """
     from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
 
-    module, double, declared, _, n_ctx, output, _ = asked
-    layers, graph = graph_layers(
-        double, state_of(double), module, declared, example, sequence, output
-    )
-    _check_own(graph, asked.first)
-    check_batches(double, graph, example, output, tuple(declared))
+    module, double, declared, _, n_ctx, first = asked
+    layers, graph = graph_layers(double, state_of(double), module, declared, example, sequence)
+    _check_own(graph, first)
+    check_batches(double, graph, example, tuple(declared))
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
-    with _with_output(double, output):
-        _check_apart(double, example, _batch_sizes(double, example))
-        error = forward_error(double, layers, example)
-        lengths: list[int] = []
-        if sequence and n_ctx is None:
-            lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
+    _check_apart(double, example, _batch_sizes(double, example))
+    error = forward_error(double, layers, example)
+    lengths: list[int] = []
+    if sequence and n_ctx is None:
+        lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
     positions = example.shape[1] if sequence else 1
     tensors = tensors_of(module)
     named = state_of(module) | tensors  # each by all of its names
@@ -630,7 +612,6 @@ def graph_layers(
     declared: Mapping[type, Declared],
     example: Any,
     sequence: bool,
-    output: str | int | None,
 ) -> tuple[list[Normed], Graph]:
     """The layers of the graph of a module.
 
@@ -641,7 +622,6 @@ def graph_layers(
         declared: Declarations of classes of the user.
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
-        output: Name of the output that counts, or its place in a tuple.
 
     Returns:
         The layers, of arrays or of tensors that require grad, and the graph.
@@ -653,7 +633,7 @@ def graph_layers(
     from tnsim.checkpoints.read_graphs import Part, layers_of_graph
 
     torch = require_torch()
-    graph = graphs.graph_of(traced, example, output, tuple(declared))
+    graph = graphs.graph_of(traced, example, tuple(declared))
     floats = [one for one in state.values() if one.is_floating_point()]
     like = floats[0] if floats else torch.zeros(1, dtype=torch.get_default_dtype())
     parameters = [one.dtype for one in module.parameters() if one.is_floating_point()]

@@ -209,7 +209,6 @@ class Graph:
         output: Operation that gives the output.
         constants: Arrays that the forward pass brings with it, by their operations.
         owns: Begin and end of submodules that are taken whole, by the operation that ends one.
-        traced: The graph as PyTorch has written it.
         rounding: Relative error with which a function itself rounds numbers on the way, 0 where it
             computes in the type of its arguments.
     """
@@ -220,7 +219,6 @@ class Graph:
     output: Operation
     constants: Mapping[Operation, Any]
     owns: Mapping[Operation, tuple[str, Operation]] = field(default_factory=dict)
-    traced: Any = None
     rounding: float = 0.0
 
     def arrays(self, weights: Mapping[str, Any] | Sequence[Any]) -> dict[Operation, Any]:
