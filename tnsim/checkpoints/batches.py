@@ -9,7 +9,7 @@ import numpy as np
 
 from tnsim.checkpoints.affine_values import Library
 from tnsim.checkpoints.entrywise import is_entrywise
-from tnsim.checkpoints.norms import Normed
+from tnsim.checkpoints.norms import Normed, relative_error
 from tnsim.checkpoints.operations import (
     FILLS,
     PRODUCTS,
@@ -162,20 +162,6 @@ class Beside(NamedTuple):
     def error(self) -> float:
         """Root mean square of the differences, relative to the outputs of the function."""
         return relative_error(self.outputs, self.expected)
-
-
-def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of differences, relative to what is expected."""
-    # Outputs of other size are no function to compare.
-    if outputs.size != expected.size:
-        return float("inf")
-    largest = float(np.abs(expected).max(initial=0.0))
-    if not largest:
-        return float("inf") if outputs.any() else 0.0
-    # Squares of numbers that floats hold may be numbers that they do not hold.
-    with np.errstate(over="ignore", invalid="ignore"):
-        difference = np.linalg.norm((outputs.ravel() - expected.ravel()) / largest)
-    return float(difference / np.linalg.norm(expected.ravel() / largest))
 
 
 def beside(
