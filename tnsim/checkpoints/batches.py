@@ -18,6 +18,7 @@ from tnsim.checkpoints.operations import (
     Operation,
     is_affine,
     is_float,
+    number_in,
 )
 from tnsim.errors import ModelError, UnsupportedLayer
 
@@ -63,6 +64,7 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
     """Raise `UnsupportedLayer` where the operations on more inputs are others, shapes aside."""
     refusal = f"{what} {JOINED}"
     weights = {made: name for graph in (one, other) for name, made in graph.weights.items()}
+    constants = {**one.constants, **other.constants}
     pairs = [(one.output, other.output)]
     seen = set(pairs)
     while pairs:
@@ -73,14 +75,25 @@ def _check_alike(one: Graph, other: Graph, what: str) -> None:
             raise UnsupportedLayer(refusal)
         if first.name in _ARITHMETIC or is_entrywise(first.name):
             numbers, others = (
-                [x for x in given if isinstance(x, (int, float))]
-                for given in ((*x.arguments, *(named for _, named in x.keywords)) for x in pair)
+                [x for given in _given(one) if (x := _number(given, constants)) is not None]
+                for one in pair
             )
             if numbers != others:
                 raise UnsupportedLayer(f"{refusal} ({first.name} with {numbers} and with {others})")
         further = [x for x in zip(first.reads, second.reads, strict=True) if x not in seen]
         seen.update(further)
         pairs += further
+
+
+def _given(one: Operation) -> list[Any]:
+    return [*one.arguments, *(named for _, named in one.keywords)]
+
+
+def _number(given: Any, constants: Mapping[Operation, Any]) -> float | None:
+    """An argument that is a number, or a constant array of equal numbers."""
+    if isinstance(given, Operation):
+        return number_in(constants[given]) if given in constants else None
+    return given if isinstance(given, (int, float)) else None
 
 
 def joins_inputs(graph: Graph, arrays: Mapping[Operation, Any], x: Any, library: Library) -> bool:

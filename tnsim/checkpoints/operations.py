@@ -255,6 +255,14 @@ def is_float(array: Any) -> bool:
     return array.dtype.kind == "f" if of_torch is None else of_torch()
 
 
+def number_in(array: Any) -> float | None:
+    """The number that an array of either library has everywhere; None for others and for lists."""
+    if not hasattr(array, "reshape"):
+        return None
+    flat = array.reshape(-1)
+    return float(flat[0]) if len(flat) > 0 and bool((flat == flat[0]).all()) else None
+
+
 def _operations_in(arguments: Any) -> Iterator[Operation]:
     for one in arguments:
         if isinstance(one, Operation):
