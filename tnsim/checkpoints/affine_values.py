@@ -83,7 +83,6 @@ class Map:
             themselves.
         reach: The same function of indicators.
         before: Maps of the same coordinates, the arrays of which the operation reads.
-        inside: Entries of the largest array within the operation, where that is itself maps.
         grids: Shapes of the arrays that the coordinates are, one after another.
         index: For the coordinates themselves, the coordinate at each entry of the array.
         position: For the coordinates themselves, the position of each entry.
@@ -97,7 +96,6 @@ class Map:
     operation: Callable[..., Any] | None = None
     reach: Callable[..., Any] | None = None
     before: tuple[Map, ...] = ()
-    inside: int = 0
     grids: tuple[tuple[int, ...], ...] = ()
     index: Any = None
     position: Any = None
@@ -126,7 +124,7 @@ class Map:
     def widest(self) -> int:
         """Entries of the largest array on the way."""
         before = (earlier.widest for earlier in self.before)
-        return max(self.entries, self.size, self.inside, *before)
+        return max(self.entries, self.size, *before)
 
     def at(self, coordinates: Any) -> Any:
         """The array at coordinates (size,)."""
@@ -156,11 +154,10 @@ class Map:
         operation: Callable[[Any], Any],
         shape: Sequence[int],
         reach: Callable[[Any], Any] | None = None,
-        inside: int = 0,
         last: Any = None,
     ) -> Map:
         """The map followed by a linear operation, which by default has no negative numbers."""
-        after = (operation, reach or operation, (self,), inside)
+        after = (operation, reach or operation, (self,))
         return Map(self.library, self.size, tuple(shape), *after, last=last)
 
     @cached_property

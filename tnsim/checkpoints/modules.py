@@ -14,7 +14,6 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,7 +36,13 @@ from tnsim.checkpoints.module_examples import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.rules import Rule
-from tnsim.checkpoints.state_dict import assembled, inside, place_of, weights_within
+from tnsim.checkpoints.state_dict import (
+    Patterns,
+    assembled,
+    inside,
+    place_of,
+    weights_within,
+)
 from tnsim.errors import (
     BY_PARTS,
     ON_INPUTS,
@@ -215,7 +220,7 @@ class StatesOf:
             if other in named:
                 named.setdefault(name, named[other])
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
-        chosen = [n for n in named if any(fnmatch(n, given) for given in leave_out)]
+        chosen = [*filter(Patterns(leave_out).__contains__, named)]
         if kept := [name for name in chosen if name in own]:
             raise CheckpointError(
                 f"leave_out names {', '.join(kept[:4])}, which the module {self.name} computes "

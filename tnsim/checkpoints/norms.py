@@ -212,20 +212,20 @@ def _through_norm(layer: Layer, norm: Norm | None, x: Any) -> Any:
 def _norm_inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
     """The inputs of a first layer as float64 vectors, token numbers as one-hot vectors."""
     array = host_array(inputs)
-    numbers = array.dtype.kind in "iu" and array.ndim == 2
-    # Integers as wide as the model may be vectors of whole numbers.
-    if numbers and (n_ctx or array.shape[1] != d_in) and _is_below(array, d_in):
-        return np.eye(d_in)[array]
-    if array.ndim not in (2, 3) or array.shape[-1] != d_in or not array.size:
-        raise ModelError(
-            f"norms are measured on inputs (samples, {d_in}), (samples, positions, {d_in}) or "
-            f"token numbers (samples, positions) below {d_in}, found {array.dtype} {array.shape}"
-        )
-    return array.astype(np.float64)
-
-
-def _is_below(numbers: np.ndarray, size: int) -> bool:
-    return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < size
+    if array.dtype.kind in "iu" and array.ndim == 2:  # token numbers, as in every metric
+        if n_ctx is None and array.shape[1] == d_in:
+            raise ModelError(
+                f"norms are measured on integers (samples, {d_in}), which are token numbers, or "
+                f"vectors of whole numbers: say n_ctx={d_in} for tokens, or give vectors as floats"
+            )
+        if array.min(initial=0) >= 0 and array.max(initial=0) < d_in:
+            return np.eye(d_in)[array]
+    elif array.ndim in (2, 3) and array.shape[-1] == d_in and array.size:
+        return array.astype(np.float64)
+    raise ModelError(
+        f"norms are measured on inputs (samples, {d_in}), (samples, positions, {d_in}) or "
+        f"token numbers (samples, positions) below {d_in}, found {array.dtype} {array.shape}"
+    )
 
 
 def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
