@@ -247,6 +247,61 @@ IDENTITY = "the identity"
 """In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
 
 
+def rerooted(
+    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Map, Map]
+) -> Map:
+    """A map of some coordinates as a map of more, among which these come from a place on."""
+
+    def padded(last: Any) -> Any:
+        last = linear.library.eye(linear.size) if last is IDENTITY else last
+        zeros = [
+            linear.library.array(np.zeros((last.shape[0], n)))
+            for n in (start, size - start - linear.size)
+        ]
+        return linear.library.concatenate([zeros[0], last, zeros[1]], 1)
+
+    def moved(root: Map) -> Map:
+        last = None if root.last is None else padded(root.last)
+        return replace(root, size=size, index=root.index + start, grids=grids, last=last)
+
+    return linear.rebased(moved, padded, memo)
+
+
+def added(parts: Sequence[Map]) -> Map:
+    """The sum of maps of the same coordinates to arrays of one shape."""
+    if len(parts) == 1:
+        return parts[0]
+    lasts = [part.last for part in parts]
+    last = None
+    if all(one is not None and one is not IDENTITY for one in lasts):
+        last = sum(lasts[1:], lasts[0])
+
+    def total(*arrays: Any) -> Any:
+        return sum(arrays[1:], arrays[0])
+
+    shape = parts[0].shape
+    return Map(parts[0].library, parts[0].size, shape, total, total, tuple(parts), last=last)
+
+
+def side_by_side(maps: Sequence[Map], positions: int) -> Map:
+    """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
+    if len(maps) == 1:
+        return maps[0]
+    total = sum(one.size for one in maps)
+    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
+    start, parts = 0, []
+    for one in maps:
+        parts.append(rerooted(one, total, start, grids, {}))
+        start += one.size
+    return added(parts)
+
+
+def product(last: Any, inside: Any) -> Any:
+    if last is IDENTITY:
+        return inside
+    return last if inside is IDENTITY else last @ inside
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """An array that is an affine function of the state and of hidden units.

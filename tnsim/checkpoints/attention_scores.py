@@ -19,7 +19,8 @@ import numpy as np
 from tnsim.checkpoints.affine_values import Library, Value
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.operations import AXES, Operation
-from tnsim.checkpoints.unit_layers import Layout, Stack, written_out
+from tnsim.checkpoints.unit_layers import Layout, Stack
+from tnsim.checkpoints.unit_rows import written_out
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.attention import Attention
 

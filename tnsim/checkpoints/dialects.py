@@ -9,7 +9,7 @@ Names of keys may contain `{i}` in a rule with `"repeat": true`, which then stan
 ... as far as the file has them; a trailing `?` marks a key that may be absent. Entries whose name
 begins with `#` are comments.
 
-`presets.json` holds the dialects of layouts that public code uses, `PRESETS` by name.
+`dialects.json` holds the dialects of layouts that public code uses, `PRESETS` by name.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ PRESETS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in map(
         Dialect.from_fields,
-        json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")),
+        json.loads(Path(__file__).with_name("dialects.json").read_text(encoding="utf-8")),
     )
 }
 """Dialects of layouts that public code uses, by name, from files as users write them."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnsim.activations.activation import activation
-from tnsim.checkpoints.affine_values import Library, Value, affine_result
+from tnsim.checkpoints.affine_values import Library, Value, added, affine_result
 from tnsim.checkpoints.attention_scores import (
     Scores,
     attended,
@@ -38,7 +38,7 @@ from tnsim.checkpoints.operations import (
     is_float,
     number_in,
 )
-from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added, multiple_of_identity
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.models.layers import Linear, Residual, with_widths
 
