@@ -32,6 +32,18 @@ _ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked
 """Operations whose numbers count, which are the shape of the batch in others."""
 
 
+def readings(example: Any) -> list[bool]:
+    """Whether the second axis of an example is positions of sequences, in the order of trial.
+
+    Example:
+        >>> readings(np.zeros((1, 5, 3))), readings(np.zeros((1, 5), int))
+        ([True, False], [True])
+    """
+    if not is_float(example):  # token numbers
+        return [example.ndim == 2]
+    return [True, False] if example.ndim == 3 else [False]
+
+
 def check_batches(
     one: Graph,
     written: Callable[[int], Graph],

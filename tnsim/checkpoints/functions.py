@@ -67,7 +67,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
-    from tnsim.checkpoints.batches import beside, check_batches
+    from tnsim.checkpoints.batches import beside, check_batches, readings
     from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
@@ -134,8 +134,7 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
     one = written(1)
     library = NumpyLibrary(precision)
     refusals: list[Exception] = []
-    tokens = example.dtype.kind in "iu"
-    for sequence in [True] if tokens else [True, False] if example.ndim == 3 else [False]:
+    for sequence in readings(example):
         positions = example.shape[1] if sequence else 1
         try:
             layers = layers_of_graph(one, one.arrays(weights), example[:1], library, positions)

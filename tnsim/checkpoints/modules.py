@@ -400,10 +400,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     Raises:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
-    from tnsim.checkpoints.batches import JOINED  # which needs SciPy
+    from tnsim.checkpoints.batches import JOINED, readings  # which need SciPy
 
     module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
-    tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
+    tried = [(example, sequence) for sequence in readings(example)]
+    if n_ctx is not None or inputs is None:  # one that the user gave may be images
+        tried = tried[:1]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
         tried.append((_sequences(example.shape[-1]), True))
@@ -440,16 +442,6 @@ def _advice(module: Any, example: Any) -> str:
     attends = any("attn" in name or "attention" in name for name, _ in module.named_modules())
     tokens = "" if example.is_floating_point() else ", inputs here being tokens (n, positions)"
     return f"{BY_PARTS}. {ON_INPUTS}{tokens}" if attends else f"{ON_INPUTS}{tokens}"
-
-
-def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
-    """Whether an example is read as sequences, in the order in which this is tried."""
-    if not example.is_floating_point():
-        return [example.ndim == 2]
-    if example.ndim != 3:
-        return [False]
-    # An example that the user gave may be images, or sequences as vectors.
-    return [True] if n_ctx is not None or inputs is None else [True, False]
 
 
 def _is_whole_sequence(asked: _Asked, example: Any) -> bool:
