@@ -235,6 +235,7 @@ REFUSED = {
     "a norm": (lambda p, x: x / jnp.linalg.norm(x, axis=-1, keepdims=True), "sqrt|div"),
     "a batch": (lambda p, x: x - x.mean(0), "depends on the batch around it"),
     "the size of a batch": (lambda p, x: x @ p["a"] / len(x), "depends on the batch around it"),
+    "a power by the size of a batch": (lambda p, x: (x @ p["a"]) ** len(x), "pow with"),
     "neighbours in a batch": (lambda p, x: jnp.roll(x, 1, 0), "depends on the batch around it"),
     "a branch": (lambda p, x: x if x.sum() > 0 else -x, "branches on, or counts with, numbers"),
     "cond": (lambda p, x: jax.lax.cond(x.sum() > 0, lambda: x, lambda: -x), "use jnp.where"),

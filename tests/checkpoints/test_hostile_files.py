@@ -297,6 +297,17 @@ class TestTorch:
 # other formats
 
 
+def test_a_long_directory_hides_behind_no_record_without_a_pointer(tmp_path):
+    """`zipfile` takes the record of 64 bits where a pointer says so, whatever stands before the end."""
+    comments = [b"x" * 60_000] * 19 + [b"x" * 60_000 + b"PK\6\6" + bytes(72)]
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for n, comment in enumerate(comments):
+            member = zipfile.ZipInfo(f"w{n}.npy")
+            member.comment = comment
+            archive.writestr(member, b"")
+    refused(tmp_path / "a.npz", "its directory has 1,2.* bytes, over the limit")
+
+
 def test_safetensors_that_numpy_cannot_hold(tmp_path):
     layout = {"W_l": [4, 2], "W_r": [4, 2], "W_p": [2, 4]}
     header = {

@@ -182,6 +182,14 @@ def test_tokens_stand_for_one_hot_vectors(rng):
     assert found.energies == dense.energies and found.error == dense.error
     with pytest.raises(tnsim.ModelError, match=r"token numbers .* below 9, found int"):
         fold(layers, tokens + 9, 6)
+    # As many positions as tokens: a matrix of numbers would do as vectors too.
+    square = rng.integers(9, size=(20, 9))
+    with pytest.raises(tnsim.ModelError, match="say n_ctx=9 for tokens"):
+        fold(layers, square)
+    assert fold(layers, square, 9).energies == fold(layers, np.eye(9)[square]).energies
+    assert fold(layers, square.astype(float)).energies != fold(layers, square, 9).energies
+    with pytest.raises(tnsim.ModelError, match=r"token numbers .* below 9, found int"):
+        fold(layers, square + 9, 9)
 
 
 def test_the_command_line_says_it_too(file, tmp_path, rng):

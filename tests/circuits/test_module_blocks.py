@@ -12,6 +12,9 @@ import tnsim
 torch = pytest.importorskip("torch")
 skip_without("transformers")
 
+from tnsim.circuits.layouts import LAYOUTS  # noqa: E402
+from tnsim.circuits.transformer import Transformer  # noqa: E402
+
 SIZES = {
     "vocab_size": 13,
     "hidden_size": 8,
@@ -191,3 +194,27 @@ def test_weights_of_half_precision_and_wrapped_modules(modules):
     net = copy.deepcopy(modules["gpt2"]).to(torch.bfloat16)
     assert np.isfinite(tnsim.parts(net)["layer 1 mlp"](np.ones(8))).all()
     tnsim.parts(net)["direct"]
+
+
+def test_windows_of_layers_are_the_same_by_their_kinds_and_by_their_number():
+    """Releases of the library write which layers have a window in either form."""
+    sizes = {
+        "model_type": "qwen2",
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "hidden_act": "silu",
+        "use_sliding_window": True,
+        "sliding_window": 5,
+    }
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    forms = ({"max_window_layers": 1}, {"layer_types": kinds, "max_window_layers": 28})
+    one, two = (Transformer(LAYOUTS["qwen2"], {}, {**sizes, **form}) for form in forms)
+    assert [one.window(i) for i in range(3)] == [None, 5, 5]
+    assert one.settings == two.settings
+
+
+def test_modules_in_a_wrapper_have_the_parts_of_the_module_inside(modules):
+    wrapped = torch.nn.DataParallel(modules["llama"])
+    inside = tnsim.parts(modules["llama"])["layer 1 head 0 ov"]
+    assert_close(tnsim.parts(wrapped)["layer 1 head 0 ov"](np.eye(8)), inside(np.eye(8)), rtol=0)

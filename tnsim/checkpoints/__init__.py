@@ -21,7 +21,8 @@ The modules in their reading order:
     batches                        whether inputs of a batch are apart, layers beside a function
     functions                      functions of JAX become models
     affine_values, sparse_maps     affine maps of operations, dense or as rows of few entries
-    unit_layers, attention_scores  operations become hidden units, and scores of attention
+    unit_layers, unit_rows         operations become hidden units, which read rows of matrices
+    attention_scores               scores of attention, which become layers
     read_graphs                    operations become layers
     guard                          every failure of reading becomes a single sentence
 """

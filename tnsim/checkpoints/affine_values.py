@@ -83,7 +83,6 @@ class Map:
             themselves.
         reach: The same function of indicators.
         before: Maps of the same coordinates, the arrays of which the operation reads.
-        inside: Entries of the largest array within the operation, where that is itself maps.
         grids: Shapes of the arrays that the coordinates are, one after another.
         index: For the coordinates themselves, the coordinate at each entry of the array.
         position: For the coordinates themselves, the position of each entry.
@@ -97,7 +96,6 @@ class Map:
     operation: Callable[..., Any] | None = None
     reach: Callable[..., Any] | None = None
     before: tuple[Map, ...] = ()
-    inside: int = 0
     grids: tuple[tuple[int, ...], ...] = ()
     index: Any = None
     position: Any = None
@@ -126,7 +124,7 @@ class Map:
     def widest(self) -> int:
         """Entries of the largest array on the way."""
         before = (earlier.widest for earlier in self.before)
-        return max(self.entries, self.size, self.inside, *before)
+        return max(self.entries, self.size, *before)
 
     def at(self, coordinates: Any) -> Any:
         """The array at coordinates (size,)."""
@@ -156,11 +154,10 @@ class Map:
         operation: Callable[[Any], Any],
         shape: Sequence[int],
         reach: Callable[[Any], Any] | None = None,
-        inside: int = 0,
         last: Any = None,
     ) -> Map:
         """The map followed by a linear operation, which by default has no negative numbers."""
-        after = (operation, reach or operation, (self,), inside)
+        after = (operation, reach or operation, (self,))
         return Map(self.library, self.size, tuple(shape), *after, last=last)
 
     @cached_property
@@ -248,6 +245,61 @@ class Map:
 
 IDENTITY = "the identity"
 """In the place of `Map.last`, that the last axis of an array is the coordinates in their order."""
+
+
+def rerooted(
+    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Map, Map]
+) -> Map:
+    """A map of some coordinates as a map of more, among which these come from a place on."""
+
+    def padded(last: Any) -> Any:
+        last = linear.library.eye(linear.size) if last is IDENTITY else last
+        zeros = [
+            linear.library.array(np.zeros((last.shape[0], n)))
+            for n in (start, size - start - linear.size)
+        ]
+        return linear.library.concatenate([zeros[0], last, zeros[1]], 1)
+
+    def moved(root: Map) -> Map:
+        last = None if root.last is None else padded(root.last)
+        return replace(root, size=size, index=root.index + start, grids=grids, last=last)
+
+    return linear.rebased(moved, padded, memo)
+
+
+def added(parts: Sequence[Map]) -> Map:
+    """The sum of maps of the same coordinates to arrays of one shape."""
+    if len(parts) == 1:
+        return parts[0]
+    lasts = [part.last for part in parts]
+    last = None
+    if all(one is not None and one is not IDENTITY for one in lasts):
+        last = sum(lasts[1:], lasts[0])
+
+    def total(*arrays: Any) -> Any:
+        return sum(arrays[1:], arrays[0])
+
+    shape = parts[0].shape
+    return Map(parts[0].library, parts[0].size, shape, total, total, tuple(parts), last=last)
+
+
+def side_by_side(maps: Sequence[Map], positions: int) -> Map:
+    """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
+    if len(maps) == 1:
+        return maps[0]
+    total = sum(one.size for one in maps)
+    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
+    start, parts = 0, []
+    for one in maps:
+        parts.append(rerooted(one, total, start, grids, {}))
+        start += one.size
+    return added(parts)
+
+
+def product(last: Any, inside: Any) -> Any:
+    if last is IDENTITY:
+        return inside
+    return last if inside is IDENTITY else last @ inside
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from tnsim.checkpoints.affine_values import Library, Value
+from tnsim.checkpoints.layer_rules import constant_score
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.operations import AXES, Operation
-from tnsim.checkpoints.unit_layers import Layout, Stack, written_out
+from tnsim.checkpoints.unit_layers import Layout, Stack
+from tnsim.checkpoints.unit_rows import written_out
 from tnsim.errors import UnsupportedLayer
 from tnsim.models.attention import Attention
 
@@ -251,11 +253,7 @@ def attended(stack: Stack, scores: Scores, value: Value, place: str) -> Value:
             one = one[0] * scales, one[1] * scales
         weights[role], weights[f"{role}_bias"] = side_by_side(one)
     if count == 1:
-        first = np.zeros((heads, d_head))
-        first[:, 0] = 1.0
-        nothing = np.zeros((heads * d_head, rows[0][0].shape[-1]))
-        weights |= {"q2": nothing, "k2": nothing, "k2_bias": first.reshape(-1)}
-        weights["q2_bias"] = (first * factors[:, None]).reshape(-1)
+        weights |= constant_score((heads * d_head, rows[0][0].shape[-1]), heads, factors)
     weights["v"], weights["v_bias"] = side_by_side(values)
 
     def layers(down: Any, bias: Any) -> list[Normed]:

@@ -9,14 +9,103 @@ import numpy as np
 
 from tnsim.checkpoints.affine_values import Library
 from tnsim.checkpoints.entrywise import is_entrywise
-from tnsim.checkpoints.norms import Normed
-from tnsim.checkpoints.operations import FILLS, PRODUCTS, Graph, Operation, is_affine, is_float
-from tnsim.errors import ModelError
+from tnsim.checkpoints.norms import Normed, relative_error
+from tnsim.checkpoints.operations import (
+    FILLS,
+    PRODUCTS,
+    SUMS,
+    Graph,
+    Operation,
+    is_affine,
+    is_float,
+    number_in,
+)
+from tnsim.errors import ModelError, UnsupportedLayer
 
 JOINED = (
     "computes with the number of its inputs or with more than one of them: what it gives for an "
     "input depends on the batch around it, so it is no function of an input"
 )
+
+
+_ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
+"""Operations whose numbers count, which are the shape of the batch in others."""
+
+
+def readings(example: Any) -> list[bool]:
+    """Whether the second axis of an example is positions of sequences, in the order of trial.
+
+    Example:
+        >>> readings(np.zeros((1, 5, 3))), readings(np.zeros((1, 5), int))
+        ([True, False], [True])
+    """
+    if not is_float(example):  # token numbers
+        return [example.ndim == 2]
+    return [True, False] if example.ndim == 3 else [False]
+
+
+def check_batches(
+    one: Graph,
+    written: Callable[[int], Graph],
+    weights: Mapping[str, Any] | Sequence[Any],
+    pair: Any,
+    library: Library,
+    what: str,
+) -> None:
+    """Raise `UnsupportedLayer` where what a forward pass gives for an input depends on the others.
+
+    Args:
+        one: Operations on a single input.
+        written: Function from a number of inputs to the operations on so many.
+        weights: Weights by name or number.
+        pair: Two inputs.
+        library: Functions of arrays.
+        what: Words for what is read.
+    """
+    two = written(2)
+    try:
+        _check_alike(one, two, what)
+    except UnsupportedLayer:
+        # A batch of one may lose its axis on the way, which larger ones do not.
+        _check_alike(two, written(3), what)
+    if joins_inputs(two, two.arrays(weights), pair, library):
+        raise UnsupportedLayer(f"{what} {JOINED}")
+
+
+def _check_alike(one: Graph, other: Graph, what: str) -> None:
+    """Raise `UnsupportedLayer` where the operations on more inputs are others, shapes aside."""
+    refusal = f"{what} {JOINED}"
+    weights = {made: name for graph in (one, other) for name, made in graph.weights.items()}
+    constants = {**one.constants, **other.constants}
+    pairs = [(one.output, other.output)]
+    seen = set(pairs)
+    while pairs:
+        pair = first, second = pairs.pop()
+        if first.name != second.name or len(first.reads) != len(second.reads):
+            raise UnsupportedLayer(refusal)
+        if weights.get(first) != weights.get(second):
+            raise UnsupportedLayer(refusal)
+        if first.name in _ARITHMETIC or is_entrywise(first.name):
+            numbers, others = (
+                [x for given in _given(one) if (x := _number(given, constants)) is not None]
+                for one in pair
+            )
+            if numbers != others:
+                raise UnsupportedLayer(f"{refusal} ({first.name} with {numbers} and with {others})")
+        further = [x for x in zip(first.reads, second.reads, strict=True) if x not in seen]
+        seen.update(further)
+        pairs += further
+
+
+def _given(one: Operation) -> list[Any]:
+    return [*one.arguments, *(named for _, named in one.keywords)]
+
+
+def _number(given: Any, constants: Mapping[Operation, Any]) -> float | None:
+    """An argument that is a number, or a constant array of equal numbers."""
+    if isinstance(given, Operation):
+        return number_in(constants[given]) if given in constants else None
+    return given if isinstance(given, (int, float)) else None
 
 
 def joins_inputs(graph: Graph, arrays: Mapping[Operation, Any], x: Any, library: Library) -> bool:
@@ -98,20 +187,6 @@ class Beside(NamedTuple):
     def error(self) -> float:
         """Root mean square of the differences, relative to the outputs of the function."""
         return relative_error(self.outputs, self.expected)
-
-
-def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of differences, relative to what is expected."""
-    # Outputs of other size are no function to compare.
-    if outputs.size != expected.size:
-        return float("inf")
-    largest = float(np.abs(expected).max(initial=0.0))
-    if not largest:
-        return float("inf") if outputs.any() else 0.0
-    # Squares of numbers that floats hold may be numbers that they do not hold.
-    with np.errstate(over="ignore", invalid="ignore"):
-        difference = np.linalg.norm((outputs.ravel() - expected.ravel()) / largest)
-    return float(difference / np.linalg.norm(expected.ravel() / largest))
 
 
 def beside(

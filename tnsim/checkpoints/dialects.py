@@ -9,7 +9,7 @@ Names of keys may contain `{i}` in a rule with `"repeat": true`, which then stan
 ... as far as the file has them; a trailing `?` marks a key that may be absent. Entries whose name
 begins with `#` are comments.
 
-`PRESETS` holds the dialects of layouts that public code uses, by name.
+`dialects.json` holds the dialects of layouts that public code uses, `PRESETS` by name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tnsim.checkpoints.guard import refusing
 from tnsim.checkpoints.rules import (
-    CONFIGURED_HEADS,
     NUMBERS,
-    PROJECTIONS,
     AttentionRule,
     BilinearRule,
     ElementwiseRule,
@@ -124,23 +123,31 @@ class Dialect:
             'mine'
         """
         with refusing("not a dialect"):
-            fields = json.loads(text)
-            # The version stands first, so that a later format is refused before its fields are
-            # read.
-            if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-                raise ValueError(f'it must be an object with "format": {FORMAT}')
-            fields = _without_comments(fields)
-            rules = [_rule_from(n, rule) for n, rule in enumerate(fields.pop("layers"))]
-            if "guesses" in fields:
-                raise ValueError(
-                    "a dialect says what is so and has no guesses: mend the rules that are wrong, "
-                    "and delete the field"
-                )
-            for name, value in fields.items():
-                # JSON has no tuples, and dialects are compared and hashed.
-                if isinstance(value, list):
-                    fields[name] = tuple(value)
-            return cls(layers=tuple(rules), **fields)
+            return cls.from_fields(json.loads(text))
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Dialect:
+        """The dialect that a JSON object describes.
+
+        Raises:
+            CheckpointError, UnsupportedLayer: Raised as by `from_json`.
+            ValueError: The object is no dialect.
+        """
+        # The version stands first, so that a later format is refused before its fields are read.
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f'it must be an object with "format": {FORMAT}')
+        fields = _without_comments(fields)
+        rules = [_rule_from(n, rule) for n, rule in enumerate(fields.pop("layers"))]
+        if "guesses" in fields:
+            raise ValueError(
+                "a dialect says what is so and has no guesses: mend the rules that are wrong, "
+                "and delete the field"
+            )
+        for name, value in fields.items():
+            # JSON has no tuples, and dialects are compared and hashed.
+            if isinstance(value, list):
+                fields[name] = tuple(value)
+        return cls(layers=tuple(rules), **fields)
 
     def __post_init__(self) -> None:
         _check_dialect(self)
@@ -244,106 +251,11 @@ def _check_dialect(dialect: Dialect) -> None:
         check_rule(rule, f"dialect {dialect.name}, layer rule {n}")
 
 
-def _attention_model(
-    name: str, keys: dict[str, str], description: str, rope_base: float | str
-) -> Dialect:
-    """Embedding, attention layers each added to its input, unembedding under a constant norm."""
-    roles: dict[str, Any] = {}
-    for role in PROJECTIONS:
-        roles[role] = f"layers.{{i}}.{keys[role]}.weight"
-        roles[f"{role}_bias"] = f"layers.{{i}}.{keys[role]}.bias?"
-    attention = AttentionRule(
-        **roles,
-        n_heads=CONFIGURED_HEADS,
-        residual="additive",
-        scale="config:model.attn_scale|attn_scale",
-        rope_base=rope_base,
-        repeat=True,
-    )
-    unembed = LinearRule(
-        weight="unembed.weight",
-        norm_energy="final_norm.running_mean_energy?",
-        norm_epsilon=1e-6,
-    )
-    layers = (LinearRule(weight="embed.weight", transpose=True), attention, unembed)
-    return Dialect(
-        name,
-        layers,
-        nested=("model_state_dict?",),
-        ignore=("final_norm.num_batches_tracked", "step"),
-        description=description,
-    )
-
-
-def _fused_blocks(name: str, description: str, residual: str | None) -> Dialect:
-    """Embedding, bilinear layers with left and right in a single array, head."""
-    block = BilinearRule(
-        fused="blocks.{i}.weight",
-        fused_bias="blocks.{i}.bias?",
-        residual=residual,
-        repeat=True,
-    )
-    embed, head = (LinearRule(weight=f"{part}.weight") for part in ("embed", "head"))
-    return Dialect(name, (embed, block, head), description=description)
-
-
-PRESETS = {
+PRESETS: dict[str, Dialect] = {
     dialect.name: dialect
-    for dialect in (
-        Dialect(
-            "bilinear-classifier",
-            (
-                LinearRule(weight="embed.weight", bias="embed.bias?"),
-                BilinearRule(
-                    left="body.left.weight",
-                    right="body.right.weight",
-                    down="body.down.weight",
-                    left_bias="body.left.bias?",
-                    right_bias="body.right.bias?",
-                    down_bias="body.down.bias?",
-                ),
-                LinearRule(weight="head.weight", bias="head.bias?"),
-            ),
-            description="embed, one bilinear layer called body, head",
-        ),
-        Dialect(
-            "bilinear-readout",
-            (BilinearRule(left="W_l", right="W_r", down="W_p"),),
-            ignore=("epoch", "seed", "accuracy"),
-            description="one bilinear layer W_l, W_r with the readout W_p",
-        ),
-        Dialect(
-            "fused-projection",
-            (BilinearRule(fused="bi_linear.weight", down="projection.weight"),),
-            description="one bilinear layer with left and right in one array",
-        ),
-        _fused_blocks(
-            "fused-blocks",
-            "embed, fused bilinear blocks without down-projection or residual, head",
-            residual=None,
-        ),
-        _fused_blocks(
-            "fused-blocks-residual",
-            "as fused-blocks, each block added to its input",
-            residual="additive",
-        ),
-        _attention_model(
-            "bilinear-attention",
-            {role: role for role in PROJECTIONS},
-            "token embedding, residual bilinear attention layers, unembedding",
-            10_000.0,
-        ),
-        _attention_model(
-            "bilinear-attention-attn",
-            {role: f"attn.{role}" for role in PROJECTIONS},
-            "as bilinear-attention, with keys under attn",
-            10_000.0,
-        ),
-        _attention_model(
-            "quadratic-attention",
-            {"q1": "q", "k1": "k", "q2": "q", "k2": "k", "v": "v", "o": "o"},
-            "as bilinear-attention, both scores from the same q and k",
-            "config:model.rope_base|rope_base|rope_theta",
-        ),
+    for dialect in map(
+        Dialect.from_fields,
+        json.loads(Path(__file__).with_name("dialects.json").read_text(encoding="utf-8")),
     )
 }
+"""Dialects of layouts that public code uses, by name, from files as users write them."""

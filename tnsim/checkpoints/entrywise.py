@@ -220,6 +220,9 @@ class _Facts(NamedTuple):
     is_wave: bool = False
 
 
+_CONSTANT = _Facts(is_constant=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Entrywise operations on a single value.
@@ -234,9 +237,26 @@ class Chain:
     start: Operation
     scalars: Mapping[Operation, float]
 
+    @cached_property
+    def steps(self) -> dict[Operation, Operation]:
+        """The operations behind the start, each after those that it reads, by what has the result.
+
+        This is the operation itself, or the place of its first result among several.
+        """
+        found: dict[Operation, Operation] = {}
+
+        def visit(one: Operation) -> None:
+            if self._varies(one) and one is not self.start and one not in found:
+                for read in first_of(one).reads:
+                    visit(read)
+                found[one] = first_of(one)
+
+        visit(self.end)
+        return found
+
     def __call__(self, u: np.ndarray) -> np.ndarray:
         """The function at numbers."""
-        return np.asarray(self._value(self.end, u, {}), np.float64)
+        return np.asarray(self._at(u)(self.end), np.float64)
 
     def curve(self) -> Curve:
         """The activation that the function is, or the polynomial.
@@ -244,58 +264,39 @@ class Chain:
         Raises:
             UnsupportedLayer: It is neither, or it switches at places that are not known exactly.
         """
-        kinks = sorted(self._facts(self.end).kinks)
-        rounding = max(map(rounding_of, self._numbers(self.end, set())), default=rounding_of(1.0))
+        kinks = sorted(self._facts[self.end].kinks)
+        rounding = max(map(rounding_of, self._numbers()), default=rounding_of(1.0))
         return curve_of(self, kinks, rounding, self._places())
 
     @property
     def key(self) -> Any:
         """What the function is made of: chains of equal keys are the same function."""
-        known: dict[Any, int] = {}
+        number = {one: n for n, one in enumerate((self.start, *self.steps))}
 
-        def visit(given: Any) -> Any:
-            if given is self.start:
-                return "start"
+        def said(given: Any) -> Any:
             if not isinstance(given, Operation):
                 return type(given).__name__, repr(given)
-            if given in self.scalars:
-                return repr(self.scalars[given])
-            if given in known:
-                return "again", known[given]
-            known[given] = len(known)
-            return (given.name, *map(visit, given.arguments), repr(given.keywords))
+            return number[given] if given in number else repr(self.scalars[given])
 
-        return visit(self.end)
+        return tuple(
+            (one.name, *map(said, one.arguments), repr(one.keywords)) for one in self.steps.values()
+        )
 
     @property
     def is_line(self) -> bool:
         """Whether the operations are those of a line alone."""
-        return self._is_line(self.end)
+        return all(
+            one.name in _LINEAR
+            and not self._divides(one)
+            and (one.name != "mul" or sum(map(self._varies, one.arguments)) < 2)
+            for one in self.steps.values()
+        )
 
     @property
     def names(self) -> list[str]:
         """Names of the operations, in order, each once."""
-        found: dict[str, None] = {}
-
-        def visit(operation: Operation) -> None:
-            if operation is self.start or operation in self.scalars:
-                return
-            for one in operation.reads:
-                visit(one)
-            if operation.name not in ("to", "clone", "alias", "detach", "getitem"):
-                found[operation.name] = None
-
-        visit(self.end)
-        return list(found)
-
-    def _is_line(self, operation: Operation) -> bool:
-        if operation is self.start or operation in self.scalars:
-            return True
-        reading = [self._varies(one) for one in operation.arguments]
-        multiplies = operation.name == "mul" and sum(reading) > 1
-        if operation.name not in _LINEAR or multiplies or self._divides(operation):
-            return False
-        return all(map(self._is_line, operation.reads))
+        names = dict.fromkeys(one.name for one in self.steps.values())
+        return [name for name in names if name not in ("to", "clone", "alias", "detach")]
 
     def _divides(self, operation: Operation) -> bool:
         """Whether the value divides something."""
@@ -304,18 +305,20 @@ class Chain:
     def _varies(self, argument: Any) -> bool:
         return isinstance(argument, Operation) and argument not in self.scalars
 
-    def _value(self, given: Any, u: np.ndarray, known: dict[Any, Any]) -> Any:
-        if given is self.start:
-            return u
-        if not isinstance(given, Operation):
-            return given
-        if given in self.scalars:
-            return self.scalars[given]
-        if given not in known:
-            one = first_of(given)
-            values = [self._value(argument, u, known) for argument in one.arguments]
-            known[given] = FUNCTIONS[one.name].compute(*values, **dict(one.keywords))
-        return known[given]
+    def _at(self, u: np.ndarray) -> Callable[[Any], Any]:
+        """The value of every operation, and of every argument, at numbers."""
+        known: dict[Operation, Any] = {self.start: u}
+
+        def value(given: Any) -> Any:
+            if not isinstance(given, Operation):
+                return given
+            return known[given] if given in known else self.scalars[given]
+
+        with np.errstate(all="ignore"):  # numbers that no float holds are refused where they count
+            for result, one in self.steps.items():
+                given = map(value, one.arguments)
+                known[result] = FUNCTIONS[one.name].compute(*given, **dict(one.keywords))
+        return value
 
     def _places(self) -> np.ndarray:
         """Numbers at which a value on the way is of the size at which functions bend.
@@ -325,18 +328,14 @@ class Chain:
         """
         u = np.concatenate([-_WIDE[::-1], [0.0], _WIDE])
         first = len(u)
+        inner = [one for one in self.steps if one is not self.end and not self._facts[one].is_wave]
         for _ in range(_ROUNDS):
-            known: dict[Any, Any] = {}
-            with np.errstate(all="ignore"):
-                self._value(self.end, u, known)
             apart = np.zeros(len(u) - 1, bool)
-            for one, value in known.items():
-                if (
-                    one is not self.end
-                    and np.shape(value) == u.shape
-                    and not self._facts(one).is_wave
-                ):
-                    apart |= np.abs(np.diff(np.clip(value * 1.0, -_BENDS, _BENDS))) > _STEP
+            for value in map(self._at(u), inner):
+                if np.shape(value) == u.shape:
+                    with np.errstate(all="ignore"):
+                        moved = np.abs(np.diff(np.clip(value * 1.0, -_BENDS, _BENDS)))
+                    apart |= moved > _STEP
             low, high = u[:-1], u[1:]
             apart &= high - low > 1e-14 * np.maximum(abs(low), abs(high))
             if not apart.any() or len(u) > _MOST_PLACES:
@@ -346,22 +345,18 @@ class Chain:
         return u if len(u) > first else u[:0]
 
     @cached_property
-    def _known(self) -> dict[Operation, _Facts]:
-        return {}
-
-    def _facts(self, given: Any) -> _Facts:
-        """What is known of a value on the way, or of a constant."""
-        if given is self.start:
-            return _Facts()
-        if not self._varies(given):
-            return _Facts(is_constant=True)
-        if given not in self._known:
-            one = first_of(given)
-            function, parts = FUNCTIONS[one.name], [*map(self._facts, one.arguments)]
+    def _facts(self) -> dict[Operation, _Facts]:
+        """What is known of the values on the way."""
+        known = {self.start: _Facts()}
+        for result, one in self.steps.items():
+            function = FUNCTIONS[one.name]
+            parts = [known[x] if self._varies(x) else _CONSTANT for x in one.arguments]
             kinks = frozenset[float]().union(*(part.kinks for part in parts))
             if function.switches is not None:
                 for pair in function.switches(*one.arguments, **dict(one.keywords)):
-                    kinks |= self._crossings(pair)
+                    kinks |= self._crossings(
+                        pair, [known[x] if self._varies(x) else _CONSTANT for x in pair]
+                    )
             is_linear = function.is_linear and all(part.is_linear for part in parts)
             is_constant = function.is_linear and all(part.is_constant for part in parts)
             if one.name in ("mul", "div"):
@@ -369,12 +364,11 @@ class Chain:
                 is_linear = is_linear and len(factors) < 2 and not self._divides(one)
             is_wave = one.name in ("sin", "cos") or any(part.is_wave for part in parts)
             is_constant = is_constant or function.is_constant
-            self._known[given] = _Facts(kinks, is_linear, is_constant, is_wave)
-        return self._known[given]
+            known[result] = _Facts(kinks, is_linear, is_constant, is_wave)
+        return known
 
-    def _crossings(self, pair: tuple[Any, Any]) -> set[float]:
+    def _crossings(self, pair: tuple[Any, Any], facts: Sequence[_Facts]) -> set[float]:
         """Places where two piecewise linear values are equal."""
-        facts = [*map(self._facts, pair)]
         if not all(one.is_linear for one in facts):
             raise UnsupportedLayer("a comparison of what is no piecewise linear function of it")
         kinks = sorted(facts[0].kinks | facts[1].kinks)
@@ -390,11 +384,9 @@ class Chain:
             else:
                 places = [low + (high - low) / 4, low + 3 * (high - low) / 4]
             u = np.array(places)
-            first, second = (
-                np.broadcast_to(self._value(one, u, {}) * 1.0, u.shape) for one in pair
-            )
-            difference = first - second
+            first, second = (np.broadcast_to(x * 1.0, u.shape) for x in map(self._at(u), pair))
             with np.errstate(invalid="ignore"):  # a bound may be infinite, which nothing crosses
+                difference = first - second
                 slope = (difference[1] - difference[0]) / (u[1] - u[0])
             if slope:
                 root = float(u[0] - difference[0] / slope)
@@ -402,18 +394,14 @@ class Chain:
                     found.add(float(f"{root:.15g}") if abs(root) > 1e-300 else 0.0)
         return found
 
-    def _numbers(self, given: Any, seen: set[Any]) -> set[float]:
+    def _numbers(self) -> set[float]:
         """All numbers that the operations bring with them."""
-        if given is self.start or given in seen:
-            return set()
-        if not isinstance(given, Operation):
-            return {float(given)} if isinstance(given, (int, float)) else set()
-        if given in self.scalars:
-            return {self.scalars[given]}
-        seen.add(given)
-        one = first_of(given)
-        inside = [*one.arguments, *(named for _, named in one.keywords)]
-        return set().union(*(self._numbers(argument, seen) for argument in inside))
+        given = [
+            self.scalars[x] if isinstance(x, Operation) and x in self.scalars else x
+            for one in self.steps.values()
+            for x in (*one.arguments, *(named for _, named in one.keywords))
+        ]
+        return {float(x) for x in given if isinstance(x, (int, float))}
 
 
 def first_of(operation: Operation) -> Operation:

@@ -339,34 +339,51 @@ def _npy_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _open_archive(path: Path) -> zipfile.ZipFile:
-    """The zip archive of a file, unless the directory of the archive is too long to be read."""
-    length = _directory_bytes(path)
+def _open_archive(path: Path, at_end: bool = False) -> zipfile.ZipFile:
+    """The zip archive of a file, unless the directory of the archive is too long to be read.
+
+    Args:
+        path: The file.
+        at_end: Whether the directory has to be the last of the file. PyTorch takes places in the
+            file as they are stated, and `zipfile` looks for them right before the end: both find
+            the same directory where it is there and the file ends with the archive.
+    """
+    length, is_last = _directory_of(path)
     if length > DIRECTORY_BYTES:
         raise CheckpointError(
             f"its directory has {length:,} bytes, over the limit of {DIRECTORY_BYTES:,}"
         )
+    if at_end and not is_last:
+        raise CheckpointError(
+            "its directory is not at its end, where torch.save writes it; save it again"
+        )
     return zipfile.ZipFile(path)
 
 
-def _directory_bytes(path: Path) -> int:
-    """Length of a zip archive's directory, read from the record at the end of the archive.
+def _directory_of(path: Path) -> tuple[int, bool]:
+    """Length of a zip archive's directory, and whether the file ends with it.
 
-    The record has 22 bytes and a comment of at most 2^16. In a large archive a record of 56 bytes
-    and a pointer of 20 stand before it.
+    The length is read from the record at the end of the archive, which has 22 bytes and a comment
+    of at most 2^16, by the rules of `zipfile`. In a large archive a record of 56 bytes and a
+    pointer of 20 to it stand before it.
     """
     with path.open("rb") as file:
         # The record is searched for in the last bytes alone, and the directory is never read before
         # its length is known.
-        file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
+        start = file.seek(max(0, path.stat().st_size - 22 - 2**16 - 76))
         tail = file.read()
-    end = tail.rfind(b"PK\5\6")
+    is_last = tail[-22:].startswith(b"PK\5\6") and tail.endswith(b"\0\0")
+    end = len(tail) - 22 if is_last else tail.rfind(b"PK\5\6")
     if end < 0:
         raise zipfile.BadZipFile("the end of the archive is missing")
-    large = tail[max(0, end - 76) : end]  # the larger record, with 64 bits for a length
-    if large.startswith(b"PK\6\6"):
-        return int.from_bytes(large[40:48], "little")
-    return int.from_bytes(tail[end + 12 : end + 16], "little")
+    length, place = struct.unpack("<LL", tail[end + 12 : end + 20])
+    large = tail[max(0, end - 76) : end]
+    if large[-20:].startswith(b"PK\6\7"):  # the pointer
+        end -= 76
+        is_last &= large.startswith(b"PK\6\6") and large[64:72] == struct.pack("<Q", start + end)
+        if large.startswith(b"PK\6\6"):
+            length, place = struct.unpack("<QQ", large[40:56])
+    return length, is_last and place + length == start + end
 
 
 # PyTorch: a zip archive of a pickle, and the numbers of each tensor
@@ -378,9 +395,7 @@ def _torch(path: Path) -> Contents:
                 "not plain weights: it holds Python objects, or is older than PyTorch 1.6; "
                 f"{WEIGHTS_ALONE}"
             )
-    archive = _open_archive(path)
-    _check_directory(path)
-    _check_records(archive)
+    _check_records(_open_archive(path, at_end=True))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings are on pickle protocols alone
@@ -411,28 +426,6 @@ def _import_torch(path: Path) -> Any:
             "install torch>=2.10"
         )
     return torch
-
-
-def _check_directory(path: Path) -> None:
-    """Refuse a file in which PyTorch could find another directory than the one checked here.
-
-    PyTorch takes places in the file as they are stated, and `zipfile` looks for them right before
-    the end. Both find the same directory where it is there and the file ends with the archive.
-    """
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 22 - 76))
-        start, tail = file.tell(), file.read()
-    end = start + len(tail) - 22
-    is_last = tail[-22:].startswith(b"PK\5\6") and tail.endswith(b"\0\0")
-    length, place = struct.unpack("<LL", tail[-10:-2])
-    if tail[-42:].startswith(b"PK\6\7"):  # a pointer to the larger record, and the record before it
-        end -= 76
-        is_last &= tail.startswith(b"PK\6\6") and tail[-34:-26] == struct.pack("<Q", end)
-        length, place = struct.unpack("<QQ", tail[40:56])
-    if not is_last or place + length != end:
-        raise CheckpointError(
-            "its directory is not at its end, where torch.save writes it; save it again"
-        )
 
 
 def _check_records(archive: zipfile.ZipFile) -> None:

@@ -67,8 +67,8 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         Model(Bilinear(3 -> 2, rank 4); degree 2, 32 parameters)
     """
     # SciPy knows some activations, and takes longer to import than all of tnsim.
-    from tnsim.checkpoints.batches import JOINED, beside, joins_inputs
-    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of, signature
+    from tnsim.checkpoints.batches import beside, check_batches, readings
+    from tnsim.checkpoints.jaxprs import NumpyLibrary, graph_of
     from tnsim.checkpoints.read_graphs import layers_of_graph
 
     name = getattr(function, "__qualname__", type(function).__name__).replace("<lambda>", "lambda")
@@ -131,21 +131,17 @@ def from_function(function: Callable[[Any, Any], Any], params: Any, x: Any) -> M
         shown = np.repeat(example[:1], batch, 0)
         return graph_of(single, weights, shown, place, precision)
 
-    one, two, three = (written(n) for n in (1, 2, 3))
-    if signature(two) != signature(three):
-        raise UnsupportedLayer(f"{place} {JOINED}")
+    one = written(1)
     library = NumpyLibrary(precision)
     refusals: list[Exception] = []
-    tokens = example.dtype.kind in "iu"
-    for sequence in [True] if tokens else [True, False] if example.ndim == 3 else [False]:
+    for sequence in readings(example):
         positions = example.shape[1] if sequence else 1
         try:
             layers = layers_of_graph(one, one.arrays(weights), example[:1], library, positions)
         except (UnsupportedLayer, TooLarge) as refused:
             refusals.append(refused)
             continue
-        if joins_inputs(two, two.arrays(weights), np.repeat(example[:1], 2, 0), library):
-            raise UnsupportedLayer(f"{place} {JOINED}")
+        check_batches(one, written, weights, np.repeat(example[:1], 2, 0), library, place)
         n_ctx = positions if sequence else None
         tolerance = max(_TOLERANCE, 64 * one.rounding)
         both = beside(lambda x: _numbers(plain, weights, x), layers, example, _BATCHES)

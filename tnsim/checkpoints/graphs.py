@@ -29,10 +29,9 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves
 
-from tnsim.checkpoints.batches import JOINED, joins_inputs
-from tnsim.checkpoints.entrywise import is_entrywise
+from tnsim.checkpoints import batches
 from tnsim.checkpoints.module_examples import join
-from tnsim.checkpoints.operations import PRODUCTS, SUMS, Graph, Operation, is_turned_parameter
+from tnsim.checkpoints.operations import Graph, Operation, is_turned_parameter
 from tnsim.errors import TnsimError, UnsupportedLayer
 from tnsim.models.functions import array_of, check_one_input
 
@@ -51,7 +50,6 @@ _BATCH_NORMS = (
     "_native_batch_norm_legit_no_training",
 )
 _DECOMPOSED = ("addcmul", "addcdiv", "addmv", "addr", "index_add", "square")
-_ARITHMETIC = (SUMS - {"sum", "mean"}) | PRODUCTS | {"full", "new_full", "masked_fill"}
 
 
 class TorchLibrary:
@@ -113,18 +111,12 @@ def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: one for names in named for name, one in names(remove_duplicate=False)}
 
 
-def graph_of(
-    module: torch.nn.Module,
-    example: torch.Tensor,
-    output: str | int | None = None,
-    whole: tuple[type, ...] = (),
-) -> Graph:
+def graph_of(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...] = ()) -> Graph:
     """The operations of a module on inputs of the shape of an example.
 
     Args:
         module: A module in evaluation mode.
         example: Inputs that the module takes, the first axis the batch.
-        output: Name or place of the output that counts.
         whole: Classes of submodules that are taken whole.
 
     Returns:
@@ -138,15 +130,16 @@ def graph_of(
         >>> [one.name for one in graph.operations if one.name not in ("weight", "input")]
         ['t', 'addmm']
     """
-    return _graph(*_traced(module, example[:1], output, whole), module)
+    return _written(module, example[:1], whole)
+
+
+def _written(module: torch.nn.Module, example: torch.Tensor, whole: tuple[type, ...]) -> Graph:
+    """The operations on a batch as it is."""
+    return _graph(*_traced(module, example, whole), module)
 
 
 def check_batches(
-    module: torch.nn.Module,
-    graph: Graph,
-    example: torch.Tensor,
-    output: str | int | None = None,
-    whole: tuple[type, ...] = (),
+    module: torch.nn.Module, graph: Graph, example: torch.Tensor, whole: tuple[type, ...] = ()
 ) -> None:
     """Raise `UnsupportedLayer` where what a module gives for an input depends on the others.
 
@@ -154,25 +147,23 @@ def check_batches(
         module: A module in evaluation mode.
         graph: Its graph on a single input.
         example: Inputs that the module takes, the first axis the batch.
-        output: Name or place of the output that counts.
         whole: Classes of submodules that are taken whole.
     """
-    pair = _repeated(example, 2)
-    two = _traced(module, pair, output, whole)
-    try:
-        _check_batches(graph.traced, two[0])
-    except UnsupportedLayer:
-        # A batch of one may lose its axis on the way, which larger ones do not.
-        _check_batches(two[0], _traced(module, _repeated(example, 3), output, whole)[0])
-    floats = pair if pair.is_floating_point() else torch.zeros(())
-    graph = _graph(*two, module)
-    if joins_inputs(graph, graph.arrays(state_of(module)), pair, TorchLibrary(floats)):
-        raise UnsupportedLayer(f"the module {JOINED}")
+
+    def repeated(count: int) -> torch.Tensor:
+        return example[:1].expand(count, *example.shape[1:]).clone()
+
+    batches.check_batches(
+        graph,
+        lambda count: _written(module, repeated(count), whole),
+        state_of(module),
+        repeated(2),
+        TorchLibrary(example if example.is_floating_point() else torch.zeros(())),
+        "the module",
+    )
 
 
-def lengths_of(
-    module: torch.nn.Module, graph: Graph, example: torch.Tensor, output: str | int | None = None
-) -> list[int]:
+def lengths_of(module: torch.nn.Module, graph: Graph, example: torch.Tensor) -> list[int]:
     """Lengths of sequences at which a forward pass may begin to do something else.
 
     These are the numbers with which the code compares the length, those by which operations shift,
@@ -183,7 +174,6 @@ def lengths_of(
         module: A module in evaluation mode.
         graph: Its graph on sequences.
         example: Sequences that the module takes.
-        output: Name or place of the output that counts.
 
     Returns:
         The lengths, in order, `LENGTHS` among them.
@@ -191,13 +181,13 @@ def lengths_of(
     Raises:
         UnsupportedLayer: The code takes the length as a plain number.
     """
-    compared = compared_sizes(module, example, 1, output)
+    compared = compared_sizes(module, example, 1)
     if compared is None:
         raise UnsupportedLayer(
             "the forward pass takes the length of a sequence as a plain number, and may compute "
             "something else at another: give n_ctx=, the length of sequences that counts"
         )
-    leaves = [leaf for node in graph.traced.graph.nodes for leaf in tree_leaves(node.args)]
+    leaves = tree_leaves([one.arguments for one in graph.operations])
     shifts = {abs(leaf) for leaf in leaves if type(leaf) is int}
     sizes = {size for one in module.buffers() for size in one.shape}
     shifts = {n for n in shifts if max(LENGTHS) < n <= LONG}
@@ -207,9 +197,7 @@ def lengths_of(
     return sorted({*LENGTHS, *compared, *shifts, *longer, *sizes})
 
 
-def compared_sizes(
-    module: torch.nn.Module, example: torch.Tensor, axis: int, output: str | int | None = None
-) -> set[int] | None:
+def compared_sizes(module: torch.nn.Module, example: torch.Tensor, axis: int) -> set[int] | None:
     """Sizes of an axis of the input on either side of the numbers with which code compares it.
 
     The module runs without numbers, on an input of which the size is a symbol; PyTorch notes the
@@ -219,7 +207,6 @@ def compared_sizes(
         module: A module in evaluation mode.
         example: Inputs that the module takes.
         axis: The axis, 0 for the batch.
-        output: Name or place of the output that counts.
 
     Returns:
         The sizes; None where the code takes the size as a plain number, or an operation takes no
@@ -248,7 +235,7 @@ def compared_sizes(
                 for name, one in state_of(module).items()
             }
             with mode:
-                _outputs(module, state, given, output)
+                _outputs(module, state, given)
     except Exception as reason:  # whatever operations raise that take no symbol
         log.debug("%s: no symbol for axis %d: %s", type(module).__name__, axis, reason)
         return None
@@ -259,9 +246,7 @@ def compared_sizes(
     return {size for n in numbers for size in (n, n + 1) if size}
 
 
-def _outputs(
-    module: torch.nn.Module, state: Mapping[str, torch.Tensor], x: Any, output: str | int | None
-) -> torch.Tensor:
+def _outputs(module: torch.nn.Module, state: Mapping[str, torch.Tensor], x: Any) -> torch.Tensor:
     """The output that counts, with other tensors in the place of parameters and buffers."""
     # A submodule of several names is given its tensors under the first: PyTorch would put back,
     # after the call, what another name had put in.
@@ -271,17 +256,12 @@ def _outputs(
         for name in (*child._parameters, *child._buffers)
     }
     given = {name: one for name, one in state.items() if name in own}
-    return array_of(functional_call(module, given, (x,), tie_weights=False), output)
-
-
-def _repeated(example: torch.Tensor, count: int) -> torch.Tensor:
-    return example[:1].expand(count, *example.shape[1:]).clone()
+    return array_of(functional_call(module, given, (x,), tie_weights=False))
 
 
 def _traced(
     module: torch.nn.Module,
     example: torch.Tensor,
-    output: str | int | None,
     whole: tuple[type, ...],
 ) -> tuple[torch.fx.GraphModule, dict[str, tuple[str, str]], dict[str, str]]:
     """The graph, begin and end of submodules taken whole by the names of nodes, and places."""
@@ -321,7 +301,7 @@ def _traced(
         handles.append(child.register_forward_hook(after))
 
     def forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return _outputs(module, state, x, output)
+        return _outputs(module, state, x)
 
     for path, child in module.named_modules():
         watch(path, child)
@@ -408,28 +388,6 @@ def _attribute(module: torch.nn.Module, name: str) -> Any:
     return getattr(module.get_submodule(path), last)
 
 
-def _check_batches(two: torch.fx.GraphModule, three: torch.fx.GraphModule) -> None:
-    """Raise `UnsupportedLayer` where a module computes otherwise on more inputs."""
-    refusal = f"the module {JOINED}"
-    if len(two.graph.nodes) != len(three.graph.nodes):
-        raise UnsupportedLayer(refusal)
-    place = {node: n for graph in (two, three) for n, node in enumerate(graph.graph.nodes)}
-    for one, other in zip(two.graph.nodes, three.graph.nodes, strict=True):
-        read = [[place[before] for before in node.all_input_nodes] for node in (one, other)]
-        if read[0] != read[1]:
-            raise UnsupportedLayer(refusal)
-        if one.op != other.op or (one.op == "call_function" and one.target is not other.target):
-            raise UnsupportedLayer(refusal)
-        name = _name(one) if one.op == "call_function" else ""
-        if name in _ARITHMETIC or is_entrywise(name):
-            first, second = (
-                [x for x in (*node.args, *node.kwargs.values()) if isinstance(x, (int, float))]
-                for node in (one, other)
-            )
-            if first != second:
-                raise UnsupportedLayer(f"{refusal} ({name} with {first} and with {second})")
-
-
 def _graph(
     traced: torch.fx.GraphModule,
     owns: dict[str, tuple[str, str]],
@@ -479,7 +437,7 @@ def _graph(
         if end in by_name and start in by_name
     }
     operations = tuple(dict.fromkeys(known.values()))
-    return Graph(operations, state, argument, output, constants, ends, traced)
+    return Graph(operations, state, argument, output, constants, ends)
 
 
 def _drops(node: torch.fx.Node) -> bool:

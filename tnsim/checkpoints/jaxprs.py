@@ -129,17 +129,16 @@ def graph_of(
             f"weights: {str(error).split('.')[0]}"
         ) from error
     writer = _Writer(place, precision)
-    arguments = [writer.leaf("weight") for _ in weights]
-    argument = writer.leaf("input")
+    arguments = [writer.leaf("weight", one.shape) for one in weights]
+    argument = writer.leaf("input", x.shape)
     try:
-        outputs = writer.called(closed, [*arguments, argument])
+        (output,) = writer.called(closed, [*arguments, argument])
     except UnsupportedLayer:
         raise
     except Exception as error:  # as of keys of random numbers, which are no arrays of NumPy
         raise UnsupportedLayer(
             f"{place} cannot be read: {' '.join(str(error).split())[:300]}"
         ) from error
-    (output,) = map(writer.operation, outputs)
     return Graph(
         tuple(writer.operations),
         dict(enumerate(arguments)),
@@ -165,18 +164,23 @@ class _Writer:
         self.shapes: dict[Operation, tuple[int, ...]] = {}
         self.rounding = 0.0
 
-    def leaf(self, name: str, value: np.ndarray | None = None) -> Operation:
-        """An operation whose result is given from outside, or an array."""
+    def leaf(self, name: str, shape: Sequence[int]) -> Operation:
+        """An operation whose result is given from outside."""
         one = Operation(name, place=self.place)
         self.operations.append(one)
-        if value is not None:
-            self.constants[one] = value
-            self.shapes[one] = value.shape
+        self.shapes[one] = tuple(shape)
         return one
 
-    def operation(self, given: Any) -> Operation:
-        """An operation for a number or an array that is no result of one."""
-        return given if isinstance(given, Operation) else self.leaf("constant", np.asarray(given))
+    def constant(self, value: Any) -> Operation:
+        """An operation that gives a number, or an array, floats in float64."""
+        array = np.asarray(value)
+        one = self.leaf("constant", array.shape)
+        self.constants[one] = _wide(array)
+        return one
+
+    def are_constant(self, given: Sequence[Operation]) -> bool:
+        """Whether arrays are known for all of some operations."""
+        return all(one in self.constants for one in given)
 
     def add(
         self,
@@ -185,7 +189,7 @@ class _Writer:
         shape: Sequence[int],
         compute: Callable[..., Any],
     ) -> Operation:
-        """Write an operation down.
+        """Write an operation down, or the array that one of constants gives.
 
         Args:
             name: Name in the tables.
@@ -195,35 +199,28 @@ class _Writer:
         """
         whole = name == "mm" and is_turned_parameter(arguments[1]) is not None
         made = Operation(name, tuple(arguments), compute, (), self.place, whole)
+        if self.are_constant(made.reads):
+            return self.constant(made.run(self.constants))
         self.operations.append(made)
         self.shapes[made] = tuple(shape)
         return made
 
-    def called(self, closed: ClosedJaxpr | Jaxpr, given: Sequence[Any]) -> list[Any]:
+    def called(self, closed: ClosedJaxpr | Jaxpr, given: Sequence[Operation]) -> list[Operation]:
         """Write a jaxpr down, and give its outputs."""
         jaxpr = closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
         consts = closed.consts if isinstance(closed, ClosedJaxpr) else ()
-        known: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            known[var] = self.leaf("constant", _wide(np.asarray(value)))
-        every: list[Any] = [*jaxpr.invars, *jaxpr.constvars]
-        for var in every:
-            if isinstance(known[var], Operation):
-                self.shapes.setdefault(known[var], tuple(var.aval.shape))
+        known: dict[Any, Operation] = dict(zip(jaxpr.invars, given, strict=True))
+        known |= zip(jaxpr.constvars, map(self.constant, consts), strict=True)
 
-        def read(atom: Any) -> Any:
-            if not isinstance(atom, Literal):
-                return known[atom]
-            value = np.asarray(atom.val)
-            return value.item() if value.ndim == 0 else self.leaf("constant", _wide(value))
+        def read(atom: Any) -> Operation:
+            return self.constant(atom.val) if isinstance(atom, Literal) else known[atom]
 
         for eqn in jaxpr.eqns:
             results = self._written(eqn, [read(atom) for atom in eqn.invars])
-            for var, result in zip(eqn.outvars, results, strict=True):
-                known[var] = result
+            known |= zip(eqn.outvars, results, strict=True)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _written(self, eqn: Any, given: list[Any]) -> list[Any]:
+    def _written(self, eqn: Any, given: list[Operation]) -> list[Operation]:
         """The results of a primitive."""
         name, params = eqn.primitive.name, eqn.params
         shape = tuple(eqn.outvars[0].aval.shape) if eqn.outvars else ()
@@ -232,8 +229,8 @@ class _Writer:
                 return self.called(params[key], given)
         if name == "scan":
             return self._turns(params, given)
-        if not any(isinstance(one, Operation) for one in given):
-            return [one if one.ndim else one.item() for one in _results(eqn, given)]
+        if self.are_constant(given):
+            return [*map(self.constant, _results(eqn, [self.constants[one] for one in given]))]
         if name == "split":
             return self._split(params, given[0])
         if name in _AFFINE:
@@ -242,7 +239,7 @@ class _Writer:
         if write is not None:
             return [write(eqn, given, shape)]
         if name in ("ne", "eq") and given[0] is given[1]:
-            return [np.full(shape, name == "eq")]  # a test for NaN, of finite numbers
+            return [self.constant(np.full(shape, name == "eq"))]  # a test for NaN
         # Quotients and bits of whole numbers are not those of others.
         whole = eqn.outvars[0].aval.dtype.kind in "iu" and name in (
             "div",
@@ -266,24 +263,19 @@ class _Writer:
             )
         # Another primitive may have the name of an operation that is known here.
         known = _REFUSED.get(name, f"lax.{name}" if is_affine(name) else name)
-        one = self.add(known, given, shape, lambda *several, eqn=eqn: _bound(eqn, several))
-        return [one, *[None] * (len(eqn.outvars) - 1)]
+        return [
+            self.add(known, given, var.aval.shape, lambda *x, n=n: _results(eqn, x)[n])
+            for n, var in enumerate(eqn.outvars)
+        ]
 
-    def _entrywise(self, name: str, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self.add(name, [*map(self._plain, given)], shape, FUNCTIONS[name].compute)
-
-    def _plain(self, given: Any) -> Any:
-        """A number in the place of an array of equal numbers, which others broadcast."""
-        if isinstance(given, Operation) or not np.ndim(given):
-            return given
-        is_uniform = given.size and (given == given.flat[0]).all()
-        return given.flat[0].item() if is_uniform else self.operation(given)
+    def _entrywise(self, name: str, given: list[Operation], shape: tuple[int, ...]) -> Operation:
+        return self.add(name, given, shape, FUNCTIONS[name].compute)
 
     def _integer_pow(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._entrywise("pow", [given[0], eqn.params["y"]], shape)
+        return self._entrywise("pow", [given[0], self.constant(eqn.params["y"])], shape)
 
     def _square(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        return self._entrywise("pow", [given[0], 2], shape)
+        return self._entrywise("pow", [given[0], self.constant(2)], shape)
 
     def _clamp(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         low, x, high = given
@@ -293,12 +285,9 @@ class _Writer:
         chosen, *cases = given
         if len(cases) != 2:
             raise UnsupportedLayer(f"{self.place} chooses among {len(cases)} cases by numbers")
-        if not isinstance(chosen, Operation) and np.ndim(chosen) and np.unique(chosen).size == 1:
-            return cases[int(np.asarray(chosen).reshape(-1)[0])]
-        if isinstance(chosen, np.ndarray):
-            chosen = self.leaf("constant", chosen)
-        several = [chosen, cases[1], cases[0]]
-        return self._entrywise("where", several, shape)
+        if np.unique(self.constants.get(chosen, [0, 1])).size == 1:
+            return cases[int(self.constants[chosen].flat[0])]
+        return self._entrywise("where", [chosen, cases[1], cases[0]], shape)
 
     def _convert_element_type(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         dtype = np.dtype(eqn.params["new_dtype"])
@@ -320,8 +309,6 @@ class _Writer:
     _squeeze = _reshape
 
     def _viewed(self, x: Any, shape: Sequence[int]) -> Any:
-        if not isinstance(x, Operation):
-            return np.reshape(x, shape)
         if self.shapes[x] == tuple(shape):
             return x
         return self.add("view", [x, tuple(shape)], shape, lambda x, shape: x.reshape(shape))
@@ -365,12 +352,10 @@ class _Writer:
         return x
 
     def _sliced(self, x: Any, axis: int, start: int, stop: int, step: int = 1) -> Any:
-        own = list(self.shapes[x] if isinstance(x, Operation) else np.shape(x))
+        own = list(self.shapes[x])
         if (start, stop, step) == (0, own[axis], 1):
             return x
         taken = (*[slice(None)] * axis, slice(start, stop, step))
-        if not isinstance(x, Operation):
-            return x[taken]
         own[axis] = len(range(start, stop, step))
         arguments = [x, axis, start, stop, step]
         return self.add("slice", arguments, own, lambda x, *_: x[taken])
@@ -381,8 +366,7 @@ class _Writer:
 
     def _concatenate(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axis = eqn.params["dimension"]
-        parts = [self.operation(one) for one in given]
-        return self.add("cat", [parts, axis], shape, np.concatenate)
+        return self.add("cat", [given, axis], shape, np.concatenate)
 
     def _reduce_sum(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         axes = tuple(eqn.params["axes"])
@@ -392,7 +376,7 @@ class _Writer:
         operand, places = given
         tokens = self._tokens_in(places, operand)
         numbers = eqn.params["dimension_numbers"]
-        own = self.shapes.get(operand, ()) if isinstance(operand, Operation) else ()
+        own = self.shapes[operand]
         rows = tuple(eqn.params["slice_sizes"]) == (1, *own[1:]) and len(own) == 2
         if (
             tokens is not None
@@ -404,60 +388,59 @@ class _Writer:
             return self.add("embedding", [operand, tokens], shape, table)
         return self._by_jax("index", eqn, given, shape)
 
-    def _tokens_in(self, places: Any, operand: Any) -> Operation | None:
+    def _tokens_in(self, places: Operation, operand: Operation) -> Operation | None:
         """The tokens t of which `where(t < 0, t + size, t)` says which rows are taken."""
-        while isinstance(places, Operation) and places.name in ("view", "to", "expand"):
+        while places.name in ("view", "to", "expand"):
             places = places.arguments[0]
-        if not isinstance(places, Operation):
-            return None
         if places.name == "where":
             below, added, places = places.arguments
-            size = self.shapes[operand][0] if isinstance(operand, Operation) else None
-            is_usual = getattr(below, "name", "") == "lt" and getattr(added, "name", "") == "add"
-            if not is_usual or below.arguments != (places, 0) or added.arguments != (places, size):
-                return None
-        while isinstance(places, Operation) and places.name == "to":
+            for one, name, number in (
+                (below, "lt", 0),
+                (added, "add", self.shapes[operand][0]),
+            ):
+                is_usual = one.name == name and one.arguments[0] is places
+                if not is_usual or self.constants.get(one.arguments[1]) != number:
+                    return None
+        while places.name == "to":
             places = places.arguments[0]
-        return places if isinstance(places, Operation) and places.name == "input" else None
+        return places if places.name == "input" else None
 
     def _dynamic_slice(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, *starts = given
-        if any(isinstance(one, Operation) for one in starts):
+        if not self.are_constant(starts):
             return self._by_jax("index", eqn, given, shape)
         for axis, (start, size) in enumerate(zip(starts, shape, strict=True)):
-            own = self.shapes[x] if isinstance(x, Operation) else np.shape(x)
-            start = int(np.clip(start, 0, own[axis] - size))
+            start = int(np.clip(self.constants[start], 0, self.shapes[x][axis] - size))
             x = self._sliced(x, axis, start, start + size)
         return x
 
     def _dynamic_update_slice(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
-        if any(isinstance(one, Operation) for one in given[2:]):
+        if not self.are_constant(given[2:]):
             raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
         return self._by_jax("dynamic_update", eqn, given, shape)
 
     def _scatter(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         x, places, updates = given
-        at = self.constants.get(places) if isinstance(places, Operation) else np.asarray(places)
+        at = self.constants.get(places)
         if at is None:
             raise UnsupportedLayer(f"{self.place} writes to places that depend on numbers")
         name = "at_set" if eqn.primitive.name == "scatter" else "at_add"
 
         def compute(x: Any, updates: Any) -> np.ndarray:
-            return _bound(eqn, [x, at, updates])
+            return _results(eqn, [x, at, updates])[0]
 
-        return self.add(name, [self.operation(x), self.operation(updates)], shape, compute)
+        return self.add(name, [x, updates], shape, compute)
 
     _scatter_add = _scatter
 
     def _by_jax(self, name: str, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         """A primitive that JAX computes."""
-        several = [self.operation(one) for one in given]
-        return self.add(name, several, shape, lambda *x: _bound(eqn, x))
+        return self.add(name, given, shape, lambda *x: _results(eqn, x)[0])
 
     def _dot_general(self, eqn: Any, given: list[Any], shape: tuple[int, ...]) -> Any:
         """Sums of products, as a product of matrices or of stacks of matrices."""
         (left_sums, right_sums), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-        left, right = (self.operation(one) for one in given)
+        left, right = given
 
         def free(x: Operation, *taken: Sequence[int]) -> list[int]:
             used = {axis for axes in taken for axis in axes}
@@ -503,11 +486,8 @@ class _Writer:
         results: list[list[Any]] = []
         order = range(length - 1, -1, -1) if params["reverse"] else range(length)
         for turn in order:
-            parts = []
-            for x in every:
-                part = self._sliced(x, 0, turn, turn + 1)
-                own = self.shapes[part] if isinstance(part, Operation) else np.shape(part)
-                parts.append(self._viewed(part, own[1:]))
+            rows = (self._sliced(x, 0, turn, turn + 1) for x in every)
+            parts = [self._viewed(row, self.shapes[row][1:]) for row in rows]
             found = self.called(params["jaxpr"], [*constants, *state, *parts])
             state = found[:carried]
             results.append(found[carried:])
@@ -515,17 +495,10 @@ class _Writer:
             results.reverse()
         stacked = []
         for column in zip(*results, strict=True):
-            rows = []
-            for one in map(self.operation, column):
-                rows.append(self._viewed(one, (1, *self.shapes[one])))
+            rows = [self._viewed(one, (1, *self.shapes[one])) for one in column]
             whole = (length, *self.shapes[rows[0]][1:])
             stacked.append(self.add("cat", [rows, 0], whole, np.concatenate))
         return [*state, *stacked]
-
-
-def _bound(eqn: Any, given: Sequence[Any]) -> Any:
-    """The first result of a primitive, as JAX computes it in float64."""
-    return _results(eqn, given)[0]
 
 
 def _results(eqn: Any, given: Sequence[Any]) -> list[Any]:
@@ -544,11 +517,3 @@ def _wide(array: np.ndarray) -> np.ndarray:
     """An array of floats in float64."""
     floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(np.float64) if floats else array
-
-
-def signature(graph: Graph) -> list[Any]:
-    """Operations and their numbers, without shapes: equal for batches of any size."""
-    return [
-        (one.name, *[given for given in one.arguments if isinstance(given, (bool, float))])
-        for one in graph.operations
-    ]

@@ -219,24 +219,41 @@ def _attention(rule: AttentionRule, arrays: NamedArrays) -> Attention:
                 array = array * factor
             weights[name] = array
     if single:
-        weights |= _constant_score(weights["q1"], heads, factor)
+        dtype = host_array(detached(weights["q1"][:1])).dtype
+        weights |= constant_score(weights["q1"].shape, heads, factor, dtype)
     if base is not None:
         base = float(base)
     return Attention(**weights, n_heads=heads, mask=rule.mask, rope_base=base)
 
 
-def _constant_score(queries: Any, heads: int, value: float) -> dict[str, np.ndarray]:
+def constant_score(
+    shape: Sequence[int], heads: int, value: Any, dtype: Any = np.float64
+) -> dict[str, np.ndarray]:
     """The arrays of a second score that has the same value for every query and key.
 
-    Matrices are zero, and the biases of all heads have the value as their inner product.
+    Matrices are zero, and the biases of a head have the value as their inner product.
+
+    Args:
+        shape: Shape of the matrix of the queries of all heads.
+        heads: Number of heads.
+        value: The value, or one for each head.
+        dtype: Type of the weights.
+
+    Example:
+        >>> made = constant_score((4, 3), 2, [5.0, 6.0])
+        >>> made["q2_bias"].tolist(), made["k2_bias"].tolist()
+        ([5.0, 0.0, 6.0, 0.0], [1.0, 0.0, 1.0, 0.0])
     """
-    dtype = host_array(detached(queries[:1])).dtype
-    first = np.zeros((heads, queries.shape[0] // heads), dtype)
+    first = np.zeros((heads, shape[0] // heads), dtype)
     first[:, 0] = 1.0
-    nothing, bias = np.zeros(tuple(queries.shape), dtype), first.reshape(-1)
-    # The number keeps the type of the weights.
-    queries_bias = bias * dtype.type(value)
-    return {"q2": nothing, "k2": nothing, "q2_bias": queries_bias, "k2_bias": bias}
+    nothing = np.zeros(tuple(shape), dtype)
+    queries = first.T * np.asarray(value, dtype)  # in the type of the weights
+    return {
+        "q2": nothing,
+        "k2": nothing,
+        "q2_bias": queries.T.reshape(-1),
+        "k2_bias": first.reshape(-1),
+    }
 
 
 def _rows_of_heads(key: str, role: str, rule: AttentionRule, arrays: NamedArrays) -> Any:

@@ -9,13 +9,11 @@ random batches of several sizes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +36,13 @@ from tnsim.checkpoints.module_examples import (
 from tnsim.checkpoints.named_arrays import NamedArrays, to_numpy, valued
 from tnsim.checkpoints.norms import Normed
 from tnsim.checkpoints.rules import Rule
-from tnsim.checkpoints.state_dict import assembled, inside, place_of, weights_within
+from tnsim.checkpoints.state_dict import (
+    Patterns,
+    assembled,
+    inside,
+    place_of,
+    weights_within,
+)
 from tnsim.errors import (
     BY_PARTS,
     ON_INPUTS,
@@ -216,7 +220,7 @@ class StatesOf:
             if other in named:
                 named.setdefault(name, named[other])
         missing, surplus = sorted(set(own) - set(named)), sorted(set(named) - set(own))
-        chosen = [n for n in named if any(fnmatch(n, given) for given in leave_out)]
+        chosen = [*filter(Patterns(leave_out).__contains__, named)]
         if kept := [name for name in chosen if name in own]:
             raise CheckpointError(
                 f"leave_out names {', '.join(kept[:4])}, which the module {self.name} computes "
@@ -354,32 +358,20 @@ def recognised(
     declared = dict(layers or {})
     _check_repeatable(module)
     double = double_of(module).eval().requires_grad_(False)
+    if output is not None:
+        double.register_forward_hook(lambda _, given, outputs: array_of(outputs, output))
     # Compiled code of blocks reads addresses, which the inputs of a trace do not have.
     with torch.compiler.set_stance("force_eager"), torch.no_grad(), in_float64(torch):
         try:
-            with _with_output(double, output):
-                example = example_inputs(double, inputs, n_ctx)
+            example = example_inputs(double, inputs, n_ctx)
         except ModelError:
             if output is None:
                 _check_describable(module, tuple(declared), False)  # which says more
             raise
-        asked = _Asked(module, double, declared, inputs, n_ctx, output, first or module)
+        asked = _Asked(module, double, declared, inputs, n_ctx, first or module)
         reading = _first_reading(asked, example)
     log.info("%s: relative error of the forward pass %.2g", type(module).__name__, reading.error)
     return reading
-
-
-@contextlib.contextmanager
-def _with_output(module: Any, output: str | int | None) -> Iterator[None]:
-    """Let a module give a single output."""
-    if output is None:
-        yield
-        return
-    handle = module.register_forward_hook(lambda _, inputs, outputs: array_of(outputs, output))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class _Asked(NamedTuple):
@@ -387,11 +379,10 @@ class _Asked(NamedTuple):
 
     Attributes:
         module: The module.
-        double: A copy in float64.
+        double: A copy in float64, with the output that counts alone.
         declared: Declarations of classes of the user.
         inputs: The example that the user gave, or None.
         n_ctx: Length of sequences that was asked for; None where the layers are to hold for all.
-        output: Name of the output that counts, or its place in a tuple.
         first: The module of which the module may be a copy with other weights.
     """
 
@@ -400,7 +391,6 @@ class _Asked(NamedTuple):
     declared: Mapping[type, Declared]
     inputs: Any
     n_ctx: int | None
-    output: str | int | None
     first: Any
 
 
@@ -410,10 +400,12 @@ def _first_reading(asked: _Asked, example: Any) -> Recognised:
     Raises:
         UnsupportedLayer, ModelError, TooLarge: The first refusal, in the words that say most.
     """
-    from tnsim.checkpoints.batches import JOINED  # which needs SciPy
+    from tnsim.checkpoints.batches import JOINED, readings  # which need SciPy
 
     module, inputs, n_ctx = asked.module, asked.inputs, asked.n_ctx
-    tried = [(example, sequence) for sequence in _readings(example, inputs, n_ctx)]
+    tried = [(example, sequence) for sequence in readings(example)]
+    if n_ctx is not None or inputs is None:  # one that the user gave may be images
+        tried = tried[:1]
     # The batch may have been taken for a sequence, as attention takes it.
     if inputs is None and n_ctx is None and example.is_floating_point() and example.ndim == 2:
         tried.append((_sequences(example.shape[-1]), True))
@@ -452,16 +444,6 @@ def _advice(module: Any, example: Any) -> str:
     return f"{BY_PARTS}. {ON_INPUTS}{tokens}" if attends else f"{ON_INPUTS}{tokens}"
 
 
-def _readings(example: Any, inputs: Any, n_ctx: int | None) -> list[bool]:
-    """Whether an example is read as sequences, in the order in which this is tried."""
-    if not example.is_floating_point():
-        return [example.ndim == 2]
-    if example.ndim != 3:
-        return [False]
-    # An example that the user gave may be images, or sequences as vectors.
-    return [True] if n_ctx is not None or inputs is None else [True, False]
-
-
 def _is_whole_sequence(asked: _Asked, example: Any) -> bool:
     """Whether a refused module is a model of all positions together."""
     try:
@@ -482,22 +464,19 @@ def _read(asked: _Asked, example: Any, sequence: bool) -> Recognised:
     """
     from tnsim.checkpoints.graphs import check_batches, lengths_of, state_of
 
-    module, double, declared, _, n_ctx, output, _ = asked
-    layers, graph = graph_layers(
-        double, state_of(double), module, declared, example, sequence, output
-    )
-    _check_own(graph, asked.first)
-    check_batches(double, graph, example, output, tuple(declared))
+    module, double, declared, _, n_ctx, first = asked
+    layers, graph = graph_layers(double, state_of(double), module, declared, example, sequence)
+    _check_own(graph, first)
+    check_batches(double, graph, example, tuple(declared))
     used = graph.used()
     for path, _ in graph.owns.values():
         used |= {join(path, name) for name in tensors_of(module.get_submodule(path))}
     layers = [one._replace(layer=numbers(one.layer)) for one in layers]
-    with _with_output(double, output):
-        _check_apart(double, example, _batch_sizes(double, example))
-        error = forward_error(double, layers, example)
-        lengths: list[int] = []
-        if sequence and n_ctx is None:
-            lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
+    _check_apart(double, example, _batch_sizes(double, example))
+    error = forward_error(double, layers, example)
+    lengths: list[int] = []
+    if sequence and n_ctx is None:
+        lengths = _check_lengths(double, layers, example, lengths_of(double, graph, example))
     positions = example.shape[1] if sequence else 1
     tensors = tensors_of(module)
     named = state_of(module) | tensors  # each by all of its names
@@ -630,7 +609,6 @@ def graph_layers(
     declared: Mapping[type, Declared],
     example: Any,
     sequence: bool,
-    output: str | int | None,
 ) -> tuple[list[Normed], Graph]:
     """The layers of the graph of a module.
 
@@ -641,7 +619,6 @@ def graph_layers(
         declared: Declarations of classes of the user.
         example: Inputs that the module takes.
         sequence: Whether the second axis of the inputs is positions.
-        output: Name of the output that counts, or its place in a tuple.
 
     Returns:
         The layers, of arrays or of tensors that require grad, and the graph.
@@ -653,7 +630,7 @@ def graph_layers(
     from tnsim.checkpoints.read_graphs import Part, layers_of_graph
 
     torch = require_torch()
-    graph = graphs.graph_of(traced, example, output, tuple(declared))
+    graph = graphs.graph_of(traced, example, tuple(declared))
     floats = [one for one in state.values() if one.is_floating_point()]
     like = floats[0] if floats else torch.zeros(1, dtype=torch.get_default_dtype())
     parameters = [one.dtype for one in module.parameters() if one.is_floating_point()]

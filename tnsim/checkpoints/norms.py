@@ -44,11 +44,40 @@ class Norm(NamedTuple):
     shift: Float[Array, " width"] | None = None
 
     def __call__(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
+        y = self.normalised(x)
+        return add(y if self.gain is None else y * self.gain, self.shift)
+
+    def normalised(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
+        """The vector without gain and shift: of mean square about 1, of mean 0 where centred."""
         y = self._centred(x)
-        y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + self.epsilon)
+        return y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + self.epsilon)
+
+    def folded(self, weight: Any, bias: Any, energy: float | None = None) -> tuple[Any, Any]:
+        """The affine map of the normalised vector that a map behind the norm is.
+
+        `W (g n + c) + b = (W diag(g)) n + (W c + b)`. A centred vector has mean zero, so a number
+        that is added to a row of the matrix changes nothing; rows are centred, which makes equal
+        functions of equal matrices.
+
+        Args:
+            weight: Matrix (out, in), or matrices (heads, out, in).
+            bias: Vector (out,), or (heads, out); None for none.
+            energy: Mean square at which the norm is a constant, and the map one of the vector
+                itself; None for the map of the normalised vector.
+
+        Example:
+            >>> norm = Norm(True, 1e-5, np.array([1.0, 2.0]), np.array([0.0, 1.0]))
+            >>> norm.folded(np.array([[3.0, 4.0]]), None)
+            (array([[-2.5,  2.5]]), array([4.]))
+        """
+        if self.shift is not None:
+            # The shift goes through the matrix before gain and energy scale it.
+            bias = add(weight @ self.shift, bias)
+        if energy is not None:
+            weight = weight / np.sqrt(np.float64(energy + self.epsilon))
         if self.gain is not None:
-            y = y * self.gain
-        return add(y, self.shift)
+            weight = weight * self.gain
+        return weight - weight.mean(axis=-1, keepdims=True) if self.centred else weight, bias
 
     def energy(self, x: Float[np.ndarray, "*batch width"]) -> float:
         """The mean square of the divided vector y, over all coordinates, inputs and positions."""
@@ -128,14 +157,13 @@ def fold(layers: Iterable[Normed], inputs: Any, n_ctx: int | None = None) -> Fol
     for layer in model.layers:
         outputs = np.asarray(layer(outputs))
     # Errors of all norms together, as they meet in the outputs.
-    return Folded(model, tuple(energies), _relative_error(outputs, stream))
+    return Folded(model, tuple(energies), relative_error(outputs, stream))
 
 
 def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     """A layer with its norm inside, as an affine map before it.
 
-    With the constant s = sqrt(energy + epsilon), `W (g y / s + c) + b = (W g / s) y + (W c + b)`,
-    and `W (x - mean(x))` is W with its mean over columns subtracted.
+    With the constant s = sqrt(energy + epsilon), `W (g y / s + c) + b = (W g / s) y + (W c + b)`.
 
     Args:
         normed: The layer and its norm.
@@ -169,17 +197,8 @@ def at_energy(normed: Normed, energy: float | None, what: str) -> Layer:
     changed: dict[str, Any] = {}
     # The output map reads hidden units and not the norm; a linear layer has no other map.
     for name in names[:-1] or names:
-        weight, bias = getattr(core, name), getattr(core, bias_name(name))
-        if norm.shift is not None:
-            # The shift goes through the matrix before gain and energy scale it.
-            bias = add(weight @ norm.shift, bias)
-        scaled = weight / np.sqrt(np.float64(energy + norm.epsilon))
-        if norm.gain is not None:
-            scaled = scaled * norm.gain
-        if norm.centred:
-            # A matrix whose rows have mean zero does not see the mean of its input.
-            scaled = scaled - scaled.mean(axis=1, keepdims=True)
-        changed |= {name: scaled, bias_name(name): bias}
+        weight, bias = norm.folded(getattr(core, name), getattr(core, bias_name(name)), energy)
+        changed |= {name: weight, bias_name(name): bias}
     return dataclasses.replace(core, **changed)
 
 
@@ -193,22 +212,31 @@ def _through_norm(layer: Layer, norm: Norm | None, x: Any) -> Any:
 def _norm_inputs(inputs: Any, d_in: int, n_ctx: int | None) -> np.ndarray:
     """The inputs of a first layer as float64 vectors, token numbers as one-hot vectors."""
     array = host_array(inputs)
-    numbers = array.dtype.kind in "iu" and array.ndim == 2
-    # Integers as wide as the model may be vectors of whole numbers.
-    if numbers and (n_ctx or array.shape[1] != d_in) and _is_below(array, d_in):
-        return np.eye(d_in)[array]
-    if array.ndim not in (2, 3) or array.shape[-1] != d_in or not array.size:
-        raise ModelError(
-            f"norms are measured on inputs (samples, {d_in}), (samples, positions, {d_in}) or "
-            f"token numbers (samples, positions) below {d_in}, found {array.dtype} {array.shape}"
-        )
-    return array.astype(np.float64)
+    if array.dtype.kind in "iu" and array.ndim == 2:  # token numbers, as in every metric
+        if n_ctx is None and array.shape[1] == d_in:
+            raise ModelError(
+                f"norms are measured on integers (samples, {d_in}), which are token numbers, or "
+                f"vectors of whole numbers: say n_ctx={d_in} for tokens, or give vectors as floats"
+            )
+        if array.min(initial=0) >= 0 and array.max(initial=0) < d_in:
+            return np.eye(d_in)[array]
+    elif array.ndim in (2, 3) and array.shape[-1] == d_in and array.size:
+        return array.astype(np.float64)
+    raise ModelError(
+        f"norms are measured on inputs (samples, {d_in}), (samples, positions, {d_in}) or "
+        f"token numbers (samples, positions) below {d_in}, found {array.dtype} {array.shape}"
+    )
 
 
-def _is_below(numbers: np.ndarray, size: int) -> bool:
-    return numbers.min(initial=0) >= 0 and numbers.max(initial=0) < size
-
-
-def _relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
-    size = float(np.linalg.norm(expected))
-    return float(np.linalg.norm(outputs - expected)) / max(size, float(np.finfo(np.float64).tiny))
+def relative_error(outputs: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of differences, relative to what is expected."""
+    # Outputs of other size are no function to compare.
+    if outputs.size != expected.size:
+        return float("inf")
+    largest = float(np.abs(expected).max(initial=0.0))
+    if not largest:
+        return float("inf") if outputs.any() else 0.0
+    # Squares of numbers that floats hold may be numbers that they do not hold.
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.linalg.norm((outputs.ravel() - expected.ravel()) / largest)
+    return float(difference / np.linalg.norm(expected.ravel() / largest))

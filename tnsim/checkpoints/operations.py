@@ -209,7 +209,6 @@ class Graph:
         output: Operation that gives the output.
         constants: Arrays that the forward pass brings with it, by their operations.
         owns: Begin and end of submodules that are taken whole, by the operation that ends one.
-        traced: The graph as PyTorch has written it.
         rounding: Relative error with which a function itself rounds numbers on the way, 0 where it
             computes in the type of its arguments.
     """
@@ -220,7 +219,6 @@ class Graph:
     output: Operation
     constants: Mapping[Operation, Any]
     owns: Mapping[Operation, tuple[str, Operation]] = field(default_factory=dict)
-    traced: Any = None
     rounding: float = 0.0
 
     def arrays(self, weights: Mapping[str, Any] | Sequence[Any]) -> dict[Operation, Any]:
@@ -255,6 +253,14 @@ def is_float(array: Any) -> bool:
     """Whether an array of either library holds floats."""
     of_torch = getattr(array, "is_floating_point", None)
     return array.dtype.kind == "f" if of_torch is None else of_torch()
+
+
+def number_in(array: Any) -> float | None:
+    """The number that an array of either library has everywhere; None for others and for lists."""
+    if not hasattr(array, "reshape"):
+        return None
+    flat = array.reshape(-1)
+    return float(flat[0]) if len(flat) > 0 and bool((flat == flat[0]).all()) else None
 
 
 def _operations_in(arguments: Any) -> Iterator[Operation]:

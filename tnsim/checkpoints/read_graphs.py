@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnsim.activations.activation import activation
-from tnsim.checkpoints.affine_values import Library, Value, affine_result
+from tnsim.checkpoints.affine_values import Library, Value, added, affine_result
 from tnsim.checkpoints.attention_scores import (
     Scores,
     attended,
@@ -23,7 +23,7 @@ from tnsim.checkpoints.attention_scores import (
     power,
     scores_of,
 )
-from tnsim.checkpoints.curves import Curve
+from tnsim.checkpoints.curves import MOST_POWERS, Curve
 from tnsim.checkpoints.entrywise import Chain, first_of, is_entrywise, start_of
 from tnsim.checkpoints.norms import Norm, Normed
 from tnsim.checkpoints.operations import (
@@ -36,14 +36,13 @@ from tnsim.checkpoints.operations import (
     Operation,
     is_affine,
     is_float,
+    number_in,
 )
-from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, added, multiple_of_identity
+from tnsim.checkpoints.unit_layers import Layout, NoLayerError, Stack, multiple_of_identity
 from tnsim.errors import OWN_ACTIVATION, UnsupportedLayer
 from tnsim.models.layers import Linear, Residual, with_widths
 
 SLICES = frozenset(["split", "split_with_sizes", "slice", "select", "getitem", "unbind", "chunk"])
-MOST_POWERS = 8
-"""Highest power of a value that is read."""
 
 
 class Token(NamedTuple):
@@ -139,9 +138,9 @@ class _Trace:
         if self.output not in self.varying:
             raise UnsupportedLayer("the output of the forward pass does not depend on the input")
         self.scalars = {
-            one: float(value.reshape(-1)[0])
+            one: number
             for one, value in self.values.items()
-            if _is_uniform(value) and not library.requires_grad(value)
+            if not library.requires_grad(value) and (number := number_in(value)) is not None
         }
         self.known = {one: found for one in self.varying if (found := self._norm(one)) is not None}
         self.known |= declared
@@ -381,10 +380,6 @@ class _Trace:
             raise UnsupportedLayer(f"{one.place} computes {name} of several arrays")
         if name in ("gt", "ge", "lt", "le") and places == [0]:
             return self._step_value(one)
-        if name == "pow" and isinstance(one.arguments[1], (int, float)):
-            exponent = float(one.arguments[1])
-            if exponent.is_integer() and 1 <= exponent <= MOST_POWERS:
-                return self._powers(one.arguments[0], {int(exponent): 1.0})
         if name == "where" and places == [0, 1] and not self._has_entries(one.arguments[2]):
             return self._multiplied_values(one, places)  # where(u > t, u, 0)
         chooses = CHOOSING.get(name) in places
@@ -693,14 +688,6 @@ def _is_constant(curve: Curve) -> bool:
 
 def _is_array(value: Any) -> bool:
     return not isinstance(value, (Value, Scores, Token, list))
-
-
-def _is_uniform(value: Any) -> bool:
-    """Whether an array has the same number everywhere."""
-    if isinstance(value, (list, tuple)) or not hasattr(value, "reshape"):
-        return False
-    flat = value.reshape(-1)
-    return len(flat) > 0 and bool((flat == flat[0]).all())
 
 
 def _reads_any(argument: Any, operations: list[Operation]) -> bool:

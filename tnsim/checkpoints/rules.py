@@ -23,8 +23,6 @@ PROJECTIONS = ("q1", "k1", "q2", "k2", "v", "o")
 SECOND_SCORE = ("q2", "k2")  # projections that linear attention lacks
 # Fields whose numbers a file or its configuration may hold.
 NUMBERS = ("scale", "n_heads", "rope_base", "norm_energy")
-# Keys under which configurations of transformers state the number of heads.
-CONFIGURED_HEADS = "config:model.n_head|num_attention_heads|n_head|n_heads"
 _CHOICES = {  # values that a field may have
     "mask": MASKS,
     "scores": (2, 1),

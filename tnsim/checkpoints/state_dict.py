@@ -39,7 +39,6 @@ from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 
 DEEPEST = 3  # levels of mappings inside one another that are searched for weights
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")  # names of wrappers
 NORM = re.compile(
     r"(^|[._])((layer|rms|batch|group)_?norm|norm|ln)(_|\d|\.|$)|norm\d*(\.|$)", re.IGNORECASE
 )
@@ -182,25 +181,6 @@ def inside(state: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     return named
 
 
-def common_prefix(names: Sequence[str]) -> str:
-    """The prefix that wrappers put before all of some names.
-
-    Args:
-        names: Names of tensors.
-
-    Returns:
-        Words of `PREFIXES` in a row; empty where not all names begin with the same word.
-
-    Example:
-        >>> common_prefix(["module._orig_mod.w", "module._orig_mod.b"])
-        'module._orig_mod.'
-    """
-    for word in PREFIXES:
-        if names and all(name.startswith(word) for name in names):
-            return word + common_prefix([name.removeprefix(word) for name in names])
-    return ""
-
-
 def _places(
     state: Mapping[Any, Any], names: Sequence[str], way: tuple[str, ...], seen: set[int]
 ) -> Iterator[Place]:
@@ -252,9 +232,7 @@ def check_unused(
     ignored: list[str] = []
     left_out: list[str] = []
     surplus: list[str] = []
-    to_leave, unused, to_ignore = map(
-        _Patterns, (dialect.leave_out, dialect.unused, dialect.ignore)
-    )
+    to_leave, unused, to_ignore = map(Patterns, (dialect.leave_out, dialect.unused, dialect.ignore))
     for name in arrays.unused():
         # Leaving out comes first, as it is the weaker claim about a tensor.
         if name in to_leave:
@@ -271,7 +249,7 @@ def check_unused(
     return tuple(ignored), tuple(left_out)
 
 
-class _Patterns:
+class Patterns:
     """A set of names and patterns of names; the patterns are one regular expression."""
 
     def __init__(self, patterns: Sequence[str]) -> None:

@@ -24,29 +24,36 @@ from typing import Any
 import numpy as np
 
 from tnsim.activations.activation import Activation, activation, jump_relu
-from tnsim.checkpoints.affine_values import IDENTITY, Library, Map, Value
+from tnsim.checkpoints.affine_values import (
+    IDENTITY,
+    Library,
+    Map,
+    Value,
+    added,
+    product,
+    rerooted,
+    side_by_side,
+)
 from tnsim.checkpoints.norms import Norm, Normed
-from tnsim.checkpoints.sparse_maps import (
-    FEWEST,
-    FILLED,
-    LARGEST,
-    check_stored,
-    fixed,
-    pattern_of,
+from tnsim.checkpoints.sparse_maps import pattern_of
+from tnsim.checkpoints.unit_rows import (
+    Factor,
+    Rows,
+    chosen_rows,
+    counts,
+    indices,
+    rows_with_entries,
+    scaled_rows,
+    single_entries,
+    stacked_factors,
+    unless_zero,
+    with_fewer_units,
+    written_out,
 )
 from tnsim.errors import TooLarge, UnsupportedLayer
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.layers import Bilinear, Linear, Multilinear, Residual
-from tnsim.models.matrices import Columns, SparseMatrix
-
-NEGLIGIBLE = 1e-13
-"""Singular values below this part of the largest are rounding."""
-
-MERGED = 2**22
-"""Most entries of sparse matrices that are written out in order to save hidden units."""
-
-Rows = Any
-"""A matrix of the library, or a `SparseMatrix`."""
+from tnsim.models.matrices import SparseMatrix
 
 
 class NoLayerError(UnsupportedLayer):
@@ -99,7 +106,7 @@ class Source:
     root: Map
     layout: Layout
     reads: int = 0
-    factors: tuple[tuple[Rows, Any], ...] = ()
+    factors: tuple[Factor, ...] = ()
     function: Activation | None = None
     norm: Norm | None = None
     layers: Callable[[Any, Any], list[Normed]] | None = None
@@ -125,7 +132,7 @@ class Draft:
     down: Map
     bias: Any
     layout: Layout
-    factors: tuple[tuple[Rows, Any], ...] = ()
+    factors: tuple[Factor, ...] = ()
     skip: float | None = None
     function: Activation | None = None
     norm: Norm | None = None
@@ -186,7 +193,7 @@ class Stack:
     def _root(self, shape: tuple[int, ...], layout: Layout) -> Map:
         last = IDENTITY if layout.is_last and shape and shape[-1] == layout.width else None
         grids = (tuple(shape),) if self.positions == 1 else ((layout.width,),)
-        index, position = (_indices(self.library, x) for x in (layout.index, layout.position))
+        index, position = (indices(self.library, x) for x in (layout.index, layout.position))
         return Map(
             self.library,
             layout.width,
@@ -262,7 +269,7 @@ class Stack:
         if self.positions == 1:
             return self._matrix(linear)
         # One matrix for all positions, so a small one at each of them is the whole.
-        every = linear.matrix[_indices(self.library, layout.order)].reshape(
+        every = linear.matrix[indices(self.library, layout.order)].reshape(
             self.positions, layout.width, -1
         )
         numbers = self.library.numbers(every)
@@ -274,7 +281,7 @@ class Stack:
         flat = constant.reshape(-1)
         if self.positions == 1:
             return flat
-        every = flat[_indices(self.library, layout.order)].reshape(self.positions, layout.width)
+        every = flat[indices(self.library, layout.order)].reshape(self.positions, layout.width)
         self._check_equal(self.library.numbers(every))
         return every[0]
 
@@ -318,7 +325,7 @@ class Stack:
         if self.positions == 1 and not self.may_be_sparse and not slope.is_stored:
             return False
         try:
-            return bool((_counts(self.rows(slope, self.layout(value))) == 1).all())
+            return bool((counts(self.rows(slope, self.layout(value))) == 1).all())
         except (TooLarge, UnsupportedLayer):
             return False
 
@@ -352,7 +359,7 @@ class Stack:
         reads, size, ((weight, bias),) = self._unit_of(first, layout)
         if function.name != "step":
             other, ((up, shift),) = self._unit_factors(second, layout)
-            factors = ((weight, bias), (_scaled_rows(up, size), size * shift))
+            factors = ((weight, bias), (scaled_rows(up, size), size * shift))
             fields = {"factors": factors, "function": function}
             return self.new_block(one.shape, layout, self._same(reads, other), **fields)
         # u 1(u > t) = t j(u / t) with j the JumpReLU of threshold 1, and ReLU at t = 0
@@ -364,7 +371,7 @@ class Stack:
             height, made = height * thresholds, jump_relu(1.0)
         activated = self.new_block(one.shape, layout, reads, factors=factors, function=made)
         # Heights are put into the slope, behind the activation.
-        at = _indices(self.library, layout.index)
+        at = indices(self.library, layout.index)
         return activated.mapped(lambda x: x * (size * height)[at].reshape(one.shape))
 
     def _same(self, one: int, two: int) -> int:
@@ -443,18 +450,16 @@ class Stack:
         function = self._activation_in(value)
         return "" if function is None else function.name
 
-    def _unit_of(
-        self, value: Value, layout: Layout
-    ) -> tuple[int, Any, tuple[tuple[Rows, Any], ...]]:
+    def _unit_of(self, value: Value, layout: Layout) -> tuple[int, Any, tuple[Factor, ...]]:
         """The source read, numbers that multiply units, and the factors of the units."""
         ((block, slope),) = value.slopes.items()
         source = self.sources[block]
         if slope.is_root and (slope is source.root or self.positions == 1):
             return source.reads, self.library.array(np.ones(slope.size)), source.factors
         # `multiplies` has made sure of a single unit for each entry.
-        units, size = _single_entries(self.rows(slope, layout), self.library)
+        units, size = single_entries(self.rows(slope, layout), self.library)
         factors = tuple(
-            (_chosen_rows(w, units, self.library), b[_indices(self.library, units)])
+            (chosen_rows(w, units, self.library), b[indices(self.library, units)])
             for w, b in source.factors
         )
         return source.reads, size, factors
@@ -475,15 +480,13 @@ class Stack:
         self.sources[block] = Source(root, layout, reads, **fields)
         return Value(self.zeros(shape), {block: root})
 
-    def _unit_factors(
-        self, value: Value, layout: Layout
-    ) -> tuple[int, tuple[tuple[Rows, Any], ...]]:
+    def _unit_factors(self, value: Value, layout: Layout) -> tuple[int, tuple[Factor, ...]]:
         """The factors of every entry of a value that `multiplies`, and the source they read."""
         if not self.units_in(value):
             ((source, slope),) = value.slopes.items()
             return source, ((self.rows(slope, layout), self.vector(value.constant, layout)),)
         reads, factor, ((weight, bias), *others) = self._unit_of(value, layout)
-        return reads, ((_scaled_rows(weight, factor), factor * bias), *others)
+        return reads, ((scaled_rows(weight, factor), factor * bias), *others)
 
     def ends_layer(self, value: Value, is_whole: bool) -> bool:
         """Whether a value that all the rest depends on becomes a state of its own.
@@ -618,19 +621,19 @@ class Stack:
         sources, downs = [self.sources[n] for n in blocks], [value.slopes[n] for n in blocks]
         self._append_units(sources, downs, layout, bias, skip, norm, carried)
 
-    def _carried(self, matrix: Map, layout: Layout) -> tuple[tuple[Rows, Any], Map]:
+    def _carried(self, matrix: Map, layout: Layout) -> tuple[Factor, Map]:
         """Units `(S z) * 1` with the map from them to the state."""
         rows = self.rows(matrix, layout)
         # Rows of zeros, as of a state beside others, need no units.
-        needed = _rows_with_entries(rows, self.library)
+        needed = rows_with_entries(rows, self.library)
         count = len(needed)
         if count < layout.width:
-            rows = _chosen_rows(rows, needed, self.library)
+            rows = chosen_rows(rows, needed, self.library)
         place = np.full(layout.width, count)
         place[needed] = np.arange(count)
         entries = place[layout.index]
         zero = self.library.array(np.zeros(1))
-        at = _indices(self.library, entries + layout.position * (count + 1))
+        at = indices(self.library, entries + layout.position * (count + 1))
         n, shape = self.positions, matrix.shape
         root = self._in_rows(count)
 
@@ -653,7 +656,7 @@ class Stack:
         bias: Any,
         skip: float | None,
         norm: Norm | None = None,
-        carried: tuple[tuple[Rows, Any], Map] | None = None,
+        carried: tuple[Factor, Map] | None = None,
     ) -> None:
         """Add the layer `s z + D (units of all blocks) + c`."""
         if any(source.layers is not None for source in sources):
@@ -672,8 +675,8 @@ class Stack:
         if carried is not None:
             units.append((carried[0],))
             downs = [*downs, carried[1]]
-        down = _side_by_side(downs, self.positions)
-        factors = tuple(_stacked_factors(units, self.library))
+        down = side_by_side(downs, self.positions)
+        factors = tuple(stacked_factors(units, self.library))
         self.drafts.append(Draft(down, bias, layout, factors, skip, function, norm))
 
     def _append_beside(
@@ -694,10 +697,10 @@ class Stack:
                 "a linear map other than a residual connection goes around attention, or around a "
                 "class that was declared"
             )
-        down = _side_by_side([value.slopes[b] for b in blocks], n)
+        down = side_by_side([value.slopes[b] for b in blocks], n)
         narrow = written_out(self.rows(down, layout), library)
 
-        def padded(factor: tuple[Rows, Any]) -> tuple[Rows, Any]:
+        def padded(factor: Factor) -> tuple[Rows, Any]:
             rows = written_out(factor[0], library)
             return library.concatenate([rows, self.zeros((len(rows), size))], 1), factor[1]
 
@@ -718,7 +721,7 @@ class Stack:
             smaller = layout.width * last.down.size <= apart and (last.factors or not is_whole)
             alone = last.function is not None and self._is_elementwise(last)
             if (units or smaller) and not alone:
-                if _unless_zero(last.bias, self.library) is not None:
+                if unless_zero(last.bias, self.library) is not None:
                     bias = bias + self._applied(matrix, layout, last.bias)
                 self.drafts[-1] = replace(
                     last,
@@ -744,7 +747,7 @@ class Stack:
     def _applied(self, matrix: Map, layout: Layout, vector: Any) -> Any:
         """The image of a vector under a map that is the same at all positions."""
         image = matrix.at(vector).reshape(-1)
-        return image[_indices(self.library, layout.order[: layout.width])]
+        return image[indices(self.library, layout.order[: layout.width])]
 
     def _composed(self, outer: Map, before: Draft) -> Map:
         """A map of the state, as a map of the units that gave the state."""
@@ -757,14 +760,14 @@ class Stack:
             take = layout.order[position * layout.width + index]
             if inner.shape == root.shape and (take == np.arange(len(take))).all():
                 return inner
-            places = _indices(self.library, take)
+            places = indices(self.library, take)
             last = inner.last if known else None
             return inner.then(
                 lambda y: y.reshape(-1)[places].reshape(root.shape), root.shape, last=last
             )
 
         def last(matrix: Any) -> Any:
-            return _product(matrix, inner.last) if known and inner.last is not None else None
+            return product(matrix, inner.last) if known and inner.last is not None else None
 
         return outer.rebased(start, last, {})
 
@@ -794,7 +797,7 @@ class Stack:
 
     def _layers_of(self, draft: Draft) -> list[Normed]:
         """The layers of tnsim of a draft."""
-        bias: Any = _unless_zero(draft.bias, self.library)
+        bias: Any = unless_zero(draft.bias, self.library)
         if draft.layers is not None:
             down = None if draft.gives_units else self.rows(draft.down, draft.layout)
             return self._with_skip(draft.layers(down, bias), draft.skip, draft.norm)
@@ -813,9 +816,9 @@ class Stack:
         down = self.rows(draft.down, draft.layout)
         factors: Any = draft.factors
         if draft.function is None and len(factors) == 2:
-            factors, down = _with_fewer_units(factors, down, self.library)
+            factors, down = with_fewer_units(factors, down, self.library)
         rows: list[Any] = [w for w, _ in factors]
-        biases: list[Any] = [_unless_zero(b, self.library) for _, b in factors]
+        biases: list[Any] = [unless_zero(b, self.library) for _, b in factors]
         if draft.function is not None:
             up, up_bias = (rows[1], biases[1]) if len(rows) == 2 else (None, None)
             layer: Any = Gated(rows[0], up, down, draft.function, biases[0], up_bias, bias)
@@ -866,248 +869,3 @@ def multiple_of_identity(matrix: np.ndarray) -> float | None:
     """The number s of a matrix s I; None for zero and for other matrices."""
     number = matrix[0, 0] if matrix.size and matrix.shape[0] == matrix.shape[1] else 0.0
     return float(number) if number and (matrix == number * np.eye(len(matrix))).all() else None
-
-
-def rerooted(
-    linear: Map, size: int, start: int, grids: tuple[tuple[int, ...], ...], memo: dict[Map, Map]
-) -> Map:
-    """A map of some coordinates as a map of more, among which these come from a place on."""
-
-    def padded(last: Any) -> Any:
-        last = linear.library.eye(linear.size) if last is IDENTITY else last
-        zeros = [
-            linear.library.array(np.zeros((last.shape[0], n)))
-            for n in (start, size - start - linear.size)
-        ]
-        return linear.library.concatenate([zeros[0], last, zeros[1]], 1)
-
-    def moved(root: Map) -> Map:
-        last = None if root.last is None else padded(root.last)
-        return replace(root, size=size, index=root.index + start, grids=grids, last=last)
-
-    return linear.rebased(moved, padded, memo)
-
-
-def added(parts: Sequence[Map]) -> Map:
-    """The sum of maps of the same coordinates to arrays of one shape."""
-    if len(parts) == 1:
-        return parts[0]
-    lasts = [part.last for part in parts]
-    last = None
-    if all(one is not None and one is not IDENTITY for one in lasts):
-        last = sum(lasts[1:], lasts[0])
-
-    def total(*arrays: Any) -> Any:
-        return sum(arrays[1:], arrays[0])
-
-    shape = parts[0].shape
-    return Map(parts[0].library, parts[0].size, shape, total, total, tuple(parts), last=last)
-
-
-def _side_by_side(maps: Sequence[Map], positions: int) -> Map:
-    """The map of the coordinates of all maps, one after another, to the sum of their arrays."""
-    if len(maps) == 1:
-        return maps[0]
-    total = sum(one.size for one in maps)
-    grids = tuple(shape for one in maps for shape in one.grids) if positions == 1 else ((total,),)
-    start, parts = 0, []
-    for one in maps:
-        parts.append(rerooted(one, total, start, grids, {}))
-        start += one.size
-    return added(parts)
-
-
-def _product(last: Any, inside: Any) -> Any:
-    if last is IDENTITY:
-        return inside
-    return last if inside is IDENTITY else last @ inside
-
-
-def _indices(library: Library, numbers: Any) -> Any:
-    return library.array(np.asarray(numbers, np.int64))
-
-
-def _unless_zero(bias: Any, library: Library) -> Any:
-    """A bias, or None for a bias of zeros that nobody differentiates."""
-    return bias if library.requires_grad(bias) or bool(bias.any()) else None
-
-
-def _stacked_factors(
-    units: Sequence[Sequence[tuple[Rows, Any]]], library: Library
-) -> list[tuple[Rows, Any]]:
-    """The factors of a layer: matrix (units, in) and bias (units,) of all blocks, leg by leg."""
-    factors = []
-    for leg in range(max(map(len, units))):
-        # A block of fewer factors than the layer has is multiplied by 1.
-        own = [block[leg] if leg < len(block) else _ones_like(*block[0]) for block in units]
-        rows = _stacked_rows([w for w, _ in own], library)
-        factors.append(
-            (rows, own[0][1] if len(own) == 1 else library.concatenate([b for _, b in own]))
-        )
-    return factors
-
-
-def _ones_like(matrix: Rows, bias: Any) -> tuple[Rows, Any]:
-    """The factor 1 for every unit of another factor."""
-    if not isinstance(matrix, SparseMatrix):
-        return matrix * 0, bias * 0 + 1
-    none = Columns(np.full((len(bias), 1), -1), matrix.columns.width)
-    return SparseMatrix(np.zeros((len(bias), 1), matrix.dtype), none), bias * 0 + 1
-
-
-def _stacked_rows(parts: list[Rows], library: Library) -> Rows:
-    """The rows of several matrices, sparse where any is and it pays for all."""
-    if len(parts) == 1:
-        return parts[0]
-    sparse = [part if isinstance(part, SparseMatrix) else None for part in parts]
-    if not any(sparse):
-        return library.concatenate(parts)
-    width = parts[0].shape[1]
-    made = [
-        one or SparseMatrix.of(library.numbers(part))
-        for one, part in zip(sparse, parts, strict=True)
-    ]
-    rows, most = sum(part.shape[0] for part in parts), max(one.values.shape[1] for one in made)
-    if most * FILLED > width and rows * width <= LARGEST:
-        return library.concatenate([written_out(part, library) for part in parts])
-    check_stored(rows, width, most)
-    values = np.concatenate([_padded(np.asarray(one.values), most, 0) for one in made])
-    columns = np.concatenate([_padded(one.columns.array, most, -1) for one in made])
-    return SparseMatrix(fixed(values), Columns(columns, width))
-
-
-def _padded(array: np.ndarray, width: int, value: int) -> np.ndarray:
-    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=value)
-
-
-def _scaled_rows(matrix: Rows, factors: Any) -> Rows:
-    """A matrix with each row times a number."""
-    if isinstance(matrix, SparseMatrix):
-        return matrix.with_values(fixed(np.asarray(matrix.values) * np.asarray(factors)[:, None]))
-    return factors[:, None] * matrix
-
-
-def _chosen_rows(matrix: Rows, rows: np.ndarray, library: Library) -> Rows:
-    """Some rows of a matrix, in a given order."""
-    if isinstance(matrix, SparseMatrix):
-        columns = Columns(matrix.columns.array[rows], matrix.columns.width)
-        return SparseMatrix(fixed(np.asarray(matrix.values)[rows]), columns)
-    return matrix[_indices(library, rows)]
-
-
-def _rows_with_entries(matrix: Rows, library: Library) -> np.ndarray:
-    """The rows that have a gradient, an entry, or the place of an entry."""
-    if isinstance(matrix, SparseMatrix):
-        return np.flatnonzero(matrix.columns.filled.any(1))
-    if library.requires_grad(matrix):
-        return np.arange(len(matrix))
-    return np.flatnonzero(library.numbers(matrix).any(1))
-
-
-def _counts(matrix: Rows) -> Any:
-    """The number of entries in each row that are not zero."""
-    entries: Any = np.asarray(matrix.values) if isinstance(matrix, SparseMatrix) else matrix
-    return (entries != 0).sum(1)
-
-
-def _single_entries(matrix: Rows, library: Library) -> tuple[np.ndarray, Any]:
-    """Column and value of the largest entry of each row."""
-    if isinstance(matrix, SparseMatrix):
-        entries = np.asarray(matrix.values)
-        rows, places = np.arange(len(entries)), np.abs(entries).argmax(1)
-        return matrix.columns.array[rows, places].astype(np.int64), library.array(
-            entries[rows, places]
-        )
-    columns = np.abs(library.numbers(matrix)).argmax(1)
-    return columns, matrix[_indices(library, np.arange(len(columns))), _indices(library, columns)]
-
-
-def written_out(matrix: Rows, library: Library) -> Any:
-    """A matrix as an array of the library."""
-    return library.array(np.array(matrix.dense())) if isinstance(matrix, SparseMatrix) else matrix
-
-
-def _with_fewer_units(
-    factors: Sequence[tuple[Rows, Any]], down: Rows, library: Library
-) -> tuple[Sequence[tuple[Rows, Any]], Rows]:
-    """Two factors and a map D with fewer hidden units, where many units share a factor.
-
-    Units with the same left row l add up to l(x) * D_g (R_g x + r_g), which are as many units as
-    the matrix D_g [R_g r_g] has rank. An einsum in two copies of x, for instance, has all products
-    x_i x_j. Layers with gradients keep their units as they are, and so do large sparse ones.
-    """
-    arrays = [down, *(array for factor in factors for array in factor)]
-    if any(library.requires_grad(array) for array in arrays):
-        return factors, down
-    sparse = [array for array in arrays if isinstance(array, SparseMatrix)]
-    if max((math.prod(matrix.shape) for matrix in sparse), default=0) > MERGED:
-        return factors, down
-    grouped = [np.unique(_row_keys(*factor, library), return_inverse=True) for factor in factors]
-    # Groups of hardly more than one unit save nothing.
-    shared_by_many = [2 * len(groups) <= down.shape[1] for groups, _ in grouped]
-    if not any(shared_by_many):
-        return factors, down
-    best: Any = None
-    fewest = down.shape[1]
-    dense = library.numbers(written_out(down, library))
-    # Biases are a last column, so that they go with their rows.
-    lifted = [
-        np.concatenate([library.numbers(written_out(w, library)), library.numbers(b)[:, None]], 1)
-        for w, b in factors
-    ]
-    for turn, (_, group_of), is_shared in zip((1, -1), grouped, shared_by_many, strict=True):
-        # Either factor may be the one that many units share.
-        if not is_shared:
-            continue
-        shared, other = lifted[::turn]
-        terms: list[tuple[Any, Any, Any]] = []
-        # In the order of their first units, so that models of one module have units in one order.
-        for group in dict.fromkeys(group_of.ravel().tolist()):
-            members = np.flatnonzero(group_of.ravel() == group)
-            row = shared[members][0]
-            # The rank of a group is the number of units that it needs. The product of a few members
-            # has the singular values of a small matrix between orthogonal ones.
-            outer, core = np.linalg.qr(dense[:, members])
-            read = other[members].any(0)
-            inner, rest = np.linalg.qr(other[members][:, read].T)
-            left, sizes, small = np.linalg.svd(core @ rest.T, full_matrices=False)
-            left, right = outer @ left, np.zeros((len(sizes), other.shape[1]))
-            right[:, read] = small @ inner.T
-            kept = sizes > NEGLIGIBLE * sizes[:1]
-            one, two = np.tile(row, (int(kept.sum()), 1)), right[kept]
-            one, two = (one, two)[::turn]
-            terms.append((one, two, (left * sizes)[:, kept]))
-        count = sum(len(one) for one, _, _ in terms)
-        if 0 < count < fewest:
-            one, two, out = zip(*terms, strict=True)
-            fewest = count
-            best = np.concatenate(one), np.concatenate(two), np.concatenate(out, 1)
-    if best is None:
-        return factors, down
-    one, two, out = best
-    few = [
-        (_like_before(rows[:, :-1], sparse, library), library.array(rows[:, -1]))
-        for rows in (one, two)
-    ]
-    return few, _like_before(out, sparse, library) if isinstance(
-        down, SparseMatrix
-    ) else library.array(out)
-
-
-def _like_before(matrix: np.ndarray, sparse: list[SparseMatrix], library: Library) -> Rows:
-    """A matrix made of others, as a sparse one where some of these are and it has few entries."""
-    few = int(_counts(matrix).max()) * FILLED <= matrix.shape[1] and matrix.size >= FEWEST
-    return (
-        SparseMatrix.of(matrix) if sparse and few else library.array(np.ascontiguousarray(matrix))
-    )
-
-
-def _row_keys(matrix: Rows, bias: Any, library: Library) -> np.ndarray:
-    """A key of bytes for every row with its bias, equal for equal rows."""
-    if isinstance(matrix, SparseMatrix):
-        parts = [np.asarray(matrix.values) + 0.0, matrix.columns.array.astype(np.float64)]
-    else:
-        parts = [library.numbers(matrix).astype(np.float64) + 0.0]
-    # Adding zero makes -0.0 a 0.0.
-    rows = np.concatenate([*parts, library.numbers(bias).astype(np.float64)[:, None] + 0.0], 1)
-    return np.ascontiguousarray(rows).view([("", np.uint8, rows.shape[1] * 8)])[:, 0]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tnsim.checkpoints.named_arrays import listing
@@ -150,121 +152,17 @@ class Layout:
         return self.layer.format(i=i) + module
 
 
-def _llama_layout(name: str, **others: Any) -> Layout:
-    """A layout with Llama's names."""
-    values: dict[str, Any] = {
-        "root": "model.",
-        "layer": "layers.{i}.",
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "o": "self_attn.o_proj",
-        "attention_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
-        "up": "mlp.up_proj",
-        "gate": "mlp.gate_proj",
-        "down": "mlp.down_proj",
-        "embedding": "embed_tokens",
-        "final_norm": "norm",
-        "ignored": ("*rotary_emb.inv_freq",),
-        "eps": "rms_norm_eps",
-        "default_eps": 1e-6,
-        "own_heads": True,
-        "qkv_bias": False,
-        "o_bias": False,
-        "mlp_bias": False,
-    }
-    return Layout(name, **{**values, **others})
+def _layouts() -> Iterator[Layout]:
+    """The layouts of `layouts.toml`."""
+    tables = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
+    for name, own in tables.items():
+        fields: dict[str, Any] = {**tables.get(own.pop("like", ""), {}), **own}
+        # TOML has no tuples, and layouts are hashed.
+        tuples = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        yield Layout(name, **{**fields, **tuples})
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        Layout(
-            name="gpt2",
-            root="transformer.",
-            layer="h.{i}.",
-            qkv="attn.c_attn",
-            o="attn.c_proj",
-            transposed=True,
-            norm="layer",
-            attention_norm="ln_1",
-            mlp_norm="ln_2",
-            up="mlp.c_fc",
-            down="mlp.c_proj",
-            embedding="wte",
-            positions="wpe",
-            tied=True,
-            final_norm="ln_f",
-            activation="activation_function",
-            eps="layer_norm_epsilon",
-            ignored=("*.attn.bias", "*.attn.masked_bias"),
-        ),
-        Layout(
-            name="gpt_neox",
-            root="gpt_neox.",
-            layer="layers.{i}.",
-            qkv="attention.query_key_value",
-            interleaved=True,
-            o="attention.dense",
-            norm="layer",
-            attention_norm="input_layernorm",
-            mlp_norm="post_attention_layernorm",
-            up="mlp.dense_h_to_4h",
-            down="mlp.dense_4h_to_h",
-            embedding="embed_in",
-            final_norm="final_layer_norm",
-            unembedding=("embed_out", "lm_head"),
-            qkv_bias=("attention_bias", True),
-            o_bias=("attention_bias", True),
-            eps="layer_norm_eps",
-            rotary_share=0.25,
-            ignored=(
-                "*attention.bias",
-                "*attention.masked_bias",
-                "*rotary_emb.inv_freq",
-            ),
-        ),
-        _llama_layout(
-            "llama",
-            qkv_bias=("attention_bias", False),
-            o_bias=("attention_bias", False),
-            mlp_bias=("mlp_bias", False),
-        ),
-        _llama_layout("mistral"),
-        _llama_layout("qwen2", qkv_bias=True),
-        _llama_layout(
-            "gemma",
-            qkv_bias=("attention_bias", False),
-            o_bias=("attention_bias", False),
-            norm="rms+1",
-            tied=True,
-            embedding_by_root_of_width=True,
-        ),
-        Layout(
-            name="opt",
-            root="model.decoder.",
-            layer="layers.{i}.",
-            q="self_attn.q_proj",
-            k="self_attn.k_proj",
-            v="self_attn.v_proj",
-            o="self_attn.out_proj",
-            norm="layer",
-            attention_norm="self_attn_layer_norm",
-            mlp_norm="final_layer_norm",
-            up="fc1",
-            down="fc2",
-            embedding="embed_tokens",
-            positions="embed_positions",
-            tied=True,
-            qkv_bias=("enable_bias", True),
-            o_bias=("enable_bias", True),
-            mlp_bias=("enable_bias", True),
-            final_norm="final_layer_norm",
-            activation="activation_function",
-        ),
-    )
-}
+LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _layouts()}
 """Layouts by the `model_type` of their configurations."""
 
 

@@ -159,19 +159,15 @@ class PartsOfModule(StandardParts):
         norm = transformer.attention_norm(i)
         read = norm.normalised(stream)[:, None]
         query, key, value = (
-            _applied(norm.folded(transformer.head_maps(i, role)), read) for role in "qkv"
+            _applied(transformer.head_maps(i, role).behind(norm), read) for role in "qkv"
         )
         if (turns := transformer.turns(range(0, -POSITIONS, -1))) is not None:
             query, key = (np.einsum("tij,bhtj->bhti", turns, x) for x in (query, key))
         scores = query @ key.swapaxes(-1, -2) * transformer.score_scale(i)
         seen = np.tri(POSITIONS, dtype=bool)
-        if window := self.transformer.config.get("sliding_window"):
+        if (window := transformer.window(i)) is not None:
             # Which keys a query sees is no part, so the window is taken as it is configured.
-            apart = np.subtract.outer(np.arange(POSITIONS), np.arange(POSITIONS))
-            windowed = self.transformer.config.get("use_sliding_window", True)
-            kinds = self.transformer.config.get("layer_types")
-            if windowed and (kinds is None or kinds[i] == "sliding_attention"):
-                seen &= apart < window
+            seen &= ~np.tri(POSITIONS, k=-window, dtype=bool)
         scores = np.where(seen, scores, -np.inf)
         pattern = np.exp(scores - scores.max(-1, keepdims=True))
         pattern /= pattern.sum(-1, keepdims=True)
@@ -206,7 +202,7 @@ class PartsOfModule(StandardParts):
         normed = transformer.final_norm()
         logits = transformer.unembedding()
         few = Affine(logits.weight[:64], None if logits.bias is None else logits.bias[:64])
-        expected = _applied(normed.folded(few), normed.normalised(seen[norm].given))
+        expected = _applied(few.behind(normed), normed.normalised(seen[norm].given))
         if difference := _difference(expected, seen[""].result[..., :64], alike):
             raise self._refusal("the unembedding", "direct", difference)
 
@@ -240,10 +236,10 @@ class PartsOfModule(StandardParts):
             torch = require_torch()
             layers = map(self.transformer.path, range(self.transformer.layers))
             paths = [*layers, self.transformer.final_norm_path, ""]
-            module = getattr(self.module, "_orig_mod", self.module)
+            module = self.module
             device = next(module.parameters()).device
             tokens = torch.as_tensor(self._tokens(), device=device)
-            with _recorded(self.module, paths) as seen, _evaluating(module):
+            with _recorded(module, paths) as seen, _evaluating(module):
                 try:
                     module(input_ids=tokens, use_cache=False)
                 except Exception as reason:

@@ -16,6 +16,7 @@ from tnsim.checkpoints.folders import located
 from tnsim.checkpoints.given import given_model, is_path_or_paths
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.load import Reading, Series, is_several, position_in, read
+from tnsim.checkpoints.modules import unwrapped_module
 from tnsim.checkpoints.native import METADATA
 from tnsim.circuits.layouts import LAYOUTS, NOT_POLYNOMIAL, layout_of
 from tnsim.circuits.module_blocks import PartsOfModule
@@ -493,7 +494,7 @@ def opened(checkpoint: Any, reading: Reading = Reading()) -> Anatomy:
         return OwnParts(with_dense_matrices(checkpoint))
     if isinstance(checkpoint, (str, os.PathLike)):
         return _of_file(checkpoint, reading)
-    checkpoint = merged_module(checkpoint)
+    checkpoint = merged_module(unwrapped_module(checkpoint))
     config, state = (getattr(checkpoint, name, None) for name in ("config", "state_dict"))
     if not callable(state):
         raise ModelError(

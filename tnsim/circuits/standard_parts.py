@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnsim.activations.activation import Activation, activation
-from tnsim.circuits.transformer import Affine, Norm, Transformer
+from tnsim.checkpoints.norms import Norm
+from tnsim.circuits.transformer import Affine, Transformer
 from tnsim.errors import ModelError, UnsupportedLayer, printable
 from tnsim.models.activated import Elementwise, Gated
 from tnsim.models.layers import Bilinear, Linear
@@ -70,7 +71,7 @@ class View(NamedTuple):
 
     def behind(self, norm: Norm, after: Affine) -> Affine:
         """The map of a part that stands behind a norm."""
-        return norm.folded(after) if self.norm == "fold" else after
+        return after.behind(norm) if self.norm == "fold" else after
 
     def key(self, transformer: Transformer, key: Affine) -> Affine:
         """The map of a key: of scores less their mean over keys the map without its bias.
@@ -184,7 +185,7 @@ class StandardParts:
         transformer = self.transformer
         # Parts read a normalised stream, so embeddings are normalised as well.
         embedded = transformer.attention_norm(0).normalised(transformer.embedding())
-        return embedded, transformer.final_norm().folded(transformer.unembedding()).weight
+        return embedded, transformer.unembedding().behind(transformer.final_norm()).weight
 
     def _qk(self, i: int, h: int, view: View) -> Model:
         transformer = self.transformer

@@ -1,10 +1,6 @@
 """The maps of a standard transformer: heads, MLPs and ends, with norms folded.
 
-A norm is `g * n(x) + b` with a function n that has no parameters. A map behind it is an affine map
-of the normalised stream n(x): `W (g * n + b) + c = (W diag(g)) n + (W b + c)`. The output of a
-layer norm has mean zero, so adding a number to a row of the folded matrix changes nothing; rows
-are centred, which makes equal functions of equal matrices.
-
+A map behind a norm is an affine map of the normalised stream (`checkpoints.norms.Norm.folded`).
 Numbers are float64 whatever a file holds, as the folding rounds.
 """
 
@@ -22,6 +18,7 @@ from jaxtyping import Float
 
 from tnsim.checkpoints.formats import Stored
 from tnsim.checkpoints.named_arrays import NamedArrays, number
+from tnsim.checkpoints.norms import Norm
 from tnsim.checkpoints.rules import is_finite
 from tnsim.circuits.layouts import Layout, Place, layout_of, places_of, root_of
 from tnsim.errors import ModelError, UnsupportedLayer, printable
@@ -47,50 +44,13 @@ class Affine(NamedTuple):
         bias = np.zeros(self.weight.shape[:-1]) if self.bias is None else self.bias
         return np.concatenate([self.weight, bias[..., None]], axis=-1)
 
+    def behind(self, norm: Norm) -> Affine:
+        """The map of the normalised stream that the map behind a norm is."""
+        return Affine(*norm.folded(*self))
+
     def turned(self, turn: Float[np.ndarray, "rows rows"]) -> Affine:
         """The map with its outputs turned by a matrix."""
         return Affine(turn @ self.weight, None if self.bias is None else turn @ self.bias)
-
-
-class Norm(NamedTuple):
-    """A norm of the stream.
-
-    Attributes:
-        kind: "layer", or "rms".
-        gain: Factors of the normalised coordinates.
-        bias: Vector that is added; None for none.
-        eps: Constant that is added to the mean square.
-    """
-
-    kind: str
-    gain: Float[np.ndarray, " width"]
-    bias: Float[np.ndarray, " width"] | None
-    eps: float = 1e-5
-
-    def folded(self, after: Affine) -> Affine:
-        """The map of the normalised stream that a map behind the norm is.
-
-        Example:
-            >>> norm = Norm("layer", np.array([1.0, 2.0]), np.array([0.0, 1.0]))
-            >>> norm.folded(Affine(np.array([[3.0, 4.0]]), None))
-            Affine(weight=array([[-2.5,  2.5]]), bias=array([4.]))
-        """
-        # The gain of a norm multiplies coordinates, so it goes into the columns behind.
-        weight, bias = after.weight * self.gain, after.bias
-        if self.kind == "layer":
-            # A layer norm subtracts the mean, which no map behind it can then see.
-            weight = weight - weight.mean(axis=-1, keepdims=True)
-        if self.bias is not None:
-            # The bias goes through the map as it was before the gain.
-            shift = after.weight @ self.bias
-            bias = shift if bias is None else bias + shift
-        return Affine(weight, bias)
-
-    def normalised(self, x: Float[np.ndarray, "*batch width"]) -> Float[np.ndarray, "*batch width"]:
-        """The stream as parts read it: of mean square about 1, and of mean 0 for a layer norm."""
-        if self.kind == "layer":
-            x = x - x.mean(axis=-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.eps)
 
 
 class Rotary(NamedTuple):
@@ -249,6 +209,20 @@ class Transformer:
             scale /= i + 1 if self.config.get("scale_attn_by_inverse_layer_idx") else 1
         return scale
 
+    def window(self, i: int) -> int | None:
+        """Positions that a query of layer i sees, its own the last; None for all before it.
+
+        Defaults are those of Hugging Face's library.
+        """
+        config, name = self.config, self.layout.name
+        if name == "qwen2" and config.get("use_sliding_window"):
+            kinds = config.get("layer_types")
+            first = config.get("max_window_layers", 28)
+            ends = i >= first if kinds is None else kinds[i] == "sliding_attention"
+        else:
+            ends = name == "mistral"
+        return config.get("sliding_window", 4096) if ends else None
+
     @cached_property
     def eps(self) -> float:
         """The constant that norms add to the mean square."""
@@ -302,14 +276,9 @@ class Transformer:
     def settings(self) -> dict[str, Any]:
         """Everything beside tensors on which the function depends, by words."""
         config, name = self.config, self.layout.name
-        # Windows that end attention, with the defaults of Hugging Face's library.
-        mask: Any = None
-        if name == "mistral":
-            mask = config.get("sliding_window", 4096)
-        elif name == "qwen2" and config.get("use_sliding_window"):
-            layers = config.get("layer_types") or config.get("max_window_layers", 28)
-            mask = (config.get("sliding_window", 4096), layers)
-        elif name == "gemma":
+        windows = [self.window(i) for i in range(self.layers)]
+        mask: Any = windows if any(windows) else None
+        if name == "gemma":
             mask = bool(config.get("use_bidirectional_attention"))
         rotated = None if self.rotary is None else self.rotary.frequencies.tolist()
         return {
@@ -408,7 +377,7 @@ class Transformer:
         if self.layout.norm == "rms+1":
             # Gemma stores gains less one.
             gain = gain + 1.0
-        return Norm(self.layout.norm.partition("+")[0], gain, bias, self.eps)
+        return Norm(self.layout.norm == "layer", self.eps, gain, bias)
 
     def attention_norm(self, i: int) -> Norm:
         """The norm before the attention of layer i."""

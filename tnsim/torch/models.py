@@ -48,9 +48,7 @@ def model_of(
     # The caller's autocast would round weights on their way into the layers.
     exact = torch.autocast(example.device.type, enabled=False)
     with exact, contextlib.nullcontext() if torch.is_grad_enabled() else torch.no_grad():
-        live, _ = graph_layers(
-            traced, own, module, layers or {}, example, reading.positions > 1, None
-        )
+        live, _ = graph_layers(traced, own, module, layers or {}, example, reading.positions > 1)
     normed = [str(n) for n, layer in enumerate(live) if layer.norm is not None]
     if normed:
         raise UnsupportedLayer(
