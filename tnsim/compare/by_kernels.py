@@ -1,7 +1,7 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
 The route of `Gaussian` where a model is no polynomial and every model has at most one nonlinear
-layer (see `problems.kernels`), and of `GaussianClosure` for any number of such layers (see
+layer (see `problems.hidden_units`), and of `GaussianClosure` for any number of such layers (see
 `problems.kernel_models`). A sum of models is expanded by bilinearity. The certified bound of what
 series leave out counts in the size of a product, relative to which the error of the result is told.
 """
@@ -44,6 +44,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.powers import with_powers
+from tnsim.problems.hidden_units import MOST_PAIRED, ROADS, hidden_units, small_differences
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
@@ -56,16 +57,7 @@ from tnsim.problems.kernel_models import (
     under,
     units_under,
 )
-from tnsim.problems.kernels import (
-    KERNEL_DTYPE,
-    MOST_PAIRED,
-    ROADS,
-    Blocks,
-    blocks_at_numbers,
-    hidden_units,
-    slope_bytes,
-    small_differences,
-)
+from tnsim.problems.kernels import KERNEL_DTYPE, Blocks, blocks_at_numbers, slope_bytes
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
 from tnsim.sessions import session

@@ -26,7 +26,7 @@ from tnsim.models.functions import Function, is_function, refused_under
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.names import Pair
 from tnsim.problems.forward import Sums, Terms
-from tnsim.problems.kernels import answers
+from tnsim.problems.hidden_units import answers
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import Scaled, ScaledSum, add, contribution, share_of_squares, times, total
 

@@ -11,6 +11,7 @@ The modules in their reading order:
     features                   models as vectors
     polynomial_space           vectors of coefficients
     receptive_fields           the same of sparse layers
+    hidden_units               models as functions of hidden units, a nonlinear layer each
     kernels, kernel_models     sums over pairs of hidden units, of one layer and of several
     forward                    forward passes at points
 """

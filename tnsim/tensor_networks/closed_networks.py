@@ -51,8 +51,9 @@ from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
+from tnsim.problems.hidden_units import answers
 from tnsim.problems.kernel_models import last_segments, under
-from tnsim.problems.kernels import answers, readout, whole_kernel
+from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.model_networks import (
