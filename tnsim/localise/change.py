@@ -45,6 +45,7 @@ from tnsim.localise.change_of_weights import (
     OfModels,
     OnInputs,
     Unchanged,
+    all_numbers,
     check_finite,
     groups_of,
     integral_of_weights,
@@ -780,7 +781,7 @@ def _weights_exchanged(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> _W
         check_comparison(a, b, metric)
     if isinstance(metric, Empirical) and not is_function(a):
         said, by = caveats(a, b), "block"
-        a, b = (Partial(_run_model, with_dense_matrices(model)) for model in (a, b))
+        a, b = (Partial(_run_model, all_numbers(with_dense_matrices(model))) for model in (a, b))
     if is_function(a):
         network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
         lineage: Any = (

@@ -341,6 +341,20 @@ class ByScore:
         return self.network.slopes_of_score(self.score)[None]
 
 
+def all_numbers(model: Model) -> Model:
+    """A model with every number as an array, so that all of them count as weights.
+
+    The skip and the scale of a residual are plain floats, and change the function as weights do.
+
+    Example:
+        >>> import tnsim
+        >>> layer = tnsim.Residual(tnsim.Linear([[1.0]]), 0.5)
+        >>> all_numbers(tnsim.Model([layer])).layers[0].skip
+        array(0.5)
+    """
+    return jax.tree.map(lambda leaf: np.asarray(leaf, getattr(leaf, "dtype", np.float64)), model)
+
+
 class OfModels:
     """A lineage of models with one hidden layer of activations, compared by exact inner products.
 
@@ -353,7 +367,8 @@ class OfModels:
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
         self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
         self.setting = setting
-        self.between, self.form = Between.of(a, b), jax.tree.structure(b)
+        self.form = jax.tree.structure(b)
+        self.between = Between.of(all_numbers(a), all_numbers(b))
         self.names = self.between.names
         self.difference = b - a
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
