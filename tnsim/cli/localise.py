@@ -214,7 +214,7 @@ def _say_changes(run: ChangeSeries, as_json: bool) -> None:
         shares = _by_label(run.labels, run.components, run.share)
         print_json({**_about(each), "of": each[0].of, "totals": totals, "shares": shares})
         return
-    from tnsim.localise.change import TOTALS
+    from tnsim.localise.exchanges import TOTALS
 
     told = next((result for result in each if not result.exact), each[0])
     say(f"metric      {told.metric} ({told.how or _guarantee(told)})")
@@ -361,7 +361,7 @@ def _say_inputs(by_input: Any) -> None:
 
 
 def _say_change(result: Change, swapped: dict[str, Any]) -> None:
-    from tnsim.localise.change import TOTALS
+    from tnsim.localise.exchanges import TOTALS
 
     say(f"{TOTALS[result.of]:<15} {result.total:.6g}")
     if result.surroundings:

@@ -23,7 +23,7 @@ from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
-from tnsim.models.forward import as_read, plain_forward
+from tnsim.models.forward import outputs_on
 from tnsim.models.functions import Function, is_function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.offsets import constant, less
@@ -98,7 +98,7 @@ class _Outputs(NamedTuple):
     model: Model
 
     def __call__(self, inputs: Any) -> np.ndarray:
-        return np.asarray(plain_forward(self.model, as_read(self.model, inputs)))
+        return np.asarray(outputs_on(self.model, inputs))
 
 
 def _is_rounding(
