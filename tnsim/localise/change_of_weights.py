@@ -50,7 +50,7 @@ from tnsim.models.checks import check_untraced
 from tnsim.models.forward import outputs_on
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, caveats, with_dense_matrices
-from tnsim.problems.forward import BATCH_BYTES, groups
+from tnsim.problems.batches import BATCH_BYTES, groups
 
 GROUPINGS = ("module", "block", "parameter")
 """Values of `by` that group weights."""

@@ -45,7 +45,7 @@ from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.model import AnyModel, Combination, Model, terms
-from tnsim.problems import forward
+from tnsim.problems import batches
 from tnsim.problems.features import common_space
 from tnsim.scaled import power
 
@@ -388,13 +388,13 @@ def _point_stacks(
     every = [family.at(0.5), *models]
     for model in every:
         check_inputs(model, points.block(0, 1).inputs)
-    bounds = forward.groups(points)
+    bounds = batches.groups(points)
     largest = max(stop - start for start, stop in bounds)
     # The way back keeps the states behind every layer: each model counts once for each of its
     # layers.
     deep = [model for model in every for _ in model.layers]
-    size = forward.batch_size(deep, points, largest, setting.dtype, setting.budget)
-    each = forward.needs(deep, points, setting.dtype).each
+    size = batches.batch_size(deep, points, largest, setting.dtype, setting.budget)
+    each = batches.needs(deep, points, setting.dtype).each
     together = max(1, min(count, int(_IN_CACHE / each)))
     if not points.continuations:
         # Even blocks, as large as a cache and the memory hold.
@@ -414,13 +414,13 @@ def _stacks(
     blocks: list[WeightedPoints] = []
     room = 0
     for number, (start, stop) in enumerate(bounds):
-        for batch in forward.in_batches(points, start, stop, size):
+        for batch in batches.in_batches(points, start, stop, size):
             groups.append(number)
             inputs = batch.inputs if is_tokens(batch.inputs) else batch.inputs.astype(dtype)
             blocks.append(batch._replace(inputs=inputs))
             if not room:
                 leaves = jax.tree.leaves(blocks[0])
-                room = max(1, forward.BATCH_BYTES // sum(x.nbytes for x in leaves))
+                room = max(1, batches.BATCH_BYTES // sum(x.nbytes for x in leaves))
                 room = 1 if points.continuations else room
             if len(blocks) == room:
                 yield _stacked_blocks(groups, blocks)

@@ -13,5 +13,5 @@ The modules in their reading order:
     receptive_fields           the same of sparse layers
     hidden_units               models as functions of hidden units, a nonlinear layer each
     kernels, kernel_models     sums over pairs of hidden units, of one layer and of several
-    forward                    forward passes at points
+    batches, forward           what forward passes at points take, and their sums
 """
