@@ -18,21 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import (
-    CROSS,
-    InnerProducts,
+from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
+from tnsim.compare.resident import content, is_constant
+from tnsim.compare.sums_of_models import (
     Places,
-    Question,
-    Request,
     SumOfModels,
-    is_exact,
+    by_number,
     mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
-    smaller_share,
+    scaled_sum,
 )
-from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -300,15 +297,13 @@ def traced_products(
         given: What is known as numbers; everything else is a part of the trace.
     """
     prepared = dict(given.models)
-
-    def sum_of(one: AnyModel, own: tuple[int, ...]) -> SumOfModels:
-        for n, (_, model) in zip(own, terms(one), strict=True):
-            if n not in prepared:
-                prepared[n] = under(model, request.metric, request.dtype, given.roots)
-        weighted = zip(own, terms(one), strict=True)
-        return scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted)
-
-    bra, ket = (sum_of(one, own) for one, own in zip((first, second), places, strict=True))
+    for n, model in by_number(first, second, places).items():
+        if n not in prepared:
+            prepared[n] = under(model, request.metric, request.dtype, given.roots)
+    exponents = {n: made.exponent for n, made in prepared.items()}
+    bra, ket = (
+        scaled_sum(one, own, exponents) for one, own in zip((first, second), places, strict=True)
+    )
     products: dict[tuple[int, int], ScaledSum] = {}
     for m, n in pairs_of_models(places, request.squared_norms):
         known = given.kernels.get((m, n), ())
