@@ -23,8 +23,8 @@ from tnsim.localise.differences import Batch
 from tnsim.localise.exchanges import Split, Unchanged
 from tnsim.localise.grams import Setting, check_bilinear
 from tnsim.localise.slopes import (
-    Family,
     Nodes,
+    SwitchedModels,
     certified,
     exact_nodes,
     gram_of_parts,
@@ -112,7 +112,7 @@ class FunctionsExchanged(NamedTuple):
 
     def split(self, of: str) -> Split:
         """See `Exchanges`."""
-        exact_nodes(self.family.degree)  # refused before anything is computed
+        exact_nodes(self.switched.degree)  # refused before anything is computed
         total = self.setting.measure(self.a, self.b, of)
         if total <= 0:
             raise Unchanged("the models are the same function: there is no change to split")
@@ -127,8 +127,8 @@ class FunctionsExchanged(NamedTuple):
         surroundings = 0.0 if pair.a is pair.given else setting.measure(pair.given, pair.a, of)
         if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
             difference: Any = by_differences(pair.b - pair.a, setting.dtype)
-            at = exact_nodes(pair.family.degree)
-            slopes = integral(pair.family, at, difference, setting, pair.points)
+            at = exact_nodes(pair.switched.degree)
+            slopes = integral(pair.switched, at, difference, setting, pair.points)
         else:
             slopes = _of_similarity(pair, total, _CLOSE + error)
         # The first axis are groups of draws, which are kept for the standard errors only.
@@ -148,14 +148,14 @@ class FunctionsExchanged(NamedTuple):
             target: Squared norm that results are relative to.
             power: Number of factors in a result whose rounding is enlarged.
         """
-        models = self.a, self.family.at(0.5), self.b
+        models = self.a, self.switched.at(0.5), self.b
         setting, points, error = certified(
-            self.family, models, target, self.setting, self.points, power
+            self.switched, models, target, self.setting, self.points, power
         )
         return self._replace(setting=setting, points=points), error
 
     @property
-    def family(self) -> Family:
+    def switched(self) -> SwitchedModels:
         """The interpolated models, f(0) = a and f(1) = b."""
         # Degree of the states in t: a layer of order n multiplies n states, and an interpolated
         # component adds one factor t.
@@ -164,7 +164,7 @@ class FunctionsExchanged(NamedTuple):
             degree = layer.order * degree + any(part.layer == n for part in self.parts)
         orders = [layer.order for layer in self.a.layers]
         alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
-        return Family(_Interpolation(self.parts), (self.a, self.b), alone, degree)
+        return SwitchedModels(_Interpolation(self.parts), (self.a, self.b), alone, degree)
 
     def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
         """See `Exchanges`."""
@@ -176,7 +176,7 @@ class FunctionsExchanged(NamedTuple):
         """See `Exchanges`."""
         # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
         pair, error = self.certified(total, 2)
-        found = gram_of_parts(pair.family, pair.setting, pair.points)
+        found = gram_of_parts(pair.switched, pair.setting, pair.points)
         # Inner products of the parts sum to the total; what they miss is what cancellation took.
         missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
@@ -263,7 +263,7 @@ def _of_similarity(
     """
     # Both inner products, and their derivatives, are polynomials in t of degree at most 2 U: from
     # few values all others follow.
-    degree, known = pair.family.degree, None
+    degree, known = pair.switched.degree, None
     if 2 * degree < _SAMPLED:
         known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1)
     # As many nodes as the numerator would need, at least.
@@ -298,8 +298,8 @@ def _norm_and_product(pair: FunctionsExchanged, count: int) -> _Values:
     found = []
     for t in nodes(count).points:
         # The target is the model itself, held fixed: half of the derivative of its squared norm.
-        for target in (pair.b, pair.family.at(t)):
-            found.append(slope(pair.family, t, target, pair.setting, pair.points))
+        for target in (pair.b, pair.switched.at(t)):
+            found.append(slope(pair.switched, t, target, pair.setting, pair.points))
     cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
     return tuple(np.array(values) for values in (*cross, *own))
 

@@ -35,13 +35,13 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.activations.activation import Activation
-from tnsim.activations.gated import GatedPairing, GatedUnits, gated_expanded, gated_moments
+from tnsim.activations.gated import GatedInputs, GatedPairing, gated_expanded, gated_moments
 from tnsim.activations.kernels import (
     Expanded,
     Kernel,
+    NormalInputs,
     Pairing,
     Plain,
-    Units,
     as_function,
     between,
     expanded,
@@ -107,8 +107,8 @@ class Prepared:
     """
 
     activation: Activation | None = field(metadata={"static": True})
-    gate: Units | None
-    up: Units | None
+    gate: NormalInputs | None
+    up: NormalInputs | None
     down: Float[Any, "out units"] | None
     hidden: Moments
     beside: Moments
@@ -156,7 +156,7 @@ def prepared(
     xp = jnp if traced else np
     latent = root.shape[1] if root is not None and root.ndim == 2 else d_in
 
-    def normal(affine: Affine) -> Units:
+    def normal(affine: Affine) -> NormalInputs:
         # E (W x + b) = W mean + b; the rows W L give the dependence on z.
         known = affine.weight is not None
         weight = affine.weight if known else np.eye(d_in)
@@ -169,7 +169,7 @@ def prepared(
         elif root is not None:
             rows = weight @ root if known else root
         means = np.zeros(len(rows)) if means is None else means
-        return Units(xp.asarray(means, dtype), xp.asarray(rows, dtype))
+        return NormalInputs(xp.asarray(means, dtype), xp.asarray(rows, dtype))
 
     if units.linear is not None:
         beside = Moments(*normal(Affine(units.linear, units.constant)))
@@ -188,7 +188,7 @@ def prepared(
     known = (
         expanded(units.activation, gate, on_device)
         if up is None
-        else gated_expanded(units.activation, GatedUnits(gate, up), on_device)
+        else gated_expanded(units.activation, GatedInputs(gate, up), on_device)
     )
     sizes = None
     if known.side is not None:
@@ -197,7 +197,7 @@ def prepared(
     return Prepared(units.activation, gate, up, down, hidden, beside, units.copies, known, sizes)
 
 
-def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
+def moments(function: Activation, gate: NormalInputs, up: NormalInputs | None) -> Moments:
     """The means `E h` of hidden units and their first Hermite coefficients `E h z^T`.
 
     Args:
@@ -208,7 +208,7 @@ def moments(function: Activation, gate: Units, up: Units | None) -> Moments:
     if up is None:
         mean, slope = first_moments(function, gate)
         return Moments(mean, slope[:, None] * gate.rows)
-    return Moments(*gated_moments(function, GatedUnits(gate, up)))
+    return Moments(*gated_moments(function, GatedInputs(gate, up)))
 
 
 def inner(a: Prepared, b: Prepared, slices: bool, known: Blocks | None = None) -> Inner:
@@ -466,6 +466,6 @@ def _as_gated(model: Prepared) -> Expanded:
         return model.expanded
     assert model.activation is not None and model.gate is not None
     mean, rows = model.gate
-    factors = Units(library(mean).ones_like(mean), library(rows).zeros_like(rows))
+    factors = NormalInputs(library(mean).ones_like(mean), library(rows).zeros_like(rows))
     on_device = model.expanded is not None and model.expanded.side is None
-    return gated_expanded(model.activation, GatedUnits(model.gate, factors), on_device)
+    return gated_expanded(model.activation, GatedInputs(model.gate, factors), on_device)

@@ -45,7 +45,7 @@ from tnsim.metrics.input_moments import (
     sequence_inputs,
 )
 from tnsim.metrics.metric import GaussianClosure, TreeSymmetric
-from tnsim.metrics.pairings import Joining, Leg, gaussian_mean, joinings
+from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
 from tnsim.metrics.protocol import Metric, joins_layers
 from tnsim.models.arrays import Array, in_float64, not_differentiated, pytree
 from tnsim.models.attention import Attention
@@ -53,7 +53,7 @@ from tnsim.models.layers import Residual, residual_rule
 from tnsim.models.matrices import affine, is_sparse
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
-from tnsim.models.scaling import States, Unit, nearest_unit, scaled_with_shifts
+from tnsim.models.scaling import StateSizes, Unit, nearest_unit, scaled_with_shifts
 from tnsim.names import DOWN, SKIP, UNIT, Side
 from tnsim.problems.conditioning import (
     Bases,
@@ -189,7 +189,7 @@ def in_own_basis(model: Model, units: Units, slices: bool) -> tuple[Scaled[Model
         >>> float(in_own_basis(line, common_units([line], tnsim.Gaussian()), False)[0].exponent)
         80.0
     """
-    states: States | None = None
+    states: StateSizes | None = None
     if units.by_states and is_sparse(model):
         # States below the first layer on random inputs with the moments of the metric.
         rng = np.random.default_rng(0)
@@ -320,7 +320,7 @@ def in_units_of_inputs(models: Collection[Model], metric: Metric, unit: Unit | N
 @pytree
 @dataclass(frozen=True, eq=False)
 class MeasuredStates:
-    """Lifted moments of a state, in the units of its bond; implements `scaling.States`.
+    """Lifted moments of a state, in the units of its bond; implements `scaling.StateSizes`.
 
     Args:
         second: S, (1 + width, 1 + width), the constant first; or its diagonal, (1 + width,); or in
@@ -469,7 +469,7 @@ class MeasuredStates:
 @pytree
 @dataclass(frozen=True, eq=False)
 class SampledStates:
-    """States on some inputs, in the units of their bond; implements `scaling.States`.
+    """States on some inputs, in the units of their bond; implements `scaling.StateSizes`.
 
     Second moments of the states of sparse layers would be dense.
 
@@ -512,13 +512,13 @@ def _joined(
     """
     legs = {"A": bra, "B": ket}
     # Moments of pairs of legs, which many joinings have in common, by their places on both sides.
-    known: dict[tuple[Leg, Leg], Any] = {}
+    known: dict[tuple[JoinedLeg, JoinedLeg], Any] = {}
 
     def along(value: Any, side: Side) -> Any:
         """A vector over the rows of a side, to be multiplied with a matrix over both."""
         return value[:, None] if side == "A" else value[None, :]
 
-    def moments(one: Leg, two: Leg) -> Any:
+    def moments(one: JoinedLeg, two: JoinedLeg) -> Any:
         if (one, two) not in known:
             rows, others = (legs[leg.side][leg.index] for leg in (one, two))
             if one.side != two.side:
@@ -545,7 +545,7 @@ def _joined(
             places = {"A": of_bra, "B": of_ket}
             product: Any = share
             for pair in joining.pairs:
-                first, second = sorted(Leg(x.side, places[x.side][x.index]) for x in pair)
+                first, second = sorted(JoinedLeg(x.side, places[x.side][x.index]) for x in pair)
                 product = product * moments(first, second)
             for side, index in joining.capped:
                 rows = legs[side][places[side][index]]

@@ -42,7 +42,7 @@ from tnsim.metrics.metric import (
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
-from tnsim.metrics.pairings import Joining, Leg, gaussian_mean, joinings
+from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
@@ -172,7 +172,7 @@ class LegJoinings:
         # A single bond stands in the first slot of a joining, whichever side it is of.
         at = dict(zip(SIDES, bonds, strict=False))
 
-        def child(leg: Leg) -> Bond:
+        def child(leg: JoinedLeg) -> Bond:
             side, copy = at[leg.side]
             # Copies are numbered like the leaves of a tree: children of copy c are c * order
             # onwards.
