@@ -57,8 +57,8 @@ from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.leaves import by_side
 from tnsim.problems.polynomial_space import need_all_orders
-from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
     ScaledSum,

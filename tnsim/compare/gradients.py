@@ -56,7 +56,7 @@ from tnsim.models.model import Model, terms
 from tnsim.names import on_side
 from tnsim.problems.base import Family
 from tnsim.problems.leaves import by_side
-from tnsim.problems.state_sizes import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
+from tnsim.problems.units import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
 
 _Key: TypeAlias = tuple[int, str]
 """Number of a layout, or behind all layouts of a run, and the name of an array there."""

@@ -22,7 +22,7 @@ with constants therefore follow the sizes of the states themselves, measured lay
 the metric (`StateSizes`). Each layer is written in the units that the sizes below it gave, so that
 errors do not add up.
 
-Inputs have units as well, from the deviations and means of a metric (`problems.state_sizes`): the
+Inputs have units as well, from the deviations and means of a metric (`problems.units`): the
 first layer of every model and the moments of the metric are written in them.
 
 Units are powers of 2^8, rounded to the nearest: models of ordinary size are left as they are,

@@ -7,7 +7,10 @@ The modules in their reading order:
     sequences, alignment       layer over layer, the layers of two models matched
     diagrams, whole_tree       sums over diagrams of whole trees
     tokens                     models over one-hot tokens as tables
-    state_sizes, conditioning  units and bases in which a model is computed
+    units                      units and bases in which models are written
+    state_sizes                sizes of states under a metric
+    conditioning               how far sums cancel within a model, and the basis that avoids it
+    exact_products             products to more bits than a float has
     features                   models as vectors
     polynomial_space           vectors of coefficients
     receptive_fields           the same of sparse layers
