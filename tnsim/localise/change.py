@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Float
@@ -355,20 +355,31 @@ def change(
         Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
         Sundararajan et al. 2017, on functions of components, or on weights, in the place of inputs.
     """
-    options = {"by": by, "of": of, "ends": ends, "align": align, "n_ctx": n_ctx}
-    options |= {"dtype": dtype, "budget": budget}
+    question = _Question(by, of, ends, align, n_ctx, dtype, budget)
     metric = as_metric(metric)
     if b is None:
-        return _changes(a, metric, options)
-    return _change(a, b, metric, **options)
+        return _changes(a, metric, question)
+    return _change(a, b, metric, question)
 
 
-def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeries:
+class _Question(NamedTuple):
+    """The arguments of `change` beside the networks and the metric."""
+
+    by: Any
+    of: Any = "distance"
+    ends: bool = False
+    align: Any = None
+    n_ctx: int | None = None
+    dtype: DTypeLike = "float64"
+    budget: Budget = Budget()
+
+
+def _changes(run: Any, metric: Metric, question: _Question) -> ChangeSeries:
     """The change of every checkpoint of a run from the one before, see `change`."""
     if isinstance(metric, Empirical) and (folders := folders_of_networks(run)):
         run = folders  # each runs on the inputs as it is read, two at a time
     elif is_path_or_paths(run):
-        run = load(run, n_ctx=options["n_ctx"])
+        run = load(run, n_ctx=question.n_ctx)
     if not isinstance(run, Run):
         raise ModelError(
             "change takes two networks, or the checkpoints of a run in the place of both, found "
@@ -382,7 +393,7 @@ def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeri
     before, each = next(networks), []
     for after in networks:
         try:
-            each.append(_change(before, after, metric, **options))
+            each.append(_change(before, after, metric, question))
         except Unchanged:
             each.append(None)
         before = after
@@ -394,20 +405,10 @@ def _changes(run: Any, metric: Metric, options: Mapping[str, Any]) -> ChangeSeri
     return ChangeSeries(labels[1:], tuple(each), known[0])
 
 
-def _change(
-    a: Any,
-    b: Any,
-    metric: Metric,
-    by: Any,
-    of: Any,
-    ends: bool,
-    align: Any,
-    n_ctx: int | None,
-    dtype: DTypeLike,
-    budget: Budget,
-) -> Change:
+def _change(a: Any, b: Any, metric: Metric, question: _Question) -> Change:
     """The change between two networks, see `change`."""
-    exchanges, metric = _exchanged(a, b, metric, by, of, ends, align, n_ctx, dtype, budget)
+    exchanges, metric = _exchanged(a, b, metric, question)
+    of = question.of
     split = exchanges.split(of)
     warn_of_caveats(exchanges.caveats, stacklevel=3)
     found = Change(
@@ -434,21 +435,11 @@ def _change(
     return found
 
 
-def _exchanged(
-    a: Any,
-    b: Any,
-    metric: Metric,
-    by: Any,
-    of: Any,
-    ends: bool,
-    align: Any,
-    n_ctx: int | None,
-    dtype: DTypeLike,
-    budget: Budget,
-) -> tuple[Exchanges, Metric]:
+def _exchanged(a: Any, b: Any, metric: Metric, question: _Question) -> tuple[Exchanges, Metric]:
     """Two networks whose components are exchanged, and the metric that compares them."""
-    a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, n_ctx)
-    setting = Setting(metric, dtype_name(dtype), budget)
+    by, of, ends, align = question[:4]
+    a, b, metric, exchanges_weights = _sides(a, b, metric, by, of, question.n_ctx)
+    setting = Setting(metric, dtype_name(question.dtype), question.budget)
     if not exchanges_weights:
         check_measure(of)
         by = "layer" if by is None else by
@@ -527,10 +518,10 @@ def moved_by(
         >>> sorted(moved_by(a, b, Empirical([[1.0]]), "module", None))
         ['0']
     """
-    of = "distance"
-    exchanges, _ = _exchanged(a, b, metric, by, of, False, None, n_ctx, dtype, Budget())
+    question = _Question(by, n_ctx=n_ctx, dtype=dtype)
+    exchanges, _ = _exchanged(a, b, metric, question)
     # Rounding may take the squared norm of no difference below 0.
-    back = np.sqrt(np.maximum(exchanges.swapped(of, True), 0.0))
+    back = np.sqrt(np.maximum(exchanges.swapped(question.of, True), 0.0))
     return dict(zip(exchanges.labels, (back / exchanges.length).tolist(), strict=True))
 
 
