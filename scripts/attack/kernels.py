@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tnsim.activations.activation import ACTIVATIONS, activation
-from tnsim.activations.kernels import Units, kernel
+from tnsim.activations.kernels import NormalInputs, kernel
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
 REACH = 9.5  # 1e-20 of the mass of a standard normal variable lies beyond
@@ -89,7 +89,7 @@ def expected(f: str, g: str, law: tuple[float, ...]) -> tuple[float, float]:
     return float(left @ values.sum(1)), float(abs(left) @ abs(values).sum(1))
 
 
-def block(generator: np.random.Generator, f: str, g: str) -> tuple[Units, Units, Any]:
+def block(generator: np.random.Generator, f: str, g: str) -> tuple[NormalInputs, NormalInputs, Any]:
     """Units of two layers of which pair (i, i) is nearly or exactly parallel, and its distance."""
     most = [np.log(4.0 if name == "sin" else 60.0) for name in (f, g)]
     units = []
@@ -101,11 +101,11 @@ def block(generator: np.random.Generator, f: str, g: str) -> tuple[Units, Units,
         deviations = np.exp(generator.uniform(np.log(0.05), top, SIDE))
         means = deviations * generator.uniform(-10, 10, SIDE) * generator.uniform(size=SIDE) ** 2
         unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        units.append(Units(means, deviations[:, None] * unit))
+        units.append(NormalInputs(means, deviations[:, None] * unit))
     return units[0], units[1], apart
 
 
-def law_of(left: Units, right: Units, i: int, j: int) -> tuple[float, ...]:
+def law_of(left: NormalInputs, right: NormalInputs, i: int, j: int) -> tuple[float, ...]:
     """Means, deviations and slope of a pair, with the digits of what is left beside the slope."""
     row, other = left.rows[i].astype(np.longdouble), right.rows[j].astype(np.longdouble)
     s = np.sqrt(row @ row)

@@ -27,10 +27,10 @@ from tnsim.activations.activation import (
     plus_line,
 )
 from tnsim.activations.coefficients import coefficients, energies
-from tnsim.activations.gated import GatedUnits, gated_moments
+from tnsim.activations.gated import GatedInputs, gated_moments
 from tnsim.activations.kernels import (
+    NormalInputs,
     Plain,
-    Units,
     expanded,
     first_moments,
     in_turn,
@@ -53,7 +53,7 @@ SUMS = {"gelu + 0.5 u": plus_line(activation("gelu"), 0.5)}  # activations that 
 
 
 def random_units(g, count, rank=2):
-    return Units(g.normal(size=count), g.normal(size=(count, rank)))
+    return NormalInputs(g.normal(size=count), g.normal(size=(count, rank)))
 
 
 def grid(sides=80):
@@ -79,7 +79,7 @@ def test_24_digits(pair):
     rows = np.stack([s, 0 * s], 1)
     others = t[:, None] * np.stack([sign * (1 - gap), across], 1)
     first, second = (SUMS.get(name, name) for name in pair)
-    kernel_found = kernel(first, second, Units(m, rows), Units(n, others))
+    kernel_found = kernel(first, second, NormalInputs(m, rows), NormalInputs(n, others))
     found = np.diag(kernel_found.values)
     scale = np.prod(
         [
@@ -112,7 +112,7 @@ def test_no_pair_exceeds_its_bound(name):
     """The series beside pairs computed alone, over 3,600 random pairs."""
     g = np.random.default_rng(0)
     left, right = (
-        Units(g.normal(size=60), g.normal(size=(60, 6)) * np.exp(g.normal(size=(60, 1)) / 2))
+        NormalInputs(g.normal(size=60), g.normal(size=(60, 6)) * np.exp(g.normal(size=(60, 1)) / 2))
         for _ in range(2)
     )
     found = kernel(name, name, left, right)
@@ -134,7 +134,9 @@ def test_bounds_are_within_a_hundred_errors():
         cases = [x for x in REFERENCES if (x["f"], x["g"]) == (name, name)]
         m, s, n, t, sign, gap = np.array([x["law"] for x in cases]).T
         others = t[:, None] * np.stack([sign * (1 - gap), np.sqrt(gap * (2 - gap))], 1)
-        found = kernel(name, name, Units(m, np.stack([s, 0 * s], 1)), Units(n, others))
+        found = kernel(
+            name, name, NormalInputs(m, np.stack([s, 0 * s], 1)), NormalInputs(n, others)
+        )
         error = np.abs(np.diag(found.values) - [x["value"] for x in cases])
         ratios.append((error / np.diag(found.bound)).max())
     assert min(ratios) > 0.01, ratios
@@ -168,7 +170,7 @@ def test_sines_of_any_scale():
     mean = np.array([0.3, -20.0, 700.0])
     for scale in (1e-300, 1e-3, 3.0, 1e4, 1e8):
         rows = scale * np.array([[1.0, 0.0], [0.6, 0.8], [1.0, 1e-5]])
-        left, right = Units(mean, rows), Units(mean[::-1], rows[::-1])
+        left, right = NormalInputs(mean, rows), NormalInputs(mean[::-1], rows[::-1])
         expected = 0.0
         for sign in (1, -1):
             square = np.sum((left.rows[:, None] - sign * right.rows) ** 2, 2)
@@ -184,7 +186,7 @@ def test_inputs_of_any_scale_end_in_numbers(name):
     """Finite within Cauchy-Schwarz, at deviations and means from nothing to 1e8."""
     s, m = (x.ravel() for x in np.meshgrid([0.0, 1e-12, 1.0, 1e4, 1e8], [-1e8, 0.3, 1e4]))
     found = kernel(
-        name, name, *(Units(m, s[:, None] * row) for row in ([[1.0, 0.0]], [[0.6, 0.8]]))
+        name, name, *(NormalInputs(m, s[:, None] * row) for row in ([[1.0, 0.0]], [[0.6, 0.8]]))
     )
     assert np.isfinite(found.values).all()
     most = np.outer(found.sizes, found.other_sizes)
@@ -193,7 +195,7 @@ def test_inputs_of_any_scale_end_in_numbers(name):
 
 def test_sums_without_an_end_are_refused():
     waves = Activation(lambda u: jnp.sin(u) * jnp.cos(3 * u), strip=2.0, name="waves")
-    units = Units(np.zeros(1), np.full((1, 1), 1e7))
+    units = NormalInputs(np.zeros(1), np.full((1, 1), 1e7))
     with pytest.raises(ModelError, match=r"varies? over so many|vary over so many"):
         kernel(waves, waves, units, units)
 
@@ -204,7 +206,7 @@ def test_degenerate_units(name):
     """Variances of 0 and 1e-300 leave f(m) f(n), at means to 1e4 as well."""
     mean = np.array([0.7, -1.3, 1e4, -1e4, 2.5])
     rows = np.array([0.0, 1e-300, 0.0, 1e-12, 1e-300])[:, None]
-    units = Units(mean, rows)
+    units = NormalInputs(mean, rows)
     values = np.asarray(kernel(name, name, units, units).values)
     expected = np.outer(*2 * [activation(name)(mean)])
     scale = np.outer(*2 * [1 + np.abs(mean) ** GROWTH.get(name, 1)])
@@ -215,7 +217,7 @@ def test_degenerate_units(name):
 def test_equal_units_of_a_step_have_correlation_one():
     """1 - rho is the distance of rows: arcsin at 1 - 1e-16 would be off by 1e-9."""
     g = np.random.default_rng(3)
-    units = Units(g.normal(size=20), g.normal(size=(20, 30)))
+    units = NormalInputs(g.normal(size=20), g.normal(size=(20, 30)))
     values = np.asarray(kernel("step", "step", units, units).values)
     mean, _ = first_moments("step", units)
     assert_close(np.diag(values), mean, scale=1.0, rtol=1e-15)
@@ -228,8 +230,8 @@ def test_gradients_are_finite_differences(name):
     """Means and rows of both sides, a pair of equal units among them."""
     g = np.random.default_rng(1)
     with jax.enable_x64(True):
-        left, right = (Units(*map(jnp.asarray, random_units(g, 3))) for _ in range(2))
-        right = Units(right.mean.at[0].set(left.mean[0]), right.rows.at[0].set(left.rows[0]))
+        left, right = (NormalInputs(*map(jnp.asarray, random_units(g, 3))) for _ in range(2))
+        right = NormalInputs(right.mean.at[0].set(left.mean[0]), right.rows.at[0].set(left.rows[0]))
         weights = jnp.asarray(g.normal(size=(3, 3)))
         total = jax.jit(lambda u, v: jnp.sum(weights * kernel(name, name, u, v).values))
         found = jax.grad(total, (0, 1))(left, right)
@@ -249,7 +251,9 @@ def test_gated_units_against_quadrature():
     g = np.random.default_rng(2)
     points, weights = grid()
     units, others = (
-        GatedUnits(*(Units(g.normal(size=5), 0.5 * g.normal(size=(5, 2))) for _ in range(2)))
+        GatedInputs(
+            *(NormalInputs(g.normal(size=5), 0.5 * g.normal(size=(5, 2))) for _ in range(2))
+        )
         for _ in range(2)
     )
     f = activation(name)
@@ -273,8 +277,8 @@ def test_a_bilinear_layer_is_written_as_squares():
     """u w = ((u + w)^2 - (u - w)^2) / 4."""
     g = np.random.default_rng(5)
     gate, up = random_units(g, 4, 3), random_units(g, 4, 3)
-    units = GatedUnits(gate, up)
-    squares = Units(
+    units = GatedInputs(gate, up)
+    squares = NormalInputs(
         np.concatenate([gate.mean + up.mean, gate.mean - up.mean]),
         np.concatenate([gate.rows + up.rows, gate.rows - up.rows]),
     )
@@ -286,7 +290,7 @@ def test_a_bilinear_layer_is_written_as_squares():
 
 def test_first_moments_of_a_relu():
     """E relu(u) = m Phi(m/s) + s phi(m/s), E relu'(u) = Phi(m/s)."""
-    mean, slope = first_moments("relu", Units(np.zeros(1), np.array([[2.0]])))
+    mean, slope = first_moments("relu", NormalInputs(np.zeros(1), np.array([[2.0]])))
     assert_close([mean[0], slope[0]], [2 / np.sqrt(2 * pi), 0.5], rtol=1e-15)
 
 
@@ -387,11 +391,11 @@ def in_float32():
     units = random_units(np.random.default_rng(6), 7)
     units.rows[:4] = np.outer([1.0, 1.0, -1.0, 0.0], units.rows[1])
     units.mean[:5] = units.mean[1], units.mean[1], -units.mean[1], 0.7, -100.0
-    return Units(*(x.astype(np.float32).astype(np.float64) for x in units))
+    return NormalInputs(*(x.astype(np.float32).astype(np.float64) for x in units))
 
 
 def traced_in_float32(name, units):
-    single = Units(*(jnp.asarray(x, jnp.float32) for x in units))
+    single = NormalInputs(*(jnp.asarray(x, jnp.float32) for x in units))
     found = jax.jit(lambda u: kernel(name, name, u, u).values)(single)
     assert found.dtype == jnp.float32
     return np.asarray(found)
@@ -424,16 +428,16 @@ def test_float32_inside_a_trace_beside_float64():
 
 def test_tails_stay_in_float32():
     mean, rows = jnp.array([0.3, 2.0, -40.0], jnp.float32), jnp.array([[1.0], [0.1], [2.0]])
-    units = Units(mean, rows.astype(jnp.float32))
-    wide = Units(*(np.asarray(x, float) for x in units))
+    units = NormalInputs(mean, rows.astype(jnp.float32))
+    wide = NormalInputs(*(np.asarray(x, float) for x in units))
     found, _ = first_moments("elu", units)
     assert found.dtype == np.float32
     assert_close(found, first_moments("elu", wide)[0], rtol=1e-5, limited_by="float32")
 
 
 def test_moments_of_narrow_numbers_are_those_of_float64():
-    narrow = Units(np.array([0.1], np.float32), np.array([[0.3]], np.float32))
-    wide = Units(*(x.astype(float) for x in narrow))
+    narrow = NormalInputs(np.array([0.1], np.float32), np.array([[0.3]], np.float32))
+    wide = NormalInputs(*(x.astype(float) for x in narrow))
     found = np.array(first_moments("tanh", narrow))
     assert found.dtype == np.float64
     np.testing.assert_array_equal(found, np.array(first_moments("tanh", wide)))
@@ -442,7 +446,7 @@ def test_moments_of_narrow_numbers_are_those_of_float64():
 def test_a_kink_far_out_beside_an_equal_unit():
     """E sin(z - c) relu(z - c), where a panel of the width of the transition moves no edge."""
     c = np.array([-5.1, 5.0, 5.3])
-    units = Units(-c, np.ones((3, 1)))
+    units = NormalInputs(-c, np.ones((3, 1)))
     found = np.diag(kernel("sin", "relu", units, units).values)
     x, weights = np.polynomial.legendre.leggauss(200)
     z = c + (14 - c) * (x[:, None] + 1) / 2
@@ -494,9 +498,12 @@ def test_errors_say_what_to_do():
         Activation(np.tanh)
     with pytest.raises(ModelError, match="3 and 2 coordinates"):
         kernel(
-            "relu", "relu", Units(np.zeros(1), np.ones((1, 3))), Units(np.zeros(1), np.ones((1, 2)))
+            "relu",
+            "relu",
+            NormalInputs(np.zeros(1), np.ones((1, 3))),
+            NormalInputs(np.zeros(1), np.ones((1, 2))),
         )
-    units = GatedUnits(*2 * [Units(np.zeros(1), np.ones((1, 1)))])
+    units = GatedInputs(*2 * [NormalInputs(np.zeros(1), np.ones((1, 1)))])
     with pytest.raises(UnsupportedLayer, match="without steps"):
         gated_kernel("step", "relu", units, units)
 
@@ -524,7 +531,7 @@ def test_kinks_of_tiny_deviations(exponent):
     mean, rows = g.normal(size=4), g.normal(size=(4, 3))
     rows[1], mean[1] = rows[0], mean[0]
     unit = 2.0**exponent
-    plain, tiny = Units(mean, rows), Units(unit * mean, unit * rows)
+    plain, tiny = NormalInputs(mean, rows), NormalInputs(unit * mean, unit * rows)
     for name, degree in (("step", 0), ("relu", 1), ("abs", 1)):
         expected = kernel(name, "relu", plain, plain).values
         found = kernel(name, "relu", tiny, plain).values / unit**degree
@@ -541,7 +548,7 @@ def test_steps_without_variance_are_shut_at_their_threshold():
     """A unit that does not vary is f(mean), and a step is 0 at its knot."""
     mean, rows = np.array([0.0, 1e-300, -1e-300, 0.0]), np.zeros((4, 2))
     rows[3] = 1.0
-    units = Units(mean, rows)
+    units = NormalInputs(mean, rows)
     for name in ("step", "relu"):
         open_ = activation(name)(mean[:3])
         first, _ = first_moments(name, units)
@@ -559,11 +566,11 @@ def test_gradients_of_gated_units_are_finite_differences():
     g = np.random.default_rng(1)
     with jax.enable_x64(True):
         left, right = (
-            GatedUnits(*(Units(*map(jnp.asarray, random_units(g, 3))) for _ in range(2)))
+            GatedInputs(*(NormalInputs(*map(jnp.asarray, random_units(g, 3))) for _ in range(2)))
             for _ in range(2)
         )
         mean, rows = (x.at[0].set(y[0]) for x, y in zip(right.gate, left.gate, strict=True))
-        right = GatedUnits(Units(mean, rows), right.up)
+        right = GatedInputs(NormalInputs(mean, rows), right.up)
         weights = jnp.asarray(g.normal(size=(3, 3)))
         total = jax.jit(lambda u, v: jnp.sum(weights * gated_kernel("relu", "relu", u, v).values))
         found = jax.grad(total, (0, 1))(left, right)
@@ -583,7 +590,7 @@ def test_rows_of_zeros_have_gradients(name, gated):
     """They were 0, as such a row has no direction: E f(m + r z) g(v) has the slope f'(m) E z g(v)."""
     g = np.random.default_rng(6)
     law = (
-        random_units if not gated else lambda *one: GatedUnits(*(random_units(*one) for _ in "uw"))
+        random_units if not gated else lambda *one: GatedInputs(*(random_units(*one) for _ in "uw"))
     )
     left, right = law(g, 3), law(g, 2)
     for rows in jax.tree.leaves((left, right)):
@@ -704,7 +711,7 @@ def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     m, s, n, t, rho, gap = (x[exact] for x in (m, s, n, t, rho, gap))
     rows = [np.stack([0.6 * x, 0.8 * x], 1) for x in (s, rho * t)]
     f = elu()
-    units = [expanded(f, Units(*one)) for one in ((m, rows[0]), (n, rows[1]))]
+    units = [expanded(f, NormalInputs(*one)) for one in ((m, rows[0]), (n, rows[1]))]
     with jax.enable_x64(True):
         made = with_slopes(Plain(f, f), *units, in_turn, compiled)
     found = made.values, *made.slopes

@@ -15,8 +15,8 @@ from closeness import LARGEST, assert_close
 from scipy.special import erf
 
 from tnsim.activations.activation import ACTIVATIONS, activation
-from tnsim.activations.gated import GatedUnits
-from tnsim.activations.kernels import Units, kernel
+from tnsim.activations.gated import GatedInputs
+from tnsim.activations.kernels import NormalInputs, kernel
 from tnsim.activations.pairs import PRICE, pair_derivatives, price
 
 KINKS = (-3.0, -1.0, 0.0, 1.0, 3.0, 6.0)
@@ -148,9 +148,9 @@ def units(cases):
     (m, s, n, t, rho, gap), count = laws(cases), len(cases)
     gates = (m, s, 0 * s), (n, t * rho, t * np.sqrt(gap * (2 - gap)))
     return tuple(
-        GatedUnits(
-            Units(mean, np.stack(rows, 1)),
-            Units(np.full(count, factor[0][0]), np.tile(factor[1], (count, 1))),
+        GatedInputs(
+            NormalInputs(mean, np.stack(rows, 1)),
+            NormalInputs(np.full(count, factor[0][0]), np.tile(factor[1], (count, 1))),
         )
         for (mean, *rows), factor in zip(gates, ROWS, strict=True)
     )

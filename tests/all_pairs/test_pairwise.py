@@ -17,7 +17,7 @@ import tnsim
 from tnsim.all_pairs import batched_plans, run_plan
 from tnsim.all_pairs import tasks as tiles
 from tnsim.all_pairs.batched_plans import PairSetting
-from tnsim.problems.state_sizes import common_units
+from tnsim.problems.units import common_units
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 

@@ -19,7 +19,7 @@ from tnsim.engine.ir.stages import PlanStage
 from tnsim.engine.passes.hoisting import COMPILING, analysed, portion
 from tnsim.engine.runtime import execution
 from tnsim.problems import features
-from tnsim.problems.state_sizes import common_units
+from tnsim.problems.units import common_units
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 

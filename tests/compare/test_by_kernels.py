@@ -15,6 +15,7 @@ from oracles import slope_of
 import tnsim
 from tnsim.engine import precision
 from tnsim.problems import kernels
+from tnsim.problems.hidden_units import hidden_units
 
 
 def assert_right(a, b, metric, tolerance=1e-12):
@@ -245,7 +246,7 @@ def test_narrow_layers_stay_on_the_host_beside_an_accelerator(rng, monkeypatch):
     monkeypatch.setattr(kernels, "backend", lambda: "gpu")
     monkeypatch.setattr(kernels, "_NARROW", 8)
     sides = [
-        kernels.prepared(kernels.hidden_units(model), None, None, 2, "float64").expanded.side
+        kernels.prepared(hidden_units(model), None, None, 2, "float64").expanded.side
         for model in (narrow, wide)
     ]
     assert sides[0] is not None and sides[1] is None

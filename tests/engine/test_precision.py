@@ -16,7 +16,7 @@ import tnsim
 from tnsim.engine import precision
 from tnsim.engine.precision import Arithmetic, Cosine
 from tnsim.problems.conditioning import amplification, regauged, without_skew
-from tnsim.problems.state_sizes import common_units, in_own_basis
+from tnsim.problems.units import common_units, in_own_basis
 from tnsim.scaled import ScaledSum
 
 pytestmark = pytest.mark.usefixtures("diagrams")

@@ -600,6 +600,24 @@ def test_a_layer_that_did_not_change_adds_nothing_to_an_exact_change():
     assert tnsim.inner(b - b, a) == 0
 
 
+@pytest.mark.parametrize("on_inputs", [False, True])
+def test_skips_and_scales_of_residuals_change_with_their_layer(rng, on_inputs):
+    def layers(skip, scale):
+        gate, down = rng.normal(size=(5, 3)), rng.normal(size=(3, 5))
+        wide = tnsim.Residual(tnsim.Gated(gate, None, down, "gelu"), skip, scale)
+        return [tnsim.Linear(rng.normal(size=(3, 2))), wide, tnsim.Linear(rng.normal(size=(2, 3)))]
+
+    first, second = layers(1.0, 0.7), layers(0.8, 0.9)
+    metric = tnsim.Empirical(rng.normal(size=(20, 2))) if on_inputs else tnsim.Gaussian()
+    a, b = tnsim.Model(first), tnsim.Model(second)
+    found = tnsim.change(a, b, metric)
+    assert found.components == ("layer 0", "layer 1", "layer 2")
+    assert abs(found.share.sum() - 1) < 1e-3
+    for n, alone in enumerate(found.alone):
+        other = tnsim.Model([*first[:n], second[n], *first[n + 1 :]])
+        assert_close(alone, float(tnsim.inner(other - a, other - a, metric)))
+
+
 @pytest.mark.parametrize("weights", [np.float64, np.float32])
 def test_where_on_the_inputs_polynomials_differ(rng, weights):
     a, b = (

@@ -29,9 +29,9 @@ from tnsim.activations.kernels import (
     Cross,
     DerivativeWeights,
     Expanded,
+    NormalInputs,
     Pairing,
     Side,
-    Units,
     at_rest,
     correlations,
     directions,
@@ -50,7 +50,7 @@ from tnsim.errors import UnsupportedLayer
 from tnsim.scaled import library
 
 
-class GatedUnits(NamedTuple):
+class GatedInputs(NamedTuple):
     """The inputs of gated units under a normal law: of the activation, and of the factor beside it.
 
     Args:
@@ -58,11 +58,11 @@ class GatedUnits(NamedTuple):
         up: Inputs w of the factors, in the same coordinates.
     """
 
-    gate: Units
-    up: Units
+    gate: NormalInputs
+    up: NormalInputs
 
 
-def gated_expanded(f: str | Activation, units: GatedUnits, on_device: bool = False) -> Expanded:
+def gated_expanded(f: str | Activation, units: GatedInputs, on_device: bool = False) -> Expanded:
     """Gated units with their coefficients, as `expanded` makes plain ones.
 
     Args:
@@ -80,7 +80,7 @@ def gated_expanded(f: str | Activation, units: GatedUnits, on_device: bool = Fal
 
 
 def gated_moments(
-    f: str | Activation, units: GatedUnits
+    f: str | Activation, units: GatedInputs
 ) -> tuple[Real | np.ndarray, Float[Any, "m rank"]]:
     """E f(u_i) w_i of every unit, and its expected derivative by the input's coordinates.
 
@@ -96,7 +96,8 @@ def gated_moments(
         E f(u) w x_k is entry k of the row.
 
     Example:
-        >>> units = GatedUnits(Units(np.ones(1), np.eye(1)), Units(np.ones(1), np.eye(1)))
+        >>> one = NormalInputs(np.ones(1), np.eye(1))
+        >>> units = GatedInputs(one, one)
         >>> mean, row = gated_moments("identity", units)
         >>> float(mean[0]), float(row[0, 0])
         (2.0, 2.0)
@@ -128,9 +129,9 @@ def check_gate(f: Activation) -> Activation:
     return f
 
 
-def _split(units: GatedUnits) -> tuple[tuple[Real, ...], Real, Real]:
+def _split(units: GatedInputs) -> tuple[tuple[Real, ...], Real, Real]:
     """Mean, deviation, a, b and the deviation of e of every unit; its direction; the row of e."""
-    units = GatedUnits(*map(in_floats, units))
+    units = GatedInputs(*map(in_floats, units))
     deviation, unit = directions(units.gate.rows)
     # b is the component of the row of w along the direction of u, and the row of e is what remains,
     # so that e is independent of z.

@@ -64,7 +64,7 @@ def in_turn(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return [task() for task in tasks]
 
 
-class Units(NamedTuple):
+class NormalInputs(NamedTuple):
     """The inputs of hidden units under a normal law of the layer's input.
 
     For x ~ N(mean, L L^T) and u = W x + b: means W mean + b, rows W L. Units of two layers have the
@@ -80,9 +80,9 @@ class Units(NamedTuple):
     rows: Float[Any, "units rank"]
 
 
-def in_floats(units: Units) -> Units:
+def in_floats(units: NormalInputs) -> NormalInputs:
     """Units that are numbers in float64; arrays of JAX stay in the floats that they have."""
-    return Units(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
+    return NormalInputs(*(x if isinstance(x, jax.Array) else np.asarray(x, float) for x in units))
 
 
 class Kernel(NamedTuple):
@@ -116,7 +116,9 @@ class Kernel(NamedTuple):
         return (self.share + rounding) * self.gross[:, None] * self.other_gross
 
 
-def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: Units) -> Kernel:
+def kernel(
+    f: str | Activation, g: str | Activation, units: NormalInputs, other_units: NormalInputs
+) -> Kernel:
     """E f(u_i) g(v_j) for all pairs of hidden units, exact to rounding.
 
     Args:
@@ -133,7 +135,7 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
         ModelError: The units' coordinates differ in number, or an activation is unknown.
 
     Example:
-        >>> units = Units(np.zeros(2), np.eye(2))
+        >>> units = NormalInputs(np.zeros(2), np.eye(2))
         >>> np.asarray(kernel("relu", "relu", units, units).values).round(4).tolist()
         [[0.5, 0.1592], [0.1592, 0.5]]
     """
@@ -146,7 +148,9 @@ def kernel(f: str | Activation, g: str | Activation, units: Units, other_units: 
     return between(Plain(first.f, second.f), first, second, in_turn)
 
 
-def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray, Real | np.ndarray]:
+def first_moments(
+    f: str | Activation, units: NormalInputs
+) -> tuple[Real | np.ndarray, Real | np.ndarray]:
     """E f(u_i) and E f'(u_i) of every unit.
 
     The latter gives all that crosses with linear maps (Stein's lemma): E f(u_i) v =
@@ -161,7 +165,7 @@ def first_moments(f: str | Activation, units: Units) -> tuple[Real | np.ndarray,
         Two arrays of shape (units,), differentiable, in the library and dtype that `kernel` has.
 
     Example:
-        >>> mean, slope = first_moments("square", Units(np.array([3.0]), np.array([[2.0]])))
+        >>> mean, slope = first_moments("square", NormalInputs(np.array([3.0]), np.array([[2.0]])))
         >>> float(mean[0]), float(slope[0])
         (13.0, 6.0)
     """
@@ -393,7 +397,7 @@ def jumps(f: Activation) -> bool:
     return any(gate.weights[0] != gate.tail for gate in f.gates_at_kinks)
 
 
-def expanded(f: str | Activation, units: Units, on_device: bool = False) -> Expanded:
+def expanded(f: str | Activation, units: NormalInputs, on_device: bool = False) -> Expanded:
     """Units with their coefficients; a kernel of many layers prepares each of them once.
 
     Args:

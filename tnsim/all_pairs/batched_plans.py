@@ -38,8 +38,8 @@ from tnsim.models.model import Model
 from tnsim.names import Pair, Side, side_of
 from tnsim.problems.base import Family
 from tnsim.problems.families import choose
-from tnsim.problems.state_sizes import Units
 from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.units import Units
 from tnsim.scaled import (
     Scaled,
     ScaledSum,

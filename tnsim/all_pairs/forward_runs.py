@@ -27,8 +27,9 @@ from tnsim.metrics.points import Points
 from tnsim.models.differences import by_differences
 from tnsim.models.functions import is_function, outputs_of, refused_under
 from tnsim.models.model import Model
-from tnsim.problems import forward
-from tnsim.problems.forward import GROUPS, STARTING, Part, Sums
+from tnsim.problems import batches, forward
+from tnsim.problems.batches import GROUPS, STARTING, Part
+from tnsim.problems.forward import Sums
 from tnsim.problems.tensors.kinds import kinds
 from tnsim.scaled import ScaledSum
 
@@ -71,7 +72,7 @@ class ForwardRun:
         while tile > 1 and self._needs(2 * tile * run.terms).least > run.available / 2:
             tile = math.ceil(tile / 2)
         needed = self._needs(2 * tile * run.terms)
-        outputs = forward.outputs(entries[0].d_out, entries[0].n_ctx or 1, points)
+        outputs = batches.outputs(entries[0].d_out, entries[0].n_ctx or 1, points)
         # Every tile runs the models of its rows and its columns.
         again = max(1, 2 * run.tiles(tile) * tile // len(entries))
         passes = {kinds(model): self._route(model).estimate() for model in examples}
@@ -79,7 +80,7 @@ class ForwardRun:
             passes[layers] for entry in entries for _, layers in entry.bases if layers in passes
         ]
         work = again * sum(each.multiplications for each in every) + run.pairs * outputs
-        batch = min(points.count * needed.each, forward.BATCH_BYTES, run.available / 2)
+        batch = min(points.count * needed.each, batches.BATCH_BYTES, run.available / 2)
         peak = run.tile_bytes(tile) + needed.beside + max(needed.each, batch) + tile * run.weights
         return estimated(
             self.name,
@@ -104,12 +105,12 @@ class ForwardRun:
         question = Question((model,), setting.metric, CROSS, setting.slices, setting.dtype)
         return AtPoints(question, self.points)
 
-    def _needs(self, count: int) -> forward.Needs:
+    def _needs(self, count: int) -> batches.Needs:
         """Bytes of forward passes of `count` models, all of them the model that needs most."""
         several = self.models.examples.values()
         dtype = self.setting.dtype
-        every = [forward.needs([model] * count, self.points, dtype) for model in several]
-        return max(every, key=lambda needed: needed.least, default=forward.Needs(0.0, 0.0))
+        every = [batches.needs([model] * count, self.points, dtype) for model in several]
+        return max(every, key=lambda needed: needed.least, default=batches.Needs(0.0, 0.0))
 
 
 def sums(

@@ -52,8 +52,8 @@ from tnsim.models.functions import is_function
 from tnsim.models.model import Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import Kinds, kinds
+from tnsim.problems.units import common_units
 
 
 @dataclass

@@ -31,7 +31,7 @@ from tnsim.problems import features, forward
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.forward import Sums
 from tnsim.problems.kernel_models import mean_part
-from tnsim.problems.state_sizes import scaled_under
+from tnsim.problems.units import scaled_under
 from tnsim.scaled import (
     ScaledSum,
     add,

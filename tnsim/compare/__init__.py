@@ -5,6 +5,7 @@ The modules in their reading order:
     similarity             the verbs
     request, numbers       questions, and the numbers that answer them
     inner_products         the inner products of models and of their sums
+    sums_of_models         sums of models, multiplied out
     routes, estimates      the table of routes, and what each would take
     by_plans, planned      contractions, planned within a budget
     by_features            vectors of coefficients

@@ -31,8 +31,8 @@ from tnsim.models.model import AnyModel, Model, terms
 from tnsim.problems import features
 from tnsim.problems.features import FeatureSpace
 from tnsim.problems.polynomial_space import polynomials
-from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.units import common_units
 from tnsim.scaled import ScaledSum, add, share_of_squares, taken, total
 
 _STARTING, _RATE = 0.02, 4e9

@@ -1,7 +1,7 @@
 """Inner products of models with an activation, along sums over pairs of hidden units.
 
 The route of `Gaussian` where a model is no polynomial and every model has at most one nonlinear
-layer (see `problems.kernels`), and of `GaussianClosure` for any number of such layers (see
+layer (see `problems.hidden_units`), and of `GaussianClosure` for any number of such layers (see
 `problems.kernel_models`). A sum of models is expanded by bilinearity. The certified bound of what
 series leave out counts in the size of a product, relative to which the error of the result is told.
 """
@@ -18,21 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tnsim.compare.estimates import Estimate, check_affordable
-from tnsim.compare.request import (
-    CROSS,
-    InnerProducts,
+from tnsim.compare.request import CROSS, InnerProducts, Question, Request, is_exact, smaller_share
+from tnsim.compare.resident import content, is_constant
+from tnsim.compare.sums_of_models import (
     Places,
-    Question,
-    Request,
     SumOfModels,
-    is_exact,
+    by_number,
     mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
-    smaller_share,
+    scaled_sum,
 )
-from tnsim.compare.resident import content, is_constant
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
 from tnsim.engine.ir.dtypes import ITEM_BYTES
@@ -44,6 +41,7 @@ from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.model import AnyModel, Model, terms
 from tnsim.models.powers import with_powers
+from tnsim.problems.hidden_units import MOST_PAIRED, ROADS, hidden_units, small_differences
 from tnsim.problems.kernel_models import (
     Meeting,
     PreparedModel,
@@ -56,16 +54,7 @@ from tnsim.problems.kernel_models import (
     under,
     units_under,
 )
-from tnsim.problems.kernels import (
-    KERNEL_DTYPE,
-    MOST_PAIRED,
-    ROADS,
-    Blocks,
-    blocks_at_numbers,
-    hidden_units,
-    slope_bytes,
-    small_differences,
-)
+from tnsim.problems.kernels import KERNEL_DTYPE, Blocks, blocks_at_numbers, slope_bytes
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import ScaledSum, scaled_terms
 from tnsim.sessions import session
@@ -308,15 +297,13 @@ def traced_products(
         given: What is known as numbers; everything else is a part of the trace.
     """
     prepared = dict(given.models)
-
-    def sum_of(one: AnyModel, own: tuple[int, ...]) -> SumOfModels:
-        for n, (_, model) in zip(own, terms(one), strict=True):
-            if n not in prepared:
-                prepared[n] = under(model, request.metric, request.dtype, given.roots)
-        weighted = zip(own, terms(one), strict=True)
-        return scaled_terms((c, prepared[n].exponent, n) for n, (c, _) in weighted)
-
-    bra, ket = (sum_of(one, own) for one, own in zip((first, second), places, strict=True))
+    for n, model in by_number(first, second, places).items():
+        if n not in prepared:
+            prepared[n] = under(model, request.metric, request.dtype, given.roots)
+    exponents = {n: made.exponent for n, made in prepared.items()}
+    bra, ket = (
+        scaled_sum(one, own, exponents) for one, own in zip((first, second), places, strict=True)
+    )
     products: dict[tuple[int, int], ScaledSum] = {}
     for m, n in pairs_of_models(places, request.squared_norms):
         known = given.kernels.get((m, n), ())

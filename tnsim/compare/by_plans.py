@@ -25,21 +25,16 @@ from tnsim.compare.planned import (
     plan_for,
     runs_together,
 )
-from tnsim.compare.request import (
-    CROSS,
-    SELF,
-    InnerProducts,
+from tnsim.compare.request import CROSS, SELF, InnerProducts, Question, Request, smaller_share
+from tnsim.compare.resident import in_units, mean_in_units, placed_weights
+from tnsim.compare.sums_of_models import (
     Places,
-    Question,
-    Request,
-    SumOfModels,
     mean_share,
     numbered_models,
     over_terms,
     pairs_of_models,
-    smaller_share,
+    scaled_sum,
 )
-from tnsim.compare.resident import in_units, mean_in_units, placed_weights
 from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import USUAL
@@ -62,17 +57,15 @@ from tnsim.problems.diagrams import tree
 from tnsim.problems.families import choose
 from tnsim.problems.leaves import by_side
 from tnsim.problems.polynomial_space import need_all_orders
-from tnsim.problems.state_sizes import common_units
 from tnsim.problems.tensors.kinds import kinds, nonlinear
+from tnsim.problems.units import common_units
 from tnsim.problems.whole_tree import MAX_LEGS
 from tnsim.scaled import (
-    Scaled,
     ScaledSum,
     add,
     contribution,
     library,
     magnified,
-    scaled_terms,
     times,
 )
 from tnsim.sessions import per_object_cache
@@ -249,7 +242,7 @@ def by_plans(first: AnyModel, second: AnyModel, request: Request, traced: bool) 
         if single:  # the products of a pair lack the scales that cancel in a cosine
             norms = _of_models(pairs[0], results[0], written.factors, request, relative=False)
         for model, own, name in zip((first, second), places, ("AA", "BB"), strict=True):
-            side, norm = _scaled_sum(model, own, written.exponents), norms[name]
+            side, norm = scaled_sum(model, own, written.exponents), norms[name]
             if single:
                 norm = times(norm, side.value[0][0] ** 2)
             shares.append(mean_share(side, means.__getitem__, norm))
@@ -327,7 +320,7 @@ def products_of(
         products = _of_models(pair, found, written.factors, request)
         of_pairs[pair.one, pair.two] = of_pairs[pair.two, pair.one] = products
     bra, ket = (
-        _scaled_sum(one, own, written.exponents)
+        scaled_sum(one, own, written.exponents)
         for one, own in zip((first, second), places, strict=True)
     )
     dtype, exponent = request.dtype, bra.exponent + ket.exponent
@@ -344,15 +337,6 @@ def products_of(
     norms = request.squared_norms or not traced
     values = over_terms(bra, ket, lambda m, n: of_pairs[m, n]["AB"], norms)
     return InnerProducts(values, exponent, traced, dtype, Contractions.name)
-
-
-def _scaled_sum(model: AnyModel, places: tuple[int, ...], exponents: Sequence[Any]) -> SumOfModels:
-    """A model or a combination as a sum of scaled models, which are given by their numbers."""
-    if isinstance(model, Model):
-        (n,) = places
-        return Scaled(((1.0, np.float64(0.0), n),), exponents[n])
-    weighted = zip(terms(model), places, strict=True)
-    return scaled_terms((c, exponents[n], n) for (c, _), n in weighted)
 
 
 def _of_models(

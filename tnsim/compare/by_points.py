@@ -38,7 +38,7 @@ from tnsim.metrics.quadrature import gaussian_points, most_directions
 from tnsim.models.arrays import is_traced
 from tnsim.models.forward import directions, reading_layers
 from tnsim.models.model import AnyModel, Model
-from tnsim.problems import forward
+from tnsim.problems import batches, forward
 from tnsim.problems.families import has_plan
 from tnsim.problems.tensors.kinds import kinds, nonlinear
 from tnsim.scaled import taken
@@ -70,15 +70,15 @@ class AtPoints:
         """
         question, points = self.question, self.points
         models, metric = question.models, question.metric
-        passes = forward.passes_of(models, points)
+        passes = batches.work_of(models, points)
         outputs = 0  # the outputs of a plain function are not known before it runs
         if models:
             # Models that are compared have outputs of one shape, so any of them tells how many.
-            outputs = forward.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
+            outputs = batches.outputs(models[-1].d_out, models[-1].n_ctx or 1, points)
         # The Gram matrix of outputs is symmetric: k (k + 1) / 2 products, each over all outputs.
         pairs = len(models) * (len(models) + 1) // 2
         passes = passes.and_products(pairs * outputs)
-        needed = forward.needs(models, points, question.dtype)
+        needed = batches.needs(models, points, question.dtype)
         return Estimate(
             metric=metric.name,
             exact=is_exact(metric, models),
@@ -96,8 +96,8 @@ class AtPoints:
         check_budget(budget)
         question, points = self.question, self.points
         if estimate.multiplications <= budget.multiplications:
-            least = math.ceil(forward.needs(question.models, points, question.dtype).least)
-            forward.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
+            least = math.ceil(batches.needs(question.models, points, question.dtype).least)
+            batches.check_room(least, budget.room(0, least), f"forward passes of {estimate.metric}")
             return
         advice, metric = "fewer inputs", question.metric
         if not adds_up(metric):
@@ -131,9 +131,8 @@ class AtPoints:
         if traced:
             # Batches follow no smaller budget: each becomes part of the caller's program.
             known = [part for _, part in (*one, *two)]
-            size = forward.batch_size(known, points, points.count, dtype, Budget())
-            batches = forward.in_batches(points, 0, points.count, size)
-            found = forward.over_batches(one, two, batches, slices, request.squared_norms)
+            every = batches.all_points(known, points, dtype, Budget())
+            found = forward.over_batches(one, two, every, slices, request.squared_norms)
             return InnerProducts(found, 0.0, True, str(found["AB"].mantissa.dtype), self.name)
         means = are_inputs(points, request.metric)
         sampled = forward.sums([one], [two], points, slices, dtype, request.budget, means=means)

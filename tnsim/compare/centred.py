@@ -23,11 +23,11 @@ from tnsim.errors import ModelError
 from tnsim.metrics.metric import Gaussian, GaussianClosure
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.checks import check_untraced
-from tnsim.models.forward import as_read, plain_forward
+from tnsim.models.forward import outputs_on
 from tnsim.models.functions import Function, is_function, outputs_of
 from tnsim.models.model import Model
 from tnsim.models.offsets import constant, less
-from tnsim.problems.forward import batch_size, in_batches
+from tnsim.problems.batches import all_points
 
 _ROUNDING = 1e3
 """Outputs of a constant function without its mean, in units of the last place of the mean."""
@@ -98,7 +98,7 @@ class _Outputs(NamedTuple):
     model: Model
 
     def __call__(self, inputs: Any) -> np.ndarray:
-        return np.asarray(plain_forward(self.model, as_read(self.model, inputs)))
+        return np.asarray(outputs_on(self.model, inputs))
 
 
 def _is_rounding(
@@ -113,10 +113,9 @@ def _is_rounding(
     if points is None:
         return False  # an exact plan, which knows what cancels
     least = _ROUNDING * float(np.finfo(np.float64).eps) * np.abs(mean).max(initial=0.0)
-    size = batch_size([*models] or [rest], points, points.count, "float64", budget)
     # A few points tell of all functions but constant ones.
     few = points.block(0, min(4, points.count))
-    batches = itertools.chain([few], in_batches(points, 0, points.count, size))
+    batches = itertools.chain([few], all_points([*models] or [rest], points, "float64", budget))
     return all(np.abs(rest(batch.inputs)).max(initial=0.0) <= least for batch in batches)
 
 
@@ -135,9 +134,8 @@ def _mean_of_function(given: Any, metric: Metric, budget: Budget) -> Float[np.nd
     points = points_of((), metric)
     if points is None:
         raise ModelError("a function has a mean over inputs alone: use tnsim.Empirical(inputs)")
-    size = batch_size([given], points, points.count, "float64", budget)
     total: Any = 0.0
-    for batch in in_batches(points, 0, points.count, size):
+    for batch in all_points([given], points, "float64", budget):
         outputs = outputs_of(given, batch.inputs).astype(np.float64)
         outputs = outputs.reshape(len(outputs), -1, outputs.shape[-1]).mean(axis=1)
         total = total + np.exp(batch.log_weights) @ outputs

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tnsim.compare.request import Answer, Places, Request, numbered_models
+from tnsim.compare.request import Answer, Request
 from tnsim.compare.resident import is_constant
+from tnsim.compare.sums_of_models import Places, by_number, numbered_models
 from tnsim.engine.budget import Budget
 from tnsim.metrics.points import WeightedPoints
 from tnsim.metrics.protocol import Metric
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import AnyModel, Model
 
 Weights = dict[int, Float[jax.Array, "..."]]
 """Arrays by their number among the leaves of (a, b, metric)."""
@@ -150,12 +151,8 @@ class Comparison(NamedTuple):
         """
         _, places = numbered_models(*self.models)
         a, b, metric = self.form.arguments({n: n in moving for n in self.leaves})
-        found: dict[int, bool] = {}
-        for one, own in zip((a, b), places, strict=True):
-            for n, (_, model) in zip(own, terms(one), strict=True):
-                found.setdefault(n, any(x is True for x in jax.tree.leaves(model)))
-        models = frozenset(n for n, does in found.items() if does)
-        return Moves(places, models, any(x is True for x in jax.tree.leaves(metric)))
+        models = frozenset(n for n, model in by_number(a, b, places).items() if _is_moved(model))
+        return Moves(places, models, _is_moved(metric))
 
 
 def comparison_of(
@@ -179,6 +176,11 @@ def comparison_of(
     others = tuple((n, leaf) for n, leaf in enumerate(leaves) if n not in numbers)
     form = Form(answer, tree, others, request.dtype, request.budget, request.squared_norms)
     return Comparison(form, (a, b), request.metric, numbers, points)
+
+
+def _is_moved(tree: Any) -> bool:
+    """Whether a leaf is marked by True."""
+    return any(leaf is True for leaf in jax.tree.leaves(tree))
 
 
 def _is_number(leaf: Any) -> bool:

@@ -38,16 +38,10 @@ from tnsim.compare.by_points import at_traced_points
 from tnsim.compare.comparison import Comparison, Form, Moves, Weights, comparison_of
 from tnsim.compare.inner_products import inner_products
 from tnsim.compare.planned import ADVICE, announced_plans
-from tnsim.compare.request import (
-    Answer,
-    Places,
-    Question,
-    Request,
-    check_comparison,
-    numbered_models,
-)
+from tnsim.compare.request import Answer, Question, Request, check_comparison
 from tnsim.compare.resident import in_new_gauge, in_units, placed_weights
 from tnsim.compare.routes import routes_of
+from tnsim.compare.sums_of_models import Places, by_number, numbered_models
 from tnsim.engine.budget import check_pullbacks
 from tnsim.engine.plan import Plan
 from tnsim.engine.runtime import execution
@@ -58,11 +52,11 @@ from tnsim.engine.runtime.tiers import tier_in_use
 from tnsim.metrics.points import WeightedPoints
 from tnsim.models.arrays import weights_dtype
 from tnsim.models.differences import by_differences
-from tnsim.models.model import AnyModel, Model, terms
+from tnsim.models.model import Model, terms
 from tnsim.names import on_side
 from tnsim.problems.base import Family
 from tnsim.problems.leaves import by_side
-from tnsim.problems.state_sizes import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
+from tnsim.problems.units import Gauge, in_gauge, in_units_of_inputs, units_of_inputs
 
 _Key: TypeAlias = tuple[int, str]
 """Number of a layout, or behind all layouts of a run, and the name of an array there."""
@@ -266,7 +260,7 @@ def _arrays(
 
     def arrays(weights: Weights) -> tuple[_Arrays, _Arrays]:
         a, b, metric = form.traced(fixed | weights)
-        models = _by_number(a, b, moves.places)
+        models = by_number(a, b, moves.places)
         made: _Arrays = {}
         for n, (model, family, names) in enumerate(layouts):
             written = in_gauge(models[model], found.gauges[model])
@@ -287,15 +281,6 @@ def _arrays(
 
     moved, pullback, others = jax.vjp(arrays, moving, has_aux=True)
     return moved, pullback, others
-
-
-def _by_number(a: AnyModel, b: AnyModel, places: Places) -> dict[int, Model]:
-    """The models of two sums by their numbers."""
-    models: dict[int, Model] = {}
-    for one, own in zip((a, b), places, strict=True):
-        for n, (_, model) in zip(own, terms(one), strict=True):
-            models.setdefault(n, model)
-    return models
 
 
 def _varying(arrays: _Arrays) -> frozenset[_Key]:

@@ -29,7 +29,8 @@ from tnsim.metrics.quadrature import gaussian_draws
 from tnsim.models.checks import Seed, check_untraced, seed_number
 from tnsim.models.model import Model
 from tnsim.problems import forward
-from tnsim.problems.forward import GROUPS, Sums
+from tnsim.problems.batches import GROUPS
+from tnsim.problems.forward import Sums
 from tnsim.tables import html_table
 
 Expectation: TypeAlias = Gaussian | GaussianClosure | Categorical

@@ -23,7 +23,7 @@ from tnsim.models.model import Model
 from tnsim.names import Side, on_side
 from tnsim.problems.base import Family
 from tnsim.problems.polynomial_space import mean_output
-from tnsim.problems.state_sizes import Gauge, ScaledModel, Units, scaled_under, with_gauge
+from tnsim.problems.units import Gauge, ScaledModel, Units, scaled_under, with_gauge
 from tnsim.sessions import per_object_cache, session
 
 V = TypeVar("V")

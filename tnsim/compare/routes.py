@@ -35,7 +35,7 @@ from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric, adds_up
 from tnsim.models.model import Model
 from tnsim.problems.features import FeatureSpace
-from tnsim.problems.kernels import answers
+from tnsim.problems.hidden_units import answers
 
 
 class Weighed(Protocol):

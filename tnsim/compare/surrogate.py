@@ -62,7 +62,7 @@ from tnsim.models.model import Model, with_dense_matrices
 from tnsim.models.origin import Origin
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
-from tnsim.problems.kernels import segments
+from tnsim.problems.hidden_units import segments
 from tnsim.problems.tensors.affine import Affine, affine_of
 
 LARGEST_ERROR = 0.5

@@ -21,29 +21,36 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Float
 
 from tnsim.compare.by_points import points_of
+from tnsim.compare.request import check_comparison
 from tnsim.engine.runtime import execution
 from tnsim.errors import CaveatWarning, ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.differences import Batch
+from tnsim.localise.exchanges import Split, Unchanged, check_measure
 from tnsim.localise.grams import Setting
 from tnsim.localise.switched_weights import (
     Between,
     SwitchedNetwork,
     Switches,
     check_is_whole,
+    switched_network,
 )
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.estimate import GaussianEstimate
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import is_count
-from tnsim.models.model import Model
-from tnsim.problems.forward import BATCH_BYTES, groups
+from tnsim.models.checks import check_untraced
+from tnsim.models.forward import outputs_on
+from tnsim.models.functions import is_function
+from tnsim.models.model import Model, caveats, with_dense_matrices
+from tnsim.problems.batches import BATCH_BYTES, groups
 
 GROUPINGS = ("module", "block", "parameter")
 """Values of `by` that group weights."""
@@ -59,10 +66,6 @@ _ROUNDING = 1e3
 """Relative rounding of outputs, in units of the last place."""
 _MOST_GROUPS = 8
 """Most groups of draws."""
-
-
-class Unchanged(ModelError, ResultError):
-    """Two networks that are one function, or differ by rounding: there is no change to split."""
 
 
 def groups_of(
@@ -144,6 +147,11 @@ class Lineage(Protocol):
     names: tuple[str, ...]
     how: str
     total: float
+
+    @property
+    def length(self) -> float:
+        """The norm of B; NaN where networks have a score."""
+        ...
 
     def measure(self, first: Switches, second: Switches) -> float:
         """How far apart two networks of the lineage are."""
@@ -320,7 +328,7 @@ class ByScore:
 
     def __init__(self, network: SwitchedNetwork, of: Callable[[Any], Any]) -> None:
         self.network, self.names, self.score = network, network.names, of
-        self.how = "scored by a function"
+        self.how, self.length = "scored by a function", math.nan
         ends = [np.full(len(self.names), end) for end in (0.0, 1.0)]
         self.ends = {end[0]: self._score_at(end) for end in ends}
         self.total = self.measure(*ends)
@@ -341,6 +349,20 @@ class ByScore:
         return self.network.slopes_of_score(self.score)[None]
 
 
+def all_numbers(model: Model) -> Model:
+    """A model with every number as an array, so that all of them count as weights.
+
+    The skip and the scale of a residual are plain floats, and change the function as weights do.
+
+    Example:
+        >>> import tnsim
+        >>> layer = tnsim.Residual(tnsim.Linear([[1.0]]), 0.5)
+        >>> all_numbers(tnsim.Model([layer])).layers[0].skip
+        array(0.5)
+    """
+    return jax.tree.map(lambda leaf: np.asarray(leaf, getattr(leaf, "dtype", np.float64)), model)
+
+
 class OfModels:
     """A lineage of models with one hidden layer of activations, compared by exact inner products.
 
@@ -353,7 +375,8 @@ class OfModels:
     def __init__(self, a: Model, b: Model, setting: Setting, of: str) -> None:
         self.b, self.of, self.how = b, of, _inputs_in_words(setting.metric)
         self.setting = setting
-        self.between, self.form = Between.of(a, b), jax.tree.structure(b)
+        self.form = jax.tree.structure(b)
+        self.between = Between.of(all_numbers(a), all_numbers(b))
         self.names = self.between.names
         self.difference = b - a
         self.total = self.measure(np.zeros(len(self.names)), np.ones(len(self.names)))
@@ -456,3 +479,115 @@ def check_finite(values: Any) -> None:
             "a change is NaN or infinite: outputs, a score or their derivatives are beyond floats "
             "between the two networks, as of a root or a logarithm at 0"
         )
+
+
+class WeightsExchanged(NamedTuple):
+    """Two networks of which groups of weights are exchanged.
+
+    Args:
+        lineage: The two networks, and those between them.
+        labels: Labels of the components.
+        groups: For each component, which weights are its own.
+        caveats: Differences between the models and the networks they were read from.
+    """
+
+    lineage: Lineage
+    labels: tuple[str, ...]
+    groups: tuple[Float[np.ndarray, " weights"], ...]
+    caveats: tuple[str, ...]
+
+    @property
+    def how(self) -> str:
+        """See `Exchanges`."""
+        return f"weights exchanged, {self.lineage.how}"
+
+    @property
+    def length(self) -> float:
+        """See `Exchanges`."""
+        return self.lineage.length
+
+    def split(self, of: Any) -> Split:
+        """See `Exchanges`."""
+        total = self.lineage.total
+        slopes, error = integral_of_weights(self.lineage, np.stack(self.groups, axis=1))
+        share = slopes.sum(axis=0) / total
+        if error <= CLOSE:
+            return Split(slopes, share, total)
+        doubt = (
+            f"shares, which sum to {share.sum():.4g}, are known to {error:.1g} only, as the path "
+            "of weights between the networks is too rough for 129 nodes: split the change at a "
+            "checkpoint in between"
+        )
+        return Split(slopes, share, total, doubts=(doubt,))
+
+    def swapped(self, of: Any, put_back: bool) -> Float[np.ndarray, " components"]:
+        """See `Exchanges`."""
+        here = np.full(len(self.lineage.names), float(put_back))
+        found = [self.lineage.measure(here, abs(here - group)) for group in self.groups]
+        check_finite(found)
+        return np.array(found)
+
+    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+        """See `Exchanges`."""
+        raise ModelError(
+            "inner products of parts are computed for polynomials, whose parts are functions: of "
+            "other networks read `share`, `removed` and `alone`"
+        )
+
+    def differences(self) -> Iterator[Batch]:
+        """See `Exchanges`."""
+        if not isinstance(self.lineage, OnInputs):
+            raise ModelError(
+                "where on the inputs a change is, is asked of functions on inputs: give "
+                f"tnsim.Empirical(inputs), and no score; found networks {self.lineage.how}"
+            )
+        return self.lineage.differences()
+
+
+def exchange_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> WeightsExchanged:
+    """Two networks, different ones, and the weights of every component.
+
+    Args:
+        a, b: Networks, or models.
+        setting: Metric, precision and budget.
+        by: Grouping of weights, as for `change`.
+        of: Measure, or a function that scores.
+
+    Raises:
+        Unchanged: Both measure the same.
+    """
+    metric = setting.metric
+    said: tuple[str, ...] = ()
+    if not callable(of):
+        check_measure(of)
+        check_comparison(a, b, metric)
+    if isinstance(metric, Empirical) and not is_function(a):
+        said, by = caveats(a, b), "block"
+        a, b = (Partial(outputs_on, all_numbers(with_dense_matrices(model))) for model in (a, b))
+    if is_function(a):
+        network = switched_network(a, b, getattr(metric, "output", None), setting.dtype)
+        lineage: Any = (
+            ByScore(network, of) if callable(of) else OnInputs(network, (a, b), setting, of)
+        )
+    else:
+        check_untraced("change", a, b, metric)
+        lineage, said, by = OfModels(a, b, setting, str(of)), caveats(a, b), "block"
+    check_finite(lineage.total)
+    if lineage.total == 0:
+        what = (
+            f"have one {name_of(of)}" if callable(of) else "are the same function on these inputs"
+        )
+        raise Unchanged(f"the networks {what}: there is no change to split")
+    parts = groups_of(lineage.names, "module" if by is None else by)
+    labels = tuple(label.replace("layers.", "layer ", 1) for label in parts)
+    return WeightsExchanged(lineage, labels, tuple(parts.values()), said)
+
+
+def name_of(of: Any) -> str:
+    """The name of a measure, or of a function that scores.
+
+    Example:
+        >>> name_of("distance"), name_of(len)
+        ('distance', 'len')
+    """
+    return getattr(of, "__name__", "score") if callable(of) else of

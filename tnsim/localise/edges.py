@@ -25,7 +25,7 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError
 from tnsim.localise.grams import Setting
 from tnsim.localise.runs import ROWS, largest, table_of_run
-from tnsim.localise.slopes import Family, certified, exact_nodes, integral
+from tnsim.localise.slopes import SwitchedModels, certified, exact_nodes, integral
 from tnsim.models.components import (
     EMBED,
     Component,
@@ -180,18 +180,18 @@ def edges_between(model: Model, by: str, setting: Setting) -> Edges:
         if n in known:
             degree = max(degree, innermost(layer).order * (1 + degree))
     # In one gate alone the degree is no higher.
-    family = Family(_Wiring(parts, edges), (model,), (degree,) * len(edges), degree)
+    switched = SwitchedModels(_Wiring(parts, edges), (model,), (degree,) * len(edges), degree)
     at = exact_nodes(degree)
-    whole, norm = family.at(1.0), setting.squared_norm(model)
+    whole, norm = switched.at(1.0), setting.squared_norm(model)
     if norm <= 0:
         raise ModelError("the model is the zero function, of which no edge has a share")
     # All gates open but one.
-    cuts = [family.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
+    cuts = [switched.at(1.0 - np.eye(len(edges))[n]) for n in range(len(edges))]
     points = setting.points(whole)
     arithmetic = Arithmetic(model.growth, setting.dtype)
-    setting, points, error = certified(family, [whole], norm, setting, points)
+    setting, points, error = certified(switched, [whole], norm, setting, points)
     precision.report(error, "a share of an edge", arithmetic, 3)
-    share = integral(family, at, model, setting, points).sum(axis=0) / norm
+    share = integral(switched, at, model, setting, points).sum(axis=0) / norm
     if points is None:
         cut = np.array([setting.squared_norm(whole - other) for other in cuts])
     else:

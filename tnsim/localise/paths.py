@@ -39,7 +39,6 @@ from tnsim.engine.precision import Arithmetic
 from tnsim.errors import ModelError, ResultError, TnsimError, TooLarge
 from tnsim.localise.edges import Edges, EdgeSeries, edges_between, edges_of_run
 from tnsim.localise.grams import Gram, Setting, check_bilinear, gram
-from tnsim.localise.hidden_units import products_of_units, reads_units
 from tnsim.localise.runs import (
     Run,
     checkpoints_of,
@@ -48,6 +47,7 @@ from tnsim.localise.runs import (
     text_of_run,
     text_of_shares,
 )
+from tnsim.localise.unit_paths import products_of_units, reads_units
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.checks import check_numbers, check_untraced

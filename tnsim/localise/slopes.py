@@ -45,7 +45,7 @@ from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.metrics.protocol import Metric
 from tnsim.models.forward import check_inputs, is_tokens, plain_forward
 from tnsim.models.model import AnyModel, Combination, Model, terms
-from tnsim.problems import forward
+from tnsim.problems import batches
 from tnsim.problems.features import common_space
 from tnsim.scaled import power
 
@@ -73,7 +73,7 @@ class Build(Protocol):
         ...
 
 
-class Family(NamedTuple):
+class SwitchedModels(NamedTuple):
     """Models f(s) with switches s.
 
     Args:
@@ -132,7 +132,9 @@ def exact_nodes(degree: int) -> Nodes:
     return nodes(max(1, math.ceil(degree / 2)))
 
 
-def enlarged(family: Family, target: float, setting: Setting, points: Points | None) -> float:
+def enlarged(
+    switched: SwitchedModels, target: float, setting: Setting, points: Points | None
+) -> float:
     """The factor by which rounding of weights is enlarged in derivatives by switches.
 
     Rounding changes the outputs of f(s) by a share of |f(s)| that grows where sums within f(s)
@@ -140,7 +142,7 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
     only in their hidden bases, outputs are far larger than at both ends.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         target: Squared norm |T|^2 that results are relative to.
         setting: Metric, precision and budget.
         points: Points of the comparison; None along a plan.
@@ -150,8 +152,8 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
     """
     rng = np.random.default_rng(0)
     found = 1.0
-    for s in (0.0, 0.5, 1.0, *rng.uniform(size=(2, family.players))):
-        model = family.at(s)
+    for s in (0.0, 0.5, 1.0, *rng.uniform(size=(2, switched.players))):
+        model = switched.at(s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size alone
             squared = setting.squared_norm(model)
@@ -161,7 +163,7 @@ def enlarged(family: Family, target: float, setting: Setting, points: Points | N
 
 
 def certified(
-    family: Family,
+    switched: SwitchedModels,
     models: Sequence[Model],
     target: float,
     setting: Setting,
@@ -171,7 +173,7 @@ def certified(
     """The setting in which derivatives by switches keep their digits.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         models: Models that are computed.
         target: Squared norm that results are relative to.
         setting: Metric, precision and budget.
@@ -185,7 +187,7 @@ def certified(
     if setting.dtype == "float64":
         return setting, points, 0.0
     arithmetic = Arithmetic(max(model.growth for model in models), setting.dtype)
-    error = arithmetic.rounding * enlarged(family, target, setting, points) ** power
+    error = arithmetic.rounding * enlarged(switched, target, setting, points) ** power
     wide = setting.certified(error, *models)
     return (setting, points, error) if wide is setting else (wide, wide.points(*models), 0.0)
 
@@ -203,12 +205,16 @@ class Slope(NamedTuple):
 
 
 def slope(
-    family: Family, s: Any, target: Model | Combination, setting: Setting, points: Points | None
+    switched: SwitchedModels,
+    s: Any,
+    target: Model | Combination,
+    setting: Setting,
+    points: Points | None,
 ) -> Slope:
     """The derivatives of `<f(s), T>` by the switches.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         s: Switches, a single number for all or (players,).
         target: Model or sum of models T.
         setting: Metric, precision and budget.
@@ -218,13 +224,13 @@ def slope(
         TnsimError: A value is beyond the range of floats.
     """
     one = Nodes(np.ones(1), np.ones(1))
-    found = _over_nodes(family, one, s, target, setting, points)
+    found = _over_nodes(switched, one, s, target, setting, points)
     _check_finite(setting, *found)
     return found
 
 
 def integral(
-    family: Family,
+    switched: SwitchedModels,
     at: Nodes,
     target: Model | Combination,
     setting: Setting,
@@ -233,7 +239,7 @@ def integral(
     """The inner products `<delta_c, T>` by groups of draws: derivatives summed over nodes.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         at: Nodes, and their weights.
         target: Model or sum of models T.
         setting: Metric, precision and budget.
@@ -242,9 +248,9 @@ def integral(
     Raises:
         TnsimError: A value is beyond the range of floats.
     """
-    sums = parts_as_sums(family, at, terms(target), setting, points)
+    sums = parts_as_sums(switched, at, terms(target), setting, points)
     if sums is None:
-        by_switch = _over_nodes(family, at, 1.0, target, setting, points).by_switch
+        by_switch = _over_nodes(switched, at, 1.0, target, setting, points).by_switch
     else:
         by_switch = np.array([[_product(part, target, setting) for part in sums]])
     _check_finite(setting, by_switch)  # values may be beyond floats where no derivative is
@@ -252,7 +258,7 @@ def integral(
 
 
 def _over_nodes(
-    family: Family,
+    switched: SwitchedModels,
     at: Nodes,
     s: Any,
     target: Model | Combination,
@@ -260,17 +266,17 @@ def _over_nodes(
     points: Points | None,
 ) -> Slope:
     """The weighted sum of `<f(t s), T>` and of its derivatives over nodes t, by gradients."""
-    switches = np.broadcast_to(np.asarray(s, np.float64), family.players)
+    switches = np.broadcast_to(np.asarray(s, np.float64), switched.players)
     if points is None:
-        slopes = _along_plan(family, np.outer(at.points, switches), target, setting)
+        slopes = _along_plan(switched, np.outer(at.points, switches), target, setting)
         weighted = zip(at.weights, slopes, strict=True)
         found = [(weight * value, weight * by_switch) for weight, (value, by_switch) in weighted]
         return Slope(*(np.sum(same, axis=0) for same in zip(*found, strict=True)))
     coefficients, models = zip(*terms(target), strict=True)
     numbers, count = np.asarray(coefficients, np.float64), len(at.points)
     with execution.precision():
-        args = _placed((family.weights, (*at, switches), numbers, models), setting.dtype)
-        return Slope(*_by_groups(_slopes_of_blocks, args, family, models, points, setting, count))
+        args = _placed((switched.weights, (*at, switches), numbers, models), setting.dtype)
+        return Slope(*_by_groups(_slopes_of_blocks, args, switched, models, points, setting, count))
 
 
 def _check_finite(setting: Setting, *values: np.ndarray) -> None:
@@ -282,7 +288,7 @@ def _check_finite(setting: Setting, *values: np.ndarray) -> None:
 
 
 def parts_as_sums(
-    family: Family,
+    switched: SwitchedModels,
     at: Nodes,
     beside: Sequence[tuple[Any, Model]],
     setting: Setting,
@@ -298,7 +304,7 @@ def parts_as_sums(
     switch.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         at: Nodes, and their weights.
         beside: Coefficients and models that the sums are compared with.
         setting: Metric, precision and budget.
@@ -307,8 +313,8 @@ def parts_as_sums(
     Returns:
         A sum for each switch; None where models have no vectors of coefficients, or sums are long.
     """
-    steps = [math.ceil(degree / 2) for degree in family.degrees]
-    every = [family.at(0.5), *(model for _, model in beside)]
+    steps = [math.ceil(degree / 2) for degree in switched.degrees]
+    every = [switched.at(0.5), *(model for _, model in beside)]
     if (
         points is not None
         or 2 * len(at.points) * sum(steps) > _MOST_MODELS
@@ -316,7 +322,7 @@ def parts_as_sums(
     ):
         return None
     sums = []
-    for alone, count in zip(np.eye(family.players), steps, strict=True):
+    for alone, count in zip(np.eye(switched.players), steps, strict=True):
         # One step is exact whatever it is, and the longest one has the most digits.
         x = np.cos(np.pi * (np.arange(count) + 0.5) / (2 * count)) / 2 if count > 1 else [0.5]
         powers = 2.0 * np.asarray(x) ** np.arange(1, 2 * count, 2)[:, None]
@@ -325,7 +331,7 @@ def parts_as_sums(
         for t, weight in zip(*at, strict=True):
             for step, w in zip(x, found, strict=True):
                 for sign in (1.0, -1.0):
-                    model = family.at(t + sign * step * alone)
+                    model = switched.at(t + sign * step * alone)
                     weighted.append((sign * weight * w, model))
         sums.append(Combination(weighted))
     return sums
@@ -342,7 +348,7 @@ def _product(first: AnyModel, second: AnyModel, setting: Setting) -> float:
 def _by_groups(
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    family: Family,
+    switched: SwitchedModels,
     models: Sequence[Model],
     points: Points,
     setting: Setting,
@@ -351,10 +357,10 @@ def _by_groups(
     """Values of a function of blocks of vectors, summed over every group of draws.
 
     Args:
-        function: Function of a family's build, the number of nodes that run together, the
+        function: Function of the build of the models, the number of nodes that run together, the
             arguments, and a block.
         args: Arguments that all blocks share.
-        family: Models with switches.
+        switched: Models with switches.
         models: Models of the target.
         points: Points of the comparison.
         setting: Metric, precision and budget.
@@ -363,12 +369,12 @@ def _by_groups(
     Returns:
         Values with a first axis of groups, float64.
     """
-    groups, together, stacks = _point_stacks(family, models, points, setting, count)
+    groups, together, stacks = _point_stacks(switched, models, points, setting, count)
     program = _program(function, 0, 1)
     numbers, slopes = [], []
     for group, stack in stacks:
         numbers.append(group)
-        values = program(family.build, together, *args, stack)
+        values = program(switched.build, together, *args, stack)
         slopes.append(jax.tree.map(lambda x: np.asarray(x, np.float64), values))
     place = np.concatenate(numbers)
 
@@ -382,19 +388,19 @@ def _by_groups(
 
 
 def _point_stacks(
-    family: Family, models: Sequence[Model], points: Points, setting: Setting, count: int
+    switched: SwitchedModels, models: Sequence[Model], points: Points, setting: Setting, count: int
 ) -> tuple[int, int, Iterator[tuple[np.ndarray, WeightedPoints]]]:
     """The number of groups, of nodes that run together, and the stacks of blocks of points."""
-    every = [family.at(0.5), *models]
+    every = [switched.at(0.5), *models]
     for model in every:
         check_inputs(model, points.block(0, 1).inputs)
-    bounds = forward.groups(points)
+    bounds = batches.groups(points)
     largest = max(stop - start for start, stop in bounds)
     # The way back keeps the states behind every layer: each model counts once for each of its
     # layers.
     deep = [model for model in every for _ in model.layers]
-    size = forward.batch_size(deep, points, largest, setting.dtype, setting.budget)
-    each = forward.needs(deep, points, setting.dtype).each
+    size = batches.batch_size(deep, points, largest, setting.dtype, setting.budget)
+    each = batches.needs(deep, points, setting.dtype).each
     together = max(1, min(count, int(_IN_CACHE / each)))
     if not points.continuations:
         # Even blocks, as large as a cache and the memory hold.
@@ -414,13 +420,13 @@ def _stacks(
     blocks: list[WeightedPoints] = []
     room = 0
     for number, (start, stop) in enumerate(bounds):
-        for batch in forward.in_batches(points, start, stop, size):
+        for batch in batches.in_batches(points, start, stop, size):
             groups.append(number)
             inputs = batch.inputs if is_tokens(batch.inputs) else batch.inputs.astype(dtype)
             blocks.append(batch._replace(inputs=inputs))
             if not room:
                 leaves = jax.tree.leaves(blocks[0])
-                room = max(1, forward.BATCH_BYTES // sum(x.nbytes for x in leaves))
+                room = max(1, batches.BATCH_BYTES // sum(x.nbytes for x in leaves))
                 room = 1 if points.continuations else room
             if len(blocks) == room:
                 yield _stacked_blocks(groups, blocks)
@@ -501,7 +507,7 @@ def _weighted(outputs: Any, block: Any) -> Any:
 
 
 def _along_plan(
-    family: Family,
+    switched: SwitchedModels,
     switches: Float[np.ndarray, "nodes players"],
     target: Model | Combination,
     setting: Setting,
@@ -512,7 +518,7 @@ def _along_plan(
     switches to weights is compiled, which is short.
     """
     with execution.precision():
-        weights = _placed(family.weights, setting.dtype)
+        weights = _placed(switched.weights, setting.dtype)
         # The target is placed once, so that what is made of it serves all nodes.
         fixed = [(c, _placed(model, setting.dtype)) for c, model in terms(target)]
 
@@ -521,7 +527,7 @@ def _along_plan(
 
         for s in switches:
             at = jnp.asarray(s, setting.dtype)
-            model, pullback = _program(_switched, 0)(family.build, weights, at)
+            model, pullback = _program(_switched, 0)(switched.build, weights, at)
             value, by_weight = jax.value_and_grad(product)(model)
             (by_switch,) = _program(_pulled_back)(pullback, by_weight)
             yield Slope(*(np.asarray(x, np.float64)[None] for x in (value, by_switch)))
@@ -536,37 +542,39 @@ def _pulled_back(pullback: Any, slopes: Any) -> Any:
     return pullback(slopes)
 
 
-def gram_of_parts(family: Family, setting: Setting, points: Points | None) -> np.ndarray:
+def gram_of_parts(switched: SwitchedModels, setting: Setting, points: Points | None) -> np.ndarray:
     """The inner products `<delta_c, delta_d>` of the parts of all components.
 
     Args:
-        family: Models with switches.
+        switched: Models with switches.
         setting: Metric, precision and budget.
         points: Points of the comparison; None along a plan.
 
     Returns:
         A float64 matrix (players, players).
     """
-    at = exact_nodes(family.degree)
-    if (sums := parts_as_sums(family, at, (), setting, points)) is not None:
-        gram = np.zeros((family.players, family.players))
+    at = exact_nodes(switched.degree)
+    if (sums := parts_as_sums(switched, at, (), setting, points)) is not None:
+        gram = np.zeros((switched.players, switched.players))
         for (m, one), (n, two) in itertools.combinations_with_replacement(enumerate(sums), 2):
             gram[m, n] = gram[n, m] = _product(one, two, setting)
         return gram
     with execution.precision():
-        weights = _placed(family.weights, setting.dtype)
+        weights = _placed(switched.weights, setting.dtype)
         if points is not None:
-            weighted = at.points, at.weights, np.ones(family.players)
+            weighted = at.points, at.weights, np.ones(switched.players)
             args = weights, _placed(weighted, setting.dtype)
-            found = _by_groups(_parts_of_blocks, args, family, (), points, setting, len(at.points))
+            found = _by_groups(
+                _parts_of_blocks, args, switched, (), points, setting, len(at.points)
+            )
             return found.sum(axis=0)
         # <delta_c, delta_d> is a double integral over t and t', and its integrand at (t', t) is the
         # transpose of that at (t, t'): each pair of nodes is computed once.
-        gram = np.zeros((family.players, family.players))
+        gram = np.zeros((switched.players, switched.players))
         for (t, u), (x, y) in _pairs(at):
-            s, r = (jnp.full(family.players, z, setting.dtype) for z in (t, x))
+            s, r = (jnp.full(switched.players, z, setting.dtype) for z in (t, x))
             mixed = _program(_mixed_derivatives, 0, 5)(
-                family.build, weights, s, r, setting.metric, setting.dtype
+                switched.build, weights, s, r, setting.metric, setting.dtype
             )
             both = np.asarray(mixed, np.float64)
             gram += u * y * (both if t == x else both + both.T)

@@ -46,7 +46,7 @@ class PairingRule(Enum):
     ISSERLIS = auto()
 
 
-class Leg(NamedTuple):
+class JoinedLeg(NamedTuple):
     """Input leg `index` of the layer on a single side, "A" for the bra and "B" for the ket."""
 
     side: Side
@@ -65,8 +65,8 @@ class Joining:
     """
 
     weight: float
-    pairs: tuple[tuple[Leg, Leg], ...]
-    capped: tuple[Leg, ...] = ()
+    pairs: tuple[tuple[JoinedLeg, JoinedLeg], ...]
+    capped: tuple[JoinedLeg, ...] = ()
     symmetrised: tuple[Side, ...] = ()
 
 
@@ -84,7 +84,7 @@ def joinings(rule: PairingRule, bra: int, ket: int, centred: bool) -> tuple[Join
 
     Example:
         >>> joinings(PairingRule.AS_WRITTEN, 1, 1, centred=True)[0].pairs
-        ((Leg(side='A', index=0), Leg(side='B', index=0)),)
+        ((JoinedLeg(side='A', index=0), JoinedLeg(side='B', index=0)),)
         >>> [joined.weight for joined in joinings(PairingRule.ISSERLIS, 2, 2, centred=True)]
         [1.0, 2.0]
     """
@@ -102,7 +102,7 @@ def straight(order: int, symmetrised: bool) -> tuple[Joining, ...]:
     """
     # The n! ways to join n legs of either side are one orbit under permutations of the ket's legs;
     # the mean over the orbit has weight 1.
-    pairs = tuple((Leg("A", i), Leg("B", i)) for i in range(order))
+    pairs = tuple((JoinedLeg("A", i), JoinedLeg("B", i)) for i in range(order))
     averaged: tuple[Side, ...] = ()
     if symmetrised and order > 1:
         averaged = ("B",)
@@ -185,12 +185,14 @@ def _representative(
     weight: float, legs: tuple[int, int], cross: int, caps: tuple[int, int]
 ) -> Joining:
     """The joining of an orbit whose legs are in order: first crossing, then capped, then paired."""
-    pairs = [(Leg("A", i), Leg("B", i)) for i in range(cross)]
-    capped: list[Leg] = []
+    pairs = [(JoinedLeg("A", i), JoinedLeg("B", i)) for i in range(cross)]
+    capped: list[JoinedLeg] = []
     for side, count, capped_here in zip(SIDES, legs, caps, strict=True):
         first_paired = cross + capped_here
-        capped += [Leg(side, i) for i in range(cross, first_paired)]
-        pairs += [(Leg(side, i), Leg(side, i + 1)) for i in range(first_paired, count, 2)]
+        capped += [JoinedLeg(side, i) for i in range(cross, first_paired)]
+        pairs += [
+            (JoinedLeg(side, i), JoinedLeg(side, i + 1)) for i in range(first_paired, count, 2)
+        ]
     return Joining(weight, tuple(pairs), tuple(capped), _to_symmetrise(legs, cross, caps))
 
 

@@ -3,7 +3,7 @@ alone.
 
 `Elementwise` applies a function to every coordinate, `Gated` multiplies it by a second affine map.
 A hidden unit is a function of a linear map or two of the input, so the inner product of two such
-layers is a sum over pairs of hidden units (see `problems.kernels`). Their order is infinite.
+layers is a sum over pairs of hidden units (see `problems.hidden_units`). Their order is infinite.
 """
 
 from __future__ import annotations

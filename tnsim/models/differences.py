@@ -216,7 +216,7 @@ def _relative_gap(a: Model, b: Model) -> float:
     if len(a.layers) != len(b.layers) or is_sparse((a, b)):
         return math.inf
     if not (a.is_polynomial and b.is_polynomial):
-        return math.inf  # see `problems.kernels.small_differences`
+        return math.inf  # see `problems.hidden_units.small_differences`
     pairs = []
     for first, second in zip(map(_layer_parts, a.layers), map(_layer_parts, b.layers), strict=True):
         if first.settings != second.settings or first.shapes != second.shapes:

@@ -564,6 +564,24 @@ def as_read(model: Any, inputs: Any) -> Any:
     return inputs
 
 
+def outputs_on(model: Model, inputs: Any) -> Float[Array, "points *positions out"]:
+    """The outputs of a model in plain floats, on inputs in the form that data has.
+
+    Args:
+        model: Model.
+        inputs: Vectors, sequences, token ids, or images; see `as_read`.
+
+    Raises:
+        ModelError: Inputs have another shape, or ids that are not among the tokens.
+
+    Example:
+        >>> from tnsim.models.layers import Linear
+        >>> outputs_on(Model([Linear(np.ones((1, 4)))]), np.ones((5, 2, 2))).shape
+        (5, 1)
+    """
+    return plain_forward(model, as_read(model, inputs))
+
+
 def _batch_shape(shape: tuple[int, ...]) -> str:
     """The shape of a batch of inputs in words, with n for the number of inputs."""
     return f"({', '.join(('n', *map(str, shape)))})"

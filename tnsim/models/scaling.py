@@ -19,10 +19,10 @@ row is the unit of its largest weight. With constants the size of a state *relat
 next layer of order n makes that `2^(n c)`, so after some layers either the state has left the range
 of floats, and the function is lost, or the constant has, and the biases are lost. Units of models
 with constants therefore follow the sizes of the states themselves, measured layer by layer under
-the metric (`States`). Each layer is written in the units that the sizes below it gave, so that
+the metric (`StateSizes`). Each layer is written in the units that the sizes below it gave, so that
 errors do not add up.
 
-Inputs have units as well, from the deviations and means of a metric (`problems.state_sizes`): the
+Inputs have units as well, from the deviations and means of a metric (`problems.units`): the
 first layer of every model and the moments of the metric are written in them.
 
 Units are powers of 2^8, rounded to the nearest: models of ordinary size are left as they are,
@@ -65,7 +65,7 @@ Unit: TypeAlias = Float[Array, ""] | Float[Array, " rows"]
 """Exponents of two: a number for all coordinates of a bond, or a number for each."""
 
 
-class States(Protocol):
+class StateSizes(Protocol):
     """Sizes of the states below a layer: root mean squares under a metric, as logarithms to base 2.
 
     Every layer is given in the units of the state below it. All sizes are finite: a coordinate that
@@ -76,7 +76,7 @@ class States(Protocol):
         """Sizes of the entries of `W h + b`, an array (rows,)."""
         ...
 
-    def after(self, layer: Layer) -> States:
+    def after(self, layer: Layer) -> StateSizes:
         """The states above a layer."""
         ...
 
@@ -85,13 +85,13 @@ class States(Protocol):
         """Sizes of the coordinates of the state, an array (width,)."""
         ...
 
-    def in_units(self, unit: Unit) -> States:
+    def in_units(self, unit: Unit) -> StateSizes:
         """The same states in units of `2 ** unit`, a single unit or units of the coordinates."""
         ...
 
 
 def scaled(
-    model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
+    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _ONE
 ) -> Scaled[Model]:
     """A model with weights or states near 1, and the power of two that its output lacks.
 
@@ -120,7 +120,7 @@ def scaled(
 
 
 def scaled_with_shifts(
-    model: Model, slices: bool = False, states: States | None = None, below: Any = _ONE
+    model: Model, slices: bool = False, states: StateSizes | None = None, below: Any = _ONE
 ) -> tuple[Scaled[Model], Model]:
     """A model scaled as by `scaled`, and the exponents by which its arrays were shifted.
 
@@ -150,7 +150,7 @@ def scaled_with_shifts(
 
 
 def _scaled_model(
-    model: Model, slices: bool, states: States | None, below: Unit
+    model: Model, slices: bool, states: StateSizes | None, below: Unit
 ) -> tuple[Scaled[Model], Model]:
     """Scale a model as `scaled_with_shifts` does, with all arrays from the same library."""
     layers: list[Layer] = []
@@ -221,8 +221,8 @@ def _shifts(layer: Layer, values: dict[str, Any]) -> Layer:
 
 
 def _measured_shifts(
-    layer: Layer, unit: Unit, shared: bool, states: States
-) -> tuple[Layer, Unit, States]:
+    layer: Layer, unit: Unit, shared: bool, states: StateSizes
+) -> tuple[Layer, Unit, StateSizes]:
     """The exponents of a layer in units, its output unit being that of the measured state above.
 
     Args:
@@ -250,7 +250,7 @@ def _measured_shifts(
 
 
 def _layer_shifts(
-    layer: Layer, below: Unit, shared: bool, states: States | None
+    layer: Layer, below: Unit, shared: bool, states: StateSizes | None
 ) -> tuple[Layer, Unit]:
     """The exponents that write a layer in the units of its input and output, and the output unit.
 
@@ -334,7 +334,7 @@ def _hidden_units(layer: Layer, legs: dict[str, Unit]) -> Unit:
     return _one_if_equal(legs["v"] + scores.repeat(layer.d_value))
 
 
-def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> Unit:
+def _leg_units(layer: Layer, name: str, below: Unit, states: StateSizes | None) -> Unit:
     """Units of the rows of a leg: from weights alone, or from values if states are measured."""
     # Units of weights first, then of values read through weights near 1: of_rows sees no overflow.
     unit = _row_units(layer, name, below)
@@ -351,7 +351,7 @@ def _leg_units(layer: Layer, name: str, below: Unit, states: States | None) -> U
     return unit + nearest_unit(sizes.max() if sparse else sizes)
 
 
-def _residual_shifts(layer: Residual, below: Unit, states: States | None) -> tuple[Layer, Unit]:
+def _residual_shifts(layer: Residual, below: Unit, states: StateSizes | None) -> tuple[Layer, Unit]:
     """The exponents that write both terms of a residual in the unit of their sum, and that unit."""
     # c x and s f(x) are of sizes 2^u c and 2^w s; the larger one gives the unit of the sum.
     inner, unit = _layer_shifts(layer.layer, below, shared=True, states=states)

@@ -35,7 +35,6 @@ gauge.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -56,7 +55,8 @@ from tnsim.models.layers import Residual, affine_maps, bias_name, innermost
 from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import replaced
-from tnsim.scaled import Scaled, exponents_of, library, shifted
+from tnsim.problems.exact_products import exact_product
+from tnsim.scaled import Scaled, library
 from tnsim.sessions import session
 
 SKEWED = 1.0
@@ -77,8 +77,6 @@ _ELEMENTS = 2**22
 """Most elements of a state on all inputs; wider models are measured on fewer inputs."""
 _LARGEST = 3
 """Exponent of the largest states beside the median, where the axes of states are looked for."""
-_MORE_BITS = 31
-"""Bits beyond those of a float to which a change of basis is computed."""
 
 Samples = Float[np.ndarray, "points width"] | Float[np.ndarray, "points positions width"]
 
@@ -412,7 +410,7 @@ def _principal_axes(states: Sequence[Samples]) -> Basis:
         square = flat.T @ flat
         moment = moment + square / xp.maximum(square.trace(), 1.0)
     _, vectors = xp.linalg.eigh(moment)
-    square, error = _product(vectors.T, vectors)
+    square, error = exact_product(vectors.T, vectors)
     excess = square - xp.eye(len(square)) + error
     return Basis(vectors.T, excess)
 
@@ -434,96 +432,19 @@ def _layer_in_bases(layer: Layer, below: Basis | None, above: Basis | None) -> L
         writes = above if name == output else None
         if reads is not None:
             # A linear layer changes both bases, and is rounded only once.
-            weight, rest = _product(weight, reads.axes.T)
+            weight, rest = exact_product(weight, reads.axes.T)
             # The inverse of T is T' (1 - E), and `weight` is W T' here already.
             rest = rest - weight @ reads.excess
         if writes is not None:
             # The rest of the first product is small, so its own product needs no further bits.
             rest = writes.axes @ rest if np.ndim(rest) else rest
-            weight, more = _product(writes.axes, weight)
+            weight, more = exact_product(writes.axes, weight)
             rest = rest + more
             if bias is not None:
-                turned, left = _product(writes.axes, bias[:, None])
+                turned, left = exact_product(writes.axes, bias[:, None])
                 arrays[bias_name(name)] = (turned + left)[:, 0]
         arrays[name] = weight + rest
     return replaced(layer, arrays)
-
-
-def _product(a: Any, b: Any) -> tuple[Any, Any]:
-    """The product of two matrices as a sum of two, with 31 bits more than a float for large terms.
-
-    Both matrices are cut into slices of so few bits that products of slices are exact.
-
-    Source:
-        Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication, 2012.
-    """
-    if library(a, b) is np:
-        return _sliced_product(a, b)
-    with jax.default_matmul_precision("highest"):
-        known, rest = _sliced_product(*map(jax.lax.stop_gradient, (a, b)))
-        # Slices have no derivative of use; that of the plain product cancels no further than
-        # products of rounded numbers do.
-        plain = a @ b
-    return plain + jax.lax.stop_gradient(known - plain), rest
-
-
-def _sliced_product(a: Any, b: Any) -> tuple[Any, Any]:
-    """The product, in the library of the arrays."""
-    xp = library(a, b)
-    # A sum of n products of two numbers of b bits has 2 b + log2(n) bits, which must fit into the
-    # mantissa.
-    mantissa = xp.finfo(a.dtype).nmant + 1
-    bits = (mantissa - math.ceil(math.log2(a.shape[1]))) // 2
-    count = math.ceil((mantissa + _MORE_BITS) / bits)
-    lefts, rights = _slices(a, bits, count), _slices(b.T, bits, count)
-    # The smallest products first.
-    # Slices k and n - k multiply to order n; orders beyond the wanted bits are left out.
-    places = [(k, n - k) for n in reversed(range(count)) for k in range(n + 1)]
-    zero = xp.zeros((len(a), b.shape[1]), a.dtype)
-    if xp is np:
-        terms = (lefts[k] @ rights[n].T for k, n in places)
-        total, rest = functools.reduce(_added, terms, (zero, zero))
-    else:  # a loop, which compiles in a fraction of the time
-        of_left, of_right = np.array(places).T
-        terms = lefts[of_left] @ rights[of_right].swapaxes(1, 2)
-        (total, rest), _ = jax.lax.scan(lambda x, y: (_added(x, y), None), (zero, zero), terms)
-    both = total + rest
-    rest = rest - (both - total)
-    return both, rest
-
-
-def _added(summed: tuple[Any, Any], term: Any) -> tuple[Any, Any]:
-    """A sum with one term more, and what rounding has left out (Knuth, section 4.2.2)."""
-    # `part` is the summand as it arrived in the sum; what is missing of either summand is exact in
-    # floats.
-    total, rest = summed
-    both = total + term
-    part = both - total
-    return both, rest + ((total - (both - part)) + (term - part))
-
-
-def _slices(matrix: Any, bits: int, count: int) -> Float[np.ndarray, "slices rows columns"]:
-    """Matrices of few bits relative to the largest entry of each row, which add up to a matrix."""
-    xp = library(matrix)
-    exponent = exponents_of(abs(matrix).max(axis=1, keepdims=True))
-    about = xp.finfo(matrix.dtype)
-    least = about.minexp if xp is jnp else about.minexp - about.nmant  # XLA has no subnormals
-    # Slice k is a multiple of 2^(exponent - bits k), so it has at most `bits` bits.
-    powers = exponent - bits * np.arange(1, count + 1)[:, None, None]
-    units = shifted(xp.ones((), matrix.dtype), xp.maximum(powers, least))
-
-    def cut(matrix: Any, unit: Any) -> tuple[Any, Any]:
-        """The rest of a matrix, and its multiple of a unit."""
-        multiple = xp.rint(matrix / unit) * unit
-        return matrix - multiple, multiple
-
-    if xp is jnp:
-        return jax.lax.scan(cut, matrix, units)[1]
-    slices = []
-    for unit in units:
-        matrix, multiple = cut(matrix, unit)
-        slices.append(multiple)
-    return np.stack(slices)
 
 
 def sampled_inputs(model: Model, metric: Metric, rng: np.random.Generator, points: int) -> Any:

@@ -47,7 +47,7 @@ from tnsim.names import COVARIANCE, IDENTITY, ONE, ONES, SAME_POSITION, TRACE, P
 from tnsim.problems.alignment import check_shapes
 from tnsim.problems.base import Family, MomentNodes, moment_nodes
 from tnsim.problems.diagrams import tree
-from tnsim.problems.kernels import MOST_PAIRED
+from tnsim.problems.hidden_units import MOST_PAIRED
 from tnsim.problems.leaves import (
     by_side,
     identities,

@@ -35,9 +35,9 @@ from tnsim.models.arrays import digest_of, in_float64, is_fixed
 from tnsim.models.model import Model
 from tnsim.problems.polynomial_space import merged_layers, polynomials, rule_of_one_layer
 from tnsim.problems.receptive_fields import receptive_fields
-from tnsim.problems.state_sizes import ScaledModel
 from tnsim.problems.tensors.kinds import Kinds, kinds
 from tnsim.problems.tensors.lifted import arrays
+from tnsim.problems.units import ScaledModel
 from tnsim.scaled import (
     SMALLEST,
     Numeric,

@@ -5,7 +5,7 @@ features (see `features`) of any function, exact for the measure. They are made 
 and the products added up, so that no whole vector is ever stored. Where points are draws, sums are
 stored for up to 32 groups of consecutive points, from which errors are estimated.
 
-`_Passes` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
+`_Runner` runs functions on batches, in any of three modes: in NumPy, compiled, or inside a JAX
 trace. `sums` compares many functions, batch by batch. `over_batches` is the same inside a trace:
 points are constants, and batches of them are unrolled.
 """
@@ -26,10 +26,9 @@ from jaxtyping import Float
 
 from tnsim.engine.budget import Budget
 from tnsim.engine.costs import PROGRAM_BYTES
-from tnsim.engine.ir.dtypes import ITEM_BYTES
 from tnsim.engine.runtime import execution
 from tnsim.engine.runtime.devices import can_compile
-from tnsim.errors import ModelError, TooLarge
+from tnsim.errors import ModelError
 from tnsim.long_work import announced
 from tnsim.metrics.points import Points, WeightedPoints
 from tnsim.models.arrays import weights_dtype
@@ -52,9 +51,9 @@ from tnsim.models.model import Model
 from tnsim.models.protocol import Layer
 from tnsim.models.scaling import Unit
 from tnsim.problems import features
+from tnsim.problems.batches import Part, batches_of_groups, groups, in_batches, work_of
 from tnsim.problems.conditioning import cancellation_at
 from tnsim.problems.features import FeatureBlock
-from tnsim.problems.tensors.kinds import Kinds, LayerKind, kinds
 from tnsim.scaled import (
     LOG_2,
     SMALLEST,
@@ -76,9 +75,6 @@ from tnsim.scaled import total as over_last_axis
 
 log: logging.Logger = logging.getLogger(__name__)
 
-Part: TypeAlias = Model | Function
-
-
 Terms: TypeAlias = Sequence[tuple[Any, Part]]
 """Coefficients and parts: a sum of functions that is compared."""
 
@@ -87,24 +83,12 @@ Mode: TypeAlias = Literal["eager", "compiled", "traced"]
 """How forward passes run: in NumPy, as compiled programs, or in a trace of the caller's."""
 
 
-GROUPS = 32  # groups of draws: their standard error is known to an eighth of itself
-
-
-BATCH_BYTES = 2**27  # inputs, states and outputs in flight; larger batches are no faster
-
-
-_FUNCTION_BATCH = 1024  # points of a batch for a function of unknown memory
-
-
 _KEPT_BATCHES = 32  # batches with products that wait to be added up
 
 
 _EAGER = 2**27  # multiplications below which compiling takes longer than computing
 
 
-STARTING, _MULTIPLIED, _WRITTEN, _BRANCHING = 0.006, 2e10, 3e8, 3
-"""Seconds before the first pass; multiplications of matrix products, and numbers written entry by
-entry, in a second; factor of the latter where sequences share their beginnings."""
 _FIRST_LINE = 10.0  # seconds after which the first line of progress is logged, each later at twice
 
 
@@ -114,7 +98,7 @@ for all outputs (1,) or one for each (out,), lengths and sizes (groups, out) of 
 vector that belong to each group of points."""
 
 
-class Gram(NamedTuple):
+class GramBlock(NamedTuple):
     """Inner products of rows with columns, and the squared norms of both."""
 
     products: ScaledSum
@@ -123,7 +107,7 @@ class Gram(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The fields of a `Gram` for groups of points, with a first axis of groups.
+    """The fields of a `GramBlock` for groups of points, with a first axis of groups.
 
     `shares` are the total weights of the groups. `means`, where they were asked for, are the means
     (out,) of every row and of every column over all inputs and positions, times the root of the
@@ -152,89 +136,6 @@ class Sums(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for value in self[:3] for array in value)
-
-
-class Needs(NamedTuple):
-    """Bytes of arrays that forward passes take.
-
-    Args:
-        beside: Bytes for any batch: scaled weights, masks of attention, draws of a single seed.
-        each: Bytes for every point of a batch.
-    """
-
-    beside: float
-    each: float
-
-    @property
-    def least(self) -> float:
-        """Number of bytes of a batch of a single point."""
-        return self.beside + self.each
-
-    def most(self, count: int) -> float:
-        """Number of bytes of the largest batch of `count` points that is run at once."""
-        return max(self.least, self.beside + min(BATCH_BYTES, count * self.each))
-
-
-def multiplications(layers: Kinds, positions: int, points: Points) -> int:
-    """Number of scalar multiplications of a model's forward passes at all points.
-
-    Args:
-        layers: Kinds of the model's layers.
-        positions: Number of positions of an input, 1 for vectors.
-        points: Points of the measure.
-
-    Example:
-        >>> import tnsim
-        >>> points = tnsim.Empirical(np.eye(3)).points(None)
-        >>> multiplications(kinds(tnsim.Model([tnsim.Linear(np.eye(3))])), 1, points)
-        27
-    """
-    if points.tokens and layers[0].down is None:
-        layers = layers[1:]  # an embedding of tokens looks up rows and multiplies nothing
-    work = 0
-    for states, seen in points.states(positions):
-        work += states * sum(layer.multiplications_at_position(seen) for layer in layers)
-    return work
-
-
-class Passes(NamedTuple):
-    """The work of forward passes.
-
-    Args:
-        multiplications: Scalar multiplications.
-        written: Numbers that are written entry by entry, as often as their pass is slower.
-    """
-
-    multiplications: int
-    written: int
-
-    def and_products(self, multiplications: int) -> Passes:
-        """The work together with further multiplications."""
-        return self._replace(multiplications=self.multiplications + multiplications)
-
-    @property
-    def seconds(self) -> float:
-        """Expected seconds on two cores of a usual processor."""
-        # Counts of sequences may be beyond a float.
-        work, written = (min(count, 10**300) for count in self)
-        return STARTING + work / _MULTIPLIED + written / _WRITTEN
-
-
-def passes_of(parts: Iterable[Part], points: Points) -> Passes:
-    """The work of the forward passes of all models at all points; functions count nothing."""
-    work = written = 0
-    for model in parts:
-        if isinstance(model, Model):
-            layers, positions = kinds(model), model.n_ctx or 1
-            work += multiplications(layers, positions, points)
-            for states, seen in points.states(positions):
-                written += states * sum(_state_numbers(layer, seen) for layer in layers)
-    return Passes(work, _BRANCHING * written if points.continuations else written)
-
-
-def outputs(d_out: int, positions: int, points: Points) -> int:
-    """Number of output values of a model with `d_out` outputs at all points."""
-    return d_out * sum(states for states, _ in points.states(positions))
 
 
 def sums(
@@ -268,7 +169,7 @@ def sums(
     every = [*rows, *(columns or ())]
     # A part that several rows have in common runs once.
     parts = {id(part): part for terms in every for _, part in terms}
-    work = passes_of(parts.values(), points)
+    work = work_of(parts.values(), points)
     bounds = groups(points)
     size, together = batches_of_groups(list(parts.values()), points, dtype, budget)
     grams, shares, added = [], [], []
@@ -277,7 +178,7 @@ def sums(
         # Compiling takes memory of its own, which a small budget does not leave.
         eager = work.multiplications < _EAGER or not can_compile()
         eager = eager or budget.room(0, PROGRAM_BYTES) < PROGRAM_BYTES
-        passes = _Passes(parts, slices, dtype, "eager" if eager else "compiled", together)
+        passes = _Runner(parts, slices, dtype, "eager" if eager else "compiled", together)
         for first_group in range(0, len(bounds), together):
             own = bounds[first_group : first_group + together]
             share, batches = np.zeros(together), []
@@ -296,16 +197,16 @@ def sums(
                     added.append([_means(side, batch) for side in (first, second)])
                 # Adding up now and then keeps the number of waiting sums bounded.
                 if len(batches) == _KEPT_BATCHES:
-                    batches = [Gram(*(add(same) for same in _by_field(batches)))]
+                    batches = [GramBlock(*(add(same) for same in _by_field(batches)))]
                 passed += len(batch.log_weights)
                 if (seconds := time.monotonic() - begun) >= due:
                     due = 2 * seconds
                     done = f"{min(passed, points.count):,} of {points.count:,}"
                     log.info("forward passes for %.0f s: %s inputs", seconds, done)
             totals = [add(same) for same in _by_field(batches)]
-            grams.append(Gram(*(taken(value, slice(len(own))) for value in totals)))
+            grams.append(GramBlock(*(taken(value, slice(len(own))) for value in totals)))
             shares.append(share[: len(own)])
-    joined = Gram(*(_joined(same) for same in _by_field(grams)))
+    joined = GramBlock(*(_joined(same) for same in _by_field(grams)))
     found = None
     if means:
         of_rows, of_columns = zip(*added, strict=True)
@@ -377,7 +278,7 @@ def _joined(parts: Sequence[ScaledSum]) -> ScaledSum:
     return ScaledSum(*(np.concatenate(same) for same in zip(*parts, strict=True)))
 
 
-def _by_field(grams: Sequence[Gram]) -> list[list[ScaledSum]]:
+def _by_field(grams: Sequence[GramBlock]) -> list[list[ScaledSum]]:
     """All products, then all squared norms of rows, then all squared norms of columns."""
     return [list(same) for same in zip(*grams, strict=True)]
 
@@ -388,7 +289,7 @@ def total(value: ScaledSum) -> ScaledSum:
     return add([taken(value, n) for n in groups])
 
 
-class _Passes:
+class _Runner:
     """Forward passes of functions on batches of points.
 
     Layers below the first difference of several models run once. Models have a layer in common
@@ -605,15 +506,15 @@ def _sum_vector(terms: Terms, vectors: dict[int, Vector], dtype: str) -> Vector:
 _compiled_squares = jax.jit(_squares, static_argnums=1)
 
 
-def _gram_block(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> Gram:
+def _gram_block(rows: Sequence[Vector], columns: Sequence[Vector], slices: bool) -> GramBlock:
     """The inner products of row vectors with column vectors, which may be the same, by group."""
     first = _stacked_vectors(rows)
     second = first if columns is rows else _stacked_vectors(columns)
     grams = []
     for one, two in zip(first, second, strict=True):
         squares = [features.norms(block, slices) for block in (one, two)]
-        grams.append(Gram(features.products(one, two, slices), *squares))
-    return Gram(*(stacked(same) for same in _by_field(grams)))
+        grams.append(GramBlock(features.products(one, two, slices), *squares))
+    return GramBlock(*(stacked(same) for same in _by_field(grams)))
 
 
 def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
@@ -634,143 +535,6 @@ def _stacked_vectors(vectors: Sequence[Vector]) -> list[FeatureBlock]:
     return [FeatureBlock(by_group[:, :, n], exponent, lengths[n], sizes[n]) for n in range(count)]
 
 
-def groups(points: Points) -> list[tuple[int, int]]:
-    """First point and end of every group; sizes of groups differ by 1 at most."""
-    # Undrawn points are one group, as nothing is estimated from them.
-    count = (points.replicates or min(GROUPS, points.count)) if points.drawn else 1
-    bounds = [n * points.count // count for n in range(count + 1)]
-    return list(itertools.pairwise(bounds))
-
-
-def in_batches(points: Points, start: int, stop: int, size: int) -> Iterator[WeightedPoints]:
-    """The points from start to stop in batches of equal size, the last filled with weight 0."""
-    for first in range(start, stop, size):
-        last = min(first + size, stop)
-        inputs, log_weights = points.block(first, last)
-        missing = size - (last - first)
-        if missing:
-            inputs = np.concatenate([inputs, np.repeat(inputs[-1:], missing, axis=0)])
-            log_weights = np.concatenate([log_weights, np.full(missing, -np.inf)])
-        yield WeightedPoints(inputs, log_weights)
-
-
-def batches_of_groups(
-    parts: Sequence[Part], points: Points, dtype: str, budget: Budget
-) -> tuple[int, int]:
-    """Number of points of a group in a batch, and number of groups that share a batch.
-
-    Every group is cut into batches of one size, so that compiled passes have one shape; groups that
-    are smaller than a batch share it.
-
-    Raises:
-        TooLarge: A single point is over the budget.
-    """
-    count = len(groups(points))
-    largest = math.ceil(points.count / count)
-    size = batch_size(parts, points, largest, dtype, budget)
-    if size < largest or count == 1 or points.continuations:
-        return size, 1
-    room = batch_size(parts, points, points.count, dtype, budget) // size
-    return size, math.ceil(count / math.ceil(count / max(1, room)))
-
-
-def batch_size(
-    parts: Sequence[Part], points: Points, apart: int, dtype: str, budget: Budget
-) -> int:
-    """Number of points in a batch: `apart` divided evenly, within the memory allowed.
-
-    Raises:
-        TooLarge: A single point is over the budget.
-    """
-    needed = needs(parts, points, dtype)
-    room = budget.room(0, needed.most(points.count))
-    check_room(needed.least, room, "forward passes")
-    most = max(1, int(min(BATCH_BYTES, room - needed.beside) / max(1.0, needed.each)))
-    if not all(isinstance(part, Model) for part in parts):
-        most = min(most, _FUNCTION_BATCH)
-    # Beginnings of sequences are shared within a batch, so its size follows their tree.
-    if points.continuations:
-        return points.aligned(most)
-    # Even batches: as few as memory allows, and none that is nearly empty.
-    return math.ceil(apart / math.ceil(apart / most))
-
-
-def check_room(least: float, room: float, what: str) -> None:
-    """Raise `TooLarge` where a single point takes more bytes than there is room for.
-
-    Args:
-        least: Number of bytes that a point takes.
-        room: Number of bytes allowed.
-        what: Subject of the message.
-    """
-    if least > room:
-        raise TooLarge(
-            f"{what} take {least / 2**30:.3g} GiB for a single input here, and the budget is "
-            f"{room / 2**30:.3g} GiB; use shorter sequences (n_ctx), smaller widths or a larger "
-            "tnsim.Budget"
-        )
-
-
-def needs(parts: Iterable[Part], points: Points, dtype: str) -> Needs:
-    """Bytes that the forward passes of functions take together, an upper bound for models.
-
-    Args:
-        parts: Models, or functions, for which only the inputs are counted.
-        points: Points of the measure.
-        dtype: Precision of the forward passes.
-
-    Example:
-        >>> import tnsim
-        >>> points = tnsim.Empirical(np.eye(3)).points(None)
-        >>> line = tnsim.Model([tnsim.Linear(np.eye(3))])
-        >>> needs([line], points, "float64").each < needs([line] * 2, points, "float64").each
-        True
-    """
-    item = ITEM_BYTES[dtype]
-    kept, widest, weights, masks, read = 0.0, 0.0, 0, 0, 0
-    parts = list(parts)
-    layers_of = [id(layer) for part in parts if isinstance(part, Model) for layer in part.layers]
-    in_common = len(set(layers_of)) < len(layers_of)
-    waiting = 0.0
-    for part in parts:
-        if not isinstance(part, Model):
-            read = max(read, points.block(0, 1).inputs.nbytes)
-            continue
-        layers, positions = kinds(part), part.n_ctx or 1
-        # Beginnings are shared by sequences, so a sequence has less than a state per position.
-        states = outputs(1, positions, points) / points.count
-        read = max(read, 8 * positions * (1 if points.tokens else part.d_in))
-        # Values of every part three times: as computed, times their coefficient, and in one stack.
-        # A fourth time for the copy that a product of stacks makes.
-        kept += 4 * states * part.d_out
-        seen = 0 if points.continuations else positions
-        widest = max(widest, *(states * _state_numbers(layer, seen) for layer in layers))
-        if in_common:  # a state of each depth waits until all models have read it
-            waiting = max(waiting, states * sum(layer.d_out for layer in layers))
-        weights += 2 * part.parameters  # scaled, and on the device
-        if any(layer.mixes_positions for layer in layers) and seen:
-            masks = max(masks, positions**2)
-    # The mask is made in float64 and cast: two copies with a score, four before any score.
-    beside = item * weights + 17 * masks + 4 * points.together * read
-    return Needs(beside, 3 * read + item * (kept + widest + waiting))
-
-
-def _state_numbers(layer: LayerKind, seen: int) -> int:
-    """Most numbers alive at a single position in a layer that sees `seen` positions.
-
-    Nearly as many are written, so the time of entry-by-entry work follows them.
-
-    The layer reads a state and makes a product of its legs, leg after leg. Its output is
-    divided by its largest entry: three arrays of the output's size, and a fourth where the output
-    becomes a vector.
-    """
-    heads, d_head, d_value = layer.heads
-    inside = (len(layer.legs) + 2) * layer.rank
-    # Four rows and their rotations, two products at a time; two scores and their product.
-    inside += heads * (10 * d_head + 3 * d_value + 3 * seen)
-    return 2 * layer.d_in + inside + 4 * layer.d_out
-
-
 def vectors_of(terms: Terms, dtype: str) -> Callable[[WeightedPoints], Vector]:
     """The vector of a sum of models as a function of a batch of points, in NumPy.
 
@@ -789,7 +553,7 @@ def vectors_of(terms: Terms, dtype: str) -> Callable[[WeightedPoints], Vector]:
         >>> round(float((vector.values**2).sum() * 4 ** vector.exponent[0]), 12)
         12.5
     """
-    passes = _Passes({id(part): part for _, part in terms}, False, dtype, "eager")
+    passes = _Runner({id(part): part for _, part in terms}, False, dtype, "eager")
     return lambda batch: _sum_vector(terms, passes.at(batch), dtype)
 
 
@@ -811,7 +575,7 @@ def traced_vector(
         >>> traced_vector([(1.0, line)], batch, 1.0, "float32").tolist()
         [[1.5]]
     """
-    vectors = _Passes({id(part): part for _, part in terms}, False, dtype, "traced").at(batch)
+    vectors = _Runner({id(part): part for _, part in terms}, False, dtype, "traced").at(batch)
     total: Any = 0.0
     for coefficient, part in terms:
         vector = vectors[id(part)]
@@ -841,7 +605,7 @@ def over_batches(
     parts = {id(part): part for _, part in (*first, *second)}
     models = [part for part in parts.values() if isinstance(part, Model)]
     dtype = weights_dtype(*models) if models else "float64"
-    passes = _Passes(parts, slices, dtype, "traced")
+    passes = _Runner(parts, slices, dtype, "traced")
     sides = {"AB": (first, second)}
     if norms:
         sides |= {"AA": (first, first), "BB": (second, second)}

@@ -1,10 +1,10 @@
 """Models with activations under a Gaussian metric, layer over layer.
 
-A model of a single nonlinear layer is a function of hidden units of the input (`problems.kernels`),
-and its inner products are exact. `GaussianClosure` takes any number of such layers. A model is then
-a chain of *segments* with one nonlinear layer each, and the states s of one model and t of another
-that enter segment n are taken for jointly normal, with the means and covariances that they have as
-outputs of segment n - 1 at normal inputs,
+A model of a single nonlinear layer is a function of hidden units of the input
+(`problems.hidden_units`), and its inner products are exact. `GaussianClosure` takes any number of
+such layers. A model is then a chain of *segments* with one nonlinear layer each, and the states s
+of one model and t of another that enter segment n are taken for jointly normal, with the means and
+covariances that they have as outputs of segment n - 1 at normal inputs,
 
     cov(s, t) = D (K - mean mean') D'^T + J_h J_l'^T + J_l J_h'^T + J_l J_l'^T,
 
@@ -41,16 +41,8 @@ from tnsim.models.arrays import is_traced, pytree
 from tnsim.models.model import Model
 from tnsim.problems.conditioning import amplification
 from tnsim.problems.diagrams import groups
-from tnsim.problems.kernels import (
-    Blocks,
-    HiddenUnits,
-    Prepared,
-    blocks_of,
-    inner,
-    kernel_blocks,
-    prepared,
-    segments,
-)
+from tnsim.problems.hidden_units import HiddenUnits, segments
+from tnsim.problems.kernels import Blocks, Prepared, blocks_of, inner, kernel_blocks, prepared
 from tnsim.problems.tensors.affine import Affine
 from tnsim.problems.tensors.kinds import Kinds
 from tnsim.scaled import SMALLEST, ScaledSum, larger, shifted, split
@@ -115,7 +107,7 @@ def under(
     """A model under a Gaussian metric, at every distinct position.
 
     Args:
-        model: Model that `kernels.answers` accepts under the metric.
+        model: Model that `hidden_units.answers` accepts under the metric.
         metric: A Gaussian metric.
         dtype: Type of the arrays; of several segments float64.
         roots: Roots of the covariances of a single segment's input, see `roots_of`; None where
@@ -417,7 +409,7 @@ def segment_sizes(layers: Kinds) -> tuple[Segment, ...]:
         if layer.activation is not None:
             units = layer.rank or layer.d_in
         else:
-            units = layer.rank * 2 ** (layer.order - 1)  # powers, see `kernels._powers`
+            units = layer.rank * 2 ** (layer.order - 1)  # powers, see `hidden_units`
         sizes.append(Segment(d_in, units, d_out))
         d_in = d_out
     return tuple(sizes)

@@ -42,7 +42,7 @@ from tnsim.metrics.metric import (
     layer_by_layer,
 )
 from tnsim.metrics.orbits import Diagram, Tree, diagrams
-from tnsim.metrics.pairings import Joining, Leg, gaussian_mean, joinings
+from tnsim.metrics.pairings import JoinedLeg, Joining, gaussian_mean, joinings
 from tnsim.metrics.protocol import LayerwiseMetric, Metric
 from tnsim.models.checks import check_comparable, check_untraced
 from tnsim.models.model import Model, in_numpy
@@ -51,8 +51,9 @@ from tnsim.problems.alignment import align, check_shapes
 from tnsim.problems.base import moment_nodes
 from tnsim.problems.diagrams import tree
 from tnsim.problems.families import WholeTree
+from tnsim.problems.hidden_units import answers
 from tnsim.problems.kernel_models import last_segments, under
-from tnsim.problems.kernels import answers, readout, whole_kernel
+from tnsim.problems.kernels import readout, whole_kernel
 from tnsim.problems.tensors.kinds import Kinds, kinds, nonlinear
 from tnsim.problems.whole_tree import MAX_LEGS, check_size
 from tnsim.tensor_networks.model_networks import (
@@ -171,7 +172,7 @@ class LegJoinings:
         # A single bond stands in the first slot of a joining, whichever side it is of.
         at = dict(zip(SIDES, bonds, strict=False))
 
-        def child(leg: Leg) -> Bond:
+        def child(leg: JoinedLeg) -> Bond:
             side, copy = at[leg.side]
             # Copies are numbered like the leaves of a tree: children of copy c are c * order
             # onwards.

@@ -40,7 +40,7 @@ from tnsim.models.forward import as_read
 from tnsim.models.functions import is_function, refused_under
 from tnsim.models.model import caveats, terms, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
-from tnsim.problems.forward import needs
+from tnsim.problems.batches import needs
 from tnsim.torch.models import model_of
 
 _TORCH_DEVICES = {"cpu": "cpu", "gpu": "cuda"}

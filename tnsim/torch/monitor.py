@@ -30,7 +30,7 @@ from tnsim.compare.similarity import similarity
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.errors import MissingExtra, ModelError, UnsupportedLayer
 from tnsim.localise.change import moved_by
-from tnsim.localise.change_of_weights import Unchanged
+from tnsim.localise.exchanges import Unchanged
 from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric

@@ -47,14 +47,8 @@ from tnsim.models.functions import (
     run_with_gradients,
 )
 from tnsim.models.model import Model, with_dense_matrices
-from tnsim.problems.forward import (
-    Sums,
-    batch_size,
-    check_shapes,
-    traced_vector,
-    vectors_of,
-    with_cancellation,
-)
+from tnsim.problems.batches import batch_size
+from tnsim.problems.forward import Sums, check_shapes, traced_vector, vectors_of, with_cancellation
 from tnsim.scaled import ScaledSum, taken
 from tnsim.torch.autograd import check_first_derivative, of_jax, to_jax
 

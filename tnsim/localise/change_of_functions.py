@@ -1,0 +1,323 @@
+"""The change between two polynomials, split by whose functions a component has.
+
+Every component is interpolated as a function (`models.components`), f(0) = a and f(1) = b, and its
+part delta_c of the change is an integral along the segment between them (`slopes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+from numpy.polynomial.legendre import legvander
+
+from tnsim.compare.by_plans import same_weights
+from tnsim.engine import precision
+from tnsim.engine.precision import Arithmetic
+from tnsim.errors import ModelError, ResultError
+from tnsim.localise.differences import Batch
+from tnsim.localise.exchanges import Split, Unchanged
+from tnsim.localise.grams import Setting, check_bilinear
+from tnsim.localise.slopes import (
+    Nodes,
+    SwitchedModels,
+    certified,
+    exact_nodes,
+    gram_of_parts,
+    integral,
+    nodes,
+    slope,
+)
+from tnsim.metrics.empirical import Empirical
+from tnsim.metrics.points import Points
+from tnsim.models.arrays import in_float64
+from tnsim.models.checks import check_untraced
+from tnsim.models.components import (
+    Component,
+    basis_of_embedding,
+    check_exchangeable,
+    check_polynomial,
+    components_of,
+    exchanged,
+    in_basis,
+    interpolated,
+    interpolated_outputs,
+)
+from tnsim.models.differences import by_differences
+from tnsim.models.forward import outputs_on
+from tnsim.models.model import Model, caveats, with_dense_matrices
+
+_SAMPLED = 32
+"""Most values of a polynomial from which all others are made."""
+_Values: TypeAlias = tuple[np.ndarray, ...]
+"""Inner products at nodes and their derivatives, see `_norm_and_product`."""
+_CLOSE = 1e-9
+"""Error of a sum of shares at which an integral that is not polynomial counts as found."""
+_ROWS = 1024
+"""Inputs of a batch of forward passes of models."""
+
+
+@dataclass(frozen=True)
+class _Interpolation:
+    """The function from (a, b) and s to the interpolated model."""
+
+    parts: tuple[Component, ...]
+
+    def __call__(self, weights: tuple[Model, Model], s: Any) -> Model:
+        return interpolated(*weights, s, self.parts)
+
+    def outputs(self, weights: tuple[Model, Model], s: Any, inputs: Any) -> Any:
+        return interpolated_outputs(*weights, s, self.parts, inputs)
+
+
+class FunctionsExchanged(NamedTuple):
+    """Two models whose components are exchanged.
+
+    Args:
+        given: First model.
+        a: First model, with the linear layers of b unless they are components too.
+        b: Second model, in the basis of the first.
+        parts: Components.
+        setting: Metric, precision and budget.
+        points: Points of the comparison; None along a plan.
+    """
+
+    given: Model
+    a: Model
+    b: Model
+    parts: tuple[Component, ...]
+    setting: Setting
+    points: Points | None
+
+    how = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """See `Exchanges`."""
+        return tuple(part.label for part in self.parts)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """See `Exchanges`."""
+        return caveats(self.given, self.b)
+
+    @property
+    def length(self) -> float:
+        """See `Exchanges`."""
+        return self.setting.squared_norm(self.b) ** 0.5
+
+    def split(self, of: str) -> Split:
+        """See `Exchanges`."""
+        exact_nodes(self.switched.degree)  # refused before anything is computed
+        total = self.setting.measure(self.a, self.b, of)
+        if total <= 0:
+            raise Unchanged("the models are the same function: there is no change to split")
+        # Shares are relative to |b - a|^2, those of a cosine to its own change in units of |b|.
+        relative_to = total
+        if of != "distance":
+            relative_to = total**2 * self.setting.squared_norm(self.b)
+        pair, error = self.certified(relative_to, 1)
+        setting = pair.setting
+        if setting is not self.setting:
+            total = setting.measure(pair.a, pair.b, of)
+        surroundings = 0.0 if pair.a is pair.given else setting.measure(pair.given, pair.a, of)
+        if of == "distance":  # the inner products <delta_c, b - a>, by groups of draws
+            difference: Any = by_differences(pair.b - pair.a, setting.dtype)
+            at = exact_nodes(pair.switched.degree)
+            slopes = integral(pair.switched, at, difference, setting, pair.points)
+        else:
+            slopes = _of_similarity(pair, total, _CLOSE + error)
+        # The first axis are groups of draws, which are kept for the standard errors only.
+        together = slopes.sum(axis=0)
+        arithmetic = Arithmetic(max(pair.a.degree, pair.b.degree), setting.dtype)
+        # The parts sum to the total; by how much they miss it shows the digits that cancellation
+        # has left.
+        missed = abs(together.sum() / total - 1)
+        precision.report(max(missed, error), "a share of the change", arithmetic, 4)
+        exact = setting.exact(pair.a, pair.b) and of == "distance"
+        return Split(slopes, together / together.sum(), total, surroundings, exact)
+
+    def certified(self, target: float, power: int) -> tuple[FunctionsExchanged, float]:
+        """The pair in float64 where float32 leaves few digits, and the error in float32 else.
+
+        Args:
+            target: Squared norm that results are relative to.
+            power: Number of factors in a result whose rounding is enlarged.
+        """
+        models = self.a, self.switched.at(0.5), self.b
+        setting, points, error = certified(
+            self.switched, models, target, self.setting, self.points, power
+        )
+        return self._replace(setting=setting, points=points), error
+
+    @property
+    def switched(self) -> SwitchedModels:
+        """The interpolated models, f(0) = a and f(1) = b."""
+        # Degree of the states in t: a layer of order n multiplies n states, and an interpolated
+        # component adds one factor t.
+        degree = 0
+        for n, layer in enumerate(self.a.layers):
+            degree = layer.order * degree + any(part.layer == n for part in self.parts)
+        orders = [layer.order for layer in self.a.layers]
+        alone = tuple(math.prod(orders[part.layer + 1 :]) for part in self.parts)
+        return SwitchedModels(_Interpolation(self.parts), (self.a, self.b), alone, degree)
+
+    def swapped(self, of: str, put_back: bool) -> Float[np.ndarray, " components"]:
+        """See `Exchanges`."""
+        here, there = (self.b, self.a) if put_back else (self.a, self.b)
+        pairs = ((here, exchanged(here, there, part)) for part in self.parts)
+        return np.array([self.setting.measure(x, y, of) for x, y in pairs])
+
+    def gram(self, total: float) -> Float[np.ndarray, "components components"]:
+        """See `Exchanges`."""
+        # Parts may be far larger than the change, by the factor that enlarges rounding in shares.
+        pair, error = self.certified(total, 2)
+        found = gram_of_parts(pair.switched, pair.setting, pair.points)
+        # Inner products of the parts sum to the total; what they miss is what cancellation took.
+        missed = abs(found.sum() / total - 1)
+        degree = max(pair.a.degree, pair.b.degree)
+        arithmetic = Arithmetic(degree, pair.setting.dtype)
+        precision.report(max(missed, error), "an inner product of parts", arithmetic, 2)
+        return found
+
+    def differences(self) -> Iterator[Batch]:
+        """See `Exchanges`."""
+        metric = self.setting.metric
+        if not isinstance(metric, Empirical):
+            raise ModelError(
+                "where on the inputs a change is, is asked of inputs: give "
+                f"tnsim.Empirical(inputs), found {metric.name}"
+            )
+        # Weights are float64 here, as they are in `total`, whatever a file holds.
+        both, count = (in_float64(self.a), in_float64(self.b)), len(metric.inputs)
+        for start in range(0, count, _ROWS):
+            rows = metric.inputs[start : start + _ROWS]
+            x, y = (np.asarray(outputs_on(model, rows)) for model in both)
+            yield Batch(np.full(len(rows), 1.0 / count), y - x)
+
+
+def exchange_functions(
+    a: Any, b: Any, setting: Setting, by: Any, ends: bool, align: Any
+) -> FunctionsExchanged:
+    """Two polynomials whose components are exchanged, in one basis.
+
+    Args:
+        a, b: Models.
+        setting: Metric, precision and budget.
+        by: Granularity of components, as for `change`.
+        ends: Whether linear layers are components too.
+        align: What takes the stream of b to the basis of a, as for `change`.
+
+    Raises:
+        ModelError: Components do not correspond.
+        UnsupportedLayer: A model has an activation.
+        TooLarge: A forward pass is beyond the budget.
+    """
+    check_bilinear(setting.metric)
+    one, two = with_dense_matrices(a), with_dense_matrices(b)
+    check_untraced("change", one, two, setting.metric)
+    parts = components_of([one, two], by, linear=ends)
+    check_polynomial(one, two)
+    a, b = check_exchangeable(one, two, by)
+    if align is not None:
+        b = in_basis(b, _basis(a, b, align))
+    start = _with_ends(a, b, parts)
+    # A model between the two takes part in the choice of points, as its kinds of layers may be
+    # those of neither end.
+    middle = interpolated(start, b, np.full(len(parts), 0.5), parts)
+    points = setting.points(start, middle, b)
+    return FunctionsExchanged(a, start, b, parts, setting, points)
+
+
+def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
+    if isinstance(align, str):
+        if align != "embedding":
+            raise ModelError(f"align must be 'embedding' or a square matrix, found {align!r}")
+        return basis_of_embedding(a, b)
+    return np.asarray(align, np.float64)
+
+
+def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:
+    """The model a with the layers of b where there is no component; a itself if these are equal."""
+    own = {part.layer for part in parts}
+    layers = list(a.layers)
+    for n, (first, second) in enumerate(zip(a.layers, b.layers, strict=True)):
+        if n not in own and not same_weights(first, second):
+            layers[n] = second
+    if all(x is y for x, y in zip(layers, a.layers, strict=True)):
+        return a
+    return Model(layers, a.n_ctx, a.origin)
+
+
+def _of_similarity(
+    pair: FunctionsExchanged, total: float, close: float
+) -> Float[np.ndarray, "groups components"]:
+    """The integral of the derivatives of the cosine of f(s) and b.
+
+    The cosine is no polynomial in t: nodes are doubled until the parts sum to its rise, but for a
+    relative error that is close enough.
+    """
+    # Both inner products, and their derivatives, are polynomials in t of degree at most 2 U: from
+    # few values all others follow.
+    degree, known = pair.switched.degree, None
+    if 2 * degree < _SAMPLED:
+        known = nodes(2 * degree + 1).points, _norm_and_product(pair, 2 * degree + 1)
+    # As many nodes as the numerator would need, at least.
+    count = max(4, math.ceil(degree / 2))
+    while True:
+        at = nodes(count)
+        if known is None:
+            values = _norm_and_product(pair, count)
+        else:
+            # From values to coefficients of Legendre polynomials, and to values elsewhere.
+            there, here = (legvander(2 * t - 1, 2 * degree) for t in (known[0], at.points))
+            moved = here @ np.linalg.inv(there)
+            values = tuple(np.tensordot(moved, x, 1) for x in known[1])
+        slopes = _cosine_slopes(pair, at, values)
+        missed = abs(slopes.sum(axis=0).sum() - total)
+        if missed <= close * total:
+            return slopes
+        if 2 * count > 512:
+            raise ResultError(
+                f"the similarity changes too steeply between the models: {count} nodes miss "
+                f"{missed:.1g} of {total:.3g}; use of='distance', which is exact"
+            )
+        count *= 2
+
+
+def _norm_and_product(pair: FunctionsExchanged, count: int) -> _Values:
+    """`<f, b>` with `<df, b>`, and `<f, f>` with `<df, f>`, at Gauss-Legendre nodes.
+
+    Returns:
+        Values (nodes, groups) and derivatives (nodes, groups, components), of both in turn.
+    """
+    found = []
+    for t in nodes(count).points:
+        # The target is the model itself, held fixed: half of the derivative of its squared norm.
+        for target in (pair.b, pair.switched.at(t)):
+            found.append(slope(pair.switched, t, target, pair.setting, pair.points))
+    cross, own = (zip(*found[n::2], strict=True) for n in (0, 1))
+    return tuple(np.array(values) for values in (*cross, *own))
+
+
+def _cosine_slopes(
+    pair: FunctionsExchanged, at: Nodes, values: _Values
+) -> Float[np.ndarray, "groups parts"]:
+    """The derivatives of the cosine, weighted and summed over nodes."""
+    norm = pair.setting.squared_norm(pair.b)
+    total: Any = 0.0
+    for weight, cross, by_cross, own, by_own in zip(at.weights, *values, strict=True):
+        p, q = cross.sum(), own.sum()
+        if q <= 0:
+            raise ResultError(
+                "a model between the two is the zero function, whose similarity is undefined; use "
+                "of='distance'"
+            )
+        # d (p / sqrt(q)) = dp / sqrt(q) - p dq / (2 q^(3/2)), and dq = 2 <df, f>.
+        rise = by_cross / np.sqrt(q) - p * by_own / q**1.5
+        total = total + weight * rise / np.sqrt(norm)
+    return total
