@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from oracles import slope_of
+from refusals import refused
 
 import tnsim
 import tnsim.models.origin
@@ -517,7 +518,7 @@ def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_fir
     with torch.no_grad():
         assert cosine(*weights, *parameters).grad_fn is None
     value = cosine(*weights, *parameters)
-    with pytest.raises(tnsim.TnsimError, match="second derivatives"):
+    with refused("second derivatives", tnsim.TnsimError):
         torch.autograd.grad(value, weights, create_graph=True)
 
 
@@ -625,7 +626,7 @@ REFUSED_ON_INPUTS = {
 @pytest.mark.parametrize("case", REFUSED_ON_INPUTS)
 def test_refusals_on_inputs(case):
     other, options, message = REFUSED_ON_INPUTS[case]
-    with pytest.raises(tnsim.TnsimError, match=message):
+    with refused(message, tnsim.TnsimError):
         tnsim.torch.similarity(
             nn.Linear(2, 2), other, **{"metric": tnsim.Empirical(POINTS)} | options
         )
@@ -690,7 +691,7 @@ VERBS = {
 def test_no_gradient_is_lost_in_silence(verb):
     live = tnsim.Model([tnsim.Bilinear(random(3, 2), random(3, 2), random(2, 3))])
     plain = tnsim.Model([tnsim.Linear(np.eye(2))])
-    with pytest.raises(tnsim.ModelError, match=r"requires? grad.*tnsim\.torch\.similarity"):
+    with refused(r"requires? grad.*tnsim\.torch\.similarity"):
         VERBS[verb](live, plain)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from oracles import bilinear
+from refusals import refused
 from stored_runs import TINY, Stopping, contents, file_of, listed
 
 import tnsim
@@ -206,11 +207,11 @@ def test_other_models_are_refused(models, tmp_path):
         (dict(zip("uvwxyz", models[1:7], strict=True)), r"a model 0 \(side a.*that is not given"),
         (dict(zip([4, 3, 2, 1, 0], models[4::-1], strict=True)), "in another order"),
     ]:
-        with pytest.raises(tnsim.errors.StoreMismatch, match=f"holds another run: .*{message}"):
+        with refused(f"holds another run: .*{message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store)
-    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with refused('metric "gaussian", and "frobenius"', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:6], tnsim.Frobenius(), store=store)
-    with pytest.raises(tnsim.errors.StoreMismatch, match="all pairs of one list"):
+    with refused("all pairs of one list", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:6], other=models[:2], store=store)
 
 
@@ -273,7 +274,7 @@ def test_damage_to_a_grown_store(models, tmp_path):
             if damaged is None and name == "finished.json":
                 continue  # without the mark of its end a store has all of its numbers
             (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
-            with pytest.raises(tnsim.errors.DamagedStore, match="damaged"):
+            with refused("damaged", tnsim.errors.DamagedStore):
                 tnsim.open_pairwise(store)
             with pytest.warns(tnsim.errors.StoreWarning, match="damaged: .*; computed again"):
                 assert tnsim.pairwise(models[:4], store=store).identical(whole)
@@ -293,9 +294,7 @@ def test_a_store_without_its_attributes_grows(lost, first, columns, models, tmp_
         given = models[: count + 1] if first == 0 else [models[0], *models[5 - count : 5]]
         if step == 2:
             (store / lost).unlink()
-            with pytest.raises(
-                tnsim.errors.DamagedStore, match="run pairwise again with this store"
-            ):
+            with refused("run pairwise again with this store", tnsim.errors.DamagedStore):
                 tnsim.open_pairwise(store)
             with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {lost}; computed again"):
                 results.append(tnsim.pairwise(given, other=other, store=store))
@@ -363,7 +362,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
         for given in ([models[0]], [models[0], between], [models[0], between, models[7]]):
             whole = tnsim.pairwise(given, store=store)
     shutil.copy(stores[1] / "models.json", stores[0] / "models.json")
-    with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: norms a 0|damaged: grown"):
+    with refused(r"damaged: norms a 0|damaged: grown", tnsim.errors.DamagedStore):
         tnsim.open_pairwise(stores[0])
     with pytest.warns(tnsim.errors.StoreWarning, match="damaged: "):
         assert tnsim.pairwise(given, store=stores[0]).identical(whole)

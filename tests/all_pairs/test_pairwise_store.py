@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from oracles import bilinear
+from refusals import refused
 from stored_runs import compare, contents, file_of, files_of, listed
 
 import tnsim
@@ -98,7 +99,7 @@ def test_a_tile_that_is_half_written_is_not_trusted(folder):
         shown = tnsim.open_pairwise(store).similarity
     assert np.isnan(shown[tile : 2 * tile, :tile]).all() and not np.isnan(shown[:tile, :tile]).any()
     lost.write_bytes(data[: len(data) // 2])
-    with pytest.raises(tnsim.errors.DamagedStore, match="damaged: tile 1 0; run pairwise again"):
+    with refused("damaged: tile 1 0; run pairwise again", tnsim.errors.DamagedStore):
         tnsim.open_pairwise(store)
     with pytest.warns(tnsim.errors.StoreWarning, match="damaged: tile 1 0; computed again"):
         assert compare(folder, store=store).identical(whole)
@@ -174,9 +175,9 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
         write(store, what)
 
     monkeypatch.setattr(stores, "log_start", fails)
-    with pytest.raises(
+    with refused(
+        r"store: cannot be written: No space left on device; finished tiles are kept, run again",
         tnsim.TnsimError,
-        match=r"store: cannot be written: No space left on device; finished tiles are kept, run again",
     ):
         compare(folder, store=folder / "store")
     with pytest.warns(tnsim.errors.StoreWarning, match="not finished"):
@@ -201,40 +202,34 @@ def test_a_store_of_another_run_is_refused(folder, rng):
         (models[:4], {}, "10 models on side a, and 4 are given"),
         (models, {"other": models}, "all pairs of one list; give another path"),
     ]:
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=f"store: holds another run: {message}"
-        ):
+        with refused(f"store: holds another run: {message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store, **options)
-    with pytest.raises(
-        tnsim.errors.StoreMismatch, match='dtype "float64", and "float32" is asked for'
-    ):
+    with refused('dtype "float64", and "float32" is asked for', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store, dtype="float32")
-    with pytest.raises(tnsim.errors.StoreMismatch, match="slices false, and true is asked for"):
+    with refused("slices false, and true is asked for", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store, slices=True)
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[3])
-    with pytest.raises(
+    with refused(
+        r"other weights for 3 \(side a, number 3\); give another path, or remove it",
         tnsim.errors.StoreMismatch,
-        match=r"other weights for 3 \(side a, number 3\); give another path, or remove it",
     ):
         tnsim.pairwise(models, store=store)
     data = json.loads((store / "run.json").read_text())
     data["content"]["format"] = 0
     (store / "run.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.errors.StoreMismatch, match="format 0, and 7 is asked for"):
+    with refused("format 0, and 7 is asked for", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"
         earlier.mkdir(parents=True)
         (earlier / name).write_text("{}")
         for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
-            with pytest.raises(
-                tnsim.errors.StoreMismatch, match="a store of an earlier version of tnsim"
-            ):
+            with refused("a store of an earlier version of tnsim", tnsim.errors.StoreMismatch):
                 use(earlier)
         assert [file.name for file in earlier.iterdir()] == [name]
-    with pytest.raises(tnsim.errors.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
+    with refused(r"models: not a store of tnsim.pairwise", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=folder / "models")
-    with pytest.raises(tnsim.errors.StoreMismatch, match=r"nowhere: not a store of tnsim.pairwise"):
+    with refused(r"nowhere: not a store of tnsim.pairwise", tnsim.errors.StoreMismatch):
         tnsim.open_pairwise(folder / "nowhere")
 
 
@@ -275,8 +270,7 @@ def test_a_checkpoint_that_changes_under_way(folder, rng, monkeypatch):
         return run(job, entries, arithmetic)
 
     monkeypatch.setattr(tiles, "norms", swaps)
-    with pytest.raises(
-        tnsim.CheckpointError,
-        match=r"step_000.safetensors: has changed while the run was under way",
+    with refused(
+        r"step_000.safetensors: has changed while the run was under way", tnsim.CheckpointError
     ):
         tnsim.pairwise(models)

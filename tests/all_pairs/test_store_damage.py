@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import bilinear
+from refusals import refused
 from stored_runs import contents, file_of, files_of
 
 import tnsim
@@ -135,9 +136,7 @@ def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
     (store / name).symlink_to(outside)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for given in (models, [*models, later]):
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=f"{store / name}: is a link, through which"
-        ):
+        with refused(f"{store / name}: is a link, through which", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, slices=True, store=store, budget=TINY)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     # A store that stands elsewhere as a whole is where its owner wants it.
@@ -159,7 +158,7 @@ def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path
     (place / "thesis").write_text("mine")
     with (
         pytest.warns(tnsim.errors.StoreWarning),
-        pytest.raises(tnsim.TnsimError, match=rf"Directory not empty \({place}"),
+        refused(rf"Directory not empty \({place}", tnsim.TnsimError),
     ):
         tnsim.pairwise(models, slices=True, store=store, budget=TINY)
     assert (place / "thesis").read_text() == "mine"
@@ -168,9 +167,7 @@ def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_names_that_no_store_can_have(name, models, tmp_path):
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=r"no path of a store: .*; give another"
-        ):
+        with refused(r"no path of a store: .*; give another", tnsim.errors.StoreMismatch):
             use(tmp_path / name)
 
 
@@ -217,11 +214,11 @@ def test_every_file_damaged(models, whole, tmp_path):
     shutil.copytree(original, store)
     harmless = []
     for n, (name, data) in enumerate(before.items()):
-        refused = []
+        told = []
         for what, damaged in damages(data, 40).items():
             put(store / name, damaged)
-            (refused if shows_nothing_else(store, result) else harmless).append((name, what))
-        put(store / name, damages(data, 40)[refused[n % len(refused)][1]])
+            (told if shows_nothing_else(store, result) else harmless).append((name, what))
+        put(store / name, damages(data, 40)[told[n % len(told)][1]])
         with pytest.warns(tnsim.errors.StoreWarning, match=r"store: damaged: .*; computed again$"):
             again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
         assert again.identical(result), name
@@ -323,9 +320,7 @@ def test_edited_lists(models, whole, tmp_path):
         data = json.loads(place_of(store, name).read_text())
         data["content"].update(change)
         place_of(store, name).write_text(json.dumps(data))
-        with pytest.raises(
-            tnsim.errors.DamagedStore, match=f"damaged: {name}.json; .* or remove it"
-        ):
+        with refused(f"damaged: {name}.json; .* or remove it", tnsim.errors.DamagedStore):
             tnsim.open_pairwise(store)
         with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {name}.json; computed again"):
             assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
@@ -337,9 +332,9 @@ def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, 
     store = tmp_path / "store"
     shutil.copytree(original, store)
     (store / "run.json").unlink()
-    with pytest.raises(tnsim.errors.StoreMismatch, match="3 models on side a, and 2 are given"):
+    with refused("3 models on side a, and 2 are given", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
-    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with refused('metric "gaussian", and "frobenius"', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, tnsim.Frobenius(), slices=True, store=store, budget=TINY)
     assert not (store / "run.json").exists()
     other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
@@ -349,5 +344,5 @@ def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, 
     for file in store.glob("*.json"):
         file.unlink()
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: run.json; .* remove it"):
+        with refused(r"damaged: run.json; .* remove it", tnsim.errors.DamagedStore):
             use(store)

@@ -10,6 +10,7 @@ import pytest
 import sequence_cases
 from closeness import LARGEST, assert_close
 from oracles import slope_of
+from refusals import refused
 
 import tnsim
 from tnsim.compare import by_plans
@@ -47,10 +48,10 @@ VERBS = {
 def never_traced(monkeypatch):
     """Plans are never a part of a trace."""
 
-    def refused(*given):
+    def forbidden(*given):
         raise AssertionError("a plan was traced")
 
-    monkeypatch.setattr(by_plans, "_traced_runs", refused)
+    monkeypatch.setattr(by_plans, "_traced_runs", forbidden)
 
 
 def numbers_of(tree):
@@ -251,8 +252,10 @@ def test_the_way_back_counts_in_the_budget(rng):
         budget = tnsim.Budget(**limit)
         tnsim.similarity(a, b, budget=budget)
         # In the precision of the budget's plan: JAX differentiates in float32 else.
-        refused = pytest.raises(tnsim.TooLarge, match="with its gradients needs")
-        with jax.enable_x64(True), refused:
+        with (
+            jax.enable_x64(True),
+            refused("with its gradients needs", tnsim.TooLarge),
+        ):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from refusals import refused
 
 import tnsim
 
@@ -73,9 +74,7 @@ def test_wide_powers_are_compared_or_refused_at_once(equal, rng):
         if equal or width == 16:
             assert abs(tnsim.similarity(a, b)) <= 1
         for metric in (tnsim.Symmetric(), tnsim.TreeSymmetric()):
-            with pytest.raises(
-                tnsim.TooLarge, match=r"too many for a product of .* tnsim.pairwise"
-            ):
+            with refused(r"too many for a product of .* tnsim.pairwise", tnsim.TooLarge):
                 tnsim.similarity(a, b, metric)
     assert time.perf_counter() - start < 60
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from backends import compiled
 from closeness import assert_close
+from refusals import refused
 
 import tnsim
 from tnsim import Session, session, using
@@ -80,7 +81,7 @@ def test_weights_of_torch_that_are_trained_are_kept_and_read_by_no_plain_verb():
     parameter = torch.nn.Parameter(torch.eye(2))
     model = tnsim.Model([tnsim.Linear(parameter)])
     assert model.layers[0].weight is parameter
-    with pytest.raises(tnsim.TnsimError, match="that require grad"):
+    with refused("that require grad", tnsim.TnsimError):
         tnsim.similarity(model, model)
 
 

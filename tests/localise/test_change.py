@@ -11,6 +11,7 @@ from component_oracles import pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear, quadrature
+from refusals import refused
 from seeds import generator
 from sequence_cases import slow
 from test_paths import scrambled
@@ -272,7 +273,7 @@ def test_a_change_of_similarity_sums_to_its_loss(rng):
     assert_close(
         found.share, wanted / found.total, scale=LARGEST, rtol=1e-8, limited_by="the nodes"
     )
-    with pytest.raises(tnsim.ModelError, match="use of='distance'"):
+    with refused("use of='distance'"):
         found.matrix  # noqa: B018
 
 
@@ -331,7 +332,7 @@ def test_what_is_no_run_is_refused(rng):
         "have 4 and 3 layers": [a, b, cubic],
     }
     for message, run in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message):
+        with refused(message):
             tnsim.change(run)
 
 
@@ -368,12 +369,11 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
         "take the models of a combination one by one": lambda: tnsim.change(a, b - a),
     }
     for message, attempt in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message) as raised:
+        with refused(message):
             attempt()
-        assert "\n" not in str(raised.value)
     deep = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
     other = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
-    with pytest.raises(tnsim.TooLarge, match="takes 2,048 gradients here, more than 512"):
+    with refused("takes 2,048 gradients here, more than 512", tnsim.TooLarge):
         tnsim.change(deep, other, tnsim.Empirical(rng.normal(size=(2, 2)) * 0.01))
 
 
@@ -381,7 +381,7 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
 @pytest.mark.parametrize("verb", [tnsim.paths, tnsim.change])
 def test_traced_models_are_refused_in_a_line(transform, verb, rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 2, 2)]) for _ in range(2))
-    with pytest.raises(tnsim.ModelError, match=rf"^{verb.__name__} reads numbers.*jax\.jit"):
+    with refused(rf"^{verb.__name__} reads numbers.*jax\.jit"):
         transform(lambda model: verb(model, b))(a)
 
 

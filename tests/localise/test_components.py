@@ -8,6 +8,7 @@ from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
 from component_oracles import STACKS, attending
 from oracles import bilinear, linear
+from refusals import refused
 from scipy.sparse import csr_array
 from sequence_oracles import attention
 
@@ -128,9 +129,8 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
         "the switches z has 1 NaN": lambda: tnsim.models.components.switched(model, [1.0, np.nan]),
     }
     for message, attempt in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message) as raised:
+        with refused(message):
             attempt()
-        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])
@@ -145,9 +145,8 @@ def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(ki
         lambda: tnsim.paths(a, by="layer", legs=True),
         lambda: tnsim.paths(a, by="unit", legs=True),
     ):
-        with pytest.raises(tnsim.UnsupportedLayer, match=message) as raised:
+        with refused(message, tnsim.UnsupportedLayer):
             ask()
-        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])

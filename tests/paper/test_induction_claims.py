@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from refusals import refused
 from rerun import verdicts
 
 import tnsim
@@ -63,5 +64,5 @@ def test_what_is_determined_is_what_came_before():
 
 
 def test_an_accuracy_that_does_not_rise_is_refused():
-    with pytest.raises(tnsim.errors.ResultError, match="before, within and after"):
+    with refused("before, within and after", tnsim.errors.ResultError):
         turns_of(np.full(5, 0.9), 0.1)
