@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from refusals import refused
-from sequence_cases import slow
 
 import tnsim
 
@@ -246,7 +245,7 @@ NAMED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("output", ["last_hidden_state", slow("states"), slow(1)])
+@pytest.mark.parametrize("output", ["last_hidden_state", "states", 1])
 def test_an_output_is_named(output, nets, models, tmp_path):
     """`output=` chooses the states where `logits` would count; the head behind has no share."""
     headed = [Headed(net, NAMED[output]).eval() for net in nets]
@@ -279,8 +278,7 @@ class Cubes(nn.Module):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
-@pytest.mark.parametrize("output", [slow("last_hidden_state"), slow("states"), 1])
+@pytest.mark.parametrize("output", ["last_hidden_state", "states", 1])
 def test_files_have_the_output_named(output, nets, models, tmp_path):
     """State dicts of a module with several outputs are read for the output that is named."""
     cubes = [Cubes(seed) for seed in range(2)]

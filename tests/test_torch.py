@@ -170,14 +170,13 @@ POINTS = np.random.default_rng(0).normal(size=(5, 2))
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, metric",
     [
         (bilinear, [(3, 2), (3, 2), (2, 3), (3,)], tnsim.Empirical(POINTS, np.arange(5.0))),
         (residual, [(2, 2), (), (2, 3)], tnsim.Product(([-1.0, 2.0], [0.3, 0.7]))),
         *(
-            pytest.param(attention, [(2, 3)] * 3 + [(3, 2)], metric, marks=pytest.mark.slow)
+            (attention, [(2, 3)] * 3 + [(3, 2)], metric)
             for metric in (
                 tnsim.Empirical([[0, 1], [2, 2], [1, 0]]),
                 tnsim.Categorical([0.5, 0.2, 0.3]),
@@ -485,13 +484,12 @@ def sum_of_models(weight, scale, down):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, shapes, live_first",
     [
         (line, [(2, 2), (2,)], True),
-        pytest.param(sum_of_models, [(2, 2), (), (2, 3)], True, marks=pytest.mark.slow),
-        pytest.param(sum_of_models, [(2, 2), (), (2, 3)], False, marks=pytest.mark.slow),
+        (sum_of_models, [(2, 2), (), (2, 3)], True),
+        (sum_of_models, [(2, 2), (), (2, 3)], False),
     ],
 )
 def test_a_model_of_tensors_beside_a_function_of_tensors(build, shapes, live_first):

@@ -222,8 +222,7 @@ def test_equal_units_of_a_step_have_correlation_one():
     assert_close(np.diag(values), mean, scale=1.0, rtol=1e-15)
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["sin", "relu"])
 def test_gradients_are_finite_differences(name):
     """Means and rows of both sides, a pair of equal units among them."""
@@ -554,7 +553,6 @@ def test_steps_without_variance_are_shut_at_their_threshold():
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_gradients_of_gated_units_are_finite_differences():
     """A pair of equal gates, computed alone, among pairs of the series."""
     g = np.random.default_rng(1)
@@ -697,7 +695,6 @@ def test_slopes_of_elu_where_thresholds_meet(alpha):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_slopes_of_equal_and_opposite_units_of_elu(compiled):
     m, s, n, t, rho, gap = near_equal_and_opposite()

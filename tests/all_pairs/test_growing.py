@@ -60,10 +60,8 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
     "route, metric, options",
     [
         ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
-        pytest.param(
-            "contractions", tnsim.GaussianClosure(), {"slices": True}, marks=pytest.mark.slow
-        ),
-        pytest.param("data", tnsim.Empirical(INPUTS), {}, marks=pytest.mark.slow),
+        ("contractions", tnsim.GaussianClosure(), {"slices": True}),
+        ("data", tnsim.Empirical(INPUTS), {}),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
@@ -371,9 +369,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
 
 @pytest.mark.sampled(quick=0, slow=6)
 @pytest.mark.filterwarnings("ignore::tnsim.errors.DuplicateWarning")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
-)
+@pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("columns", [False, True])
 def test_any_history_of_a_store(columns, seed, models, tmp_path):
     """Models at any place, copies, stops and damage: right numbers, and finished records stay."""

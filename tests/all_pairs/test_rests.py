@@ -42,12 +42,7 @@ def changed(before, after):
 @pytest.mark.parametrize("case", LAYOUTS)
 @pytest.mark.parametrize(
     ("kinds", "norm"),
-    [
-        (KINDS, "fold"),
-        pytest.param(KINDS, "leave", marks=pytest.mark.slow),
-        pytest.param(("qk",), "fold", marks=pytest.mark.slow),
-        pytest.param(("ov", "mlp"), "leave", marks=pytest.mark.slow),
-    ],
+    [(KINDS, "fold"), (KINDS, "leave"), (("qk",), "fold"), (("ov", "mlp"), "leave")],
 )
 def test_every_tensor_is_held_by_parts_or_belongs_to_the_rest(case, kinds, norm, rng):
     config = cases.CONFIGS[case]

@@ -249,9 +249,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_in_one_line(number, folder):
     """With the status of a shell, and nothing held: the same command goes on."""
     slow = (

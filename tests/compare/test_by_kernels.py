@@ -349,11 +349,7 @@ DIFFERENTIATED = {
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    ["gelu", *(pytest.param(x, marks=pytest.mark.slow) for x in DIFFERENTIATED if x != "gelu")],
-)
+@pytest.mark.parametrize("case", DIFFERENTIATED)
 def test_gradients_against_differences(case, rng):
     """Pairs in series and pairs of equal and of opposite units, which are computed alone."""
     metric = gaussian(rng)
@@ -401,7 +397,7 @@ def with_activation(model, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [pytest.param(mlp, marks=pytest.mark.slow), gated])
+@pytest.mark.parametrize("make", [mlp, gated])
 def test_a_student_begins_as_a_copy_with_another_activation(rng, make):
     """Gated ones were off by 1e-2, and called exact: all units are parallel to units of the other."""
     teacher = make(rng, "silu", hidden=3)
@@ -447,7 +443,6 @@ def test_gradients_beyond_the_budget_are_refused(rng):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_gradients_outside_of_a_trace_are_those_inside(rng):
     """Slopes of kernels by NumPy and by a compiled program, of the model with itself as well."""
     metric = gaussian(rng)
@@ -467,7 +462,6 @@ def test_gradients_outside_of_a_trace_are_those_inside(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("name, transform", [("tanh", lambda f: f), ("relu", jax.jit)])
 def test_a_partner_in_float64_leaves_the_floats_of_a_trace(name, transform, rng):
     """A gradient by weights in float32 was a TypeError where JAX computes in float64."""

@@ -297,15 +297,8 @@ WIDE = {
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("bilinear", "attention") else pytest.param(name, marks=pytest.mark.slow)
-        for name in WIDE
-    ],
-)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", WIDE)
 def test_batches_follow_the_budget(name, dtype, rng, monkeypatch):
     """Passes by NumPy, whose allocations Python counts: within the plan, and the plan in reason."""
     monkeypatch.setattr(passes, "_EAGER", float("inf"))

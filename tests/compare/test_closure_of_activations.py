@@ -221,12 +221,8 @@ CASES = {
 }  # fmt: skip
 
 
-QUICK = ("smooth",)
-
-
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES])  # fmt: skip
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
 def test_against_the_recursion_by_quadrature(rng, case):
     a, b = CASES[case](rng)
     assert_right(a, b, input_law(rng), 1e-9)

@@ -36,7 +36,6 @@ WORKS = {
         tnsim.Gaussian(),
     ),
 }
-QUICK = ("a skip", "similarity"), ("a skip", "log_inner"), ("inputs far from one", "similarity")
 VERBS = {
     "similarity": tnsim.similarity,
     "inner": tnsim.inner,
@@ -65,13 +64,7 @@ def differentiated(transform, function, *given, **options):
 
 
 @pytest.mark.sampled(quick=0, slow=3)
-@pytest.mark.parametrize(
-    "work, verb",
-    [
-        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
-        for each in itertools.product(WORKS, VERBS)
-    ],
-)
+@pytest.mark.parametrize("work, verb", itertools.product(WORKS, VERBS))
 def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
     """Both models and the moments move; differences are of eighth order."""
     given = numbers_of(WORKS[work](rng))
@@ -129,8 +122,7 @@ def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
-@pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("x64", [True, False])
 def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
     """In the types that a trace gives, whether the gradient is compiled or the cosine."""
     rtol, reason = (1e-11, None) if x64 else (1e-4, "float32")
@@ -147,7 +139,6 @@ def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_maps_checkpoints_and_second_derivatives(weights, cosine):
     gradient = differentiated(jax.grad, cosine, weights)
     other = differentiated(jax.grad, cosine, [2 * x for x in weights])

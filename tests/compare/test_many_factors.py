@@ -103,8 +103,7 @@ def test_many_factors_are_compared_by_coefficients(rng):
         assert_close(found, expected, scale=1.0, rtol=1e-12)
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("equal", [False, True])
 def test_gradients_through_many_factors(equal, rng):
     """Equal factors are one power in a value, and in a derivative as many as they are."""

@@ -136,11 +136,7 @@ def test_the_conditioning_of_a_model_is_measured_once(rng, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("metric", "biases"),
-    [
-        (tnsim.TreeSymmetric(), False),
-        pytest.param(tnsim.Gaussian(), True, marks=pytest.mark.slow),
-    ],
+    ("metric", "biases"), [(tnsim.TreeSymmetric(), False), (tnsim.Gaussian(), True)]
 )
 @compiled
 def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
@@ -153,7 +149,6 @@ def test_two_calls_give_the_same_bits(rng, backend, metric, biases):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("slices", [False, True])
 @compiled
 def test_one_program_gives_what_stages_give(rng, backend, monkeypatch, slices):

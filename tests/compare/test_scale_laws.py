@@ -1,6 +1,7 @@
 """Laws of scale: weights times powers of two change no cosine, inner products by a known power."""
 
 import functools
+import itertools
 
 import cases
 import jax
@@ -50,15 +51,7 @@ AFFINE = {
         2,
     ),
 }
-METRICS = {"closure": tnsim.GaussianClosure(), "tree": tnsim.TreeSymmetric()}
-
-
-def crossing(models, slow):
-    """Models by metrics; those named have long plans and are among the slow tests."""
-    for name in models:
-        marks = [pytest.mark.slow] if name in slow else []
-        for metric in ("tree", "closure"):
-            yield pytest.param(name, metric, marks=marks)
+METRICS = {"tree": tnsim.TreeSymmetric(), "closure": tnsim.GaussianClosure()}
 
 
 def model(make, seed, dtype="float64"):
@@ -108,7 +101,7 @@ def check(b, make, metric, dtype, tolerance):
 
 @pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("dtype", RANGES)
-@pytest.mark.parametrize("name, metric", crossing(HOMOGENEOUS, slow=["bilinear, then attention"]))
+@pytest.mark.parametrize("name, metric", itertools.product(HOMOGENEOUS, METRICS))
 @LAWS
 @given(data=st.data())
 def test_any_layer_and_all_layers(name, metric, dtype, data):
@@ -125,7 +118,7 @@ def test_any_layer_and_all_layers(name, metric, dtype, data):
 
 @pytest.mark.crossing(quick=0, slow=1)
 @pytest.mark.parametrize("dtype", RANGES)
-@pytest.mark.parametrize("name, metric", crossing(AFFINE, slow=["attention", "transformer"]))
+@pytest.mark.parametrize("name, metric", itertools.product(AFFINE, METRICS))
 @LAWS
 @given(data=st.data())
 def test_units_of_bonds_with_constants(name, metric, dtype, data):
@@ -367,7 +360,6 @@ def test_many_models(case, rng):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_traced(rng):
     """Derivatives, compiled and mapped calls, for weights of any size."""
     a, c = (model(HOMOGENEOUS["bilinear"], seed) for seed in (0, 1))

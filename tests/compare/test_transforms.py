@@ -23,15 +23,14 @@ METRICS = {
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [
         ("gaussian", "lerp residual"),
         ("gaussian", "two bilinear"),
-        pytest.param("gaussian", "two residual", marks=pytest.mark.slow),
+        ("gaussian", "two residual"),
         ("symmetric", "two bilinear"),
-        pytest.param("symmetric", "two residual", marks=pytest.mark.slow),
+        ("symmetric", "two residual"),
         ("closure", "two residual"),
         ("tree", "two residual"),
     ],
@@ -71,7 +70,6 @@ def test_gradient_with_respect_to_the_metric(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [
@@ -94,7 +92,6 @@ def test_jit_and_vmap_agree_with_the_plain_call(metric, case, rng):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric, case",
     [
@@ -135,15 +132,14 @@ def test_an_untraced_partner_leaves_the_dtype_of_the_weights(rng, x64):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, metric, first",
     [
         ("lerp residual", "empirical", False),
-        pytest.param("lerp residual", "empirical", True, marks=pytest.mark.slow),
-        pytest.param("lerp residual", "gaussian", False, marks=pytest.mark.slow),
-        pytest.param("two bilinear", "closure", True, marks=pytest.mark.slow),
-        pytest.param("gelu", "gaussian", False, marks=pytest.mark.slow),
+        ("lerp residual", "empirical", True),
+        ("lerp residual", "gaussian", False),
+        ("two bilinear", "closure", True),
+        ("gelu", "gaussian", False),
     ],
 )
 def test_traces_in_both_precisions_share_no_array(case, metric, first, rng):
@@ -290,7 +286,6 @@ def in_basis(matrices, basis, inverse):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype, condition, rtol",
     [

@@ -57,7 +57,6 @@ CASES = [
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_integrals_of_component_functions(case, rng):
     name, by, ends = case
@@ -198,10 +197,9 @@ def test_a_planted_change_is_found_under_scrambled_gauges(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=4)
-@pytest.mark.parametrize("name", ["mlp", slow("attention")])
+@pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_parts_do_not_depend_on_gauges(name, seed):
     g = generator(seed)
     a, b = pair(name, g)
@@ -399,7 +397,7 @@ def skewed(rng, condition):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gaussian", slow("empirical")])
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
 def test_float32_is_taken_again_between_skewed_bases(name, rng):
     """Shares of about 1 were off by 2, as models between the two are a thousand times as large."""
     a, b = skewed(rng, 1e3), skewed(rng, 1e3)

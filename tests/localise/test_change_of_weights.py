@@ -318,8 +318,7 @@ def deep(activation):
     ).double()
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_deep_networks_run_on_normal_inputs(activation):
     a = deep(activation)

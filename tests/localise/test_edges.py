@@ -9,7 +9,6 @@ from closeness import LARGEST, assert_close
 from component_oracles import STACKS
 from oracles import bilinear, linear
 from refusals import refused
-from sequence_cases import slow
 from sequence_oracles import attention, linear_attention
 
 import tnsim
@@ -147,7 +146,7 @@ def by_of(model):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.parametrize("name", ["mlp", "no skip", slow("nested"), slow("attention"), "mixed"])
+@pytest.mark.parametrize("name", ["mlp", "no skip", "nested", "attention", "mixed"])
 def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
     model = stack(name, rng)
     x = rng.normal(size=(3, model.d_in) if model.n_ctx is None else (3, model.n_ctx, model.d_in))

@@ -85,9 +85,8 @@ def test_paths_through_activations_at_any_depth(name, by, rng):
     assert max(bra_rest, ket_rest) < 1e-12
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
-@pytest.mark.parametrize("partner", ["gelu", slow("relu"), slow("bilinear")])
+@pytest.mark.full
+@pytest.mark.parametrize("partner", ["gelu", "relu", "bilinear"])
 def test_units_beside_an_activation_are_pairs_of_the_kernel(partner, rng):
     """Against nested quadrature, with a skip, biases, and linear layers around the units."""
     a = tnsim.Model([linear(rng, 2, 3, True), block(rng, "gelu", 0.7), linear(rng, 3, 2, True)])

@@ -109,12 +109,7 @@ def test_every_metric_keeps_its_value(kind, metric, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "metric",
-    [
-        tnsim.Frobenius(),
-        pytest.param(tnsim.TreeSymmetric(), marks=pytest.mark.slow),
-        pytest.param(tnsim.Gaussian(), marks=pytest.mark.slow),
-        tnsim.Categorical(),
-    ],
+    [tnsim.Frobenius(), tnsim.TreeSymmetric(), tnsim.Gaussian(), tnsim.Categorical()],
     ids=lambda metric: metric.name,
 )
 def test_sequences_keep_their_value(metric, rng):

@@ -8,7 +8,6 @@ import pytest
 from closeness import assert_close
 from oracles import bilinear, dense_product, expected_products, linear
 from refusals import refused
-from sequence_cases import slow
 
 import tnsim
 import tnsim.models.protocol
@@ -104,9 +103,7 @@ def test_networks_sum_to_inner(name, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [slow("plain"), "biases", slow("residual"), slow("between linear layers")]
-)
+@pytest.mark.parametrize("name", ["plain", "biases", "residual", "between linear layers"])
 def test_sequences_apply_it_position_by_position(name, rng):
     a, b = pair(name, rng)
     positions = 3

@@ -7,7 +7,7 @@ from closeness import LARGEST, assert_close
 from oracles import bilinear
 from refusals import refused
 from seeds import generator
-from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair, slow
+from sequence_cases import DEEP, ONE_LAYER, D, inputs, pair
 from sequence_oracles import attention, dense_sequence_layer, sequence_products
 
 import tnsim
@@ -54,9 +54,7 @@ def test_network_is_the_dense_tensor(layers):
 
 
 @pytest.mark.crossing(quick=0, slow=1)
-@pytest.mark.parametrize(
-    "form", [slow("standard"), slow("alike"), slow("diagonal"), slow("each"), "full"]
-)
+@pytest.mark.parametrize("form", ["standard", "alike", "diagonal", "each", "full"])
 @pytest.mark.parametrize("layers", ONE_LAYER)
 def test_gaussian_networks_are_inner(layers, form):
     agree(*pair(ONE_LAYER[layers], 2), tnsim.Gaussian(*inputs(generator(3), 2, D)[form]))
