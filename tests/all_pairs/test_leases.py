@@ -145,15 +145,15 @@ def test_a_folder_of_leases_that_goes_while_it_is_asked_for(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_no_process_leased_blocks_nothing(make, tmp_path):
+@pytest.mark.parametrize("place", ["leases", "leases/tile-0-0", "leases/lists"])
+def test_what_no_process_leased_blocks_nothing(place, make, tmp_path):
     """A folder, a pipe that nobody writes to, a link to nowhere; also in the place of the folder."""
-    (tmp_path / "leases").mkdir()
-    make(tmp_path / "leases" / "tile-0-0")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    make(tmp_path / place)
     with Leases(tmp_path) as ours:
+        ours.wait(leases.LISTS)
         assert ours.take("tile 0 0")
-    (tmp_path / "leases").symlink_to("nowhere")
-    with Leases(tmp_path) as ours:
-        assert ours.take("tile 0 0")
+    assert not (tmp_path / "leases").exists()
 
 
 def test_a_process_of_a_container_of_the_same_name_is_another(tmp_path, dead, monkeypatch):

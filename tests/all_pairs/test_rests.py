@@ -1,7 +1,6 @@
 """What belongs to no part: every tensor and setting is held by parts or compared beside them."""
 
 import copy
-import json
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import transformer_cases as cases
-from commands import command
+from commands import command, told
 from refusals import refused
 from transformer_cases import attention_model, module, written
 
@@ -254,9 +253,9 @@ def test_the_command_says_what_belongs_to_no_part(run, tmp_path):
     assert f"rest        {said}" in done.stdout
     assert "models      2 x 2, 0 with the weights of another" in done.stdout
     assert (tmp_path / "page.html").read_text().count(said) == 1  # as a caveat
-    told = json.loads(command("pairwise", *files, *options, "--json").stdout)
-    assert told["rest"] == ["transformer.wpe.weight"] and told["duplicates"] == 0
-    cost = json.loads(command("pairwise", *files, *options[:2], "--dry-run", "--json").stdout)
+    found = told("pairwise", *files, *options)
+    assert found["rest"] == ["transformer.wpe.weight"] and found["duplicates"] == 0
+    cost = told("pairwise", *files, *options[:2], "--dry-run")
     assert (
         cost["ov"]["together"]["tiles"]["pairs"] == 2
         and cost["mlp"]["together"]["tiles"]["pairs"] == 2

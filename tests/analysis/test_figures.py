@@ -412,13 +412,17 @@ def test_long_names_leave_room_for_the_matrix(run):
         assert any(re.fullmatch(r"/home/somebo….*/step_\d+/model\.pt", text) for text in texts)
 
 
-NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%"]
+NAMES = ["loss_$x$ in $", "file\udcff.pt", "100%", "$x$_$y^{$", r"a\$b$", "a\nb", "<b>"]
 
 
 @pytest.mark.slow
-def test_names_are_written_letter_by_letter():
+def test_names_are_written_letter_by_letter(rng):
     """Two dollar signs are no formula, and half of a surrogate pair is an escape."""
-    three = np.eye(3)
+    three = np.eye(len(NAMES))
+    named = blocks(rng, [3, 4]).assign_coords(a=NAMES, b=NAMES)
+    named["$a$ $"] = named.similarity
+    for kind in ("heatmap", "trajectory", "mds", "dendrogram"):
+        figures.pairwise(named, kind, ["similarity", "$a$ $"]).canvas.draw()
     titled = {"title": NAMES[1]}
     drawn = [
         figures.heatmap(three, NAMES, **titled),

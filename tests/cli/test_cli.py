@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from commands import command, process, processor_seconds
+from commands import command, process, processor_seconds, refusal, told
 from oracles import bilinear, linear
 
 import tnsim
@@ -51,7 +51,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
 
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
-    found = json.loads(command("similarity", *pair, "--slices", "--json").stdout)
+    found = told("similarity", *pair, "--slices")
     assert (
         found["similarity"] == tnsim.similarity(a, b)
         and found["slices"] == tnsim.slices(a, b).tolist()
@@ -62,7 +62,7 @@ def test_similarity(pair):
 
 
 def test_inspect(pair):
-    found = json.loads(command("inspect", pair[0], "--json").stdout)
+    found = told("inspect", pair[0])
     assert found["degree"] == found["legs"] == 2 and found["parameters"] == 4 * 10 + 15 + 10 + 3
     text = command("inspect", pair[0]).stdout
     assert (
@@ -74,7 +74,7 @@ def test_inspect(pair):
 def test_plan(pair):
     text = command("plan", *pair, "--cosine", "--metric", "tree").stdout
     assert "scalar multiplications" in text and "MiB of float64" in text and "A.LAYER0.DOWN" in text
-    planned = json.loads(command("plan", *pair, "--json").stdout)
+    planned = told("plan", *pair)
     assert planned["route"] == "contractions" and planned["outputs"] == ["AB"]
     again = tnsim.engine.plan.Plan.from_json(json.dumps(planned["contraction"]))
     assert again.outputs == ("AB",)
@@ -153,13 +153,7 @@ def test_bench_depth(tmp_path):
 )
 def test_errors_are_one_line_and_exit_2(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = command(*arguments, check=False)
-    assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr.count("\n") == 1
-        and message in done.stderr
-        and done.stderr.startswith("tnsim: error: ")
-    )
+    assert refusal(*arguments, said=message).startswith("tnsim: error: ")
 
 
 def test_deep_models_and_check(tmp_path, rng):
@@ -169,29 +163,21 @@ def test_deep_models_and_check(tmp_path, rng):
             tmp_path / f"{name}.safetensors",
         )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    exact = json.loads(
-        command("similarity", *files, "--json", "--check", 20000, "--seed", 3).stdout
-    )
+    exact = told("similarity", *files, "--check", 20000, "--seed", 3)
     assert (
         exact["exact"] is True
         and abs(exact["check"]["deviation"]) < 6
         and exact["check"]["samples"] >= 19000
     )
-    closure = json.loads(command("similarity", *files, "--metric", "closure", "--json").stdout)
+    closure = told("similarity", *files, "--metric", "closure")
     assert closure["exact"] is False and closure["similarity"] != exact["similarity"]
-    assert (
-        json.loads(command("similarity", *files, "--metric", "symmetric", "--json").stdout)[
-            "metric"
-        ]
-        == "symmetric"
-    )
+    assert told("similarity", *files, "--metric", "symmetric")["metric"] == "symmetric"
     done = command("similarity", *files, "--check", 2000)
     assert "standard errors away" in done.stdout and "samples" in done.stderr
     deep = tnsim.Model([bilinear(rng, 12, 12, 12) for _ in range(4)])  # too wide for quadrature
     file = tmp_path / "deep.safetensors"
     tnsim.save(deep, file)
-    done = command("similarity", file, file, check=False)
-    assert done.returncode == 2 and "use GaussianClosure()" in done.stderr
+    refusal("similarity", file, file, said="use GaussianClosure()")
 
 
 def test_cold_start(tmp_path):
@@ -224,10 +210,16 @@ def test_a_metric_takes_its_files_in_every_command(pair, tmp_path, rng):
     np.save(tmp_path / "x.npy", rng.normal(size=(40, 4)))
     planned = command("plan", *pair, "--fit", tmp_path / "x.npy", "--json").stdout
     assert json.loads(planned)["metric"] == "gaussian"
-    done = command("plan", *pair, "--metric", "closure", "--samples", 4, check=False)
-    assert "--samples are those of --metric categorical or gaussian, found closure" in done.stderr
-    done = command("plan", *pair, "--samples", 4, check=False)
-    assert "samples of a Gaussian are 32 or more, or 0" in done.stderr
+    refusal(
+        "plan",
+        *pair,
+        "--metric",
+        "closure",
+        "--samples",
+        4,
+        said="--samples are those of --metric categorical or gaussian, found closure",
+    )
+    refusal("plan", *pair, "--samples", 4, said="samples of a Gaussian are 32 or more, or 0")
 
 
 def test_samples_of_the_estimate_are_an_option(tmp_path, rng):
@@ -242,8 +234,7 @@ def test_samples_of_the_estimate_are_an_option(tmp_path, rng):
         ((), tnsim.Gaussian(samples=64)),
         (("--fit", tmp_path / "x.npy"), dataclasses.replace(fitted, samples=64)),
     ):
-        said = json.loads(command("similarity", *files, "--samples", 64, *given, "--json").stdout)
+        said = told("similarity", *files, "--samples", 64, *given)
         wanted = tnsim.similarity(*models, metric)
         assert said["similarity"] == wanted and wanted.inputs == 64
-    done = command("similarity", *files, "--samples", 0, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    refusal("similarity", *files, "--samples", 0)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from closeness import assert_close
-from commands import command, process
+from commands import command, process, refusal, told
 from oracles import bilinear
 from pyarrow import parquet
 from refusals import refused
@@ -60,12 +60,11 @@ def test_forward_passes_on_a_file_of_inputs(folder, rng):
     found = tnsim.open_pairwise(watched / "store").similarity.values
     assert_close(found, wanted, scale=1.0, rtol=1e-12)
     files = [models / f"step_{n:03}.safetensors" for n in (0, 10)]
-    said = json.loads(command("similarity", *files, "--json", *options).stdout)
+    said = told("similarity", *files, *options)
     assert_close(said["similarity"], wanted[0, 1], scale=1.0, rtol=1e-12)
     assert "forward passes" in command("plan", *files, *options).stdout
     for wrong in (("--metric", "empirical"), ("--inputs", inputs)):
-        done = command("pairwise", models, "--out", folder / "no", *wrong, check=False)
-        assert done.returncode == 2 and "forward passes need both" in done.stderr
+        refusal("pairwise", models, "--out", folder / "no", *wrong, said="forward passes need both")
 
 
 @pytest.mark.parametrize("shell", [sorted, lambda names: [*sorted(names)[1:], sorted(names)[0]]])
@@ -110,9 +109,7 @@ def test_all_pairs_and_what_is_written(folder):
     assert pairs["similarity"] == expected.similarity.values.ravel().tolist() and pairs["slices"][
         0
     ] == [1.0, 1.0]
-    again = json.loads(
-        command("pairwise", folder / "models", "--out", out, "--slices", "--json").stdout
-    )  # goes on, and so reads
+    again = told("pairwise", folder / "models", "--out", out, "--slices")  # goes on, and so reads
     assert (
         again["similarity"] == expected.similarity.values.tolist()
         and again["a"] == [0, 10, 200]
@@ -122,18 +119,8 @@ def test_all_pairs_and_what_is_written(folder):
 
 def test_others_and_a_dry_run(folder):
     files = sorted((folder / "models").iterdir())
-    found = json.loads(
-        command(
-            "pairwise",
-            *files[:2],
-            "--other",
-            files[2],
-            "--metric",
-            "tree",
-            "--out",
-            folder / "out",
-            "--json",
-        ).stdout
+    found = told(
+        "pairwise", *files[:2], "--other", files[2], "--metric", "tree", "--out", folder / "out"
     )
     a, b, c = map(tnsim.load, files)
     assert_close(
@@ -144,7 +131,7 @@ def test_others_and_a_dry_run(folder):
     )
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout
-    planned = json.loads(command("pairwise", folder / "models", "--dry-run", "--json").stdout)
+    planned = told("pairwise", folder / "models", "--dry-run")
     assert (
         planned["route"] == "features" and planned["tiles"]["pairs"] == 6 and planned["seconds"] > 0
     )
@@ -152,7 +139,7 @@ def test_others_and_a_dry_run(folder):
 
 def test_revisions_of_a_hub_cache(cache, folder):
     assert tnsim.Series(cache).names == ("step0", "step10", "step200")
-    found = json.loads(command("pairwise", cache, "--out", folder / "out", "--json").stdout)
+    found = told("pairwise", cache, "--out", folder / "out")
     assert found["a"] == [0, 10, 200]
     assert (
         found["similarity"]
@@ -173,7 +160,7 @@ def test_one_revision_by_its_name(cache, folder, monkeypatch):
     expected = tnsim.load(folder / "models" / "step_010.safetensors")
     for name in ("me/net@step10", "me/net@bbbb", f"{cache}@step10"):
         assert tnsim.similarity(tnsim.load(name), expected) == 1
-    found = json.loads(command("similarity", "me/net@step0", "me/net@step200", "--json").stdout)
+    found = told("similarity", "me/net@step0", "me/net@step200")
     assert found["a"] == "me/net@step0" and -1 < found["similarity"] < 1
     both = tnsim.Series(["me/net@step0", "me/net@step200"])
     assert both.labels == ("0", "200")
@@ -192,15 +179,17 @@ def test_what_is_refused(folder):
         ((folder / "models", "--dialect", "nope", "--out", folder / "out"), "no dialect 'nope'"),
         ((folder / "models", "--out", folder / "out/../models"), "give another, such as"),
     ]:
-        done = command("pairwise", *arguments, check=False)
-        assert (
-            done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
-        )
+        refusal("pairwise", *arguments, said=message)
     command("pairwise", folder / "models", "--out", folder / "out")
-    done = command(
-        "pairwise", folder / "models", "--out", folder / "out", "--metric", "frobenius", check=False
+    refusal(
+        "pairwise",
+        folder / "models",
+        "--out",
+        folder / "out",
+        "--metric",
+        "frobenius",
+        said='store: holds another run: metric "gaussian"',
     )
-    assert done.returncode == 2 and 'store: holds another run: metric "gaussian"' in done.stderr
 
 
 @pytest.mark.slow
@@ -243,9 +232,7 @@ def test_wrong_arguments_are_one_line(tmp_path):
         (("pairwise", file, "--out", "s3://bucket"), "s3:/bucket/store: a store is a folder"),
     ):
         with dask.config.set(short):
-            done = command(*arguments, check=False)
-        assert done.returncode == 2 and message in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+            refusal(*arguments, said=message)
 
 
 @pytest.mark.slow

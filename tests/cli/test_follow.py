@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from commands import command, piped
+from commands import command, piped, refusal
 from oracles import bilinear
 from safetensors.numpy import save_file
 
@@ -177,8 +177,7 @@ def test_a_checkpoint_that_goes_while_it_is_read(tmp_path, rng, monkeypatch):
 
 @pytest.mark.parametrize("every", ["inf", "-inf", "nan", "0", "1e300", "x"])
 def test_pauses_are_numbers_of_seconds(every, tmp_path):
-    done = command("pairwise", tmp_path, "--out", tmp_path / "out", "--follow", every, check=False)
-    assert done.returncode == 2 and "--follow" in done.stderr and done.stdout == ""
+    refusal("pairwise", tmp_path, "--out", tmp_path / "out", "--follow", every, said="--follow")
 
 
 def test_names_on_standard_input_are_read_once(tmp_path, rng, monkeypatch):
@@ -238,8 +237,9 @@ def test_others_and_parts_as_pairwise_takes_them(tmp_path, rng):
 
 
 def test_results_do_not_go_among_the_checkpoints(tmp_path):
-    done = command("pairwise", tmp_path, "--out", tmp_path, "--follow", 1, check=False)
-    assert done.returncode == 2 and "is a folder of checkpoints" in done.stderr
+    refusal(
+        "pairwise", tmp_path, "--out", tmp_path, "--follow", 1, said="is a folder of checkpoints"
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,7 @@ def test_results_do_not_go_among_the_checkpoints(tmp_path):
     ],
 )
 def test_options_that_do_not_go_together(options, message, tmp_path):
-    done = command("pairwise", tmp_path, *options, check=False)
-    assert done.returncode == 2 and message in done.stderr and done.stdout == ""
+    refusal("pairwise", tmp_path, *options, said=message)
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
 """Similarity of functions without their means: NumPy at points, quadrature, the laws of a mean."""
 
 import itertools
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 from closeness import assert_close
-from commands import command
+from commands import command, told
 from oracles import bilinear, linear, quadrature
 from refusals import refused
 from seeds import generator
@@ -181,9 +180,9 @@ def test_files_are_centred_and_their_store_knows(tmp_path):
     with refused("centred", tnsim.errors.StoreMismatch):
         tnsim.pairwise(files, store=store)
     assert found.attrs["centred"] == 1
-    told = json.loads(command("similarity", *files[:2], "--centred", "--json").stdout)
-    assert_close(told["similarity"], wanted[0][1], scale=1.0, rtol=1e-11)
-    assert told["centred"] is True
+    number = told("similarity", *files[:2], "--centred")
+    assert_close(number["similarity"], wanted[0][1], scale=1.0, rtol=1e-11)
+    assert number["centred"] is True
     for verb in ("similarity", "pairwise"):
         out = ("--out", tmp_path / "out") if verb == "pairwise" else ()
         assert "(exact, without means)" in command(verb, *files[:2], "--centred", *out).stdout
