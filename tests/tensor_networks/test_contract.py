@@ -1,7 +1,5 @@
 """Sums of quimb networks: equal to quimb, to dense einsum and to `inner`; shared, bounded, transformed, refused."""
 
-import itertools
-
 import backends
 import cases
 import cotengra
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quimb.tensor as qtn
-import sequence_cases
 from closeness import LARGEST, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,23 +21,6 @@ from tnsim.engine.runtime import execution
 
 pytestmark = pytest.mark.usefixtures("diagrams")
 
-METRICS = {
-    "frobenius": lambda mean, cov: tnsim.Frobenius(),
-    "tree": lambda mean, cov: tnsim.TreeSymmetric(),
-    "closure": lambda mean, cov: tnsim.GaussianClosure(mean, cov),
-    "gaussian": lambda mean, cov: tnsim.Gaussian(mean, cov),
-    "centred gaussian": lambda mean, cov: tnsim.Gaussian(cov=cov.diagonal()),
-    "symmetric": lambda mean, cov: tnsim.Symmetric(),
-}
-LONG = {("gaussian", name) for name in cases.DEEP} | {("closure", "two residual")}
-
-
-def two_roads():
-    """Every model and metric of the declared lists; those with tens of networks with `-m slow`."""
-    for name, metric in itertools.product(cases.SHALLOW | cases.DEEP, METRICS):
-        marks = [pytest.mark.slow] if (metric, name) in LONG else []
-        yield pytest.param(name, metric, marks=marks)
-
 
 def by_quimb(networks, output_inds=()):
     total = 0.0
@@ -48,40 +28,6 @@ def by_quimb(networks, output_inds=()):
         found = network.contract(output_inds=output_inds, optimize="greedy")
         total = total + weight * (found.data if output_inds else found)
     return total
-
-
-def meet_inner(a, b, metric):
-    """Engine, quimb and `inner` agree as far as rounding in the largest network lets it be known."""
-    networks = list(tnsim.tensor_networks.networks(a, b, metric))
-    terms = [by_quimb([each]) for each in networks]
-    size = sum(map(abs, terms))
-    assert_close(tnsim.tensor_networks.contract(networks), sum(terms), scale=size, rtol=1e-11)
-    assert_close(sum(terms), tnsim.inner(a, b, metric), scale=size, rtol=1e-11)
-
-
-@pytest.mark.crossing(slow=1)
-@pytest.mark.parametrize("name, metric", two_roads())
-def test_networks_of_a_metric_give_inner(name, metric, rng):
-    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[name], rng)
-    metric = METRICS[metric](*cases.INPUTS["mean and covariance"](rng))
-    if isinstance(metric, tnsim.Symmetric) and a.degree != b.degree:
-        return
-    meet_inner(a, b, metric)
-
-
-@pytest.mark.crossing
-@pytest.mark.parametrize(
-    "layers, metric",
-    [
-        *itertools.product(sequence_cases.ONE_LAYER | sequence_cases.DEEP, ("tree", "frobenius")),
-        *itertools.product(sequence_cases.ONE_LAYER, ("gaussian",)),
-    ],
-)
-def test_networks_of_sequences_give_inner(layers, metric):
-    a, b = sequence_cases.pair((sequence_cases.ONE_LAYER | sequence_cases.DEEP)[layers], 2)
-    if metric != "gaussian" and a.orders != b.orders:
-        return
-    meet_inner(a, b, METRICS[metric](None, None))
 
 
 def test_what_cannot_meet_is_zero(rng):
