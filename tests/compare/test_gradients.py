@@ -17,24 +17,23 @@ from tnsim.compare import by_plans
 from tnsim.compare.comparison import Form
 
 WORKS = {
-    "a skip": lambda rng: (*cases.pair(cases.SHALLOW["lerp residual"], rng), tnsim.Gaussian()),
-    "moment nodes": lambda rng: (
-        *cases.pair(cases.DEEP["two with biases"], rng),
+    "a skip": (cases.SHALLOW["lerp residual"], tnsim.Gaussian()),
+    "moment nodes": (
+        cases.DEEP["two with biases"],
         tnsim.Gaussian([0.5, 0.0, -0.2], [1.0, 0.3, 2.0]),
     ),
-    "whole trees": lambda rng: (*cases.pair(cases.DEEP["two residual"], rng), tnsim.Symmetric()),
-    "a closure": lambda rng: (
-        *cases.pair(cases.DEEP["two bilinear"], rng),
-        tnsim.GaussianClosure(),
-    ),
-    "inputs far from one": lambda rng: (
-        *cases.pair(cases.SHALLOW["bilinear biases"], rng),
+    "diagrams": (cases.DEEP["two bilinear"], tnsim.Gaussian()),
+    "diagrams of skips": (cases.DEEP["two residual"], tnsim.Gaussian()),
+    "whole trees": (cases.DEEP["two bilinear"], tnsim.Symmetric()),
+    "whole trees of skips": (cases.DEEP["two residual"], tnsim.Symmetric()),
+    "layers": (cases.DEEP["two residual"], tnsim.TreeSymmetric()),
+    "a closure": (cases.DEEP["two bilinear"], tnsim.GaussianClosure()),
+    "a closure of skips": (cases.DEEP["two residual"], tnsim.GaussianClosure()),
+    "inputs far from one": (
+        cases.SHALLOW["bilinear biases"],
         tnsim.Gaussian([300.0, 0.1, 0.0], [1e5, 1.0, 1e-6]),
     ),
-    "attention": lambda rng: (
-        *sequence_cases.pair(sequence_cases.ONE_LAYER["biases"], 2),
-        tnsim.Gaussian(),
-    ),
+    "attention": (sequence_cases.ONE_LAYER["biases"], tnsim.Gaussian()),
 }
 VERBS = {
     "similarity": tnsim.similarity,
@@ -63,11 +62,13 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.sampled(quick=0, slow=3)
+@pytest.mark.sampled(quick=0, slow=5)
 @pytest.mark.parametrize("work, verb", itertools.product(WORKS, VERBS))
 def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
     """Both models and the moments move; differences are of eighth order."""
-    given = numbers_of(WORKS[work](rng))
+    make, metric = WORKS[work]
+    models = sequence_cases.pair(make, 2) if work == "attention" else cases.pair(make, rng)
+    given = numbers_of((*models, metric))
     function = VERBS[verb]
     value, gradient = differentiated(jax.value_and_grad, lambda given: function(*given), given)
     # Relative to the numbers, as moments may be of any size.

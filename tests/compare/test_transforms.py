@@ -22,53 +22,6 @@ METRICS = {
 }
 
 
-@pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.parametrize(
-    "metric, case",
-    [
-        ("gaussian", "lerp residual"),
-        ("gaussian", "two bilinear"),
-        ("gaussian", "two residual"),
-        ("symmetric", "two bilinear"),
-        ("symmetric", "two residual"),
-        ("closure", "two residual"),
-        ("tree", "two residual"),
-    ],
-)
-def test_gradient_is_the_finite_difference(metric, case, rng):
-    a, b = cases.pair((cases.SHALLOW | cases.DEEP)[case], rng)
-    with jax.enable_x64(True):
-        gradient = jax.grad(lambda m: tnsim.similarity(m, b, METRICS[metric]))(a)
-    direction = jax.tree.map(lambda x: rng.normal(size=np.shape(x)), a)
-    step = 1e-5
-
-    def moved(t):
-        return tnsim.similarity(
-            jax.tree.map(lambda x, v: x + t * v, a, direction), b, METRICS[metric]
-        )
-
-    slope = (moved(step) - moved(-step)) / (2 * step)
-    along = sum(
-        np.vdot(g, v)
-        for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
-    )
-    assert_close(slope, along, scale=max(1, abs(along)), rtol=1e-7, limited_by="finite differences")
-
-
-def test_gradient_with_respect_to_the_metric(rng):
-    a, b = cases.pair(cases.SHALLOW["bilinear biases"], rng)
-    mean = rng.normal(size=3)
-    with jax.enable_x64(True):
-        gradient = jax.grad(lambda m: tnsim.inner(a, b, tnsim.Gaussian(m)))(mean)
-    step = 1e-5 * np.eye(3)
-    slope = [
-        (tnsim.inner(a, b, tnsim.Gaussian(mean + s)) - tnsim.inner(a, b, tnsim.Gaussian(mean - s)))
-        / 2e-5
-        for s in step
-    ]
-    assert_close(gradient, slope, scale=LARGEST, rtol=1e-6, limited_by="finite differences")
-
-
 @pytest.mark.sampled(quick=0, slow=1)
 @pytest.mark.parametrize(
     "metric, case",
