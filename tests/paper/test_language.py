@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from refusals import refused
-from rerun import verdicts
+from rerun import by_verdict, verdicts
 
 import tnsim
 from benchmarks.paper.language import (
@@ -141,26 +141,15 @@ def test_even_drift_has_the_mean_of_every_lag(rng):
 def test_the_verdicts_of_a_small_model(tmp_path, text):
     folder = tmp_path / "out"
     found = verdicts(EXPERIMENT, SMALL, folder, data=text)
-    assert found == {
-        "2-gram-score": "differs in setting",
-        "3-gram-score": "holds",
-        "pairs-stop-first": "holds",
-        "blocks-similarity": "holds",
-        "blocks-held-out-text": "holds",
-        "blocks-text-logits": "holds",
-        "blocks-text-residual": "holds",
-        "blocks-gaussian-logits": "holds",
-        "blocks-weight-cosine": "holds",
-        "tensor-is-sharpest": "holds",
-        "tensor-is-sharpest-beyond-drift": "holds",
-        "phases-similarity": "holds",
-        "phases-held-out-text": "holds",
-        "phases-text-logits": "holds",
-        "phases-text-residual": "holds",
-        "phases-gaussian-logits": "holds",
-        "phases-weight-cosine": "holds",
-        "tensor-follows-ngrams-best": "differs in setting",
-        "closed-form": "cannot be rerun",
-        "the-papers-run": "cannot be rerun",
+    assert by_verdict(found) == {
+        "differs in setting": "2-gram-score tensor-follows-ngrams-best",
+        "holds": (
+            "3-gram-score pairs-stop-first blocks-similarity blocks-held-out-text "
+            "blocks-text-logits blocks-text-residual blocks-gaussian-logits "
+            "blocks-weight-cosine tensor-is-sharpest tensor-is-sharpest-beyond-drift "
+            "phases-similarity phases-held-out-text phases-text-logits phases-text-residual "
+            "phases-gaussian-logits phases-weight-cosine"
+        ),
+        "cannot be rerun": "closed-form the-papers-run",
     }
     assert (folder / "checkpoints" / FILE).exists()  # so that it can be given to another run
