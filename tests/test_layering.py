@@ -2,12 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import python
 
 import tnsim
 
@@ -240,21 +239,16 @@ def test_nothing_installed_needs_the_experiments():
         assert not any(name.partition(".")[0] == "benchmarks" for name in imported(path)), path
 
 
-def run(code):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-
-
 def test_import_is_light_and_a_similarity_needs_no_quimb_or_torch():
     heavy = "('jax', 'numpy', 'quimb', 'cotengra')"
-    assert run(f"import sys, tnsim; print(*(m for m in {heavy} if m in sys.modules))") == []
+    loaded = "print(*(m for m in {} if m in sys.modules))"
+    assert python(f"import sys, tnsim; {loaded.format(heavy)}")[0].split() == []
     code = (
         "import sys, numpy as np, tnsim; m = tnsim.Model([tnsim.Bilinear(*[np.eye(2)] * 3)]);"
         "tnsim.similarity(m, 2.0 * m)"
     )
     heavy = "('quimb', 'torch', 'matplotlib')"
-    assert run(f"{code}; print(*(m for m in {heavy} if m in sys.modules))") == []
+    assert python(f"{code}; {loaded.format(heavy)}")[0].split() == []
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import itertools
 import json
 import pickle
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +21,7 @@ import pytest
 import xarray as xr
 from closeness import assert_close
 from oracles import bilinear
+from processes import python
 from refusals import refused
 from sample_runs import blocks
 
@@ -61,9 +60,7 @@ def test_every_public_name_is_there_documented_and_typed():
 
 def on_a_base_install(code):
     block = f"import sys\nfor name in {EXTRAS}: sys.modules[name] = None\nimport tnsim\n"
-    return subprocess.run(
-        [sys.executable, "-c", block + code], capture_output=True, text=True, check=True
-    ).stdout
+    return python(block + code)[0]
 
 
 def test_names_need_no_extra():
@@ -71,6 +68,7 @@ def test_names_need_no_extra():
     code = """
 from tnsim import *
 from tnsim import baselines, figures, reading, report
+from tnsim.all_pairs import result
 assert tnsim.figures is figures and pairwise is tnsim.pairwise and "figures" in dir(tnsim)
 help(tnsim)
 for attempt in (
@@ -78,6 +76,7 @@ for attempt in (
     lambda: tnsim.Pairwise(),
     lambda: tnsim.figures.heatmap([[1.0]], ["a"]),
     lambda: tnsim.torch.similarity(None, None),
+    lambda: result.write_parquet(None, None),
 ):
     try:
         attempt()
@@ -88,9 +87,10 @@ for attempt in (
     assert "class Bilinear" in text and "plan_pairwise(" in text
     assert re.search(r"\bsimilarity\(\s*a:", text)  # Python 3.13 breaks long signatures
     asked = [line for line in text.splitlines() if line.startswith("asked for")]
-    assert ["xarray" in line for line in asked] == [True, True, False, False]
-    assert "matplotlib, which is not installed: run  pip install 'tnsim[plot]'" in asked[2]
-    assert "torch, which is not installed: run  pip install 'tnsim[torch]'" in asked[3]
+    needed = ["xarray pairwise"] * 2 + ["matplotlib plot", "torch torch", "pyarrow parquet"]
+    for line, (package, extra) in zip(asked, map(str.split, needed), strict=True):
+        said = f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'"
+        assert said in line
 
 
 def test_types_are_shipped():

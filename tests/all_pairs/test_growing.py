@@ -1,11 +1,8 @@
 """Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
 
 import contextlib
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 
@@ -13,8 +10,9 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from oracles import bilinear
+from processes import started
 from refusals import refused
-from stored_runs import TINY, Stopping, contents, file_of, listed
+from stored_runs import TINY, Stopping, begun, contents, file_of, listed
 
 import tnsim
 from tnsim.all_pairs.leases import Leases
@@ -27,11 +25,8 @@ def models(rng):
 
 def computed(store):
     """Every record that was begun, with its growth and its record, once for each time."""
-    records = []
-    for line in (store / "computed.log").read_text().splitlines():
-        _, growth, record = re.fullmatch(r"(\S+ \S+) (?:grown/(\d+)/)?(.*)", line).groups()
-        records.append((int(growth or 0), record))
-    return records
+    found = (re.fullmatch(r"(?:grown/(\d+)/)?(.*)", task).groups() for task in begun(store))
+    return [(int(growth or 0), record) for growth, record in found]
 
 
 def same(found, wanted, rtol=1e-12):
@@ -423,14 +418,10 @@ for count in map(int, sys.argv[1:]):
 @pytest.mark.slow
 def test_processes_at_a_growing_store(folder):
     """Two processes grow one store at the same time, while a third reads."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     series, store = tnsim.load(folder / "models"), folder / "store"
     tnsim.pairwise(series[:4], tnsim.GaussianClosure(), store=store, budget=TINY)
     known = tnsim.open_pairwise(store).similarity.values
-    both = [
-        subprocess.Popen([sys.executable, "-c", GROW, *counts.split()], cwd=folder, env=environment)
-        for counts in ("5 7 10", "4 10")
-    ]
+    both = [started(GROW, *counts.split(), cwd=folder) for counts in ("5 7 10", "4 10")]
     looked = 0
     while any(process.poll() is None for process in both):
         with warnings.catch_warnings():

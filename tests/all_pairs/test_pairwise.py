@@ -1,8 +1,5 @@
 """Many models: both routes against the verbs, laws of the matrix, duplicates, errors, plans."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import backends
@@ -12,6 +9,7 @@ import pytest
 from closeness import assert_close
 from forced import OF_RUNS, take
 from oracles import bilinear, dense_product, dense_symmetric_product, expected_products, linear
+from processes import python
 from refusals import refused
 
 import tnsim
@@ -216,18 +214,11 @@ def test_two_devices_give_what_one_gives(rng, tmp_path):
         "r = [tnsim.pairwise(m[:3]), tnsim.pairwise(m[3:], tnsim.GaussianClosure())]; "
         "print(*(x for run in r for x in run.similarity.values.ravel()))"
     )
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    shown, _ = python(code, env=two, cwd=tmp_path)
     runs = tnsim.pairwise(some), tnsim.pairwise(deep, tnsim.GaussianClosure())
     alone = np.concatenate([run.similarity.values.ravel() for run in runs])
-    assert_close(np.array(done.stdout.split(), float), alone, scale=1.0, rtol=1e-13)
+    assert_close(np.array(shown.split(), float), alone, scale=1.0, rtol=1e-13)
 
 
 def test_checkpoints_are_labelled_by_step_and_read_lazily(monkeypatch):
@@ -425,26 +416,6 @@ def test_programs_are_compiled_once_per_shape(rng, monkeypatch, route):
     monkeypatch.setattr(Stage, "__call__", lambda *a: traced.append(1) or run(*a))
     tnsim.pairwise(make(8))
     assert not traced
-
-
-@pytest.mark.sampled(quick=0)
-@pytest.mark.parametrize(
-    "package, code, extra",
-    [
-        ("xarray", "tnsim.pairwise([])", "pairwise"),
-        ("pyarrow", "exports.write_parquet(None, None)", "parquet"),
-    ],
-)
-def test_a_missing_extra_is_named(package, code, extra):
-    attempt = f"try:\n    from tnsim.all_pairs import result as exports; {code}\nexcept tnsim.errors.MissingExtra as e:\n    print(e)"
-    program = f"import sys; sys.modules[{package!r}] = None; import tnsim\n{attempt}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert (
-        f"needs {package}, which is not installed: run  pip install 'tnsim[{extra}]'" in done.stdout
-    ), done.stderr
 
 
 def plan_of_one_pair(some):

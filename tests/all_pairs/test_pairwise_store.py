@@ -3,15 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 from oracles import bilinear
+from processes import ended, started
 from refusals import refused
-from stored_runs import compare, contents, file_of, files_of, listed
+from stored_runs import begun, compare, contents, file_of, files_of, listed
 
 import tnsim
 from tnsim.all_pairs import leases
@@ -27,12 +27,7 @@ tnsim.pairwise(models, tnsim.GaussianClosure(), slices=True, store="store", budg
 
 def computed(path):
     """How often each task was begun."""
-    lines = (
-        [line.split(maxsplit=2)[2] for line in (path / "computed.log").read_text().splitlines()]
-        if path.exists()
-        else []
-    )
-    return {line: lines.count(line) for line in lines}
+    return Counter(begun(path) if path.exists() else ())
 
 
 def finished(path):
@@ -60,12 +55,9 @@ def test_killed_at_any_instant(folder, rng):
             folder / "models" / f"step_{n:03}.safetensors",
         )
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(8):
         before = {task: computed(store).get(task, 0) for task in finished(store)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOWLY + RUN], cwd=folder, env=environment
-        )
+        process = started(SLOWLY + RUN, cwd=folder)
         start = time.monotonic()
         while len(finished(store)) == len(before) and time.monotonic() - start < 60:
             assert process.poll() is None
@@ -111,9 +103,7 @@ def test_what_killed_processes_left_is_swept(folder, monkeypatch):
     whole, path = compare(folder), folder / "store"
     compare(folder, store=path)
     before = contents(path)
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    dead = f"{leases.host()}-{process.pid}-{'c9aa' * 8}"
+    dead = f"{leases.host()}-{ended()}-{'c9aa' * 8}"
     ours, elsewhere = "-".join(leases.maker()), f"{'0' * 16}-1-{'c9aa' * 8}"
 
     def being_written(maker, age=0):
@@ -236,7 +226,6 @@ def test_a_store_of_another_run_is_refused(folder, rng):
 @pytest.mark.slow
 def test_two_processes_on_one_store(folder):
     """Started at the same instant, they begin at most a tenth of the tasks twice."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     together = RUN.replace(
         "tnsim.pairwise(",
         "import pathlib, time\nfrom tnsim.all_pairs import normalise\nwrite = normalise.log_abs\n"
@@ -244,10 +233,7 @@ def test_two_processes_on_one_store(folder):
         "pathlib.Path(f'{os.getpid()}.ready').touch()\n"
         "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\ntnsim.pairwise(",
     )
-    both = [
-        subprocess.Popen([sys.executable, "-c", together], cwd=folder, env=environment)
-        for _ in range(2)
-    ]
+    both = [started(together, cwd=folder) for _ in range(2)]
     while len(list(folder.glob("*.ready"))) < 2:
         assert not any(process.poll() for process in both)
         time.sleep(0.01)

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import typer
 from commands import command, process, processor_seconds, refusal, told
 from oracles import bilinear, linear
+from processes import python
 
 import tnsim
 import tnsim.engine.plan
@@ -41,12 +40,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
         "import sys, tnsim.cli.app\n"
         "print(*(m for m in ('jax', 'numpy', 'quimb') if m in sys.modules))"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == ""
-    )
+    assert python(code)[0].strip() == ""
 
 
 def test_similarity(pair):

@@ -4,7 +4,6 @@ import csv
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from closeness import assert_close
 from commands import command, process, refusal, told
 from oracles import bilinear
+from processes import started
 from pyarrow import parquet
 from refusals import refused
 
@@ -246,9 +246,7 @@ def test_a_signal_ends_a_run_in_one_line(number, folder):
     )
     arguments = ["pairwise", folder / "models", "--out", folder / "out", "--json"]
     store = folder / "out" / "store"
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow, *map(str, arguments)], stderr=subprocess.PIPE, text=True
-    )
+    process = started(slow, *arguments, stderr=subprocess.PIPE)
     while not (store / "computed.log").exists():
         assert process.poll() is None
         time.sleep(0.01)

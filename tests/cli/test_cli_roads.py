@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from commands import command, piped, refusal, told
 from oracles import bilinear, linear
+from processes import python
 from transformer_cases import CONFIGS, checkpoint, written
 
 import tnsim
@@ -143,24 +143,20 @@ for name in ("cuda", "nonsense"):
         except SystemExit as ended:
             print("ended", ended.code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out, err = python(code)
     for name in ("cuda", "nonsense"):
         said = f"JAX finds no device of JAX_PLATFORMS={name}: "
-        assert f"devices     {said}" in done.stdout
-        assert done.stderr.count(f"tnsim: error: {said}") == 2
-    assert len(done.stderr.splitlines()) == 4
-    assert [line[6:] for line in done.stdout.splitlines() if line.startswith("ended")] == [
-        *"220220"
-    ]
+        assert f"devices     {said}" in out
+        assert err.count(f"tnsim: error: {said}") == 2
+    assert len(err.splitlines()) == 4
+    assert [line[6:] for line in out.splitlines() if line.startswith("ended")] == [*"220220"]
 
 
 @pytest.mark.slow
 def test_what_is_done_is_logged(files):
     code = "import logging, sys, tnsim; logging.basicConfig(level='DEBUG', format='%(name)s %(message)s');"
     code += "tnsim.load(sys.argv[1])"
-    run = [sys.executable, "-c", code, str(files[0])]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "tnsim.checkpoints.load read" in done.stderr
+    assert "tnsim.checkpoints.load read" in python(code, files[0])[1]
 
 
 def test_blocks_of_transformers_by_path(tmp_path, rng):
