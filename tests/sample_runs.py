@@ -1,5 +1,7 @@
 """A pairwise result of the shipped modular-addition run, and made ones, in the layout that the readers take."""
 
+import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -89,6 +91,12 @@ def result(inner, labels, slices=None):
         "tnsim_version": "0.1.0",
     }
     return xr.Dataset(variables, coords, attrs)
+
+
+def data_of(page):
+    """The run that a page has, as JSON."""
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'json" id="run">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def blocks(rng, sizes, spread=0.3, dim=40):

@@ -11,7 +11,7 @@ import pytest
 from oracles import linear
 from pyarrow import parquet
 from refusals import refused
-from sample_runs import FORMULAS, blocks
+from sample_runs import FORMULAS, blocks, data_of
 
 import tnsim
 from tnsim import report
@@ -151,8 +151,7 @@ def test_a_matrix_of_the_same_models_has_the_labels_of_the_result(
         assert result.a.values.tolist() == known
     result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=names)
     assert np.isfinite(result.weight_cosine).all()
-    page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
-    data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+    data = data_of(report.write(result, tmp_path / "run.html"))
     assert (
         data["rows"]
         == result.a.values.tolist()
@@ -167,8 +166,7 @@ def test_assigned_labels_keep_their_digits_on_pages_and_in_tables(tmp_path, rng)
     for labels in (dates, np.array([2**60 + 1, 0]), np.array([0.1, np.inf])):
         shown = [str(label) for label in labels]
         result = labelled(rng, labels)
-        page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
-        data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+        data = data_of(report.write(result, tmp_path / "run.html"))
         assert list(map(str, data["rows"])) == shown
         assert cells(result, tmp_path / "run.csv")[0][1:] == shown
 
@@ -176,8 +174,7 @@ def test_assigned_labels_keep_their_digits_on_pages_and_in_tables(tmp_path, rng)
 def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
     """What Python makes of a file name that is not UTF-8."""
     result = labelled(rng, ["\udc80x", "\ud800", "z"]).assign_attrs(note="\udc80")
-    page = report.write(result, tmp_path / "run.html", "\udc80").read_text(encoding="utf-8")
-    data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+    data = data_of(report.write(result, tmp_path / "run.html", "\udc80"))
     assert data["rows"] == ["\udc80x", "\ud800", "z"] and data["title"] == "\udc80"
     result_module.write_npz(result, tmp_path / "run.npz")
     with np.load(tmp_path / "run.npz") as arrays:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from closeness import assert_close
-from oracles import bilinear
+from oracles import bilinear, linear_cka
 from refusals import refused
 
 import tnsim
@@ -57,19 +57,6 @@ def test_programs_of_torchscript_show_no_parts(make, rng):
 @pytest.fixture
 def tokens(rng):
     return rng.integers(0, 7, size=(40, 5))
-
-
-def linear_cka(x, y):
-    """Debiased CKA by kernels without diagonals, as Song et al. (2012) print the estimator."""
-
-    def hsic(k, o):
-        n, one = len(k), np.ones(len(k))
-        k, o = k - np.diag(np.diag(k)), o - np.diag(np.diag(o))
-        cross = np.trace(k @ o) + (one @ k @ one) * (one @ o @ one) / ((n - 1) * (n - 2))
-        return cross - 2 / (n - 2) * (one @ k @ o @ one)
-
-    k, o = (z.reshape(len(z), -1) @ z.reshape(len(z), -1).T for z in (x, y))
-    return hsic(k, o) / np.sqrt(hsic(k, k) * hsic(o, o))
 
 
 def test_states_are_those_of_the_forward_pass(nets, tokens):

@@ -2,27 +2,16 @@
 
 import base64
 import hashlib
-import json
 import re
 from importlib import resources
 
 import numpy as np
 from closeness import assert_close
 from refusals import refused
-from sample_runs import blocks, shipped
+from sample_runs import blocks, data_of, shipped
 
 import tnsim
 from tnsim.analysis import reading, report
-
-
-def data_of(page):
-    return json.loads(
-        re.search(
-            r'<script type="application/json" id="run">(.*?)</script>',
-            page.read_text(encoding="utf-8"),
-            re.DOTALL,
-        )[1]
-    )
 
 
 def unpacked(packed, shape):

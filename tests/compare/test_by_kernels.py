@@ -30,22 +30,6 @@ def assert_right(a, b, metric, tolerance=1e-12):
     assert_close(slices, cross / np.sqrt(first * second), scale=1.0, rtol=tolerance)
 
 
-@pytest.mark.slow
-def test_a_relu_network(rng):
-    assert_right(mlp(rng, "relu"), mlp(rng, "relu"), gaussian(rng))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", ["gelu", "tanh"])
-def test_two_activations(rng, activation):
-    assert_right(mlp(rng, activation), mlp(rng, "relu"), gaussian(rng))
-
-
-@pytest.mark.slow
-def test_a_gated_network(rng):
-    assert_right(gated(rng, "silu"), mlp(rng, "relu"), gaussian(rng))
-
-
 def around(generator, layer):
     """A layer of two inputs and outputs inside a residual, linear layers around it."""
     first = tnsim.Linear(generator.normal(size=(2, 2)), generator.normal(size=2))
@@ -53,18 +37,37 @@ def around(generator, layer):
     return tnsim.Model([first, tnsim.Residual(layer, 0.7, 0.4), last])
 
 
+def without_up(g):
+    (block,) = gated(g, "relu").layers
+    return dataclasses.replace(block, up=None, up_bias=None)
+
+
+def line(g):
+    return tnsim.Model([tnsim.Linear(g.normal(size=(2, 2)), g.normal(size=2))])
+
+
+def relu(g):
+    return mlp(g, "relu")
+
+
+NETWORKS = {
+    "relu": (relu, relu),
+    "gelu": (lambda g: mlp(g, "gelu"), relu),
+    "tanh": (lambda g: mlp(g, "tanh"), relu),
+    "gated": (lambda g: gated(g, "silu"), relu),
+    "residuals": (
+        lambda g: around(g, without_up(g)),
+        lambda g: around(g, tnsim.Elementwise("relu")),
+    ),
+    "beside a line": (lambda g: around(g, without_up(g)), line),
+}
+
+
 @pytest.mark.slow
-def test_residuals_and_linear_layers_around(rng):
-    metric = gaussian(rng)
-    (block,) = gated(rng, "relu").layers
-    plain = tnsim.Gated(
-        block.gate, None, block.down, "relu", block.gate_bias, None, block.down_bias
-    )
-    one = around(rng, plain)
-    two = around(rng, tnsim.Elementwise("relu"))
-    assert_right(one, two, metric)
-    linear = tnsim.Model([tnsim.Linear(rng.normal(size=(2, 2)), rng.normal(size=2))])
-    assert_right(one, linear, metric)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_one_hidden_layer(name, rng):
+    make, other = NETWORKS[name]
+    assert_right(make(rng), other(rng), gaussian(rng))
 
 
 def test_singular_covariances(rng):

@@ -10,6 +10,7 @@ from commands import command, told
 from oracles import bilinear, linear, quadrature
 from refusals import refused
 from seeds import generator
+from sequence_oracles import attention
 
 import tnsim
 
@@ -111,23 +112,23 @@ def test_a_constant_added_to_outputs_changes_nothing():
 def test_sequences_have_a_mean_over_inputs_and_positions():
     rng = generator(4)
 
-    a, b = (tnsim.Model([attention(rng, 3, 3), bilinear(rng, 3, 4, 2)], n_ctx=4) for _ in range(2))
+    a, b = (
+        tnsim.Model(
+            [attention(rng, 3, 1, 3, 3, 3, rope_base=None), bilinear(rng, 3, 4, 2)], n_ctx=4
+        )
+        for _ in range(2)
+    )
     x = rng.normal(size=(50, 4, 3))
     wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))
     metric = tnsim.Empirical(x)
     assert_close(tnsim.similarity(a, b, metric, centred=True), wanted, scale=1.0, rtol=1e-10)
 
 
-def attention(rng, d_in, d):
-    q1, k1, q2, k2, v = (rng.normal(size=(d, d_in)) for _ in range(5))
-    return tnsim.Attention(q1, k1, q2, k2, v, rng.normal(size=(d, d)), n_heads=1, rope_base=None)
-
-
 @pytest.mark.slow
 def test_sequences_under_a_gaussian():
     """Exact, by quadrature over both positions of two coordinates."""
     rng = generator(8)
-    a, b = (tnsim.Model([attention(rng, 2, 2)], n_ctx=2) for _ in range(2))
+    a, b = (tnsim.Model([attention(rng, 2, 1, 2, 2, 2, rope_base=None)], n_ctx=2) for _ in range(2))
     mean, root = rng.normal(size=2), rng.normal(size=(2, 2))
     cov = root @ root.T
     x, weights = quadrature(7, np.tile(mean, 2), np.kron(np.eye(2), cov))
@@ -144,7 +145,7 @@ def test_sequences_under_a_gaussian():
 def test_tokens():
     """Exact, by all sequences of three tokens."""
     rng = generator(9)
-    a, b = (tnsim.Model([attention(rng, 3, 2)], n_ctx=3) for _ in range(2))
+    a, b = (tnsim.Model([attention(rng, 3, 1, 2, 2, 2, rope_base=None)], n_ctx=3) for _ in range(2))
     ids = np.stack(np.meshgrid(*[range(3)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     x = np.eye(3)[ids]
     wanted = cosine(np.asarray(a(x)), np.asarray(b(x)))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
+from oracles import quadrature
 from refusals import refused
 
 import tnsim
@@ -24,14 +25,6 @@ def product(rng, order, *, equal=False, width=WIDTH, skip=None):
     return tnsim.Model([layer if skip is None else tnsim.Residual(layer, skip, 0.5)])
 
 
-def nodes(count):
-    """Nodes and weights of Gauss-Hermite quadrature over WIDTH coordinates."""
-    x, weight = np.polynomial.hermite_e.hermegauss(count)
-    weight = weight / weight.sum()
-    points = np.array(list(itertools.product(x, repeat=WIDTH)))
-    return points, np.array(list(itertools.product(weight, repeat=WIDTH))).prod(axis=1)
-
-
 @pytest.mark.crossing
 @pytest.mark.parametrize("order", [5, 6, 8])
 @pytest.mark.parametrize("equal", [False, True])
@@ -40,9 +33,8 @@ def test_a_gaussian_over_many_factors_is_quadrature(order, equal, skip, rng):
     a, b = product(rng, order, equal=equal, skip=skip), product(rng, order, skip=skip)
     partner = product(rng, 2)
     mean, root = rng.normal(size=WIDTH), rng.normal(size=(WIDTH, WIDTH)) / 2
-    points, weights = nodes(order + 1)
-    inputs = mean + points @ root.T
     metric = tnsim.Gaussian(mean, root @ root.T)
+    inputs, weights = quadrature(order + 1, metric.mean, metric.cov)
 
     def expected(one, two):
         return (weights[:, None] * one(inputs) * two(inputs)).sum()

@@ -6,7 +6,7 @@ import component_oracles as oracle
 import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
-from component_oracles import STACKS
+from component_oracles import points, stack
 from oracles import bilinear, linear
 from refusals import refused
 from sequence_oracles import attention, linear_attention
@@ -15,11 +15,6 @@ import tnsim
 from tnsim.models.components import components_of, edges_of, wired
 
 LEGS = {"q1": "Q", "q2": "Q", "k1": "K", "k2": "K", "v": "V"}
-
-
-def stack(name, rng):
-    make, n_ctx = STACKS[name]
-    return tnsim.Model(make(rng), n_ctx=n_ctx)
 
 
 def apart(core, index):
@@ -149,7 +144,7 @@ def by_of(model):
 @pytest.mark.parametrize("name", ["mlp", "no skip", "nested", "attention", "mixed"])
 def test_cuts_and_shares_are_those_of_blocks_by_hand(name, rng):
     model = stack(name, rng)
-    x = rng.normal(size=(3, model.d_in) if model.n_ctx is None else (3, model.n_ctx, model.d_in))
+    x = points(model, rng, 3)
     found = tnsim.paths(model, metric=tnsim.Empirical(x), by=by_of(model), legs=True)
     whole = gated_outputs(model, x, {})
     assert_close(whole, model(x), scale=LARGEST, rtol=1e-12)
