@@ -187,7 +187,8 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
     for log in (writer, run, lambda numbers, step: rows.append((numbers, step))):
         torch.manual_seed(0)
         _, numbers = trained(Net(), 2, tnsim.torch.Monitor(every=1, log=log))
-    assert rows == [({}, 0), (numbers[1], 1)] and set(numbers[1]) == {
+    assert rows == [({}, 0), (numbers[1], 1)]
+    assert set(numbers[1]) == {
         "similarity/first",
         "similarity/previous",
     }

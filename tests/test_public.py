@@ -199,9 +199,8 @@ def test_a_prompt_shows_metric_guarantee_and_value(rng):
         str(parts.tolist()), np.array2string(np.asarray(parts), separator=", ")
     )
     plan = tnsim.plan(a, b, tnsim.GaussianClosure())
-    assert repr(plan).startswith(
-        "Estimate(closure, exact, contractions: AB; "
-    ) and "\n" not in repr(plan)
+    assert repr(plan).startswith("Estimate(closure, exact, contractions: AB; ")
+    assert "\n" not in repr(plan)
     assert f"{plan.multiplications:,} multiplications" in repr(plan)
 
 

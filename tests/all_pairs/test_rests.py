@@ -256,10 +256,8 @@ def test_the_command_says_what_belongs_to_no_part(run, tmp_path):
     found = told("pairwise", *files, *options)
     assert found["rest"] == ["transformer.wpe.weight"] and found["duplicates"] == 0
     cost = told("pairwise", *files, *options[:2], "--dry-run")
-    assert (
-        cost["ov"]["together"]["tiles"]["pairs"] == 2
-        and cost["mlp"]["together"]["tiles"]["pairs"] == 2
-    )
+    assert cost["ov"]["together"]["tiles"]["pairs"] == 2
+    assert cost["mlp"]["together"]["tiles"]["pairs"] == 2
     same = command(
         "pairwise", run / "step0", run / "step3", *options[:2], "--out", tmp_path / "same"
     )

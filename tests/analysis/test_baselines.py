@@ -336,12 +336,8 @@ def test_refusals(rng, models):
 @pytest.mark.parametrize("measure", WITH_DATA)
 def test_every_matrix_says_what_it_is(measure, models):
     attrs = measure(models, 20).attrs
-    assert (
-        attrs["needs_data"] == 1
-        and attrs["invariant_to"]
-        and attrs["formula"]
-        and attrs["samples"] == 20
-    )
+    assert attrs["needs_data"] == 1 and attrs["invariant_to"] and attrs["formula"]
+    assert attrs["samples"] == 20
 
 
 def language_models(rng, count, n_ctx):

@@ -34,10 +34,10 @@ def test_heatmaps_share_one_colour_range(run):
     points = reading.segment(run, 3).change_points
     figure = figures.pairwise(run, "heatmap", ["similarity", "weight_cosine"], points)
     first, second = images(figure)
-    assert np.array_equal(
-        first.get_array(), run.similarity
-    ) and first.get_clim() == second.get_clim() == (0, 1)
-    assert len(figure.axes) == 3 and [axes.get_title() for axes in figure.axes[:2]] == [
+    assert np.array_equal(first.get_array(), run.similarity)
+    assert first.get_clim() == second.get_clim() == (0, 1)
+    assert len(figure.axes) == 3
+    assert [axes.get_title() for axes in figure.axes[:2]] == [
         "similarity",
         "weight cosine",
     ]
@@ -124,14 +124,10 @@ def test_labels_do_not_overlap(rng, kind, count):
 def test_trajectories(run):
     figure = figures.pairwise(run, "trajectory", ["similarity", "weight_cosine"], (4,))
     last, before = figure.axes[0].lines[:2]
-    assert (
-        last.get_ydata().tolist() == reading.trajectory(run).values.tolist()
-        and len(before.get_xdata()) == 12
-    )
-    assert (
-        len(figure.axes[0].get_legend().get_texts()) == 4
-        and figure.axes[0].lines[-1].get_xdata()[0] == 3.5
-    )
+    assert last.get_ydata().tolist() == reading.trajectory(run).values.tolist()
+    assert len(before.get_xdata()) == 12
+    assert len(figure.axes[0].get_legend().get_texts()) == 4
+    assert figure.axes[0].lines[-1].get_xdata()[0] == 3.5
 
 
 def test_slices(run):

@@ -68,10 +68,8 @@ def test_page_holds_the_run(tmp_path):
         limited_by="numbers packed in few digits",
     )
     assert ["metric", "gaussian"] in data["provenance"]
-    assert (
-        data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"]
-        and data["models"]["a"][1][3] == "step_0.safetensors"
-    )
+    assert data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"]
+    assert data["models"]["a"][1][3] == "step_0.safetensors"
 
 
 def test_page_is_alone(tmp_path):
@@ -81,9 +79,8 @@ def test_page_is_alone(tmp_path):
         r"|innerHTML|insertAdjacentHTML|document\.write",
         text,
     )
-    assert "default-src 'none'" in text and set(re.findall(r"https?://[^\"']*", text)) == {
-        "http://www.w3.org/2000/svg"
-    }
+    assert "default-src 'none'" in text
+    assert set(re.findall(r"https?://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}
 
 
 def test_text_is_never_markup(tmp_path):

@@ -46,10 +46,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
 def test_similarity(pair):
     a, b = map(tnsim.load, pair)
     found = told("similarity", *pair, "--slices")
-    assert (
-        found["similarity"] == tnsim.similarity(a, b)
-        and found["slices"] == tnsim.slices(a, b).tolist()
-    )
+    assert found["similarity"] == tnsim.similarity(a, b)
+    assert found["slices"] == tnsim.slices(a, b).tolist()
     assert (found["metric"], found["exact"], found["dtype"]) == ("gaussian", True, "float64")
     text = command("similarity", *pair, "--metric", "tree", "--dtype", "float32", "--slices").stdout
     assert "tree (exact)" in text and "output 2" in text
@@ -59,10 +57,8 @@ def test_inspect(pair):
     found = told("inspect", pair[0])
     assert found["degree"] == found["legs"] == 2 and found["parameters"] == 4 * 10 + 15 + 10 + 3
     text = command("inspect", pair[0]).stdout
-    assert (
-        "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text
-        and "nothing assumed" in text
-    )
+    assert "Bilinear(4 -> 3, rank 5, left_bias, right_bias, down_bias)" in text
+    assert "nothing assumed" in text
 
 
 def test_plan(pair):
@@ -95,11 +91,8 @@ def test_convert(tmp_path, rng):
 
 def test_demo(tmp_path):
     done = command("demo", "--out", tmp_path / "out")
-    assert (
-        "What is to be seen" in done.stdout
-        and "network: 3 tensors" in done.stdout
-        and "pair" in done.stderr
-    )
+    assert "What is to be seen" in done.stdout and "network: 3 tensors" in done.stdout
+    assert "pair" in done.stderr
     with np.load(tmp_path / "out" / "similarity.npz") as data:
         matrix, steps = data["similarity"], data["a"]
     assert (tmp_path / "out" / "similarity.png").stat().st_size > 10_000
@@ -158,11 +151,8 @@ def test_deep_models_and_check(tmp_path, rng):
         )
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     exact = told("similarity", *files, "--check", 20000, "--seed", 3)
-    assert (
-        exact["exact"] is True
-        and abs(exact["check"]["deviation"]) < 6
-        and exact["check"]["samples"] >= 19000
-    )
+    assert exact["exact"] is True and abs(exact["check"]["deviation"]) < 6
+    assert exact["check"]["samples"] >= 19000
     closure = told("similarity", *files, "--metric", "closure")
     assert closure["exact"] is False and closure["similarity"] != exact["similarity"]
     assert told("similarity", *files, "--metric", "symmetric")["metric"] == "symmetric"

@@ -85,10 +85,8 @@ def test_all_pairs_and_what_is_written(folder):
     text = process(
         "pairwise", folder / "models" / "*.safetensors", "--out", out, "--slices", "--parquet"
     )
-    assert (
-        "models      3 x 3, 0 with the weights of another" in text.stdout
-        and "gaussian (exact)" in text.stdout
-    )
+    assert "models      3 x 3, 0 with the weights of another" in text.stdout
+    assert "gaussian (exact)" in text.stdout
     assert "--report page.html" in text.stdout
     assert "6/6" in text.stderr and "pair/s" in text.stderr
     expected = tnsim.pairwise(tnsim.load(folder / "models"), slices=True)
@@ -100,21 +98,15 @@ def test_all_pairs_and_what_is_written(folder):
     np.testing.assert_array_equal(np.array([row[1:] for row in rows], float), expected.similarity)
     with np.load(out / "result.npz") as found:
         np.testing.assert_array_equal(found["slices"], expected.slices)
-        assert (
-            found["a"].tolist() == [0, 10, 200]
-            and json.loads(str(found["attributes"]))["metric"] == "gaussian"
-        )
+        assert found["a"].tolist() == [0, 10, 200]
+        assert json.loads(str(found["attributes"]))["metric"] == "gaussian"
     pairs = parquet.read_table(out / "pairs.parquet").to_pydict()
     assert pairs["a"][:4] == [0, 0, 0, 10] and pairs["b"][:4] == [0, 10, 200, 0]
-    assert pairs["similarity"] == expected.similarity.values.ravel().tolist() and pairs["slices"][
-        0
-    ] == [1.0, 1.0]
+    assert pairs["similarity"] == expected.similarity.values.ravel().tolist()
+    assert pairs["slices"][0] == [1.0, 1.0]
     again = told("pairwise", folder / "models", "--out", out, "--slices")  # goes on, and so reads
-    assert (
-        again["similarity"] == expected.similarity.values.tolist()
-        and again["a"] == [0, 10, 200]
-        and again["exact"] is True
-    )
+    assert again["similarity"] == expected.similarity.values.tolist() and again["a"] == [0, 10, 200]
+    assert again["exact"] is True
 
 
 def test_others_and_a_dry_run(folder):
@@ -132,9 +124,8 @@ def test_others_and_a_dry_run(folder):
     assert found["b"] == ["step_200"] and found["metric"] == "tree"
     assert "pairs            6" in command("pairwise", folder / "models", "--dry-run").stdout
     planned = told("pairwise", folder / "models", "--dry-run")
-    assert (
-        planned["route"] == "features" and planned["tiles"]["pairs"] == 6 and planned["seconds"] > 0
-    )
+    assert planned["route"] == "features" and planned["tiles"]["pairs"] == 6
+    assert planned["seconds"] > 0
 
 
 def test_revisions_of_a_hub_cache(cache, folder):

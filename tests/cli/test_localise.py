@@ -104,9 +104,8 @@ def test_forward_passes_on_a_file_of_inputs(tmp_path, rng):
     metric, models = tnsim.Empirical(inputs), [tnsim.load(file) for file in files]
     found = json.loads(command("paths", files[0], *options).stdout)
     wanted = tnsim.paths(models[0], metric=metric)
-    assert (
-        found["metric"] == "empirical" and list(found["shares"].values()) == wanted.share.tolist()
-    )
+    assert found["metric"] == "empirical"
+    assert list(found["shares"].values()) == wanted.share.tolist()
     found = json.loads(command("change", *files, *options).stdout)
     assert found["share"] == tnsim.change(*models, metric).share.tolist()
 

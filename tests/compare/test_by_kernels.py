@@ -161,7 +161,8 @@ def test_all_verbs(rng):
     assert tnsim.similarity(a, b, closure).exact
     assert abs(tnsim.check(a, b, metric, samples=4096).deviation) < 5
     plan = tnsim.plan(a, b, metric, cosine=True)
-    assert plan.exact and dict(plan.facts) == {
+    assert plan.exact
+    assert dict(plan.facts) == {
         "kernels": 3,
         "rows of hidden units": 5,
         "columns of hidden units": 5,

@@ -50,10 +50,8 @@ def test_checkpoints_of_somebody_without_a_control(trained, tmp_path):
     run = ExperimentRun(tmp_path, SMALL, given=given)
     rows = {row.name: row for row in claims(run, measure(run))}
     assert not rows["text-tensor"].control and rows["text-tensor"].expected
-    assert (
-        verdict(rows["divided-by-slice"]) == "holds"
-        and len(EXPERIMENT.figures(run, measure(run))) == 3
-    )
+    assert verdict(rows["divided-by-slice"]) == "holds"
+    assert len(EXPERIMENT.figures(run, measure(run))) == 3
     with refused("models of 64 pixels, but images of 1024", tnsim.CheckpointError):
         measure(
             dataclasses.replace(
