@@ -518,8 +518,7 @@ GRAPHS = {
     "a limit in a list": Case(_with_limit_in_list, variants=(1.0, 3.0)),
     "a factor in a mapping": Case(_with_factor, variants=(1.0, 3.0)),
     "a slope of an activation": Case(
-        lambda slope: nn.Sequential(_linear(), nn.LeakyReLU(slope), _linear()),
-        variants=(0.01, 0.2),
+        lambda slope: nn.Sequential(_linear(), nn.LeakyReLU(slope), _linear()), variants=(0.01, 0.2)
     ),
     "the padding of a convolution": Case(
         lambda mode: _convolutional(padding_mode=mode)(),
@@ -965,8 +964,7 @@ ATTENDING = {
     "a window of 64": Case(_attention(_banded(64))),
     "a scale by position": Case(
         _attention(
-            lambda m, s: s.tril() * m.scale[: s.shape[-1], None],
-            scale=nn.Parameter(torch.ones(16)),
+            lambda m, s: s.tril() * m.scale[: s.shape[-1], None], scale=nn.Parameter(torch.ones(16))
         )
     ),
     "a bias by distance": Case(_attention(lambda m, s: s.tril() * _by_distance(s))),

@@ -13,58 +13,48 @@ ONE = np.ones((2, 2))
 
 
 @pytest.mark.parametrize(
-    "build, message",
-    [
-        (lambda: tnsim.Linear(np.ones(3)), r"Linear weight must have 2 axes, found shape \(3,\)"),
-        (lambda: tnsim.Linear(np.ones((0, 3))), r"Linear weight is empty, shape \(0, 3\)"),
-        (
-            lambda: tnsim.Linear(ONE * 1j),
-            "Linear weight must hold real numbers, found dtype complex128",
+    "message, build",
+    {
+        r"Linear weight must have 2 axes, found shape \(3,\)": lambda: tnsim.Linear(np.ones(3)),
+        r"Linear weight is empty, shape \(0, 3\)": lambda: tnsim.Linear(np.ones((0, 3))),
+        "Linear weight must hold real numbers, found dtype complex128": lambda: tnsim.Linear(
+            ONE * 1j
         ),
-        (lambda: tnsim.Linear([["a", "b"]]), "Linear weight must hold real numbers"),
-        (
-            lambda: tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2),
-            r"a coefficient of a model must have 0 axes, found shape \(2,\)",
+        "Linear weight must hold real numbers": lambda: tnsim.Linear([["a", "b"]]),
+        r"a coefficient of a model must have 0 axes, found shape \(2,\)": lambda: (
+            tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2)
         ),
-        (
-            lambda: 1j * tnsim.Model([tnsim.Linear(ONE)]),
-            "a coefficient of a model must hold real numbers, found dtype complex128",
+        "a coefficient of a model must hold real numbers, found dtype complex128": lambda: (
+            1j * tnsim.Model([tnsim.Linear(ONE)])
         ),
-        (lambda: tnsim.Linear(ONE, np.ones(3)), r"Linear bias has shape \(3,\), expected \(2,\)"),
-        (
-            lambda: tnsim.Linear([[1.0, np.inf]]),
-            r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]",
+        r"Linear bias has shape \(3,\), expected \(2,\)": lambda: tnsim.Linear(ONE, np.ones(3)),
+        r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]": lambda: tnsim.Linear(
+            [[1.0, np.inf]]
         ),
-        (
-            lambda: tnsim.Bilinear(ONE, np.ones((3, 2)), ONE),
-            r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left",
+        r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left": lambda: tnsim.Bilinear(
+            ONE, np.ones((3, 2)), ONE
         ),
-        (
-            lambda: tnsim.Bilinear(ONE, ONE, np.ones((2, 3))),
-            r"Bilinear down has shape \(2, 3\), axis 1 must be 2, the rank of left and right",
+        r"Bilinear down has shape \(2, 3\), axis 1 must be 2, the rank of left and right": lambda: (
+            tnsim.Bilinear(ONE, ONE, np.ones((2, 3)))
         ),
-        (lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))), "the layer maps 2 to 3"),
-        (lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan), "Residual skip has 1 NaN"),
-        (lambda: tnsim.Model([]), "a model needs at least one layer, found none"),
-        (
-            lambda: tnsim.Model([tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]),
-            "layer 1 expects 3 inputs but layer 0 gives 2",
+        "the layer maps 2 to 3": lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))),
+        "Residual skip has 1 NaN": lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan),
+        "a model needs at least one layer, found none": lambda: tnsim.Model([]),
+        "layer 1 expects 3 inputs but layer 0 gives 2": lambda: tnsim.Model(
+            [tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]
         ),
-        (
-            lambda: tnsim.Gaussian(cov=-np.eye(2)),
-            "cov must be positive semidefinite, found the eigenvalue -1",
+        "cov must be positive semidefinite, found the eigenvalue -1": lambda: tnsim.Gaussian(
+            cov=-np.eye(2)
         ),
-        (
-            lambda: tnsim.Gaussian(cov=[[1.0, 2.0], [0.0, 1.0]]),
-            "cov must be symmetric, found entries that differ",
+        "cov must be symmetric, found entries that differ": lambda: tnsim.Gaussian(
+            cov=[[1.0, 2.0], [0.0, 1.0]]
         ),
-        (
-            lambda: tnsim.Gaussian(cov=np.ones((2, 3))),
-            r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)",
+        r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)": lambda: (
+            tnsim.Gaussian(cov=np.ones((2, 3)))
         ),
-        (lambda: tnsim.Gaussian(np.ones(3), np.eye(2)), "mean has 3 coordinates but cov 2"),
-        (lambda: tnsim.GaussianClosure([np.nan]), "the input mean has 1 NaN"),
-    ],
+        "mean has 3 coordinates but cov 2": lambda: tnsim.Gaussian(np.ones(3), np.eye(2)),
+        "the input mean has 1 NaN": lambda: tnsim.GaussianClosure([np.nan]),
+    }.items(),
 )
 def test_what_makes_no_model(build, message):
     with refused(message):

@@ -188,10 +188,7 @@ def test_loggers_get_numbers_and_the_matrix(wandb):
         torch.manual_seed(0)
         _, numbers = trained(Net(), 2, tnsim.torch.Monitor(every=1, log=log))
     assert rows == [({}, 0), (numbers[1], 1)]
-    assert set(numbers[1]) == {
-        "similarity/first",
-        "similarity/previous",
-    }
+    assert set(numbers[1]) == {"similarity/first", "similarity/previous"}
     assert writer.scalars == [(name, value, 1) for name, value in numbers[1].items()]
     name, shape, dtype, step, order = writer.images[1]
     assert (name, shape[2], dtype, step, order) == ("similarity/matrix", 3, np.uint8, 1, "HWC")

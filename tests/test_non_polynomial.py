@@ -135,23 +135,20 @@ def test_what_a_measure_of_functions_refuses(rng):
     double = lambda x: 2 * x  # noqa: E731
     wide = lambda x: np.ones((len(x), 5))  # noqa: E731
     x = rng.normal(size=(6, 3))
-    for attempt, message in (
-        (lambda: tnsim.baselines.cka([double, double], 20), "give inputs as an array"),
-        (
-            lambda: tnsim.baselines.output_cosine([double, wide], x),
-            r"model 1 gives outputs of shape \(6, 5\)",
+    for message, attempt in {
+        "give inputs as an array": lambda: tnsim.baselines.cka([double, double], 20),
+        r"model 1 gives outputs of shape \(6, 5\)": lambda: tnsim.baselines.output_cosine(
+            [double, wide], x
         ),
-        (lambda: tnsim.baselines.cka([double, wide], x), "model 1 gives the same output"),
-        (lambda: tnsim.baselines.cka([double, 3], x), "expected a tnsim Model"),
-        (
-            lambda: tnsim.similarity(Transformer(), abs, tnsim.Empirical([[0, 1]])),
-            r"TransformerEncoderLayer|MultiheadAttention.*training mode.*call module.eval\(\) first",
+        "model 1 gives the same output": lambda: tnsim.baselines.cka([double, wide], x),
+        "expected a tnsim Model": lambda: tnsim.baselines.cka([double, 3], x),
+        r"TransformerEncoderLayer|MultiheadAttention.*training mode.*call module.eval\(\) first": lambda: (
+            tnsim.similarity(Transformer(), abs, tnsim.Empirical([[0, 1]]))
         ),
-        (
-            lambda: tnsim.baselines.weight_cosine([double, double]),
-            "model 0 is a function: the cosine of weights is for models",
+        "model 0 is a function: the cosine of weights is for models": lambda: (
+            tnsim.baselines.weight_cosine([double, double])
         ),
-    ):
+    }.items():
         with refused(message):
             attempt()
 

@@ -571,16 +571,8 @@ LONG[1300, 0] = 9.0
 LONG = tnsim.Empirical(LONG)
 REFUSED_ON_INPUTS = {
     "not a number": (wild(np.nan), {"metric": LONG}, "NaN or infinite, first for input 1300"),
-    "infinite": (
-        wild(np.inf),
-        {"metric": LONG},
-        "NaN or infinite, first for input 1300",
-    ),
-    "far apart": (
-        wild(1e200),
-        {"metric": LONG},
-        "on some inputs are beyond float64, relative to",
-    ),
+    "infinite": (wild(np.inf), {"metric": LONG}, "NaN or infinite, first for input 1300"),
+    "far apart": (wild(1e200), {"metric": LONG}, "on some inputs are beyond float64, relative to"),
     "zero": (np.zeros_like, {}, "the second model is the zero function"),
     "random": (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), {}, r"call module\.eval\(\) first"),
     "other outputs": (nn.Linear(2, 3), {}, "one shape of outputs"),

@@ -66,9 +66,7 @@ def grid(sides=80):
 
 @pytest.mark.sampled(quick=1, slow=8)
 @pytest.mark.parametrize(
-    "pair",
-    [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
-    ids=":".join,
+    "pair", [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)], ids=":".join
 )
 def test_24_digits(pair):
     """1e-13 of the scale of each pair, and 1e-12 of the norms of live units."""

@@ -179,11 +179,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     models, store = tnsim.load(folder / "models"), folder / "store"
     tnsim.pairwise(models, store=store)
     for given, options, message in [
-        (
-            models,
-            {"metric": tnsim.Frobenius()},
-            'metric "gaussian", and "frobenius" is asked for',
-        ),
+        (models, {"metric": tnsim.Frobenius()}, 'metric "gaussian", and "frobenius" is asked for'),
         (
             models,
             {"metric": tnsim.Gaussian(np.ones(3))},

@@ -240,14 +240,7 @@ def test_rests_of_processes_that_share_a_store_are_added_up(run, tmp_path):
 
 def test_the_command_says_what_belongs_to_no_part(run, tmp_path):
     files = [run / "step0", run / "step1"]
-    options = (
-        "--parts",
-        "ov,mlp",
-        "--out",
-        tmp_path / "out",
-        "--report",
-        tmp_path / "page.html",
-    )
+    options = ("--parts", "ov,mlp", "--out", tmp_path / "out", "--report", tmp_path / "page.html")
     done = command("pairwise", *files, *options)
     said = "what belongs to no part differs in 1: transformer.wpe.weight"
     assert f"rest        {said}" in done.stdout

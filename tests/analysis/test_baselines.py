@@ -286,49 +286,36 @@ def test_refusals(rng, models):
     zero = tnsim.Model([tnsim.Linear(np.zeros((3, 4)))])
     constant = tnsim.Model([tnsim.Linear(np.zeros((3, 4)), [0.1, 0.2, 0.7])])
     huge = tnsim.Model([tnsim.Bilinear(*[1e200 * np.ones((3, 4))] * 2, np.ones((3, 3)))])
-    for call, message in (
-        (
-            lambda: baselines.weight_cosine([models[0], other]),
-            "model 1 has other layers than model 0",
+    for message, call in {
+        "model 1 has other layers than model 0": lambda: baselines.weight_cosine(
+            [models[0], other]
         ),
-        (lambda: baselines.weight_cosine([zero]), "model 0 has zero weights only"),
-        (
-            lambda: baselines.weight_slices([zero]),
-            "model 0 writes output 0 with zero weights only",
+        "model 0 has zero weights only": lambda: baselines.weight_cosine([zero]),
+        "model 0 writes output 0 with zero weights only": lambda: baselines.weight_slices([zero]),
+        "model 1 gives zero in row 0 of its outputs: .* leave that input out": lambda: (
+            baselines.mean_cosine([models[0], zero], 10)
         ),
-        (
-            lambda: baselines.mean_cosine([models[0], zero], 10),
-            "model 1 gives zero in row 0 of its outputs: .* leave that input out",
+        "model 1 gives zero on all inputs": lambda: baselines.output_cosine([models[0], zero], 10),
+        "at least 4 inputs .* found 3": lambda: baselines.cka(models, 3),
+        "model 1 gives the same output for all inputs": lambda: baselines.cka(
+            [models[0], constant], 50
         ),
-        (
-            lambda: baselines.output_cosine([models[0], zero], 10),
-            "model 1 gives zero on all inputs",
+        "model 1 gives (inf|nan) in output 0 of input 0: a float range": lambda: (
+            baselines.agreement([models[0], huge], 10)
         ),
-        (lambda: baselines.cka(models, 3), "at least 4 inputs .* found 3"),
-        (
-            lambda: baselines.cka([models[0], constant], 50),
-            "model 1 gives the same output for all inputs",
+        "at least one input is needed, found n = 0": lambda: baselines.agreement(models, 0),
+        r"shape \(n, 4\); found shape \(5, 3\)": lambda: baselines.agreement(
+            models, np.ones((5, 3))
         ),
-        (
-            lambda: baselines.agreement([models[0], huge], 10),
-            "model 1 gives (inf|nan) in output 0 of input 0: a float range",
+        "inputs are not finite, first in row 0": lambda: baselines.agreement(
+            models, np.full((5, 4), np.nan)
         ),
-        (lambda: baselines.agreement(models, 0), "at least one input is needed, found n = 0"),
-        (
-            lambda: baselines.agreement(models, np.ones((5, 3))),
-            r"shape \(n, 4\); found shape \(5, 3\)",
+        "1 names were given for 3 models": lambda: baselines.agreement(models, 5, names=["x"]),
+        "different inputs: 4 and 5": lambda: baselines.agreement(
+            [models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5
         ),
-        (
-            lambda: baselines.agreement(models, np.full((5, 4), np.nan)),
-            "inputs are not finite, first in row 0",
-        ),
-        (lambda: baselines.agreement(models, 5, names=["x"]), "1 names were given for 3 models"),
-        (
-            lambda: baselines.agreement([models[0], tnsim.Model([bilinear(rng, 5, 2, 3)])], 5),
-            "different inputs: 4 and 5",
-        ),
-        (lambda: baselines.agreement([models[0], 3.0], 5), "expected a tnsim Model"),
-    ):
+        "expected a tnsim Model": lambda: baselines.agreement([models[0], 3.0], 5),
+    }.items():
         with refused(message):
             call()
 

@@ -37,10 +37,7 @@ def test_heatmaps_share_one_colour_range(run):
     assert np.array_equal(first.get_array(), run.similarity)
     assert first.get_clim() == second.get_clim() == (0, 1)
     assert len(figure.axes) == 3
-    assert [axes.get_title() for axes in figure.axes[:2]] == [
-        "similarity",
-        "weight cosine",
-    ]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["similarity", "weight cosine"]
     assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines)[-2:] == [3.5, 8.5]
 
 
@@ -182,41 +179,30 @@ def test_no_global_state(run):
 
 def test_refusals(run):
     many = run.isel(output=[0] * 200)
-    for call, message in (
-        (
-            lambda: figures.pairwise(run, "violin"),
-            "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, parts, not as 'violin'",
+    for message, call in {
+        "drawn as heatmap, trajectory, slices, mds, dendrogram, scatter, parts, not as 'violin'": lambda: (
+            figures.pairwise(run, "violin")
         ),
-        (lambda: figures.pairwise(run, variable="cka"), "no variable 'cka', only similarity"),
-        (
-            lambda: figures.pairwise(run.drop_vars("slices"), "slices"),
-            "no variable 'slices'.*compute the run with slices",
+        "no variable 'cka', only similarity": lambda: figures.pairwise(run, variable="cka"),
+        "no variable 'slices'.*compute the run with slices": lambda: figures.pairwise(
+            run.drop_vars("slices"), "slices"
         ),
-        (lambda: figures.pairwise(many, "slices"), "200 slices are not 1 to 144"),
-        (
-            lambda: figures.pairwise(run, change_points=(20,)),
-            "change points must rise from 1 to 12",
+        "200 slices are not 1 to 144": lambda: figures.pairwise(many, "slices"),
+        "change points must rise from 1 to 12": lambda: figures.pairwise(run, change_points=(20,)),
+        "all pairs of one set of models": lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"),
+        "curves are drawn above a heatmap, not above 'mds'": lambda: figures.pairwise(
+            run, "mds", curves=["log_norm_a"]
         ),
-        (lambda: figures.pairwise(run.isel(a=[0, 1]), "mds"), "all pairs of one set of models"),
-        (
-            lambda: figures.pairwise(run, "mds", curves=["log_norm_a"]),
-            "curves are drawn above a heatmap, not above 'mds'",
+        "no variable 'accuracy', only": lambda: figures.pairwise(run, curves=["accuracy"]),
+        r"one value for each of 13 columns: similarity is of shape \(13, 13\)": lambda: (
+            figures.pairwise(run, curves=["similarity"])
         ),
-        (lambda: figures.pairwise(run, curves=["accuracy"]), "no variable 'accuracy', only"),
-        (
-            lambda: figures.pairwise(run, curves=["similarity"]),
-            r"one value for each of 13 columns: similarity is of shape \(13, 13\)",
+        r"one value for each of 13 columns: log_norm_a is of shape \(4,\)": lambda: (
+            figures.pairwise(run.isel(a=slice(4)), curves=["log_norm_a"])
         ),
-        (
-            lambda: figures.pairwise(run.isel(a=slice(4)), curves=["log_norm_a"]),
-            r"one value for each of 13 columns: log_norm_a is of shape \(4,\)",
-        ),
-        (
-            lambda: figures.curves_over_training(run, []),
-            "needs at least one strip, found none",
-        ),
-        (lambda: figures.pairwise(run, "scatter"), "found 'similarity' alone: name two or more"),
-    ):
+        "needs at least one strip, found none": lambda: figures.curves_over_training(run, []),
+        "found 'similarity' alone: name two or more": lambda: figures.pairwise(run, "scatter"),
+    }.items():
         with refused(message, tnsim.errors.ResultError):
             call()
 

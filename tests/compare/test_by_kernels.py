@@ -495,11 +495,7 @@ REFUSED = {
     ),
     "Symmetric": (lambda g: mlp(g, "relu"), tnsim.Symmetric(), "compares the tensors of poly"),
     "TreeSymmetric": (lambda g: mlp(g, "relu"), tnsim.TreeSymmetric(), "relu is no polynomial"),
-    "Product": (
-        lambda g: mlp(g, "relu"),
-        tnsim.Product("normal"),
-        "exact for polynomials",
-    ),
+    "Product": (lambda g: mlp(g, "relu"), tnsim.Product("normal"), "exact for polynomials"),
 }
 
 

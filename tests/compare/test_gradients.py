@@ -244,10 +244,7 @@ def test_the_way_back_counts_in_the_budget(rng):
         budget = tnsim.Budget(**limit)
         tnsim.similarity(a, b, budget=budget)
         # In the precision of the budget's plan: JAX differentiates in float32 else.
-        with (
-            jax.enable_x64(True),
-            refused("with its gradients needs", tnsim.TooLarge),
-        ):
+        with jax.enable_x64(True), refused("with its gradients needs", tnsim.TooLarge):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
 
 

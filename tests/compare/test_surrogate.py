@@ -134,17 +134,17 @@ def test_polynomials_and_constants_stay_as_they_are(rng):
 
 @pytest.mark.sampled(quick=0)
 @pytest.mark.parametrize(
-    ("attempt", "words"),
-    [
-        (lambda m: tnsim.polynomial(m, 5), "relative error, on 16,384 draws"),
-        (lambda m: tnsim.polynomial(m, 0), "whole number from 1"),
-        (lambda m: tnsim.polynomial(m, 2, tnsim.Symmetric()), "found Symmetric"),
-        (lambda m: tnsim.polynomial(m, 2, tnsim.Empirical([[1, 2]])), "token ids"),
-        (lambda m: tnsim.polynomial(m - m, 2), "each model of a sum"),
-        (lambda m: tnsim.polynomial((0.0).__mul__, 2), "without layers"),
-        (lambda m: tnsim.polynomial(m, 2, samples=1), "at least 2"),
-        (lambda m: tnsim.polynomial(zero(), 2), "zero on all"),
-    ],
+    "words, attempt",
+    {
+        "relative error, on 16,384 draws": lambda m: tnsim.polynomial(m, 5),
+        "whole number from 1": lambda m: tnsim.polynomial(m, 0),
+        "found Symmetric": lambda m: tnsim.polynomial(m, 2, tnsim.Symmetric()),
+        "token ids": lambda m: tnsim.polynomial(m, 2, tnsim.Empirical([[1, 2]])),
+        "each model of a sum": lambda m: tnsim.polynomial(m - m, 2),
+        "without layers": lambda m: tnsim.polynomial((0.0).__mul__, 2),
+        "at least 2": lambda m: tnsim.polynomial(m, 2, samples=1),
+        "zero on all": lambda m: tnsim.polynomial(zero(), 2),
+    }.items(),
 )
 def test_refusals_name_the_road(attempt, words):
     with refused(words, tnsim.TnsimError):

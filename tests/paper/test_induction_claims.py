@@ -38,7 +38,7 @@ def test_the_verdicts_of_half_the_shipped_series(tmp_path):
             "learned through-the-last-layer one-head-first nothing-in-common phases-similarity "
             "blocks-similarity phases-repeated-outputs blocks-repeated-outputs "
             "phases-weight-cosine blocks-weight-cosine"
-        ),
+        )
     }
 
 
