@@ -69,7 +69,7 @@ def lost(future):
 
 
 def failed(future):
-    future.set_exception(ValueError("bad luck"))
+    future.set_exception(ValueError("bad\nluck\x1b[2J"))
 
 
 def no_future(future):
@@ -96,7 +96,7 @@ FORM = (
         ),
         (cancelled, r"the executor cancelled a task \(CancelledError\)"),
         (lost, r"a task failed on the executor \(BrokenProcessPool: a process was terminated"),
-        (failed, r"a task failed on the executor \(ValueError: bad luck\)"),
+        (failed, r"a task failed on the executor \(ValueError: bad luck\\x1b\[2J\)"),
         (no_future, r"Here.submit must return a future, found int"),
         (returns(None), "the executor returned NoneType of another form"),
         (returns(ScaledSum(ONES.astype("float32"), ONES, ONES)), FORM),
