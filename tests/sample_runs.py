@@ -9,6 +9,8 @@ import numpy as np
 import xarray as xr
 
 import tnsim
+from tnsim import report
+from tnsim.all_pairs import result as result_module
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 FORMULAS = {
@@ -47,6 +49,13 @@ FORMULAS = {
     'say "x", y': 'say "x", y',
 }
 """Labels of models, and the cells that they become in a table."""
+WRITERS = {
+    "similarity.csv": result_module.write_csv,
+    "result.npz": result_module.write_npz,
+    "pairs.parquet": result_module.write_parquet,
+    "run.html": report.write,
+}
+"""What writes a result into a file, by the name of the file."""
 
 
 @cache

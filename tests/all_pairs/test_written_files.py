@@ -11,19 +11,12 @@ import pytest
 from oracles import linear
 from pyarrow import parquet
 from refusals import refused
-from sample_runs import FORMULAS, blocks, data_of
+from sample_runs import FORMULAS, WRITERS, blocks, data_of
 
 import tnsim
 from tnsim import report
 from tnsim.all_pairs import result as result_module
 from tnsim.files import replacing
-
-WRITERS = {
-    "similarity.csv": result_module.write_csv,
-    "result.npz": result_module.write_npz,
-    "pairs.parquet": result_module.write_parquet,
-    "run.html": report.write,
-}
 
 
 def labelled(rng, labels):

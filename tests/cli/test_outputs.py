@@ -10,11 +10,9 @@ import pytest
 from commands import command, refusal
 from refusals import refused
 from safetensors.numpy import save_file
-from sample_runs import blocks
+from sample_runs import WRITERS, blocks
 
 import tnsim
-from tnsim import report
-from tnsim.all_pairs import result
 from tnsim.files import PNG, check_replaceable
 
 FOREIGN = {"W_l": np.ones((3, 2)), "W_r": np.ones((3, 2)), "W_p": np.ones((2, 3))}
@@ -119,14 +117,6 @@ def test_a_picture_where_no_file_can_be(place, tmp_path, monkeypatch):
         assert place != "/" or "is a folder" in done.stderr
     for arguments in (("loop", "--out", "o"), ("a.safetensors", "--out", "loop/x")):
         refusal("pairwise", *arguments)
-
-
-WRITERS = {
-    "run.csv": result.write_csv,
-    "run.npz": result.write_npz,
-    "run.parquet": result.write_parquet,
-    "run.html": report.write,
-}
 
 
 @pytest.mark.parametrize("name", WRITERS)
