@@ -136,7 +136,7 @@ def test_a_folder_of_leases_that_goes_while_it_is_asked_for(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-@pytest.mark.parametrize("place", ["leases", "leases/tile-0-0", "leases/lists"])
+@pytest.mark.parametrize("place", ["leases", "leases/tile-0-0", "leases/tile-7-7", "leases/lists"])
 def test_what_no_process_leased_blocks_nothing(place, make, tmp_path):
     """A folder, a pipe that nobody writes to, a link to nowhere; also in the place of the folder."""
     (tmp_path / place).parent.mkdir(exist_ok=True)

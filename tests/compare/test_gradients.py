@@ -62,7 +62,7 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.sampled(quick=0, slow=5)
+@pytest.mark.sampled(quick=1, slow=5)
 @pytest.mark.parametrize("work, verb", itertools.product(WORKS, VERBS))
 def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
     """Both models and the moments move; differences are of eighth order."""
