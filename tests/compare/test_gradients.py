@@ -17,6 +17,10 @@ from tnsim.compare import by_plans
 from tnsim.compare.comparison import Form
 
 WORKS = {
+    "inputs far from one": (
+        cases.SHALLOW["bilinear biases"],
+        tnsim.Gaussian([300.0, 0.1, 0.0], [1e5, 1.0, 1e-6]),
+    ),
     "a skip": (cases.SHALLOW["lerp residual"], tnsim.Gaussian()),
     "moment nodes": (
         cases.DEEP["two with biases"],
@@ -29,10 +33,6 @@ WORKS = {
     "layers": (cases.DEEP["two residual"], tnsim.TreeSymmetric()),
     "a closure": (cases.DEEP["two bilinear"], tnsim.GaussianClosure()),
     "a closure of skips": (cases.DEEP["two residual"], tnsim.GaussianClosure()),
-    "inputs far from one": (
-        cases.SHALLOW["bilinear biases"],
-        tnsim.Gaussian([300.0, 0.1, 0.0], [1e5, 1.0, 1e-6]),
-    ),
     "attention": (sequence_cases.ONE_LAYER["biases"], tnsim.Gaussian()),
 }
 VERBS = {
