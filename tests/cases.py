@@ -99,7 +99,7 @@ THREE = {
     "three bilinear": lambda g: (
         [bilinear(g, D, 3, 2), bilinear(g, 2, 3, 2), bilinear(g, 2, 2, 2)],
         [bilinear(g, D, 2, 2, True), tnsim.Residual(bilinear(g, 2, 3, 2)), bilinear(g, 2, 2, 2)],
-    ),
+    )
 }
 
 

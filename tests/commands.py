@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,20 @@ def command(*arguments, check=True, main=app.main):
         warnings.simplefilter("default")
         status = _status_of(main)
     return _checked(Done(status, out.getvalue(), err.getvalue()), check)
+
+
+def told(*arguments):
+    """What `tnsim *arguments --json` prints."""
+    return json.loads(command(*arguments, "--json").stdout)
+
+
+def refusal(*arguments, said="", main=app.main):
+    """The one line that `tnsim *arguments` is refused by, which has the words; nothing else is printed."""
+    done = command(*arguments, check=False, main=main)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.count("\n") == 1 and "unforeseen" not in done.stderr, done.stderr
+    assert said in done.stderr, done.stderr
+    return done.stderr
 
 
 def process(*arguments, check=True, **options):

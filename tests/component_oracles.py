@@ -179,9 +179,13 @@ STACKS = {
 }
 
 
-def pair(name, rng):
+def stack(name, rng):
     make, n_ctx = STACKS[name]
-    return tuple(tnsim.Model(make(rng), n_ctx=n_ctx) for _ in range(2))
+    return tnsim.Model(make(rng), n_ctx=n_ctx)
+
+
+def pair(name, rng):
+    return stack(name, rng), stack(name, rng)
 
 
 def points(model, rng, count=5):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -518,8 +518,7 @@ GRAPHS = {
     "a limit in a list": Case(_with_limit_in_list, variants=(1.0, 3.0)),
     "a factor in a mapping": Case(_with_factor, variants=(1.0, 3.0)),
     "a slope of an activation": Case(
-        lambda slope: nn.Sequential(_linear(), nn.LeakyReLU(slope), _linear()),
-        variants=(0.01, 0.2),
+        lambda slope: nn.Sequential(_linear(), nn.LeakyReLU(slope), _linear()), variants=(0.01, 0.2)
     ),
     "the padding of a convolution": Case(
         lambda mode: _convolutional(padding_mode=mode)(),
@@ -878,6 +877,8 @@ SINGLE = {
 
 # Sequences.
 
+TRIANGLE = torch.ones(16, 16).tril()
+
 
 def _attention(
     weigh: Callable[[Any, torch.Tensor], torch.Tensor], **parts: Any
@@ -914,6 +915,14 @@ def _position_wise(forward: Forward, **parts: Any) -> Callable[[], nn.Module]:
     return lambda: Module(forward, **{"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), **parts})
 
 
+def _of_tokens(
+    forward: Forward, refused: str | None = None, tokens: int = 40, **options: Any
+) -> Case:
+    """A case of a forward pass of tokens, with a table `embed` of their vectors."""
+    build = _position_wise(forward, embed=nn.Embedding(tokens, 2, **options))
+    return Case(build, refused=refused, tokens=tokens)
+
+
 def _windowed_by_config(width: int) -> nn.Module:
     config = SimpleNamespace(window=width)
     return _attention(lambda m, s: _banded(m.config.window)(m, s), config=config)()
@@ -924,135 +933,94 @@ def _token_zero_masked(m: Any, tokens: torch.Tensor) -> torch.Tensor:
     return m.a(torch.where((tokens == 0).unsqueeze(-1), 0.0, h)) * m.b(h)
 
 
-SEQUENCES = {
-    "causal": Case(_attention(lambda m, s: s.tril()), positions=True),
-    "unmasked": Case(_attention(lambda m, s: s), positions=True),
+ATTENDING = {
+    "causal": Case(_attention(lambda m, s: s.tril())),
+    "unmasked": Case(_attention(lambda m, s: s)),
     "causal by a buffer": Case(
-        _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=torch.ones(16, 16).tril()),
-        {"mask": torch.ones(16, 16).tril()},
-        positions=True,
+        _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=TRIANGLE),
+        {"mask": TRIANGLE},
     ),
     "a mask of ones": Case(
         _attention(lambda m, s: s * m.mask[: s.shape[-1], : s.shape[-1]], mask=torch.ones(16, 16)),
-        {"mask": torch.ones(16, 16).tril()},
-        positions=True,
+        {"mask": TRIANGLE},
     ),
     "causal by masked_fill": Case(
-        _attention(lambda m, s: s.masked_fill(_ones(s).triu(1) > 0, 0.0)), positions=True
+        _attention(lambda m, s: s.masked_fill(_ones(s).triu(1) > 0, 0.0))
     ),
-    "a window of 8": Case(_attention(_banded(8)), positions=True),
-    "a window of 4": Case(_attention(_banded(4)), positions=True),
-    "a window of a configuration": Case(_windowed_by_config, variants=(8, 2), positions=True),
+    "a window of 8": Case(_attention(_banded(8))),
+    "a window of 4": Case(_attention(_banded(4))),
+    "a window of a configuration": Case(_windowed_by_config, variants=(8, 2)),
     "every second key": Case(
-        _attention(lambda m, s: s.tril() * (torch.arange(s.shape[-1]) % 2 == 0)), positions=True
+        _attention(lambda m, s: s.tril() * (torch.arange(s.shape[-1]) % 2 == 0))
     ),
-    "over n": Case(_attention(lambda m, s: s.tril() / s.shape[-1]), positions=True),
-    "over the root of n": Case(_attention(lambda m, s: s / s.shape[-1] ** 0.5), positions=True),
-    "over visible keys": Case(_attention(_over_visible), positions=True),
-    "longer than 8": Case(
-        _attention(lambda m, s: s.tril() if s.shape[-1] <= 8 else s), positions=True
-    ),
-    "longer than 100": Case(
-        _attention(lambda m, s: s.tril() if s.shape[-1] <= 100 else s), positions=True
-    ),
+    "over n": Case(_attention(lambda m, s: s.tril() / s.shape[-1])),
+    "over the root of n": Case(_attention(lambda m, s: s / s.shape[-1] ** 0.5)),
+    "over visible keys": Case(_attention(_over_visible)),
+    "longer than 8": Case(_attention(lambda m, s: s.tril() if s.shape[-1] <= 8 else s)),
+    "longer than 100": Case(_attention(lambda m, s: s.tril() if s.shape[-1] <= 100 else s)),
     "longer than 100, as a plain number": Case(
-        _attention(lambda m, s: s.tril() if len(s[0]) <= 100 else s), positions=True
+        _attention(lambda m, s: s.tril() if len(s[0]) <= 100 else s)
     ),
-    "a window of 64": Case(_attention(_banded(64)), positions=True),
+    "a window of 64": Case(_attention(_banded(64))),
     "a scale by position": Case(
-        _attention(lambda m, s: s.tril() * m.scale[: s.shape[-1], None], scale=nn.Parameter(torch.ones(16))),
-        positions=True,
-    ),
-    "a bias by distance": Case(
         _attention(
-            lambda m, s: s.tril() * _by_distance(s)
-        ),
-        positions=True,
+            lambda m, s: s.tril() * m.scale[: s.shape[-1], None], scale=nn.Parameter(torch.ones(16))
+        )
     ),
-    "softmax attention": Case(
-        _attention(lambda m, s: s.softmax(-1)), refused=r"softmax", positions=True
-    ),
+    "a bias by distance": Case(_attention(lambda m, s: s.tril() * _by_distance(s))),
+    "softmax attention": Case(_attention(lambda m, s: s.softmax(-1)), refused=r"softmax"),
     "causal softmax attention": Case(
         _attention(lambda m, s: s.masked_fill(_ones(s).triu(1) > 0, float("-inf")).softmax(-1)),
         refused=r"softmax",
-        positions=True,
     ),
     "normalised scores": Case(
         _attention(lambda m, s: s / s.square().sum(-1, keepdim=True)),
         refused=r"divi|quotient|div\b|norm|cannot tell",
-        positions=True,
     ),
+}
+WITHOUT_ATTENTION = {
     "learned positions": Case(
-        _position_wise(lambda m, x: m.a(x + m.table[: x.shape[1]]) * m.b(x), table=(16, 2)),
-        positions=True,
+        _position_wise(lambda m, x: m.a(x + m.table[: x.shape[1]]) * m.b(x), table=(16, 2))
     ),
     "positions of zero": Case(
         _position_wise(
             lambda m, x: m.b(functional.relu(m.a(x) + m.table[: x.shape[1]])),
             table=nn.Parameter(torch.zeros(16, 2)),
-        ),
-        positions=True,
+        )
     ),
     "the mean over the length": Case(
-        _position_wise(lambda m, x: m.b(functional.relu(m.a(x)).mean(1))), positions=True
+        _position_wise(lambda m, x: m.b(functional.relu(m.a(x)).mean(1)))
     ),
-    "the mean added": Case(
-        _position_wise(lambda m, x: m.a(x) * m.b(x.mean(1, keepdim=True))), positions=True
-    ),
-    "the last position": Case(
-        _position_wise(lambda m, x: m.a(x[:, -1]) * m.b(x[:, -1])), positions=True
-    ),
+    "the mean added": Case(_position_wise(lambda m, x: m.a(x) * m.b(x.mean(1, keepdim=True)))),
+    "the last position": Case(_position_wise(lambda m, x: m.a(x[:, -1]) * m.b(x[:, -1]))),
     "the fourth position from the end": Case(
-        _position_wise(lambda m, x: m.a(x[:, -3]) * m.b(x[:, 0])), positions=True
+        _position_wise(lambda m, x: m.a(x[:, -3]) * m.b(x[:, 0]))
     ),
-    "sums so far": Case(_position_wise(lambda m, x: m.a(x.cumsum(1)) * m.b(x)), positions=True),
-    "the position before": Case(
-        _position_wise(lambda m, x: m.a(x) * m.b(x.roll(1, 1))), positions=True
-    ),
+    "sums so far": Case(_position_wise(lambda m, x: m.a(x.cumsum(1)) * m.b(x))),
+    "the position before": Case(_position_wise(lambda m, x: m.a(x) * m.b(x.roll(1, 1)))),
     "a causal convolution": Case(
         _position_wise(
             lambda m, x: m.a(x) * m.conv(functional.pad(x.mT, (2, 0))).mT, conv=nn.Conv1d(2, 2, 3)
-        ),
-        positions=True,
+        )
     ),
     "flattened at a length": Case(
-        _position_wise(lambda m, x: m.b(functional.relu(m.a(x))) / x.flatten(1).shape[1]),
-        positions=True,
+        _position_wise(lambda m, x: m.b(functional.relu(m.a(x))) / x.flatten(1).shape[1])
     ),
-    "token 0 masked": Case(
-        _position_wise(_token_zero_masked, embed=nn.Embedding(40, 2)),
-        refused=r"where\b|comparison|\beq\b|chosen",
-        tokens=40,
-        positions=True,
-    ),
-    "token 37 masked": Case(
-        _position_wise(
-            lambda m, t: m.a(m.embed(t) * (t != 37).unsqueeze(-1)), embed=nn.Embedding(40, 2)
-        ),
-        refused=r"comparison|\bne\b|chosen",
-        tokens=40,
-        positions=True,
-    ),
-    "tokens modulo 32": Case(
-        _position_wise(lambda m, t: m.a(m.embed(t % 32)), embed=nn.Embedding(40, 2)),
-        refused=r"remainder|modulo",
-        tokens=40,
-        positions=True,
-    ),
-    "tokens of one byte": Case(
-        _position_wise(lambda m, t: m.a(m.embed(t.to(torch.uint8).long())), embed=nn.Embedding(300, 2)),
-        refused=r"rounds",
-        tokens=300,
-        positions=True,
-    ),
-    "padding": Case(
-        _position_wise(lambda m, t: m.a(m.embed(t)) * m.b(m.embed(t)), embed=nn.Embedding(40, 2, padding_idx=0)),
-        tokens=40,
-        positions=True,
-    ),
-}  # fmt: skip
-
-POSITION_WISE = {name for name, case in SEQUENCES.items() if not case.tokens} - {
-    name for name, case in SEQUENCES.items() if hasattr(next(case.modules()), "q1")
 }
+OF_TOKENS = {
+    "token 0 masked": _of_tokens(_token_zero_masked, r"where\b|comparison|\beq\b|chosen"),
+    "token 37 masked": _of_tokens(
+        lambda m, t: m.a(m.embed(t) * (t != 37).unsqueeze(-1)), r"comparison|\bne\b|chosen"
+    ),
+    "tokens modulo 32": _of_tokens(lambda m, t: m.a(m.embed(t % 32)), r"remainder|modulo"),
+    "tokens of one byte": _of_tokens(
+        lambda m, t: m.a(m.embed(t.to(torch.uint8).long())), r"rounds", tokens=300
+    ),
+    "padding": _of_tokens(lambda m, t: m.a(m.embed(t)) * m.b(m.embed(t)), padding_idx=0),
+}
+SEQUENCES = {
+    name: replace(case, positions=True)
+    for name, case in {**ATTENDING, **WITHOUT_ATTENTION, **OF_TOKENS}.items()
+}
+POSITION_WISE = set(WITHOUT_ATTENTION)
 """Sequences without attention, which from an example without positions are read as vectors."""

@@ -1,5 +1,7 @@
 """A pairwise result of the shipped modular-addition run, and made ones, in the layout that the readers take."""
 
+import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import numpy as np
 import xarray as xr
 
 import tnsim
+from tnsim import report
+from tnsim.all_pairs import result as result_module
 
 SHIPPED = Path(tnsim.__file__).parent / "data" / "modular-addition"
 FORMULAS = {
@@ -45,6 +49,13 @@ FORMULAS = {
     'say "x", y': 'say "x", y',
 }
 """Labels of models, and the cells that they become in a table."""
+WRITERS = {
+    "similarity.csv": result_module.write_csv,
+    "result.npz": result_module.write_npz,
+    "pairs.parquet": result_module.write_parquet,
+    "run.html": report.write,
+}
+"""What writes a result into a file, by the name of the file."""
 
 
 @cache
@@ -89,6 +100,12 @@ def result(inner, labels, slices=None):
         "tnsim_version": "0.1.0",
     }
     return xr.Dataset(variables, coords, attrs)
+
+
+def data_of(page):
+    """The run that a page has, as JSON."""
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'json" id="run">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def blocks(rng, sizes, spread=0.3, dim=40):

@@ -25,6 +25,12 @@ def contents(path):
     }
 
 
+def begun(path):
+    """Labels of all tasks that were begun, once for each time."""
+    log = path / "computed.log"
+    return [line.split(maxsplit=2)[2] for line in log.read_text().splitlines()]
+
+
 def listed(path):
     """The list of the models of a store."""
     return json.loads((path / "models.json").read_text())["content"]

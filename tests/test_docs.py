@@ -167,9 +167,8 @@ def public_members(thing):
 
 def test_the_licence_and_the_citation_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["license"] == "Apache-2.0" and project["authors"] == [
-        {"name": "tnsim developers"}
-    ]
+    assert project["license"] == "Apache-2.0"
+    assert project["authors"] == [{"name": "tnsim developers"}]
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"version: {tnsim.__version__}" in citation and "license: Apache-2.0" in citation

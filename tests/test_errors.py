@@ -5,6 +5,7 @@ import cases
 import numpy as np
 import pytest
 from oracles import bilinear, linear
+from refusals import refused
 
 import tnsim
 
@@ -12,71 +13,60 @@ ONE = np.ones((2, 2))
 
 
 @pytest.mark.parametrize(
-    "build, message",
-    [
-        (lambda: tnsim.Linear(np.ones(3)), r"Linear weight must have 2 axes, found shape \(3,\)"),
-        (lambda: tnsim.Linear(np.ones((0, 3))), r"Linear weight is empty, shape \(0, 3\)"),
-        (
-            lambda: tnsim.Linear(ONE * 1j),
-            "Linear weight must hold real numbers, found dtype complex128",
+    "message, build",
+    {
+        r"Linear weight must have 2 axes, found shape \(3,\)": lambda: tnsim.Linear(np.ones(3)),
+        r"Linear weight is empty, shape \(0, 3\)": lambda: tnsim.Linear(np.ones((0, 3))),
+        "Linear weight must hold real numbers, found dtype complex128": lambda: tnsim.Linear(
+            ONE * 1j
         ),
-        (lambda: tnsim.Linear([["a", "b"]]), "Linear weight must hold real numbers"),
-        (
-            lambda: tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2),
-            r"a coefficient of a model must have 0 axes, found shape \(2,\)",
+        "Linear weight must hold real numbers": lambda: tnsim.Linear([["a", "b"]]),
+        r"a coefficient of a model must have 0 axes, found shape \(2,\)": lambda: (
+            tnsim.Model([tnsim.Linear(ONE)]) * np.ones(2)
         ),
-        (
-            lambda: 1j * tnsim.Model([tnsim.Linear(ONE)]),
-            "a coefficient of a model must hold real numbers, found dtype complex128",
+        "a coefficient of a model must hold real numbers, found dtype complex128": lambda: (
+            1j * tnsim.Model([tnsim.Linear(ONE)])
         ),
-        (lambda: tnsim.Linear(ONE, np.ones(3)), r"Linear bias has shape \(3,\), expected \(2,\)"),
-        (
-            lambda: tnsim.Linear([[1.0, np.inf]]),
-            r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]",
+        r"Linear bias has shape \(3,\), expected \(2,\)": lambda: tnsim.Linear(ONE, np.ones(3)),
+        r"Linear weight has 1 NaN or infinite entries, the first at \[0, 1\]": lambda: tnsim.Linear(
+            [[1.0, np.inf]]
         ),
-        (
-            lambda: tnsim.Bilinear(ONE, np.ones((3, 2)), ONE),
-            r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left",
+        r"Bilinear right has shape \(3, 2\), axis 0 must be 2 as in left": lambda: tnsim.Bilinear(
+            ONE, np.ones((3, 2)), ONE
         ),
-        (
-            lambda: tnsim.Bilinear(ONE, ONE, np.ones((2, 3))),
-            r"Bilinear down has shape \(2, 3\), axis 1 must be 2, the rank of left and right",
+        r"Bilinear down has shape \(2, 3\), axis 1 must be 2, the rank of left and right": lambda: (
+            tnsim.Bilinear(ONE, ONE, np.ones((2, 3)))
         ),
-        (lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))), "the layer maps 2 to 3"),
-        (lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan), "Residual skip has 1 NaN"),
-        (lambda: tnsim.Model([]), "a model needs at least one layer, found none"),
-        (
-            lambda: tnsim.Model([tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]),
-            "layer 1 expects 3 inputs but layer 0 gives 2",
+        "the layer maps 2 to 3": lambda: tnsim.Residual(tnsim.Linear(np.ones((3, 2)))),
+        "Residual skip has 1 NaN": lambda: tnsim.Residual(tnsim.Linear(ONE), skip=np.nan),
+        "a model needs at least one layer, found none": lambda: tnsim.Model([]),
+        "layer 1 expects 3 inputs but layer 0 gives 2": lambda: tnsim.Model(
+            [tnsim.Linear(ONE), tnsim.Linear(np.ones((2, 3)))]
         ),
-        (
-            lambda: tnsim.Gaussian(cov=-np.eye(2)),
-            "cov must be positive semidefinite, found the eigenvalue -1",
+        "cov must be positive semidefinite, found the eigenvalue -1": lambda: tnsim.Gaussian(
+            cov=-np.eye(2)
         ),
-        (
-            lambda: tnsim.Gaussian(cov=[[1.0, 2.0], [0.0, 1.0]]),
-            "cov must be symmetric, found entries that differ",
+        "cov must be symmetric, found entries that differ": lambda: tnsim.Gaussian(
+            cov=[[1.0, 2.0], [0.0, 1.0]]
         ),
-        (
-            lambda: tnsim.Gaussian(cov=np.ones((2, 3))),
-            r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)",
+        r"cov must be a square matrix or the vector of its diagonal, found shape \(2, 3\)": lambda: (
+            tnsim.Gaussian(cov=np.ones((2, 3)))
         ),
-        (lambda: tnsim.Gaussian(np.ones(3), np.eye(2)), "mean has 3 coordinates but cov 2"),
-        (lambda: tnsim.GaussianClosure([np.nan]), "the input mean has 1 NaN"),
-    ],
+        "mean has 3 coordinates but cov 2": lambda: tnsim.Gaussian(np.ones(3), np.eye(2)),
+        "the input mean has 1 NaN": lambda: tnsim.GaussianClosure([np.nan]),
+    }.items(),
 )
 def test_what_makes_no_model(build, message):
-    with pytest.raises(tnsim.ModelError, match=message):
+    with refused(message):
         build()
 
 
 def test_what_is_not_polynomial():
-    with pytest.raises(
-        tnsim.UnsupportedLayer,
-        match="layer 0 is a function; layers with an exact similarity are Linear",
+    with refused(
+        "layer 0 is a function; layers with an exact similarity are Linear", tnsim.UnsupportedLayer
     ):
         tnsim.Model([lambda x: x])
-    with pytest.raises(tnsim.UnsupportedLayer, match="the layer inside Residual is a str"):
+    with refused("the layer inside Residual is a str", tnsim.UnsupportedLayer):
         tnsim.Residual("softmax")
 
 
@@ -90,42 +80,32 @@ def test_models_that_cannot_be_compared(rng):
         tnsim.plan,
         tnsim.tensor_networks.networks,
     ):
-        with pytest.raises(
-            tnsim.ModelError, match="the models read different inputs: 3 and 4 coordinates"
-        ):
+        with refused("the models read different inputs: 3 and 4 coordinates"):
             verb(a, tnsim.Model([linear(rng, 4, 2)]))
-        with pytest.raises(tnsim.ModelError, match="the models have different outputs: 2 and 5"):
+        with refused("the models have different outputs: 2 and 5"):
             verb(a, tnsim.Model([linear(rng, 3, 5)]))
-        with pytest.raises(tnsim.ModelError, match="expected a metric such as"):
+        with refused("expected a metric such as"):
             verb(a, a, "cosine")
-        with pytest.raises(tnsim.ModelError, match=r"found an array: .*tnsim\.Empirical\(inputs\)"):
+        with refused(r"found an array: .*tnsim\.Empirical\(inputs\)"):
             verb(a, a, np.ones((2, 3)))
-    with pytest.raises(tnsim.ModelError, match="different outputs"):
+    with refused("different outputs"):
         a - tnsim.Model([linear(rng, 3, 5)])
-    with pytest.raises(
-        tnsim.ModelError, match="expected a tnsim Model or a combination of models, found ndarray"
-    ):
+    with refused("expected a tnsim Model or a combination of models, found ndarray"):
         tnsim.similarity(a, np.eye(3))
-    with pytest.raises(tnsim.CheckpointError, match=r"a\.pt: no such file"):
+    with refused(r"a\.pt: no such file", tnsim.CheckpointError):
         tnsim.similarity("a.pt", a)
-    with pytest.raises(tnsim.ModelError, match=r"a model by tnsim\.from_module\(module\)"):
+    with refused(r"a model by tnsim\.from_module\(module\)"):
         tnsim.similarity(a, abs, tnsim.Gaussian(samples=0))
-    with pytest.raises(
-        tnsim.ModelError, match="the metric's mean has 2 coordinates but the models read 3"
-    ):
+    with refused("the metric's mean has 2 coordinates but the models read 3"):
         tnsim.similarity(a, a, tnsim.Gaussian(np.ones(2)))
-    with pytest.raises(
-        tnsim.ModelError, match="dtype must be one of float64, float32, found 'float16'"
-    ):
+    with refused("dtype must be one of float64, float32, found 'float16'"):
         tnsim.similarity(a, a, dtype="float16")
-    with pytest.raises(
-        tnsim.ModelError, match=r"memory_bytes of a Budget must be above 0, found -1"
-    ):
+    with refused(r"memory_bytes of a Budget must be above 0, found -1"):
         tnsim.Budget(-1)
     for metric in (tnsim.Gaussian(), tnsim.Empirical(np.ones((2, 3)))):
-        with pytest.raises(tnsim.ModelError, match=r"a budget is tnsim\.Budget.*found 10"):
+        with refused(r"a budget is tnsim\.Budget.*found 10"):
             tnsim.similarity(a, a, metric, budget=10)
-    with pytest.raises(tnsim.ModelError, match="plan the models of a combination pair by pair"):
+    with refused("plan the models of a combination pair by pair"):
         tnsim.plan(a, a - a)
 
 
@@ -133,22 +113,20 @@ def test_models_that_cannot_be_compared(rng):
 def test_metrics_that_do_not_fit(rng):
     a, _ = cases.pair(cases.DEEP["two bilinear"], rng)
     shallow = tnsim.Model([bilinear(rng, 3, 4, 2)])
-    with pytest.raises(
-        tnsim.ModelError,
-        match=r"compares trees of one shape, but the nonlinear layers have orders \[2, 2\] and \[2\]",
+    with refused(
+        r"compares trees of one shape, but the nonlinear layers have orders \[2, 2\] and \[2\]"
     ):
         tnsim.similarity(a, shallow, tnsim.TreeSymmetric())
-    with pytest.raises(
-        tnsim.ModelError,
-        match=r"compares tensors of one order, but the models have degrees 4 and 2; use Gaussian\(\)",
+    with refused(
+        r"compares tensors of one order, but the models have degrees 4 and 2; use Gaussian\(\)"
     ):
         tnsim.similarity(a, shallow, tnsim.Symmetric())
     assert not tnsim.similarity(a, shallow, tnsim.GaussianClosure()).exact
     four = tnsim.Model([bilinear(rng, 2, 2, 2) for _ in range(4)])
     for verb in (tnsim.inner, tnsim.plan):
-        with pytest.raises(
+        with refused(
+            r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)",
             tnsim.TooLarge,
-            match=r"joins 32 legs in more than 10\^14 ways; up to 20.*Use GaussianClosure\(\)",
         ):
             verb(four, four)
 
@@ -157,7 +135,7 @@ def test_rows_of_unequal_length_are_no_moments():
     """NumPy's own error said neither what was given nor where."""
     ragged = [[1.0], [1.0, 2.0]]
     for attempt in (tnsim.Gaussian, lambda x: tnsim.Gaussian(cov=x), tnsim.Gaussian.fit):
-        with pytest.raises(tnsim.ModelError, match="an array was expected"):
+        with refused("an array was expected"):
             attempt(ragged)
 
 
@@ -168,12 +146,9 @@ def test_zero_models_have_no_cosine(metric, rng):
     a = tnsim.Model([bilinear(rng, 3, 4, 2)])
     layer = a.layers[0]
     zero = tnsim.Model([tnsim.Bilinear(layer.left, layer.right, 0 * layer.down)])
-    with pytest.raises(
-        tnsim.ModelError,
-        match="the second model is the zero function: its cosine with anything is undefined",
-    ):
+    with refused("the second model is the zero function: its cosine with anything is undefined"):
         tnsim.similarity(a, zero, metric)
-    with pytest.raises(tnsim.ModelError, match="the first model is the zero function"):
+    with refused("the first model is the zero function"):
         tnsim.similarity(zero, zero, metric)
     assert tnsim.inner(a, zero, metric) == 0
     assert tnsim.log_inner(a, zero, metric) == (0, -np.inf)
@@ -181,7 +156,7 @@ def test_zero_models_have_no_cosine(metric, rng):
         [tnsim.Bilinear(layer.left, layer.right, np.array([[1.0], [0.0]]) * layer.down)]
     )
     assert 0 < tnsim.similarity(a, half, metric) < 1
-    with pytest.raises(tnsim.ModelError, match="the second model is the zero function in output 1"):
+    with refused("the second model is the zero function in output 1"):
         tnsim.slices(a, half, metric)
 
 
@@ -190,10 +165,7 @@ def test_a_difference_of_equal_functions_has_no_cosine(rng):
     layer = a.layers[0]
     same = tnsim.Model([tnsim.Bilinear(layer.right, layer.left, layer.down)])
     for diff in (a - a, a - same):
-        with pytest.raises(
-            tnsim.ModelError,
-            match="a difference of models that are the same function to within rounding",
-        ):
+        with refused("a difference of models that are the same function to within rounding"):
             tnsim.similarity(a, diff)
 
 
@@ -236,11 +208,11 @@ CHOSEN = tnsim.Empirical(np.eye(2), output=1)
     ],
 )
 def test_options_that_cannot_be_met_are_refused(ask, message):
-    with pytest.raises(tnsim.ModelError, match=message):
+    with refused(message):
         ask()
 
 
 @pytest.mark.parametrize("phases", [2.5, "2", None])
 def test_phases_are_whole_numbers(phases):
-    with pytest.raises(tnsim.errors.ResultError, match=f"1 to 3 phases, not into {phases!r}"):
+    with refused(f"1 to 3 phases, not into {phases!r}", tnsim.errors.ResultError):
         tnsim.reading.segment(np.eye(3), phases)

@@ -16,119 +16,64 @@ import tnsim
 
 LENGTH = 6
 VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 7, 12, 2, 4, 10
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": HIDDEN,
-}
+GPT2 = {"model_type": "gpt2", "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
+OPT = {"model_type": "opt", "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+LINEAR_ROPE = dict(rope_type="linear", factor=3.0, rope_theta=50.0, partial_rotary_factor=0.67)
+LLAMA3_ROPE = dict(
+    rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)  # fmt: skip
+
+
+def _small(kind: str, heads: int = HEADS, **settings: Any) -> dict[str, Any]:
+    """A configuration of a kind that names its sizes as Llama does."""
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=HIDDEN)
+    counts = dict(num_hidden_layers=LAYERS, num_attention_heads=heads)
+    return {"model_type": kind, **sizes, **counts, **settings}
+
+
+def _neox(**settings: Any) -> dict[str, Any]:
+    return _small("gpt_neox", heads=2, layer_norm_eps=1e-5, **settings)
+
+
+def _rms(kind: str, **settings: Any) -> dict[str, Any]:
+    """A configuration of a kind with RMS norms."""
+    return _small(kind, rms_norm_eps=1e-6, **settings)
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "model_type": "gpt2",
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-    },
-    "gpt2 by layer": {
-        "model_type": "gpt2",
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "activation_function": "linear",
-        "scale_attn_by_inverse_layer_idx": True,
-        "layer_norm_epsilon": 0.3,
-    },
-    "gpt_neox": {
-        **SMALL,
-        "model_type": "gpt_neox",
-        "num_attention_heads": 2,
-        "rotary_pct": 0.34,
-        "rotary_emb_base": 100.0,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "use_parallel_residual": True,
-    },
-    "gpt_neox of v5": {
-        **SMALL,
-        "model_type": "gpt_neox",
-        "num_attention_heads": 2,
-        "rope_parameters": {
-            "rope_type": "linear",
-            "factor": 3.0,
-            "rope_theta": 50.0,
-            "partial_rotary_factor": 0.67,
-        },
-        "hidden_act": "linear",
-        "layer_norm_eps": 1e-5,
-        "use_parallel_residual": False,
-    },
-    "llama": {
-        **SMALL,
-        "model_type": "llama",
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "attention_bias": True,
-        "rope_theta": 30.0,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-    },
-    "llama 3": {
-        **SMALL,
-        "model_type": "llama",
-        "num_attention_heads": 2,
-        "rope_theta": 1000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        "hidden_act": "linear",
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    },
-    "mistral": {
-        **SMALL,
-        "model_type": "mistral",
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "hidden_act": "linear",
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 3,
-    },
-    "qwen2": {
-        **SMALL,
-        "model_type": "qwen2",
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "hidden_act": "swish",
-        "rms_norm_eps": 1e-6,
-    },
-    "gemma": {
-        **SMALL,
-        "model_type": "gemma",
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "hidden_act": "gelu",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
-    },
-    "opt": {
-        "model_type": "opt",
-        "hidden_size": WIDTH,
-        "word_embed_proj_dim": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "ffn_dim": HIDDEN,
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-    },
-}
+    "gpt2": GPT2 | dict(activation_function="gelu_new", layer_norm_epsilon=1e-5),
+    "gpt2 by layer": GPT2
+    | dict(activation_function="linear", layer_norm_epsilon=0.3)
+    | dict(scale_attn_by_inverse_layer_idx=True),
+    "gpt_neox": _neox(
+        hidden_act="gelu", rotary_pct=0.34, rotary_emb_base=100.0,
+        tie_word_embeddings=False, use_parallel_residual=True,
+    ),
+    "gpt_neox of v5": _neox(
+        hidden_act="linear", rope_parameters=LINEAR_ROPE, use_parallel_residual=False
+    ),
+    "llama": _rms(
+        "llama", heads=6, num_key_value_heads=2, hidden_act="silu", attention_bias=True,
+        rope_theta=30.0,
+    ),
+    "llama 3": _rms(
+        "llama", heads=2, hidden_act="linear", rope_theta=1000.0, rope_scaling=LLAMA3_ROPE,
+        tie_word_embeddings=True,
+    ),
+    "mistral": _rms(
+        "mistral", num_key_value_heads=2, hidden_act="linear", head_dim=6, sliding_window=3
+    ),
+    "qwen2": _rms("qwen2", heads=2, num_key_value_heads=1, hidden_act="swish"),
+    "gemma": _rms(
+        "gemma", num_key_value_heads=1, hidden_act="gelu", head_dim=8,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
+    "opt": OPT | dict(
+        word_embed_proj_dim=WIDTH, num_attention_heads=HEADS, ffn_dim=HIDDEN,
+        activation_function="relu", do_layer_norm_before=True,
+    ),
+}  # fmt: skip
 """Configurations by the name of a case."""
 
 

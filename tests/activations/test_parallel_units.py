@@ -203,7 +203,6 @@ PAIRS = sorted(combinations_with_replacement(sorted(ACTIVATIONS), 2))
 
 
 @pytest.mark.sampled(quick=0, slow=30)
-@pytest.mark.slow
 @pytest.mark.parametrize("f, g", PAIRS)
 def test_parallel_units_of_every_pair_of_activations(f, g):
     if "step" in (f, g):  # its slopes are densities, which no node has
@@ -216,8 +215,7 @@ def test_parallel_units_of_every_pair_of_activations(f, g):
         assert_gated(f, g, EXACT)
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "f, g, gaps", [("relu6", "sigmoid", (0.0, 1e-12, 1e-4)), ("sin", "hardswish", (0.0,))]
 )

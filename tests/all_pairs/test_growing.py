@@ -1,11 +1,8 @@
 """Stores that grow: new pairs alone are computed, earlier numbers stay bit for bit."""
 
 import contextlib
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 
@@ -13,7 +10,9 @@ import numpy as np
 import pytest
 from closeness import LARGEST, assert_close
 from oracles import bilinear
-from stored_runs import TINY, Stopping, contents, file_of, listed
+from processes import started
+from refusals import refused
+from stored_runs import TINY, Stopping, begun, contents, file_of, listed
 
 import tnsim
 from tnsim.all_pairs.leases import Leases
@@ -26,11 +25,8 @@ def models(rng):
 
 def computed(store):
     """Every record that was begun, with its growth and its record, once for each time."""
-    records = []
-    for line in (store / "computed.log").read_text().splitlines():
-        _, growth, record = re.fullmatch(r"(\S+ \S+) (?:grown/(\d+)/)?(.*)", line).groups()
-        records.append((int(growth or 0), record))
-    return records
+    found = (re.fullmatch(r"(?:grown/(\d+)/)?(.*)", task).groups() for task in begun(store))
+    return [(int(growth or 0), record) for growth, record in found]
 
 
 def same(found, wanted, rtol=1e-12):
@@ -59,10 +55,8 @@ INPUTS = np.random.default_rng(3).normal(size=(40, 3))
     "route, metric, options",
     [
         ("features", tnsim.Gaussian(), {"slices": True, "budget": TINY}),
-        pytest.param(
-            "contractions", tnsim.GaussianClosure(), {"slices": True}, marks=pytest.mark.slow
-        ),
-        pytest.param("data", tnsim.Empirical(INPUTS), {}, marks=pytest.mark.slow),
+        ("contractions", tnsim.GaussianClosure(), {"slices": True}),
+        ("data", tnsim.Empirical(INPUTS), {}),
     ],
 )
 def test_new_pairs_alone_are_computed(route, metric, options, models, rng, tmp_path):
@@ -206,11 +200,11 @@ def test_other_models_are_refused(models, tmp_path):
         (dict(zip("uvwxyz", models[1:7], strict=True)), r"a model 0 \(side a.*that is not given"),
         (dict(zip([4, 3, 2, 1, 0], models[4::-1], strict=True)), "in another order"),
     ]:
-        with pytest.raises(tnsim.errors.StoreMismatch, match=f"holds another run: .*{message}"):
+        with refused(f"holds another run: .*{message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store)
-    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with refused('metric "gaussian", and "frobenius"', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:6], tnsim.Frobenius(), store=store)
-    with pytest.raises(tnsim.errors.StoreMismatch, match="all pairs of one list"):
+    with refused("all pairs of one list", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:6], other=models[:2], store=store)
 
 
@@ -273,7 +267,7 @@ def test_damage_to_a_grown_store(models, tmp_path):
             if damaged is None and name == "finished.json":
                 continue  # without the mark of its end a store has all of its numbers
             (store / name).unlink() if damaged is None else (store / name).write_bytes(damaged)
-            with pytest.raises(tnsim.errors.DamagedStore, match="damaged"):
+            with refused("damaged", tnsim.errors.DamagedStore):
                 tnsim.open_pairwise(store)
             with pytest.warns(tnsim.errors.StoreWarning, match="damaged: .*; computed again"):
                 assert tnsim.pairwise(models[:4], store=store).identical(whole)
@@ -293,9 +287,7 @@ def test_a_store_without_its_attributes_grows(lost, first, columns, models, tmp_
         given = models[: count + 1] if first == 0 else [models[0], *models[5 - count : 5]]
         if step == 2:
             (store / lost).unlink()
-            with pytest.raises(
-                tnsim.errors.DamagedStore, match="run pairwise again with this store"
-            ):
+            with refused("run pairwise again with this store", tnsim.errors.DamagedStore):
                 tnsim.open_pairwise(store)
             with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {lost}; computed again"):
                 results.append(tnsim.pairwise(given, other=other, store=store))
@@ -363,7 +355,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
         for given in ([models[0]], [models[0], between], [models[0], between, models[7]]):
             whole = tnsim.pairwise(given, store=store)
     shutil.copy(stores[1] / "models.json", stores[0] / "models.json")
-    with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: norms a 0|damaged: grown"):
+    with refused(r"damaged: norms a 0|damaged: grown", tnsim.errors.DamagedStore):
         tnsim.open_pairwise(stores[0])
     with pytest.warns(tnsim.errors.StoreWarning, match="damaged: "):
         assert tnsim.pairwise(given, store=stores[0]).identical(whole)
@@ -372,9 +364,7 @@ def test_lists_of_another_state_give_no_other_numbers(models, tmp_path):
 
 @pytest.mark.sampled(quick=0, slow=6)
 @pytest.mark.filterwarnings("ignore::tnsim.errors.DuplicateWarning")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
-)
+@pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("columns", [False, True])
 def test_any_history_of_a_store(columns, seed, models, tmp_path):
     """Models at any place, copies, stops and damage: right numbers, and finished records stay."""
@@ -428,14 +418,10 @@ for count in map(int, sys.argv[1:]):
 @pytest.mark.slow
 def test_processes_at_a_growing_store(folder):
     """Two processes grow one store at the same time, while a third reads."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     series, store = tnsim.load(folder / "models"), folder / "store"
     tnsim.pairwise(series[:4], tnsim.GaussianClosure(), store=store, budget=TINY)
     known = tnsim.open_pairwise(store).similarity.values
-    both = [
-        subprocess.Popen([sys.executable, "-c", GROW, *counts.split()], cwd=folder, env=environment)
-        for counts in ("5 7 10", "4 10")
-    ]
+    both = [started(GROW, *counts.split(), cwd=folder) for counts in ("5 7 10", "4 10")]
     looked = 0
     while any(process.poll() is None for process in both):
         with warnings.catch_warnings():
@@ -449,55 +435,3 @@ def test_processes_at_a_growing_store(folder):
     assert same(found, tnsim.pairwise(series, tnsim.GaussianClosure(), budget=TINY))
     counts = computed(store)
     assert len(counts) <= 1.1 * len(set(counts)) + 1
-
-
-LOOK = """
-import sys, time, warnings
-from pathlib import Path
-import numpy as np, tnsim
-store, stop, known, looks, sizes = Path("store"), Path("stop"), None, 0, set()
-warnings.simplefilter("ignore")
-while not stop.exists():
-    if store.exists():
-        found = tnsim.open_pairwise(store).similarity.values
-        if known is not None:
-            same = found[: len(known), : len(known)]
-            assert ((same == known) | np.isnan(known)).all()
-        known, looks = found, looks + 1
-        sizes.add(len(found))
-    time.sleep(0.02)
-print(looks, *sorted(sizes))
-"""
-
-
-@pytest.mark.full
-def test_hundreds_of_checkpoints_grow_while_a_process_looks(rng, tmp_path):
-    """200 checkpoints, then 203, then 210: only new tiles are computed, numbers have equal bits."""
-    for n in range(210):
-        model = tnsim.Model([bilinear(rng, 3, 4, 2, True)])
-        tnsim.save(model, tmp_path / "run" / f"step_{n:04}.safetensors")
-    series, store, known, before = (
-        tnsim.load(tmp_path / "run"),
-        tmp_path / "store",
-        None,
-        set(),
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    looker = subprocess.Popen(
-        [sys.executable, "-c", LOOK],
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    for growth, count in enumerate((200, 203, 210)):
-        found = tnsim.pairwise(series[:count], store=store).similarity.values
-        if known is not None:
-            assert (found[: len(known), : len(known)] == known).all()
-        now = computed(store)
-        assert len(now) == len(set(now)) and {n for n, _ in set(now) - before} == {growth}
-        known, before = found, set(now)
-    (tmp_path / "stop").touch()
-    looks, *sizes = map(int, looker.communicate(timeout=100)[0].split())
-    assert looker.returncode == 0 and looks > 0 and set(sizes) <= {200, 203, 210}
-    assert_close(known, tnsim.pairwise(series).similarity.values, scale=1.0, rtol=1e-12)

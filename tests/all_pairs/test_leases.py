@@ -1,14 +1,13 @@
 """Leases: one process at a tile, and no tile blocked by a process that is gone."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
-from stored_runs import compare
+from stored_runs import Stopping, begun, compare
 
 import tnsim
 from tnsim.all_pairs import leases, work
@@ -18,9 +17,7 @@ from tnsim.all_pairs.leases import Leases
 @pytest.fixture
 def dead():
     """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+    return processes.ended()
 
 
 def put(path, label, text):
@@ -104,12 +101,8 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     """What another process has in hand is left to it, until it is there or its process is gone."""
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store"
 
-    class Interrupting:
-        def submit(self, *arguments):
-            raise OSError("stopped")
-
     with pytest.raises(tnsim.errors.ExecutorError):
-        compare(folder, store=store, executor=Interrupting())
+        compare(folder, store=store, executor=Stopping(0))
     put(store, "tile-2-1", f"{leases.host()} {os.getpid()} other")
     put(store, "norms-a-1", f"{leases.host()} {dead} other")
     pauses = []
@@ -123,10 +116,8 @@ def test_a_run_waits_for_the_tile_of_another(folder, dead, monkeypatch):
     monkeypatch.setattr(work, "time", SimpleNamespace(sleep=other_dies))
     assert compare(folder, store=store).identical(whole)
     assert len(pauses) == 3
-    begun = [
-        line.split(maxsplit=2)[2] for line in (store / "computed.log").read_text().splitlines()
-    ]
-    assert begun[-1] == "tile 2 1" and len(begun) == len(set(begun)) + 1  # one was interrupted
+    tasks = begun(store)
+    assert tasks[-1] == "tile 2 1" and len(tasks) == len(set(tasks)) + 1  # one was interrupted
 
 
 def test_a_folder_of_leases_that_goes_while_it_is_asked_for(tmp_path, monkeypatch):
@@ -145,15 +136,15 @@ def test_a_folder_of_leases_that_goes_while_it_is_asked_for(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_no_process_leased_blocks_nothing(make, tmp_path):
+@pytest.mark.parametrize("place", ["leases", "leases/tile-0-0", "leases/tile-7-7", "leases/lists"])
+def test_what_no_process_leased_blocks_nothing(place, make, tmp_path):
     """A folder, a pipe that nobody writes to, a link to nowhere; also in the place of the folder."""
-    (tmp_path / "leases").mkdir()
-    make(tmp_path / "leases" / "tile-0-0")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    make(tmp_path / place)
     with Leases(tmp_path) as ours:
+        ours.wait(leases.LISTS)
         assert ours.take("tile 0 0")
-    (tmp_path / "leases").symlink_to("nowhere")
-    with Leases(tmp_path) as ours:
-        assert ours.take("tile 0 0")
+    assert not (tmp_path / "leases").exists()
 
 
 def test_a_process_of_a_container_of_the_same_name_is_another(tmp_path, dead, monkeypatch):

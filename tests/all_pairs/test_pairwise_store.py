@@ -3,14 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 from oracles import bilinear
-from stored_runs import compare, contents, file_of, files_of, listed
+from processes import ended, started
+from refusals import refused
+from stored_runs import begun, compare, contents, file_of, files_of, listed
 
 import tnsim
 from tnsim.all_pairs import leases
@@ -26,12 +27,7 @@ tnsim.pairwise(models, tnsim.GaussianClosure(), slices=True, store="store", budg
 
 def computed(path):
     """How often each task was begun."""
-    lines = (
-        [line.split(maxsplit=2)[2] for line in (path / "computed.log").read_text().splitlines()]
-        if path.exists()
-        else []
-    )
-    return {line: lines.count(line) for line in lines}
+    return Counter(begun(path) if path.exists() else ())
 
 
 def finished(path):
@@ -59,12 +55,9 @@ def test_killed_at_any_instant(folder, rng):
             folder / "models" / f"step_{n:03}.safetensors",
         )
     whole, store = compare(folder, store=folder / "whole.zarr"), folder / "store"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(8):
         before = {task: computed(store).get(task, 0) for task in finished(store)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOWLY + RUN], cwd=folder, env=environment
-        )
+        process = started(SLOWLY + RUN, cwd=folder)
         start = time.monotonic()
         while len(finished(store)) == len(before) and time.monotonic() - start < 60:
             assert process.poll() is None
@@ -98,7 +91,7 @@ def test_a_tile_that_is_half_written_is_not_trusted(folder):
         shown = tnsim.open_pairwise(store).similarity
     assert np.isnan(shown[tile : 2 * tile, :tile]).all() and not np.isnan(shown[:tile, :tile]).any()
     lost.write_bytes(data[: len(data) // 2])
-    with pytest.raises(tnsim.errors.DamagedStore, match="damaged: tile 1 0; run pairwise again"):
+    with refused("damaged: tile 1 0; run pairwise again", tnsim.errors.DamagedStore):
         tnsim.open_pairwise(store)
     with pytest.warns(tnsim.errors.StoreWarning, match="damaged: tile 1 0; computed again"):
         assert compare(folder, store=store).identical(whole)
@@ -110,9 +103,7 @@ def test_what_killed_processes_left_is_swept(folder, monkeypatch):
     whole, path = compare(folder), folder / "store"
     compare(folder, store=path)
     before = contents(path)
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    dead = f"{leases.host()}-{process.pid}-{'c9aa' * 8}"
+    dead = f"{leases.host()}-{ended()}-{'c9aa' * 8}"
     ours, elsewhere = "-".join(leases.maker()), f"{'0' * 16}-1-{'c9aa' * 8}"
 
     def being_written(maker, age=0):
@@ -174,9 +165,9 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder, monkeypatch):
         write(store, what)
 
     monkeypatch.setattr(stores, "log_start", fails)
-    with pytest.raises(
+    with refused(
+        r"store: cannot be written: No space left on device; finished tiles are kept, run again",
         tnsim.TnsimError,
-        match=r"store: cannot be written: No space left on device; finished tiles are kept, run again",
     ):
         compare(folder, store=folder / "store")
     with pytest.warns(tnsim.errors.StoreWarning, match="not finished"):
@@ -188,11 +179,7 @@ def test_a_store_of_another_run_is_refused(folder, rng):
     models, store = tnsim.load(folder / "models"), folder / "store"
     tnsim.pairwise(models, store=store)
     for given, options, message in [
-        (
-            models,
-            {"metric": tnsim.Frobenius()},
-            'metric "gaussian", and "frobenius" is asked for',
-        ),
+        (models, {"metric": tnsim.Frobenius()}, 'metric "gaussian", and "frobenius" is asked for'),
         (
             models,
             {"metric": tnsim.Gaussian(np.ones(3))},
@@ -201,47 +188,40 @@ def test_a_store_of_another_run_is_refused(folder, rng):
         (models[:4], {}, "10 models on side a, and 4 are given"),
         (models, {"other": models}, "all pairs of one list; give another path"),
     ]:
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=f"store: holds another run: {message}"
-        ):
+        with refused(f"store: holds another run: {message}", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, store=store, **options)
-    with pytest.raises(
-        tnsim.errors.StoreMismatch, match='dtype "float64", and "float32" is asked for'
-    ):
+    with refused('dtype "float64", and "float32" is asked for', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store, dtype="float32")
-    with pytest.raises(tnsim.errors.StoreMismatch, match="slices false, and true is asked for"):
+    with refused("slices false, and true is asked for", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store, slices=True)
     tnsim.save(tnsim.Model([bilinear(rng, 3, 4, 2, True)]), models.paths[3])
-    with pytest.raises(
+    with refused(
+        r"other weights for 3 \(side a, number 3\); give another path, or remove it",
         tnsim.errors.StoreMismatch,
-        match=r"other weights for 3 \(side a, number 3\); give another path, or remove it",
     ):
         tnsim.pairwise(models, store=store)
     data = json.loads((store / "run.json").read_text())
     data["content"]["format"] = 0
     (store / "run.json").write_text(json.dumps(data))
-    with pytest.raises(tnsim.errors.StoreMismatch, match="format 0, and 7 is asked for"):
+    with refused("format 0, and 7 is asked for", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=store)
     for name in ("zarr.json", "parts.json"):
         earlier = folder / name / "store"
         earlier.mkdir(parents=True)
         (earlier / name).write_text("{}")
         for use in (lambda path: tnsim.pairwise(models, store=path), tnsim.open_pairwise):
-            with pytest.raises(
-                tnsim.errors.StoreMismatch, match="a store of an earlier version of tnsim"
-            ):
+            with refused("a store of an earlier version of tnsim", tnsim.errors.StoreMismatch):
                 use(earlier)
         assert [file.name for file in earlier.iterdir()] == [name]
-    with pytest.raises(tnsim.errors.StoreMismatch, match=r"models: not a store of tnsim.pairwise"):
+    with refused(r"models: not a store of tnsim.pairwise", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, store=folder / "models")
-    with pytest.raises(tnsim.errors.StoreMismatch, match=r"nowhere: not a store of tnsim.pairwise"):
+    with refused(r"nowhere: not a store of tnsim.pairwise", tnsim.errors.StoreMismatch):
         tnsim.open_pairwise(folder / "nowhere")
 
 
 @pytest.mark.slow
 def test_two_processes_on_one_store(folder):
     """Started at the same instant, they begin at most a tenth of the tasks twice."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     together = RUN.replace(
         "tnsim.pairwise(",
         "import pathlib, time\nfrom tnsim.all_pairs import normalise\nwrite = normalise.log_abs\n"
@@ -249,10 +229,7 @@ def test_two_processes_on_one_store(folder):
         "pathlib.Path(f'{os.getpid()}.ready').touch()\n"
         "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\ntnsim.pairwise(",
     )
-    both = [
-        subprocess.Popen([sys.executable, "-c", together], cwd=folder, env=environment)
-        for _ in range(2)
-    ]
+    both = [started(together, cwd=folder) for _ in range(2)]
     while len(list(folder.glob("*.ready"))) < 2:
         assert not any(process.poll() for process in both)
         time.sleep(0.01)
@@ -275,8 +252,7 @@ def test_a_checkpoint_that_changes_under_way(folder, rng, monkeypatch):
         return run(job, entries, arithmetic)
 
     monkeypatch.setattr(tiles, "norms", swaps)
-    with pytest.raises(
-        tnsim.CheckpointError,
-        match=r"step_000.safetensors: has changed while the run was under way",
+    with refused(
+        r"step_000.safetensors: has changed while the run was under way", tnsim.CheckpointError
     ):
         tnsim.pairwise(models)

@@ -198,7 +198,6 @@ def test_stores_and_threads_give_the_same_bytes(rng, tmp_path, always, by_plans)
 
 @pytest.mark.full
 @compiled
-@pytest.mark.slow
 def test_worker_processes_cut_plans_of_large_models(rng):
     """No patch reaches workers: these pairs are work enough to be cut."""
     some = [tnsim.Model([bilinear(rng, 256, 512, 256, True) for _ in range(3)]) for _ in range(3)]

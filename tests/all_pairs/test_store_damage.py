@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import bilinear
+from refusals import refused
 from stored_runs import contents, file_of, files_of
 
 import tnsim
@@ -37,6 +38,24 @@ def whole(models, tmp_path_factory):
     return path, result
 
 
+@pytest.fixture
+def store(whole, tmp_path):
+    """A copy of the finished store, to be damaged."""
+    return Path(shutil.copytree(whole[0], tmp_path / "store"))
+
+
+@pytest.fixture
+def restored(models, whole, store):
+    """The run of the store once more: what was lost is told, and computed again to the same bytes."""
+
+    def run(told="damaged"):
+        with pytest.warns(tnsim.errors.StoreWarning, match=told):
+            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(whole[1])
+        assert contents(store) == contents(whole[0])
+
+    return run
+
+
 def place_of(store, name):
     """The file of a record, of a list or of the log."""
     if name in ("run", "models", "finished"):
@@ -55,30 +74,20 @@ STANDING = {
 @pytest.mark.crossing
 @pytest.mark.parametrize("what", STANDING)
 @pytest.mark.parametrize("name", ["tile 0 0", "norms a 1", "finished", "models", "run"])
-def test_what_is_no_file_in_the_place_of_one(name, what, models, whole, tmp_path):
+def test_what_is_no_file_in_the_place_of_one(name, what, whole, store, restored):
     """It is damage like any other: told, and in its place comes what was lost."""
-    original, result = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
     place = place_of(store, name)
     place.unlink()
     STANDING[what](place)
-    assert shows_nothing_else(store, result)
-    with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
-        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
-    assert contents(store) == contents(original)
+    assert shows_nothing_else(store, whole[1])
+    restored()
 
 
-def test_a_file_in_the_place_of_a_folder(models, whole, tmp_path):
-    original, result = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
+def test_a_file_in_the_place_of_a_folder(whole, store, restored):
     shutil.rmtree(store / "records")
     (store / "records").touch()
-    assert shows_nothing_else(store, result)
-    with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
-        assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
-    assert contents(store) == contents(original)
+    assert shows_nothing_else(store, whole[1])
+    restored()
 
 
 @functools.cache
@@ -98,11 +107,8 @@ def watched():
 
 
 @pytest.mark.parametrize("name", ["tile 0 0", "models", "run", stores.LOG])
-def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, whole, tmp_path):
+def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, store):
     """No look at a file beforehand helps; opening a pipe to read or to write waits for nobody."""
-    original, _ = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
     place, lost = place_of(store, name), place_of(store, "tile 1 0")
     place.unlink(missing_ok=True)
     lost.unlink()  # so that there is something to compute, and to log
@@ -123,21 +129,17 @@ def test_a_pipe_that_takes_the_place_of_a_file_as_it_is_opened(name, models, who
 
 
 @pytest.mark.parametrize("name", ["records", "leases", stores.LOG])
-def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
+def test_nothing_is_written_through_a_link(name, models, whole, store, tmp_path):
     """A link in the place of a folder or of the log is named; what it points to stays as it is."""
-    original, result = whole
     later = tnsim.Model([bilinear(np.random.default_rng(1), 3, 4, 2, True)])
-    store, outside = tmp_path / "store", tmp_path / "outside"
-    shutil.copytree(original, store)
+    outside = tmp_path / "outside"
     (store / "leases").mkdir()
     place_of(store, "tile 1 0").unlink()  # so that there is something to compute
     (store / name).rename(outside)
     (store / name).symlink_to(outside)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for given in (models, [*models, later]):
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=f"{store / name}: is a link, through which"
-        ):
+        with refused(f"{store / name}: is a link, through which", tnsim.errors.StoreMismatch):
             tnsim.pairwise(given, slices=True, store=store, budget=TINY)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     # A store that stands elsewhere as a whole is where its owner wants it.
@@ -146,20 +148,17 @@ def test_nothing_is_written_through_a_link(name, models, whole, tmp_path):
     (tmp_path / "link").symlink_to(store)
     with pytest.warns(tnsim.errors.StoreWarning, match="tile 1 0"):
         found = tnsim.pairwise(models, slices=True, store=tmp_path / "link", budget=TINY)
-    assert found.identical(result) and tnsim.open_pairwise(store).identical(result)
+    assert found.identical(whole[1]) and tnsim.open_pairwise(store).identical(whole[1])
 
 
-def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path):
-    original, _ = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
+def test_a_folder_with_files_of_others_is_named_and_kept(models, store):
     place = place_of(store, "tile 0 0")
     place.unlink()
     place.mkdir()
     (place / "thesis").write_text("mine")
     with (
         pytest.warns(tnsim.errors.StoreWarning),
-        pytest.raises(tnsim.TnsimError, match=rf"Directory not empty \({place}"),
+        refused(rf"Directory not empty \({place}", tnsim.TnsimError),
     ):
         tnsim.pairwise(models, slices=True, store=store, budget=TINY)
     assert (place / "thesis").read_text() == "mine"
@@ -168,9 +167,7 @@ def test_a_folder_with_files_of_others_is_named_and_kept(models, whole, tmp_path
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
 def test_names_that_no_store_can_have(name, models, tmp_path):
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=r"no path of a store: .*; give another"
-        ):
+        with refused(r"no path of a store: .*; give another", tnsim.errors.StoreMismatch):
             use(tmp_path / name)
 
 
@@ -210,22 +207,17 @@ def shows_nothing_else(path, result):
 
 
 @pytest.mark.slow
-def test_every_file_damaged(models, whole, tmp_path):
+def test_every_file_damaged(whole, store, restored):
     """In every region of every file: reading refuses, going on restores it and says so."""
     original, result = whole
-    before, store = contents(original), tmp_path / "store"
-    shutil.copytree(original, store)
-    harmless = []
+    before, harmless = contents(original), []
     for n, (name, data) in enumerate(before.items()):
-        refused = []
+        told = []
         for what, damaged in damages(data, 40).items():
             put(store / name, damaged)
-            (refused if shows_nothing_else(store, result) else harmless).append((name, what))
-        put(store / name, damages(data, 40)[refused[n % len(refused)][1]])
-        with pytest.warns(tnsim.errors.StoreWarning, match=r"store: damaged: .*; computed again$"):
-            again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
-        assert again.identical(result), name
-        assert contents(store) == before, name
+            (told if shows_nothing_else(store, result) else harmless).append((name, what))
+        put(store / name, damages(data, 40)[told[n % len(told)][1]])
+        restored(r"store: damaged: .*; computed again$")
     # The mark of the end, and times and padding of an archive, outside of its arrays and names.
     harmless.remove(("finished.json", "gone"))
     assert all(name.endswith(".npz") and what[:3] in ("bit", "lon") for name, what in harmless)
@@ -233,11 +225,9 @@ def test_every_file_damaged(models, whole, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run", "models", "finished"])
-def test_every_byte_of_lists(name, whole, tmp_path):
+def test_every_byte_of_lists(name, whole, store):
     """Any bit of a list: reading refuses, with no other class of error."""
-    original, result = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
+    _, result = whole
     file = place_of(store, name)
     data = file.read_bytes()
     for at in range(0, len(data), 7):
@@ -248,10 +238,9 @@ def test_every_byte_of_lists(name, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_files_exchanged(models, whole, tmp_path):
+def test_files_exchanged(whole, store, restored):
     """Whole records, and whole lists, in the place of others and linked there."""
     original, result = whole
-    store = tmp_path / "store"
     records = ["tile 0 0", "tile 1 0", "tile 1 1", "norms a 0", "norms a 1"]
     for group in (records, ["run", "models", "finished"]):
         for one, other in itertools.permutations(group, 2):
@@ -262,10 +251,7 @@ def test_files_exchanged(models, whole, tmp_path):
                 place.unlink()
                 place.symlink_to(source) if link else shutil.copy(source, place)
                 assert shows_nothing_else(store, result), (one, other)
-                with pytest.warns(tnsim.errors.StoreWarning, match="damaged"):
-                    again = tnsim.pairwise(models, slices=True, store=store, budget=TINY)
-                assert again.identical(result)
-                assert contents(store) == contents(original)
+                restored()
                 assert not place.is_symlink()
 
 
@@ -286,11 +272,10 @@ def test_records_of_another_run_are_no_records(models, whole, tmp_path):
         assert tnsim.pairwise(models, store=other, **options).identical(result)
 
 
-def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatch):
+def test_read_while_another_process_finishes(whole, store, monkeypatch):
     """What was not there yet when it was looked for is missing, not damaged."""
     original, result = whole
-    store, fetch = tmp_path / "store", stores.Store.fetch
-    shutil.copytree(original, store)
+    fetch = stores.Store.fetch
     late = [place_of(store, name) for name in ("tile 0 0", "tile 1 0", "tile 1 1", "finished")]
     for file in late:
         file.unlink()
@@ -308,38 +293,28 @@ def test_read_while_another_process_finishes(models, whole, tmp_path, monkeypatc
     assert tnsim.open_pairwise(store).identical(result)
 
 
-def test_edited_lists(models, whole, tmp_path):
+def test_edited_lists(whole, store, restored):
     """Labels and metrics edited by hand: refused, and restored by the run that the store is of."""
-    original, result = whole
-    store = tmp_path / "store"
     for name, change in [
         ("models", {"labels_a": [2, 1, 0]}),
         ("models", {"since_a": [0, 1, 1]}),
         ("run", {"dtype": "float32"}),
         ("finished", {"growths": []}),
     ]:
-        shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(original, store)
         data = json.loads(place_of(store, name).read_text())
         data["content"].update(change)
         place_of(store, name).write_text(json.dumps(data))
-        with pytest.raises(
-            tnsim.errors.DamagedStore, match=f"damaged: {name}.json; .* or remove it"
-        ):
+        with refused(f"damaged: {name}.json; .* or remove it", tnsim.errors.DamagedStore):
             tnsim.open_pairwise(store)
-        with pytest.warns(tnsim.errors.StoreWarning, match=f"damaged: {name}.json; computed again"):
-            assert tnsim.pairwise(models, slices=True, store=store, budget=TINY).identical(result)
-        assert contents(store) == contents(original)
+        restored(f"damaged: {name}.json; computed again")
 
 
-def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, tmp_path):
-    original, result = whole
-    store = tmp_path / "store"
-    shutil.copytree(original, store)
+def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, store):
+    _, result = whole
     (store / "run.json").unlink()
-    with pytest.raises(tnsim.errors.StoreMismatch, match="3 models on side a, and 2 are given"):
+    with refused("3 models on side a, and 2 are given", tnsim.errors.StoreMismatch):
         tnsim.pairwise(models[:2], slices=True, store=store, budget=TINY)
-    with pytest.raises(tnsim.errors.StoreMismatch, match='metric "gaussian", and "frobenius"'):
+    with refused('metric "gaussian", and "frobenius"', tnsim.errors.StoreMismatch):
         tnsim.pairwise(models, tnsim.Frobenius(), slices=True, store=store, budget=TINY)
     assert not (store / "run.json").exists()
     other_tiles = tnsim.Budget(memory_bytes=6_000)  # the store's are kept all the same
@@ -349,5 +324,5 @@ def test_a_store_that_lost_its_lists_is_not_given_to_another_run(models, whole, 
     for file in store.glob("*.json"):
         file.unlink()
     for use in (tnsim.open_pairwise, lambda path: tnsim.pairwise(models, store=path)):
-        with pytest.raises(tnsim.errors.DamagedStore, match=r"damaged: run.json; .* remove it"):
+        with refused(r"damaged: run.json; .* remove it", tnsim.errors.DamagedStore):
             use(store)

@@ -10,19 +10,13 @@ import numpy as np
 import pytest
 from oracles import linear
 from pyarrow import parquet
-from sample_runs import FORMULAS, blocks
+from refusals import refused
+from sample_runs import FORMULAS, WRITERS, blocks, data_of
 
 import tnsim
 from tnsim import report
 from tnsim.all_pairs import result as result_module
 from tnsim.files import replacing
-
-WRITERS = {
-    "similarity.csv": result_module.write_csv,
-    "result.npz": result_module.write_npz,
-    "pairs.parquet": result_module.write_parquet,
-    "run.html": report.write,
-}
 
 
 def labelled(rng, labels):
@@ -53,7 +47,7 @@ def test_a_run_that_stops_leaves_the_file_as_it_was(name, tmp_path, rng, monkeyp
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_cannot_be_written_is_an_error_of_ours(name, tmp_path, rng):
     (tmp_path / "file").write_text("")
-    with pytest.raises(tnsim.errors.ResultError, match=f"{name}: cannot be written: "):
+    with refused(f"{name}: cannot be written: ", tnsim.errors.ResultError):
         WRITERS[name](blocks(rng, [2]), tmp_path / "file" / name)
     assert names(tmp_path) == ["file"]
 
@@ -150,8 +144,7 @@ def test_a_matrix_of_the_same_models_has_the_labels_of_the_result(
         assert result.a.values.tolist() == known
     result["weight_cosine"] = tnsim.baselines.weight_cosine(models, names=names)
     assert np.isfinite(result.weight_cosine).all()
-    page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
-    data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+    data = data_of(report.write(result, tmp_path / "run.html"))
     assert (
         data["rows"]
         == result.a.values.tolist()
@@ -166,8 +159,7 @@ def test_assigned_labels_keep_their_digits_on_pages_and_in_tables(tmp_path, rng)
     for labels in (dates, np.array([2**60 + 1, 0]), np.array([0.1, np.inf])):
         shown = [str(label) for label in labels]
         result = labelled(rng, labels)
-        page = report.write(result, tmp_path / "run.html").read_text(encoding="utf-8")
-        data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+        data = data_of(report.write(result, tmp_path / "run.html"))
         assert list(map(str, data["rows"])) == shown
         assert cells(result, tmp_path / "run.csv")[0][1:] == shown
 
@@ -175,8 +167,7 @@ def test_assigned_labels_keep_their_digits_on_pages_and_in_tables(tmp_path, rng)
 def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
     """What Python makes of a file name that is not UTF-8."""
     result = labelled(rng, ["\udc80x", "\ud800", "z"]).assign_attrs(note="\udc80")
-    page = report.write(result, tmp_path / "run.html", "\udc80").read_text(encoding="utf-8")
-    data = json.loads(re.search(r'id="run">(.*?)</script>', page, re.DOTALL)[1])
+    data = data_of(report.write(result, tmp_path / "run.html", "\udc80"))
     assert data["rows"] == ["\udc80x", "\ud800", "z"] and data["title"] == "\udc80"
     result_module.write_npz(result, tmp_path / "run.npz")
     with np.load(tmp_path / "run.npz") as arrays:
@@ -191,9 +182,7 @@ def test_half_a_surrogate_pair_does_not_break_a_file(tmp_path, rng):
 def test_a_store_is_no_address(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (lambda: tnsim.pairwise([], store=store), lambda: tnsim.open_pairwise(store)):
-        with pytest.raises(
-            tnsim.errors.StoreMismatch, match=f"{store}: a store is a folder on a disk"
-        ):
+        with refused(f"{store}: a store is a folder on a disk", tnsim.errors.StoreMismatch):
             call()
     assert names(tmp_path) == []
 

@@ -118,12 +118,8 @@ def test_names_of_points_cover_no_point_and_no_other_name(show, width, letter):
     })()""")
     assert len(boxes) >= 2
     for n, (left, top, right, bottom) in enumerate(boxes):
-        assert (
-            frame[0] <= left
-            and right <= frame[2]
-            and frame[1] <= top + 3
-            and bottom - 3 <= frame[3]
-        )
+        assert frame[0] <= left and right <= frame[2] and frame[1] <= top + 3
+        assert bottom - 3 <= frame[3]
         assert not any(left < x < right and top < y < bottom for x, y in dots)
         for a, b, c, d in boxes[:n]:  # a box of a line is higher than its letters
             assert not (left < c and a < right and top + 2 < d - 2 and b + 2 < bottom - 2)
@@ -227,9 +223,8 @@ def test_slices_step_by_step(show):
     score = reading.block_score(run.slices.sel(output=20), reading.segment(run, 3).change_points)
     assert f"of the slice of output 20 {shown(score, 3)}" in window.text("#score")
     window.run("chooseOutput(44)")
-    assert window.run("byId('next').disabled") and window.run(tiles) == list(
-        map(str, range(40, 45))
-    )
+    assert window.run("byId('next').disabled")
+    assert window.run(tiles) == list(map(str, range(40, 45)))
 
 
 @pytest.mark.parametrize("steps, said", [([1, 2, 3], "angle"), ([1, 2, 3, 3000], "log(1 − s)")])

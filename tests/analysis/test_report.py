@@ -2,27 +2,16 @@
 
 import base64
 import hashlib
-import json
 import re
 from importlib import resources
 
 import numpy as np
-import pytest
 from closeness import assert_close
-from sample_runs import blocks, shipped
+from refusals import refused
+from sample_runs import blocks, data_of, shipped
 
 import tnsim
 from tnsim.analysis import reading, report
-
-
-def data_of(page):
-    return json.loads(
-        re.search(
-            r'<script type="application/json" id="run">(.*?)</script>',
-            page.read_text(encoding="utf-8"),
-            re.DOTALL,
-        )[1]
-    )
 
 
 def unpacked(packed, shape):
@@ -79,10 +68,8 @@ def test_page_holds_the_run(tmp_path):
         limited_by="numbers packed in few digits",
     )
     assert ["metric", "gaussian"] in data["provenance"]
-    assert (
-        data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"]
-        and data["models"]["a"][1][3] == "step_0.safetensors"
-    )
+    assert data["models"]["a"][0] == ["checkpoint", "log_norm", "hash", "name"]
+    assert data["models"]["a"][1][3] == "step_0.safetensors"
 
 
 def test_page_is_alone(tmp_path):
@@ -92,9 +79,8 @@ def test_page_is_alone(tmp_path):
         r"|innerHTML|insertAdjacentHTML|document\.write",
         text,
     )
-    assert "default-src 'none'" in text and set(re.findall(r"https?://[^\"']*", text)) == {
-        "http://www.w3.org/2000/svg"
-    }
+    assert "default-src 'none'" in text
+    assert set(re.findall(r"https?://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}
 
 
 def test_text_is_never_markup(tmp_path):
@@ -148,16 +134,15 @@ def test_a_matrix_without_a_block_score_is_shown(tmp_path, rng):
 def test_refusals(tmp_path, monkeypatch, rng):
     run = blocks(rng, [2, 2])
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        tnsim.errors.ResultError,
-        match=r"run.html: cannot be written: (Not a directory|File exists)",
+    with refused(
+        r"run.html: cannot be written: (Not a directory|File exists)", tnsim.errors.ResultError
     ):
         report.write(run, tmp_path / "file" / "run.html")
     monkeypatch.setattr(report, "MAX_NUMBERS", 40)
-    with pytest.raises(tnsim.errors.ResultError, match="48 numbers are more than the 40 of a page"):
+    with refused("48 numbers are more than the 40 of a page", tnsim.errors.ResultError):
         report.write(run, tmp_path / "run.html")
     run["similarity"][0, 1] = np.nan
-    with pytest.raises(tnsim.errors.ResultError, match="similarity is not finite"):
+    with refused("similarity is not finite", tnsim.errors.ResultError):
         report.write(run, tmp_path / "run.html")
 
 

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from commands import command, piped
+from commands import command, piped, refusal, told
 from oracles import bilinear, linear
+from processes import python
 from transformer_cases import CONFIGS, checkpoint, written
 
 import tnsim
@@ -46,13 +46,19 @@ def test_the_shell_completes(words, expected, monkeypatch):
 
 def test_standard_input_is_read_once(files, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped("\n".join(map(str, files))))
-    done = command("pairwise", "-", "--other", "-", "--dry-run", check=False)
-    assert "- stands for names of checkpoints, one a line, on standard input" in done.stderr
-    assert "it can be read for one - only" in done.stderr
+    line = refusal(
+        "pairwise",
+        "-",
+        "--other",
+        "-",
+        "--dry-run",
+        said="- stands for names of checkpoints, one a line, on standard input",
+    )
+    assert "it can be read for one - only" in line
 
 
 def test_info():
-    found = json.loads(command("info", "--json").stdout)
+    found = told("info")
     assert found["versions"]["tnsim"] == tnsim.__version__ and found["devices"]
     extras = {"pairwise", "plot", "dask", "parquet", "torch", "yaml"}
     assert set(found["missing"]) == extras
@@ -61,27 +67,31 @@ def test_info():
 
 
 def test_the_device_is_named(files):
-    assert json.loads(command("similarity", *files, "--json").stdout)["device"] == "cpu"
+    assert told("similarity", *files)["device"] == "cpu"
     assert tnsim.pairwise(tnsim.load(files)).attrs["device"] == "cpu"
 
 
 def test_moments_from_samples(files, tmp_path, rng):
     samples = rng.normal(size=(40, 3)) + 1.0
     np.save(tmp_path / "x.npy", samples)
-    found = json.loads(command("similarity", *files, "--fit", tmp_path / "x.npy", "--json").stdout)
+    found = told("similarity", *files, "--fit", tmp_path / "x.npy")
     models = tnsim.load(files)
     assert found["similarity"] == tnsim.similarity(*models, tnsim.Gaussian.fit(samples))
-    done = command(
-        "similarity", *files, "--metric", "tree", "--fit", tmp_path / "x.npy", check=False
+    refusal(
+        "similarity",
+        *files,
+        "--metric",
+        "tree",
+        "--fit",
+        tmp_path / "x.npy",
+        said="--fit takes mean and covariance from samples, which metric tree has not",
     )
-    assert "--fit takes mean and covariance from samples, which metric tree has not" in done.stderr
-    done = command("similarity", *files, "--fit", files[0], check=False)
-    assert done.returncode == 2 and "cannot be read as inputs" in done.stderr
+    refusal("similarity", *files, "--fit", files[0], said="cannot be read as inputs")
 
 
 def test_names_and_dialects_on_standard_input(files, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped("\n\n".join(map(str, files)) + "\n"))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 3
+    assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 3
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
     monkeypatch.setattr(sys, "stdin", piped(PRESETS["bilinear-readout"].to_json()))
     assert "rank 4" in command("inspect", tmp_path / "m.npz", "--dialect", "-").stdout
@@ -94,7 +104,7 @@ def test_other_shells_write_standard_input_otherwise(encoding, tmp_path, rng, mo
     for name in names:
         tnsim.save(tnsim.Model([linear(rng, 2, 2)]), name)
     monkeypatch.setattr(sys, "stdin", piped("\r\n".join(names).encode(encoding)))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 6
+    assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 6
     dialect = PRESETS["bilinear-readout"].to_json()
     np.savez(tmp_path / "m.npz", W_l=np.ones((4, 2)), W_r=np.ones((4, 2)), W_p=np.ones((3, 4)))
     monkeypatch.setattr(sys, "stdin", piped(dialect.encode(encoding)))
@@ -109,12 +119,11 @@ def test_what_is_no_text_on_standard_input(tmp_path, rng, monkeypatch):
     except tnsim.TnsimError:
         pytest.skip("this file system holds no such names")
     monkeypatch.setattr(sys, "stdin", piped(name))
-    assert json.loads(command("pairwise", "-", "--dry-run", "--json").stdout)["tiles"]["pairs"] == 1
+    assert told("pairwise", "-", "--dry-run")["tiles"]["pairs"] == 1
     for data in (b"\xff\xfe\0", b"\xff{", b"", None):
         for arguments in (("pairwise", "-", "--dry-run"), ("inspect", name, "--dialect", "-")):
             monkeypatch.setattr(sys, "stdin", data if data is None else piped(data))
-            done = command(*map(os.fsdecode, arguments), check=False)
-            assert done.returncode == 2 and "unforeseen" not in done.stderr, data
+            refusal(*map(os.fsdecode, arguments))
 
 
 @pytest.mark.slow
@@ -134,24 +143,20 @@ for name in ("cuda", "nonsense"):
         except SystemExit as ended:
             print("ended", ended.code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out, err = python(code)
     for name in ("cuda", "nonsense"):
         said = f"JAX finds no device of JAX_PLATFORMS={name}: "
-        assert f"devices     {said}" in done.stdout
-        assert done.stderr.count(f"tnsim: error: {said}") == 2
-    assert len(done.stderr.splitlines()) == 4
-    assert [line[6:] for line in done.stdout.splitlines() if line.startswith("ended")] == [
-        *"220220"
-    ]
+        assert f"devices     {said}" in out
+        assert err.count(f"tnsim: error: {said}") == 2
+    assert len(err.splitlines()) == 4
+    assert [line[6:] for line in out.splitlines() if line.startswith("ended")] == [*"220220"]
 
 
 @pytest.mark.slow
 def test_what_is_done_is_logged(files):
     code = "import logging, sys, tnsim; logging.basicConfig(level='DEBUG', format='%(name)s %(message)s');"
     code += "tnsim.load(sys.argv[1])"
-    run = [sys.executable, "-c", code, str(files[0])]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "tnsim.checkpoints.load read" in done.stderr
+    assert "tnsim.checkpoints.load read" in python(code, files[0])[1]
 
 
 def test_blocks_of_transformers_by_path(tmp_path, rng):
@@ -171,7 +176,7 @@ def test_blocks_of_transformers_by_path(tmp_path, rng):
     one, two = (tnsim.parts(name, "mlp", norm="leave")["h.1.mlp"] for name in names)
     value = tnsim.similarity(one, two, tnsim.Gaussian.fit(np.load(states)))
     assert found["layer 1 mlp"]["similarity"] == value
-    done = command("similarity", *names, "--layers", "h.7.mlp", check=False)
-    assert "no MLP block is called h.7.mlp" in done.stderr
-    done = command("similarity", *names, "--layers", "h.1.mlp", "--check", 8, check=False)
-    assert "--check does not apply" in done.stderr
+    refusal("similarity", *names, "--layers", "h.7.mlp", said="no MLP block is called h.7.mlp")
+    refusal(
+        "similarity", *names, "--layers", "h.1.mlp", "--check", 8, said="--check does not apply"
+    )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from closeness import assert_close
-from commands import command
+from commands import command, refusal, told
 
 import tnsim
 
@@ -96,7 +96,7 @@ def files(place, name="Net"):
 @pytest.mark.parametrize("model", ["user_net.py:Net", "user_net:Net", "user_net.py:made"])
 def test_the_number_is_that_of_python(place, model):
     a, b = (tnsim.load(file, net()) for file in files(place))
-    said = json.loads(command("similarity", *files(place), "--model", model, "--json").stdout)
+    said = told("similarity", *files(place), "--model", model)
     assert said["similarity"] == tnsim.similarity(a, b) and said["exact"]
 
 
@@ -106,10 +106,10 @@ def test_every_command_reads_by_a_module(place):
     option = ("--model", "user_net.py:Net")
     models = [tnsim.load(file, net()) for file in (one, two)]
     assert "read by the graph of Net" in command("inspect", one, *option).stdout
-    planned = json.loads(command("plan", one, two, *option, "--json").stdout)
+    planned = told("plan", one, two, *option)
     assert planned["metric"] == "gaussian"
     for order in (("paths", one), ("paths", one, "--legs"), ("change", one, two)):
-        assert json.loads(command(*order, *option, "--json").stdout), order
+        assert told(*order, *option), order
     command("convert", one, "own.safetensors", *option)
     assert tnsim.similarity(tnsim.load("own.safetensors"), models[0]) == 1.0
     pytest.importorskip("xarray")
@@ -127,7 +127,7 @@ def test_a_module_runs_as_it_is_on_inputs(place, rng):
     np.save(place / "x.npy", rng.normal(size=(20, 4)).astype(np.float32))
     option = ("--model", "user_net.py:Deep", "--metric", "empirical", "--inputs", "x.npy")
     one, two = files(place, "Deep")
-    said = json.loads(command("similarity", one, two, *option, "--json").stdout)
+    said = told("similarity", one, two, *option)
     code: dict = {}
     exec(CODE, code)
     outputs = []
@@ -142,8 +142,15 @@ def test_a_module_runs_as_it_is_on_inputs(place, rng):
     pytest.importorskip("xarray")
     out = ("--out", place / "run", "--json")
     assert len(json.loads(command("pairwise", one, two, *option, *out).stdout)["similarity"]) == 2
-    done = command("similarity", one, two, *option, "--n-ctx", 3, check=False)
-    assert "runs the module as it is, on --inputs, to which --n-ctx does not apply" in done.stderr
+    refusal(
+        "similarity",
+        one,
+        two,
+        *option,
+        "--n-ctx",
+        3,
+        said="runs the module as it is, on --inputs, to which --n-ctx does not apply",
+    )
 
 
 def test_a_convolutional_network_with_batch_norms_as_its_class_makes_it(place, rng):
@@ -151,17 +158,19 @@ def test_a_convolutional_network_with_batch_norms_as_its_class_makes_it(place, r
     np.save(place / "x.npy", rng.normal(size=(20, 1, 6, 6)))
     torch.save({"state": {}}, place / "optimizer.pt")  # beside the weights, as of `*.pt`
     run = (*files(place, "Images"), "optimizer.pt", "--model", "user_net.py:Images")
-    said = json.loads(
-        command("change", *run, "--metric", "empirical", "--inputs", "x.npy", "--json").stdout
-    )
+    said = told("change", *run, "--metric", "empirical", "--inputs", "x.npy")
     (found,) = said["shares"].values()
     assert list(found) == ["0", "1", "3", "6"] and abs(sum(found.values()) - 1) < 1e-3
-    done = command("change", *run, check=False)
-    assert "--metric empirical --inputs x.npy" in done.stderr
-    assert done.stderr.count("give inputs=") == 1
+    line = refusal("change", *run, said="--metric empirical --inputs x.npy")
+    assert line.count("give inputs=") == 1
     torch.save({"model": net().state_dict(), "epoch": 3}, place / "other.pt")
-    done = command("inspect", "other.pt", "--model", "user_net.py:Images", check=False)
-    assert "and has besides down.bias, down.weight" in done.stderr
+    refusal(
+        "inspect",
+        "other.pt",
+        "--model",
+        "user_net.py:Images",
+        said="and has besides down.bias, down.weight",
+    )
 
 
 def test_an_example_says_what_the_module_takes(place):
@@ -172,7 +181,7 @@ def test_an_example_says_what_the_module_takes(place):
     np.save(place / "x.npy", np.zeros((2, 4), np.float32))
     (place / "own.py").write_text("from user_net import Net\n\ndef wide():\n    return Net(9)\n")
     option = ("--model", "own.py:wide", "--example", "x.npy")
-    said = json.loads(command("inspect", "wide.pt", *option, "--json").stdout)
+    said = told("inspect", "wide.pt", *option)
     assert said["inputs"] == 4
 
 
@@ -204,9 +213,7 @@ def test_an_example_says_what_the_module_takes(place):
 )
 def test_what_is_no_module_is_one_line(place, options, said):
     (place / "bad.py").write_text("1 / 0\n")
-    done = command("similarity", *files(place), *options, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert said in done.stderr, done.stderr
+    refusal("similarity", *files(place), *options, said=said)
 
 
 @pytest.mark.slow
@@ -229,7 +236,7 @@ def test_a_module_that_is_no_model_is_estimated_on_normal_inputs(tmp_path, monke
         torch.save(net.state_dict(), f"step_{n}.pt")
     expected = tnsim.similarity(*(net.eval() for net in nets))
     files = ["step_0.pt", "step_1.pt", "--model", "normed.py:normed"]
-    found = json.loads(command("similarity", *files, "--json").stdout)
+    found = told("similarity", *files)
     assert_close(found["similarity"], expected, scale=1.0, rtol=1e-12)
     assert found["exact"] is False and found["inputs"] == 16_384
     assert "an estimate on 16,384 inputs, standard error" in command("similarity", *files).stdout

@@ -102,7 +102,6 @@ def test_weights_and_answers_of_either_precision(dtype, features, rng):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_cheaper_route_is_taken(rng):
     """Search is a part of the cost: of ten diagrams of two layers as of hundreds of three."""
     for layers, biases in ((2, False), (2, True), (3, False), (3, True)):

@@ -10,32 +10,31 @@ import pytest
 import sequence_cases
 from closeness import LARGEST, assert_close
 from oracles import slope_of
+from refusals import refused
 
 import tnsim
 from tnsim.compare import by_plans
 from tnsim.compare.comparison import Form
 
 WORKS = {
-    "a skip": lambda rng: (*cases.pair(cases.SHALLOW["lerp residual"], rng), tnsim.Gaussian()),
-    "moment nodes": lambda rng: (
-        *cases.pair(cases.DEEP["two with biases"], rng),
-        tnsim.Gaussian([0.5, 0.0, -0.2], [1.0, 0.3, 2.0]),
-    ),
-    "whole trees": lambda rng: (*cases.pair(cases.DEEP["two residual"], rng), tnsim.Symmetric()),
-    "a closure": lambda rng: (
-        *cases.pair(cases.DEEP["two bilinear"], rng),
-        tnsim.GaussianClosure(),
-    ),
-    "inputs far from one": lambda rng: (
-        *cases.pair(cases.SHALLOW["bilinear biases"], rng),
+    "inputs far from one": (
+        cases.SHALLOW["bilinear biases"],
         tnsim.Gaussian([300.0, 0.1, 0.0], [1e5, 1.0, 1e-6]),
     ),
-    "attention": lambda rng: (
-        *sequence_cases.pair(sequence_cases.ONE_LAYER["biases"], 2),
-        tnsim.Gaussian(),
+    "a skip": (cases.SHALLOW["lerp residual"], tnsim.Gaussian()),
+    "moment nodes": (
+        cases.DEEP["two with biases"],
+        tnsim.Gaussian([0.5, 0.0, -0.2], [1.0, 0.3, 2.0]),
     ),
+    "diagrams": (cases.DEEP["two bilinear"], tnsim.Gaussian()),
+    "diagrams of skips": (cases.DEEP["two residual"], tnsim.Gaussian()),
+    "whole trees": (cases.DEEP["two bilinear"], tnsim.Symmetric()),
+    "whole trees of skips": (cases.DEEP["two residual"], tnsim.Symmetric()),
+    "layers": (cases.DEEP["two residual"], tnsim.TreeSymmetric()),
+    "a closure": (cases.DEEP["two bilinear"], tnsim.GaussianClosure()),
+    "a closure of skips": (cases.DEEP["two residual"], tnsim.GaussianClosure()),
+    "attention": (sequence_cases.ONE_LAYER["biases"], tnsim.Gaussian()),
 }
-QUICK = ("a skip", "similarity"), ("a skip", "log_inner"), ("inputs far from one", "similarity")
 VERBS = {
     "similarity": tnsim.similarity,
     "inner": tnsim.inner,
@@ -47,10 +46,10 @@ VERBS = {
 def never_traced(monkeypatch):
     """Plans are never a part of a trace."""
 
-    def refused(*given):
+    def forbidden(*given):
         raise AssertionError("a plan was traced")
 
-    monkeypatch.setattr(by_plans, "_traced_runs", refused)
+    monkeypatch.setattr(by_plans, "_traced_runs", forbidden)
 
 
 def numbers_of(tree):
@@ -63,17 +62,13 @@ def differentiated(transform, function, *given, **options):
         return numbers_of(transform(function, **options)(*given))
 
 
-@pytest.mark.sampled(quick=0, slow=3)
-@pytest.mark.parametrize(
-    "work, verb",
-    [
-        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
-        for each in itertools.product(WORKS, VERBS)
-    ],
-)
+@pytest.mark.sampled(quick=1, slow=5)
+@pytest.mark.parametrize("work, verb", itertools.product(WORKS, VERBS))
 def test_gradients_are_differences_of_the_value(work, verb, never_traced, rng):
     """Both models and the moments move; differences are of eighth order."""
-    given = numbers_of(WORKS[work](rng))
+    make, metric = WORKS[work]
+    models = sequence_cases.pair(make, 2) if work == "attention" else cases.pair(make, rng)
+    given = numbers_of((*models, metric))
     function = VERBS[verb]
     value, gradient = differentiated(jax.value_and_grad, lambda given: function(*given), given)
     # Relative to the numbers, as moments may be of any size.
@@ -128,8 +123,7 @@ def test_first_derivatives_by_every_transform(weights, cosine, never_traced, rng
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
-@pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("x64", [True, False])
 def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
     """In the types that a trace gives, whether the gradient is compiled or the cosine."""
     rtol, reason = (1e-11, None) if x64 else (1e-4, "float32")
@@ -146,7 +140,6 @@ def test_a_compiled_trace_has_the_same_derivatives(weights, cosine, x64):
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_maps_checkpoints_and_second_derivatives(weights, cosine):
     gradient = differentiated(jax.grad, cosine, weights)
     other = differentiated(jax.grad, cosine, [2 * x for x in weights])
@@ -251,8 +244,7 @@ def test_the_way_back_counts_in_the_budget(rng):
         budget = tnsim.Budget(**limit)
         tnsim.similarity(a, b, budget=budget)
         # In the precision of the budget's plan: JAX differentiates in float32 else.
-        refused = pytest.raises(tnsim.TooLarge, match="with its gradients needs")
-        with jax.enable_x64(True), refused:
+        with jax.enable_x64(True), refused("with its gradients needs", tnsim.TooLarge):
             jax.grad(lambda m, budget=budget: tnsim.similarity(m, b, budget=budget))(a)
 
 

@@ -242,7 +242,6 @@ def test_every_verb(layers, kind):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["Bilinear", "Elementwise", "Embedding"])
 @pytest.mark.parametrize("kind", ["jax float32", "jax float64"])
 def test_with_64_bits_in_jax(layers, kind):

@@ -64,7 +64,6 @@ def split(rng, x):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [permuted, rescaled, swapped, split])
 @pytest.mark.parametrize("metric", METRICS)
 @LAWS

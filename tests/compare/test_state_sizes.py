@@ -12,7 +12,6 @@ from closeness import assert_close
 from forced import OF_RUNS, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequence_cases import slow
 
 import tnsim
 
@@ -103,9 +102,7 @@ sizes = st.integers(-40, 40)
 
 
 @pytest.mark.crossing(quick=0, slow=1)
-@pytest.mark.parametrize(
-    "kinds", [slow(["bilinear"]), slow(["residual"]), ["linear", "bilinear", "residual"]]
-)
+@pytest.mark.parametrize("kinds", [["bilinear"], ["residual"], ["linear", "bilinear", "residual"]])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", EPS)
 @settings(max_examples=4)
@@ -169,7 +166,6 @@ def test_a_large_state_is_not_zero(depth, dtype):
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
 @pytest.mark.parametrize("size", [2.0**-8, 1.0, 2.0**40])
 def test_states_without_constants_at_any_depth(size, metric):
@@ -183,9 +179,8 @@ def test_states_without_constants_at_any_depth(size, metric):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["tree", "closure"])
-@pytest.mark.parametrize("depth", [7, slow(8)])
+@pytest.mark.parametrize("depth", [7, 8])
 def test_ordinary_deep_networks(depth, metric):
     """Weights normal / sqrt(fan-in), biases N(0, 1): 10 of 12 inner products were 0.0 at depth 8."""
     for seed in range(6):
@@ -240,8 +235,8 @@ def test_all_pairs_of_models_with_large_states(n_ctx, dtype):
     assert_close(matrix, expected, scale=1.0, rtol=rounding(a, dtype), limited_by=dtype)
 
 
-@pytest.mark.sampled(quick=0, slow=0)
-@pytest.mark.parametrize("metric", [slow("tree"), slow("closure"), slow("closure of a far mean")])
+@pytest.mark.full
+@pytest.mark.parametrize("metric", ["tree", "closure", "closure of a far mean"])
 def test_traced(metric):
     """Inside a trace units follow the states as well, as constants to derivatives."""
     a = model(0, 4, ["bilinear"], 1.0, 2.0**30, 2)

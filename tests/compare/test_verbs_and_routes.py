@@ -52,6 +52,10 @@ PAIRS = {
         [linear(g, D, 2), bilinear(g, 2, 3, 2), bilinear(g, 2, 3, 2)],
         [linear(g, D, 1, True), bilinear(g, 1, 3, 2), bilinear(g, 2, 2, 2)],
     ],
+    "one direction": lambda g: [
+        [bilinear(g, D, 1, 2, True), bilinear(g, 2, 2, 2, True)],
+        [bilinear(g, D, 1, 2), bilinear(g, 2, 2, 2)],
+    ],
     "shared layers": sharing,
     "sparse": lambda g: [[sparse(g, True), linear(g, 2, 2, True)], [sparse(g)]],
     "depths": lambda g: [
@@ -66,6 +70,7 @@ PAIRS = {
 METRICS = {
     "standard": lambda g: tnsim.Gaussian(),
     "mean and covariance": lambda g: tnsim.Gaussian(*random_gaussian(g, D)),
+    "singular": lambda g: tnsim.Gaussian(cov=np.diag([1.0, 2.0, 0.0])),
     "symmetric": lambda g: tnsim.Symmetric(),
 }
 CROSSED = [
@@ -128,14 +133,16 @@ def verbs_agree(a, b, metric, products, scale, found):
     assert_close(log.sign * np.exp(log.log), ab, scale=scale, rtol=1e-10)
     slices = tnsim.slices(a, b, metric)
     assert slices.shape == (2,) and np.all(abs(slices) <= 1)
+    change = (ab - bb) / np.sqrt((aa + bb - 2 * ab) * bb)
+    assert_close(tnsim.similarity(a - b, b, metric), change, scale=1.0, rtol=1e-10)
     both = tnsim.inner(a - 0.5 * b, a + b, metric)
     assert_close(both, aa + 0.5 * ab - 0.5 * bb, scale=aa + bb, rtol=1e-10)
     if isinstance(metric, tnsim.Symmetric):
         return
     paths = tnsim.paths(a, b, metric)
     assert_close(paths.values.sum(), ab, scale=abs(paths.values).sum(), rtol=1e-10)
-    change = tnsim.change(a, b, metric) if kinds_agree(a, b) else None
-    if change is not None:
+    if kinds_agree(a, b):
+        change = tnsim.change(a, b, metric)
         assert_close(change.total, aa + bb - 2 * ab, scale=aa + bb, rtol=1e-10)
         assert_close(change.share.sum() * change.total, change.total, scale=aa + bb, rtol=1e-10)
 

@@ -11,6 +11,7 @@ from component_oracles import pair, points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import bilinear, linear, quadrature
+from refusals import refused
 from seeds import generator
 from sequence_cases import slow
 from test_paths import scrambled
@@ -56,7 +57,6 @@ CASES = [
 
 
 @pytest.mark.sampled(quick=0, slow=2)
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_shares_are_integrals_of_component_functions(case, rng):
     name, by, ends = case
@@ -197,10 +197,9 @@ def test_a_planted_change_is_found_under_scrambled_gauges(rng):
 
 
 @pytest.mark.sampled(quick=0, slow=1)
-@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=4)
-@pytest.mark.parametrize("name", ["mlp", slow("attention")])
+@pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_parts_do_not_depend_on_gauges(name, seed):
     g = generator(seed)
     a, b = pair(name, g)
@@ -272,7 +271,7 @@ def test_a_change_of_similarity_sums_to_its_loss(rng):
     assert_close(
         found.share, wanted / found.total, scale=LARGEST, rtol=1e-8, limited_by="the nodes"
     )
-    with pytest.raises(tnsim.ModelError, match="use of='distance'"):
+    with refused("use of='distance'"):
         found.matrix  # noqa: B018
 
 
@@ -331,7 +330,7 @@ def test_what_is_no_run_is_refused(rng):
         "have 4 and 3 layers": [a, b, cubic],
     }
     for message, run in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message):
+        with refused(message):
             tnsim.change(run)
 
 
@@ -368,12 +367,11 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
         "take the models of a combination one by one": lambda: tnsim.change(a, b - a),
     }
     for message, attempt in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message) as raised:
+        with refused(message):
             attempt()
-        assert "\n" not in str(raised.value)
     deep = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
     other = tnsim.Model([oracle.mlp(rng, 2, 1) for _ in range(12)])
-    with pytest.raises(tnsim.TooLarge, match="takes 2,048 gradients here, more than 512"):
+    with refused("takes 2,048 gradients here, more than 512", tnsim.TooLarge):
         tnsim.change(deep, other, tnsim.Empirical(rng.normal(size=(2, 2)) * 0.01))
 
 
@@ -381,7 +379,7 @@ def test_what_is_no_change_is_refused_in_one_line(rng):
 @pytest.mark.parametrize("verb", [tnsim.paths, tnsim.change])
 def test_traced_models_are_refused_in_a_line(transform, verb, rng):
     a, b = (tnsim.Model([bilinear(rng, 3, 2, 2)]) for _ in range(2))
-    with pytest.raises(tnsim.ModelError, match=rf"^{verb.__name__} reads numbers.*jax\.jit"):
+    with refused(rf"^{verb.__name__} reads numbers.*jax\.jit"):
         transform(lambda model: verb(model, b))(a)
 
 
@@ -399,7 +397,7 @@ def skewed(rng, condition):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gaussian", slow("empirical")])
+@pytest.mark.parametrize("name", ["gaussian", "empirical"])
 def test_float32_is_taken_again_between_skewed_bases(name, rng):
     """Shares of about 1 were off by 2, as models between the two are a thousand times as large."""
     a, b = skewed(rng, 1e3), skewed(rng, 1e3)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from activated_cases import gated, mlp
 from closeness import LARGEST, assert_close
-from component_oracles import STACKS, attending
+from component_oracles import STACKS, attending, points, stack
 from oracles import bilinear, linear
+from refusals import refused
 from scipy.sparse import csr_array
 from sequence_oracles import attention
 
@@ -15,16 +16,6 @@ import tnsim
 import tnsim.models.components
 from tnsim.models.components import components_of, interpolated_outputs
 from tnsim.models.forward import Prefixes
-
-
-def stack(name, rng):
-    make, n_ctx = STACKS[name]
-    return tnsim.Model(make(rng), n_ctx=n_ctx)
-
-
-def inputs(model, rng, count=4):
-    shape = (count, model.d_in) if model.n_ctx is None else (count, model.n_ctx, model.d_in)
-    return rng.normal(size=shape)
 
 
 def granularities(model):
@@ -52,7 +43,7 @@ def test_names_follow_layers_heads_units_and_biases(rng):
 @pytest.mark.parametrize("name", STACKS)
 def test_a_switched_model_adds_up_its_components(name, rng):
     model = stack(name, rng)
-    x = inputs(model, rng)
+    x = points(model, rng)
     for by in granularities(model):
         count = len(tnsim.components(model, by))
         for z in (rng.integers(0, 2, count).astype(float), rng.normal(size=count)):
@@ -67,7 +58,7 @@ def test_a_switched_model_adds_up_its_components(name, rng):
 
 def test_switches_by_label_leave_the_others_on(rng):
     model = stack("attention", rng)
-    x = inputs(model, rng)
+    x = points(model, rng)
     labels = tnsim.components(model, "head")
     z = np.ones(len(labels))
     z[labels.index("layer 2 head 1")] = 0.25
@@ -128,9 +119,8 @@ def test_what_cannot_be_switched_is_refused_in_one_line(rng):
         "the switches z has 1 NaN": lambda: tnsim.models.components.switched(model, [1.0, np.nan]),
     }
     for message, attempt in cases.items():
-        with pytest.raises(tnsim.ModelError, match=message) as raised:
+        with refused(message):
             attempt()
-        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])
@@ -145,15 +135,14 @@ def test_changes_and_edges_beside_an_activation_are_refused_with_another_road(ki
         lambda: tnsim.paths(a, by="layer", legs=True),
         lambda: tnsim.paths(a, by="unit", legs=True),
     ):
-        with pytest.raises(tnsim.UnsupportedLayer, match=message) as raised:
+        with refused(message, tnsim.UnsupportedLayer):
             ask()
-        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])
 def test_units_of_an_activation_have_switches(kind, rng):
     model = {"elementwise": mlp, "gated": gated}[kind](rng, "gelu")
-    x, labels = inputs(model, rng), tnsim.components(model, "unit")
+    x, labels = points(model, rng), tnsim.components(model, "unit")
     units = [one for one in labels if "unit" in one]
     assert len(units) == 5 and len(labels) == 5 + (kind == "gated")
     off = tnsim.models.components.switched(model, dict.fromkeys(labels, 0.0), "unit")(x)
@@ -170,7 +159,7 @@ def test_units_of_an_activation_have_switches(kind, rng):
 def test_shares_of_hidden_units_are_shares_of_columns(name, rng):
     """Interpolated outputs, whose numbers stand on hidden units, against components by hand."""
     a, b = stack(name, rng), stack(name, rng)
-    x = inputs(a, rng)
+    x = points(a, rng)
     for by in granularities(a):
         for ends in (False, True):
             parts = components_of([a, b], by, linear=ends)

@@ -1,4 +1,4 @@
-"""Models that read subspaces of their inputs, each another one: every verb on every route.
+"""Models that read subspaces of their inputs, each another one: paths, changes and edges on every route.
 
 Points of quadrature vary in the directions that the models under comparison read, so a verb that takes
 the points of one model for two gives another number, without a word.
@@ -73,33 +73,6 @@ def parts_of(model, x, by, labels):
         for own, value in oracle.path_outputs(model, x, len(names), by).items()
     }
     return np.stack([by_set[frozenset(tnsim.localise.paths.components_in(n))] for n in labels])
-
-
-@pytest.mark.crossing
-def test_cosines_and_inner_products(made, metric, route):
-    a, b = made(), made()
-    x, w = nodes(metric, a, b)
-    crossed, *squares = (w @ (one(x) * two(x)) for one, two in ((a, b), (a, a), (b, b)))
-    sizes = [product.sum() for product in squares]
-    inner = crossed.sum()
-    scale = np.sqrt(np.prod(sizes))
-    assert_close(tnsim.inner(a, b, metric), inner, scale=scale, rtol=1e-11)
-    assert_close(tnsim.similarity(a, b, metric), inner / scale, scale=1.0, rtol=1e-11)
-    sign, log = tnsim.log_inner(a, b, metric)
-    assert_close(sign * np.exp(log), inner, scale=scale, rtol=1e-11)
-    assert_close(
-        tnsim.slices(a, b, metric),
-        crossed / np.sqrt(np.prod(squares, axis=0)),
-        scale=1.0,
-        rtol=1e-11,
-    )
-    change = tnsim.similarity(b - a, b, metric)
-    wanted = (sizes[1] - inner) / np.sqrt((sizes[0] + sizes[1] - 2 * inner) * sizes[1])
-    assert_close(change, wanted, scale=1.0, rtol=1e-11)
-    run = tnsim.pairwise([a, b], metric, progress=False)["similarity"]
-    crossed_run = tnsim.pairwise([a], metric, other=[b], progress=False)["similarity"]
-    assert_close(run.values[0, 1], inner / scale, scale=1.0, rtol=1e-11)
-    assert_close(crossed_run.values[0, 0], inner / scale, scale=1.0, rtol=1e-11)
 
 
 @pytest.mark.crossing

@@ -23,3 +23,8 @@ def verdicts(experiment, setting, folder, **options):
     rows = experiment.claims(run, measured)
     assert len({row.name for row in rows}) == len(rows)
     return {row.name: verdict(row).value for row in rows}
+
+
+def by_verdict(found):
+    """The names of the claims that became alike, one after another."""
+    return {became: " ".join(n for n in found if found[n] == became) for became in found.values()}

@@ -1,6 +1,6 @@
 import jax.numpy as jnp
 import pytest
-from rerun import verdicts
+from rerun import by_verdict, verdicts
 
 from benchmarks.paper.argmax import EXPERIMENT, ArgmaxSetting, second_argmax
 
@@ -23,18 +23,11 @@ def test_the_second_largest_of_equal_ones_is_the_later_one():
 
 @pytest.mark.full
 def test_the_verdicts_of_a_short_training(tmp_path):
-    assert verdicts(EXPERIMENT, SMALL, tmp_path) == {
-        "r-gaussian": "holds",
-        "r-spikes": "holds",
-        "r-last-is-minus-10": "holds",
-        "eight-of-nine": "holds",
-        "eight-of-nine-gaussian": "holds",
-        "gaussian-is-behaviour": "holds",
-        "exception": "does not hold",
-        "fitted": "holds",
-        "weight-cosine": "holds",
-        "accuracy-decidable": "holds",
-        "accuracy-half": "holds",
-        "accuracy-spikes": "holds",
-        "accuracy-spikes-text": "does not hold",
+    assert by_verdict(verdicts(EXPERIMENT, SMALL, tmp_path)) == {
+        "holds": (
+            "r-gaussian r-spikes r-last-is-minus-10 eight-of-nine eight-of-nine-gaussian "
+            "gaussian-is-behaviour fitted weight-cosine accuracy-decidable accuracy-half "
+            "accuracy-spikes"
+        ),
+        "does not hold": "exception accuracy-spikes-text",
     }

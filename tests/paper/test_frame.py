@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from matplotlib.figure import Figure
+from refusals import refused
 from rerun import paper
 
 import tnsim
@@ -98,7 +99,7 @@ def test_verdicts(fields, expected):
     ],
 )
 def test_a_claim_without_a_basis_is_refused(fields, message):
-    with pytest.raises(ResultError, match=message):
+    with refused(message, ResultError):
         verdict(claim(**fields))
 
 
@@ -134,17 +135,17 @@ def test_seconds_add_up_until_a_step_is_done(tmp_path):
 
 def test_a_folder_holds_one_run(tmp_path):
     steps.reproduce(TOY, "default", tmp_path)
-    with pytest.raises(StoreMismatch, match=r"another seed; give another --out"):
+    with refused(r"another seed; give another --out", StoreMismatch):
         steps.reproduce(TOY, "default", tmp_path, seed=1)
-    with pytest.raises(StoreMismatch, match="another setting"):
+    with refused("another setting", StoreMismatch):
         steps.reproduce(TOY, "text", tmp_path)
 
 
 def test_what_an_experiment_does_not_take_is_refused(tmp_path):
-    with pytest.raises(TnsimError, match="toy takes no --data"):
+    with refused("toy takes no --data", TnsimError):
         steps.reproduce(TOY, "default", tmp_path, data=tmp_path)
     taking = dataclasses.replace(TOY, checkpoints="a series of lines")
-    with pytest.raises(TnsimError, match="no such folder; toy wants a series of lines"):
+    with refused("no such folder; toy wants a series of lines", TnsimError):
         steps.reproduce(taking, "default", tmp_path, checkpoints=tmp_path / "none")
 
 
@@ -160,19 +161,19 @@ def test_checkpoints_of_somebody_are_measured_as_they_are(tmp_path):
     assert_close(ours, 0.5**0.5)
     assert "train" not in record["seconds"]
     run = ExperimentRun(tmp_path / "run", Setting(), given=given)
-    with pytest.raises(CheckpointError, match="cannot be read as the log of a series"):
+    with refused("cannot be read as the log of a series", CheckpointError):
         run.log("line")
     (given / "line" / "log.json").write_text('{"checkpoints": [{"step": 0}]}')
-    with pytest.raises(CheckpointError, match=r"1 entries for 2 checkpoints.* with step, loss"):
+    with refused(r"1 entries for 2 checkpoints.* with step, loss", CheckpointError):
         run.log("line", "loss")
     (given / "line" / "step_0.safetensors").write_text("")
-    with pytest.raises(CheckpointError, match="toy wants as --checkpoints a series of lines"):
+    with refused("toy wants as --checkpoints a series of lines", CheckpointError):
         steps.reproduce(taking, "default", tmp_path / "again", checkpoints=given)
 
 
 def test_claims_with_one_name_are_refused(tmp_path):
     twice = dataclasses.replace(TOY, claims=lambda run, measured: 2 * claims(run, measured)[:1])
-    with pytest.raises(ResultError, match="claims need different names"):
+    with refused("claims need different names", ResultError):
         steps.reproduce(twice, "default", tmp_path)
 
 
@@ -185,15 +186,15 @@ def test_a_row_becomes_its_claim_again():
 
 def test_a_damaged_record_is_said(tmp_path):
     (tmp_path / "claims.json").write_text('{"claims": []}')
-    with pytest.raises(ResultError, match="cannot be read as the claims of an experiment"):
+    with refused("cannot be read as the claims of an experiment", ResultError):
         records.read(tmp_path / "claims.json")
-    with pytest.raises(ResultError, match="holds no finished experiment"):
+    with refused("holds no finished experiment", ResultError):
         page.write(tmp_path / "none", tmp_path / "page.md")
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(experiment, "find_spec", lambda module: None if module == "optax" else True)
-    with pytest.raises(MissingExtra, match=r"needs optax.*pip install 'tnsim\[paper\]'"):
+    with refused(r"needs optax.*pip install 'tnsim\[paper\]'", MissingExtra):
         experiment.experiment("invariance")
 
 

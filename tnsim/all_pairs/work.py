@@ -37,7 +37,7 @@ from tnsim.all_pairs.sources import Entry
 from tnsim.all_pairs.store import Record, State, Store
 from tnsim.engine import precision
 from tnsim.engine.runtime.devices import at_once
-from tnsim.errors import ExecutorError, TnsimError
+from tnsim.errors import ExecutorError, TnsimError, printable
 from tnsim.scaled import taken
 
 K = TypeVar("K", bound=Hashable)
@@ -204,7 +204,8 @@ class _Cluster:
 
 
 def _failed(what: str, error: BaseException, advice: str) -> ExecutorError:
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    words = " ".join(str(error).split())
+    reason = printable(f"{type(error).__name__}: {words}".rstrip(": "))
     return ExecutorError(f"{what} ({reason}); {advice}")
 
 

@@ -1,0 +1,29 @@
+"""The one way to assert that something is refused: by its class, with its words, in one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import tnsim
+
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+
+
+@contextmanager
+def refused(
+    said: str, error: Errors = tnsim.ModelError
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+    """Assert that the code inside is refused, in one line that has the words.
+
+    Args:
+        said: Regular expression that is found in the line.
+        error: Class of the refusal, or several.
+
+    Yields:
+        What `pytest.raises` gives, for what else the line has to say.
+    """
+    with pytest.raises(error, match=said) as caught:
+        yield caught
+    line = str(caught.value)
+    assert line.isprintable(), f"a refusal is one line: {line!r}"
