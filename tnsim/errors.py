@@ -15,6 +15,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NegativeEigenvalueWarning",
+    "OptionError",
     "PrecisionWarning",
     "ResultError",
     "StoreMismatch",
@@ -113,6 +114,10 @@ class ExecutorError(TnsimError, RuntimeError):
 
 class ResultError(TnsimError, ValueError):
     """A pairwise result that cannot answer: not square, not finite, or without the label."""
+
+
+class OptionError(ModelError, ResultError, TypeError):
+    """An option of another kind than the function takes, such as a text for a number."""
 
 
 class MissingExtra(TnsimError, ImportError):

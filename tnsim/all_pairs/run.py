@@ -39,8 +39,10 @@ from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.functions import is_function
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 
 
+@checked
 def pairwise(
     models: Any,
     metric: Metric | str = Gaussian(),
@@ -176,6 +178,7 @@ def _computed(run: PairwiseRun, place: Place | None, executor: Any, progress: bo
     return labelled({**attrs, **{name: ours[name] for name in names}}, store.arrays)
 
 
+@checked
 def plan_pairwise(
     models: Any,
     metric: Metric | str = Gaussian(),
@@ -234,6 +237,7 @@ def plan_pairwise(
     return prepared(models, metric, other, slices, dtype, budget, None, centred).estimate
 
 
+@checked
 def open_pairwise(path: str | os.PathLike[str]) -> Pairwise:
     """The result in a store, every number of it verified.
 

@@ -36,6 +36,7 @@ from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -121,7 +122,7 @@ def outputs_of(
         x, about = drawn_inputs(int(inputs), _first_reader(models), seed)
     else:
         # Loaders and mappings become arrays once, as the array says how long sequences are.
-        x = host_array(functions.input_rows(inputs))
+        x = functions.batch_of_inputs(inputs)
         models = given_models(models, inputs=x, output=output)
         x, about = _checked_inputs(x, _first_reader(models))
     if isinstance(models, list | Mapping):  # files choose as they are read
@@ -265,6 +266,7 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
     return total
 
 
+@checked
 def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into a vector for each model.
 
@@ -312,6 +314,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
     return of_models(read, names, "weight_cosine", cosines, about)
 
 
+@checked
 def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
     """Cosine of the weights that write a single output: a row of the last layer, and its bias.
 
@@ -429,6 +432,7 @@ def _output_rows(model: Model) -> Float[np.ndarray, "out in"]:
     return np.column_stack([weights, np.asarray(bias, np.float64)])
 
 
+@checked
 def output_cosine(
     models: Models,
     inputs: Inputs,
@@ -473,6 +477,7 @@ def output_cosine(
     return of_models(models, names, "output_cosine", cosines, about)
 
 
+@checked
 def mean_cosine(
     models: Models,
     inputs: Inputs,
@@ -521,6 +526,7 @@ def mean_cosine(
     return of_models(models, names, "mean_cosine", cosines, about)
 
 
+@checked
 def cka(
     models: Models,
     inputs: Inputs,
@@ -589,6 +595,7 @@ def cka(
     return of_models(models, names, "cka", hsic / np.sqrt(np.outer(own, own)), about)
 
 
+@checked
 def js_divergence(
     models: Models,
     inputs: Inputs,
@@ -644,6 +651,7 @@ def js_divergence(
     return of_models(models, names, "js_divergence", values, about)
 
 
+@checked
 def agreement(
     models: Models,
     inputs: Inputs,

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from tnsim.analysis.matrices import TOLERANCE, square
 from tnsim.errors import MissingExtra, NegativeEigenvalueWarning, ResultError
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -47,6 +48,7 @@ class Embedding(NamedTuple):
     negative: float
 
 
+@checked
 def mds(result: Matrix, dims: int = 2) -> Embedding:
     """Classical multidimensional scaling of the chords, in the axes of most variance.
 
@@ -140,6 +142,7 @@ def dendrogram(result: Matrix) -> Float[np.ndarray, "K-1 4"]:
     return hierarchy.linkage(chords[pairs], "average", optimal_ordering=True)
 
 
+@checked
 def spectrum(result: Matrix, tolerance: float | None = None) -> Float[np.ndarray, " K"]:
     """Eigenvalues of the matrix, which are not negative if it is a Gram matrix.
 

@@ -57,6 +57,7 @@ from tnsim.analysis.matrices import matrix, part_grids, square
 from tnsim.analysis.summary import without_copies
 from tnsim.errors import MissingExtra, ResultError
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -113,6 +114,7 @@ _PANEL = 4.4
 """Side of a panel in inches."""
 
 
+@checked
 def heatmap(
     matrix: Float[np.ndarray, "K K"],
     labels: Sequence[str],
@@ -149,6 +151,7 @@ def heatmap(
     return show_matrices(drawing, [panel], colours, cell=cell, bar="similarity").figure
 
 
+@checked
 def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of parts of a network against parts of another, the first layers below.
 
@@ -179,6 +182,7 @@ def layer_by_layer(matrix: xr.DataArray, title: str = "", **drawing: Unpack[Draw
     return show_matrices(drawing, [panel], span, cell=cell, whole=True).figure
 
 
+@checked
 def contributions(
     values: Float[np.ndarray, "bra ket"],
     bra: Sequence[str],
@@ -224,6 +228,7 @@ def contributions(
     ).figure
 
 
+@checked
 def shares(
     labels: Sequence[str],
     values: Float[np.ndarray, " parts"],
@@ -274,6 +279,7 @@ def shares(
     return chosen.figure
 
 
+@checked
 def layers_and_heads(
     labels: Sequence[str],
     values: Float[np.ndarray, " components"],
@@ -326,6 +332,7 @@ def _column_order(name: str) -> tuple[bool, str, int]:
     return not number, kind, int(number or 0)
 
 
+@checked
 def shares_over_training(
     checkpoints: Sequence[Any],
     paths: Sequence[str],
@@ -377,6 +384,7 @@ def shares_over_training(
     return chosen.figure
 
 
+@checked
 def edges(
     labels: Sequence[str],
     values: Float[np.ndarray, " edges"],
@@ -438,6 +446,7 @@ def _place_of(name: str) -> tuple[int, int]:
     return (*numbers, -1, -1)[0], (*numbers, -1, -1)[1]
 
 
+@checked
 def draw(network: qtn.TensorNetwork, title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of a tagged network with a legend.
 
@@ -521,6 +530,7 @@ def _legend_entry(label: str, marker: str, colour: Any, **style: Any) -> Line2D:
     return Line2D([], [], marker=marker, ls="", color=colour, label=label, **style)
 
 
+@checked
 def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[Drawing]) -> Figure:
     """A figure of `tnsim bench depth`: planned multiplications and warm time against depth.
 
@@ -581,6 +591,7 @@ def depth(rows: Sequence[Mapping[str, Any]], title: str = "", **drawing: Unpack[
     return chosen.figure
 
 
+@checked
 def scatter_grid(
     panels: Mapping[str, tuple[Matrix, Matrix]],
     x_label: str,
@@ -642,6 +653,7 @@ def _draw_points(chosen: Canvas, axes: Any, first: Matrix, second: Matrix) -> No
     limit(chosen, axes)
 
 
+@checked
 def curves_over_training(
     result: xr.Dataset,
     strips: Strips,
@@ -778,6 +790,7 @@ def _legend_of(strip: Sequence[xr.DataArray], inches: float) -> float:
     return legend_height([title_of(str(curve.name)) for curve in strip], inches)
 
 
+@checked
 def pairwise(
     result: xr.Dataset,
     kind: str = "heatmap",

@@ -21,13 +21,15 @@ from tnsim.checkpoints.given import given_model
 from tnsim.errors import ModelError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.checks import Seed
-from tnsim.models.functions import array_of, input_rows, run_module
+from tnsim.models.functions import array_of, batch_of_inputs, run_module
 from tnsim.models.model import AnyModel, Model
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
+@checked
 def hidden_states(
     model: Any, inputs: Any, layers: str | Sequence[str] = "*"
 ) -> dict[str, np.ndarray]:
@@ -59,7 +61,7 @@ def hidden_states(
             "hidden_states takes one network and its inputs, found another network for inputs; two "
             "networks are compared by layer_similarity(a, b, inputs)"
         )
-    x = host_array(detached(input_rows(inputs)))
+    x = batch_of_inputs(inputs)
     # Inputs keep modules as they are: hooks need the module itself.
     model = given_model(model, inputs=x)
     containers: dict[str, list[str]] = {}
@@ -87,6 +89,7 @@ def hidden_states(
     return chosen
 
 
+@checked
 def layer_similarity(
     a: Any,
     b: Any,
@@ -141,7 +144,7 @@ def layer_similarity(
             )
         x, _ = drawn_inputs(int(inputs), first, seed)
     else:
-        x = host_array(detached(input_rows(inputs)))
+        x = batch_of_inputs(inputs)
     states = [hidden_states(model, x, layers) for model in (first, second)]
     if measure is cka:
         states = [_varying_states(found) for found in states]

@@ -38,6 +38,7 @@ from tnsim.analysis.matrices import (
 from tnsim.analysis.summary import findings
 from tnsim.errors import ResultError
 from tnsim.files import Kind, replacing
+from tnsim.options import checked
 from tnsim.tables import cell, in_words
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ SCRIPTS = (
 """Files of the page's one script, in the order in which they run."""
 
 
+@checked
 def write(
     result: xr.Dataset, path: str | os.PathLike[str], title: str = "Pairwise similarity"
 ) -> Path:

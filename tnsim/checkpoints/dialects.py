@@ -36,6 +36,7 @@ from tnsim.checkpoints.rules import (
     rule_of,
 )
 from tnsim.errors import CheckpointError, printable
+from tnsim.options import checked
 
 __all__ = [
     "AttentionRule",
@@ -53,6 +54,7 @@ PATTERN_CHARACTERS = 2**14
 0.1 s."""
 
 
+@checked
 @dataclass(frozen=True)
 class Dialect:
     """A named list of rules.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tnsim.errors import CheckpointError, ModelError, TnsimError, UnsupportedLayer
 from tnsim.models.functions import is_function, with_output
 from tnsim.models.model import AnyModel, Combination, Model, in_numpy, terms
+from tnsim.options import is_list
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def given_models(
 
     whole = (str, os.PathLike, Mapping, Series, AnyModel)
     # A generator would be used up by the first look at it.
-    if isinstance(models, Iterable) and not isinstance(models, whole):
+    if is_list(models) and not isinstance(models, whole):
         models = list(models)
     if inputs is not None and dialect is None and (folders := folders_of_networks(models)):
         return {label: given_model(path, n_ctx, inputs, output) for label, path in folders.items()}

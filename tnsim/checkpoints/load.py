@@ -30,8 +30,10 @@ from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
 from tnsim.checkpoints.state_dict import check_unquantised, model_from_state, unnamed
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
+from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, seed_number
-from tnsim.models.model import Model
+from tnsim.models.model import AnyModel, Model
+from tnsim.options import checked, is_list, shown
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -218,8 +220,13 @@ def find_dialect(
     # A series hands on the reader that was found for its module.
     if hasattr(dialect, "module"):
         return dialect
-    if str(dialect) in PRESETS:
-        return PRESETS[str(dialect)]
+    if isinstance(dialect, str) and dialect in PRESETS:
+        return PRESETS[dialect]
+    if not isinstance(dialect, (str, os.PathLike)):
+        raise CheckpointError(
+            "a dialect is a tnsim.Dialect, the name of a preset, the path of a JSON file or an "
+            f"nn.Module, found {shown(dialect)}"
+        )
     path = Path(dialect)
     if path.suffix == ".json":
         with naming(path):
@@ -296,6 +303,7 @@ class Series(Sequence[Model]):
         113
     """
 
+    @checked
     def __init__(
         self,
         source: Any,
@@ -334,6 +342,7 @@ class Series(Sequence[Model]):
             return self._part(index, self.reading.n_ctx)
         return read(self.paths[position_in(index, self.labels)], *self.reading).model
 
+    @checked
     def at_length(self, n_ctx: int) -> Series:
         """The same checkpoints, read as models for sequences of `n_ctx` positions."""
         return self._part(slice(None), n_ctx)
@@ -419,10 +428,10 @@ def _expand_source(source: Any) -> Iterator[tuple[str, Path]]:
             "name"
         )
     # Bytes and open files are iterable, into what is no path.
-    if not isinstance(source, Iterable) or isinstance(source, bytes) or hasattr(source, "read"):
+    if not is_list(source) or hasattr(source, "read"):
         raise CheckpointError(
-            f"expected a path or several, found {printable(repr(source), 80)}; an nn.Module is "
-            "read by tnsim.from_module"
+            f"expected a path or several, found {shown(source)}; an nn.Module is read by "
+            "tnsim.from_module"
         )
     for entry in source:
         yield from _expand_source(entry)
@@ -591,6 +600,7 @@ def load(
 ) -> Series: ...
 
 
+@checked
 def load(
     path: Any,
     dialect: AnyDialect | None = None,
@@ -655,6 +665,7 @@ def load(
     )
 
 
+@checked
 def from_state_dict(
     state: Mapping[str, Any],
     dialect: AnyDialect | None = None,
@@ -707,6 +718,7 @@ class ForwardDifference(NamedTuple):
     relative: float
 
 
+@checked
 def compare_forward(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int = 64, seed: Seed = 0
 ) -> ForwardDifference:
@@ -740,6 +752,10 @@ def _forward_difference(
     model: Model, forward: Callable[[np.ndarray], Any], samples: int, seed: int, scale: float
 ) -> ForwardDifference:
     """Both differences on normal inputs of equal size."""
+    if not isinstance(model, AnyModel):
+        raise ModelError(f"a tnsim Model is held against a forward pass, found {shown(model)}")
+    if not is_count(samples):
+        raise ModelError(f"samples must be a positive integer, found {samples!r}")
     check_untraced("a comparison with a forward pass", model)
     shape = (samples, model.d_in)
     if model.n_ctx is not None:

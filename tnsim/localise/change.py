@@ -67,7 +67,7 @@ from tnsim.metrics.empirical import Empirical
 from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.points import Points
 from tnsim.metrics.protocol import Metric
-from tnsim.models.arrays import in_float64
+from tnsim.models.arrays import as_array, in_float64
 from tnsim.models.checks import check_untraced
 from tnsim.models.components import (
     GRANULARITIES,
@@ -86,6 +86,7 @@ from tnsim.models.forward import as_read, plain_forward
 from tnsim.models.functions import is_function
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 from tnsim.tables import html_table
 
 if TYPE_CHECKING:
@@ -331,6 +332,7 @@ class Change:
         """
         return by_input(self._exchanges.differences())
 
+    @checked
     def directions(self, count: int = 4) -> xr.Dataset:
         """The directions of the outputs along which most of the change is, on the inputs.
 
@@ -451,6 +453,7 @@ def change(
 ) -> ChangeSeries: ...
 
 
+@checked
 def change(
     a: Any,
     b: Any = None,
@@ -841,7 +844,7 @@ def _basis(a: Model, b: Model, align: Any) -> Float[np.ndarray, "width width"]:
         if align != "embedding":
             raise ModelError(f"align must be 'embedding' or a square matrix, found {align!r}")
         return basis_of_embedding(a, b)
-    return np.asarray(align, np.float64)
+    return as_array(align, "align, 'embedding' or a square matrix,", 2)
 
 
 def _with_ends(a: Model, b: Model, parts: tuple[Component, ...]) -> Model:

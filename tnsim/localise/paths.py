@@ -54,6 +54,7 @@ from tnsim.models.components import (
 from tnsim.models.layers import activation_of, affine_maps, bias_name, residual_rule
 from tnsim.models.model import Model, caveats, with_dense_matrices
 from tnsim.models.origin import warn_of_caveats
+from tnsim.options import checked
 from tnsim.problems.kernels import KERNEL_DTYPE
 from tnsim.scaled import beyond_float, power
 from tnsim.tables import html_table
@@ -250,6 +251,7 @@ def paths(
 ) -> PathSeries: ...
 
 
+@checked
 def paths(
     a: Any,
     b: Model | None = None,

@@ -13,6 +13,7 @@ import numpy as np
 from tnsim.errors import CaveatWarning, ModelError, TnsimError
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
+from tnsim.options import shown
 
 Function: TypeAlias = Callable[[Any], Any]
 """A map from a batch of inputs to outputs (points, out) or (points, positions, out)."""
@@ -62,7 +63,8 @@ def is_function(model: Any) -> bool:
         >>> is_function(abs), is_function(tnsim.Model([tnsim.Linear([[1.0]])]))
         (True, False)
     """
-    return callable(model) and not isinstance(model, AnyModel)
+    # A class has a forward pass only once it is called.
+    return callable(model) and not isinstance(model, (type, AnyModel))
 
 
 def refused_under(metric: Any) -> ModelError:
@@ -341,6 +343,31 @@ def input_rows(inputs: Any) -> Any:
     if two and all(len(getattr(entry, "shape", ())) > 1 for entry in inputs):
         raise _labelled_refusal(inputs)
     return inputs
+
+
+def batch_of_inputs(inputs: Any) -> np.ndarray:
+    """Inputs in what data comes as, in NumPy.
+
+    Args:
+        inputs: Inputs, as for `input_rows`.
+
+    Returns:
+        An array of numbers with a row for every input.
+
+    Raises:
+        ModelError: The inputs are no numbers, or no batch.
+
+    Example:
+        >>> batch_of_inputs([[1.0, 2.0]]).shape
+        (1, 2)
+    """
+    array = host_array(detached(input_rows(inputs)))
+    if array.dtype.kind not in "biufc" or not array.ndim or not len(array):
+        raise ModelError(
+            "inputs are a batch, an array of numbers with a row for every input; found "
+            f"{shown(inputs)}"
+        )
+    return array
 
 
 def _is_dataset(inputs: Any) -> bool:

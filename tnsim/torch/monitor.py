@@ -36,6 +36,7 @@ from tnsim.metrics.metric import Gaussian, as_metric
 from tnsim.metrics.protocol import Metric
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import check_length
+from tnsim.options import checked
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,6 +86,7 @@ class Monitor:
         (3, 3)
     """
 
+    @checked
     def __init__(
         self,
         metric: Metric | str = Gaussian(),
