@@ -6,6 +6,10 @@ which the command line prints as a line before it exits with status 2.
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+
 __all__ = [
     "CaveatWarning",
     "CheckpointError",
@@ -67,6 +71,28 @@ def printable(text: str, longest: int = 1000) -> str:
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
     return "".join(map(_escaped_character, text))
+
+
+_FOLDER = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH120
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, and name the line of the caller of tnsim, however deep inside tnsim the finding was.
+
+    Args:
+        message: The finding.
+        category: Class of the warning.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warn("a rounding error", PrecisionWarning)
+        >>> len(caught)
+        1
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _escaped_character(character: str) -> str:

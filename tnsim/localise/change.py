@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,7 +36,7 @@ from tnsim.engine import precision
 from tnsim.engine.budget import Budget
 from tnsim.engine.ir.dtypes import dtype_name
 from tnsim.engine.precision import Arithmetic
-from tnsim.errors import CaveatWarning, ModelError, ResultError
+from tnsim.errors import CaveatWarning, ModelError, ResultError, warn
 from tnsim.localise.change_of_weights import (
     CLOSE,
     ByScore,
@@ -184,7 +183,7 @@ class _Pair(NamedTuple):
         missed = abs(found.sum() / total - 1)
         degree = max(pair.a.degree, pair.b.degree)
         arithmetic = Arithmetic(degree, pair.setting.dtype)
-        precision.report(max(missed, error), "an inner product of parts", arithmetic, 2)
+        precision.report(max(missed, error), "an inner product of parts", arithmetic)
         return found
 
     def differences(self) -> Iterator[Batch]:
@@ -671,8 +670,8 @@ def _change_of_functions(
     # The parts sum to the total; by how much they miss it shows the digits that cancellation has
     # left.
     missed = abs(together.sum() / total - 1)
-    precision.report(max(missed, error), "a share of the change", arithmetic, 4)
-    warn_of_caveats(said, stacklevel=4)
+    precision.report(max(missed, error), "a share of the change", arithmetic)
+    warn_of_caveats(said)
     exact = setting.exact(start, b) and of == "distance"
     labels = tuple(part.label for part in parts)
     spread = _jackknife(slopes)
@@ -835,7 +834,7 @@ def _change_of_weights(a: Any, b: Any, setting: Setting, by: Any, of: Any) -> Ch
     if not callable(of) and len(labels) > 1 and (found.removed > total).all():
         found = dataclasses.replace(found, caveats=(*said, _NO_LINEAGE))
     for caveat in found.caveats:
-        warnings.warn(caveat, CaveatWarning, stacklevel=4)
+        warn(caveat, CaveatWarning)
     return found
 
 

@@ -350,7 +350,7 @@ def paths(
 def _warn_of_each(results: Sequence[Paths | Edges]) -> None:
     """Warn the caller of `paths` of the caveats of all models, each once."""
     said = dict.fromkeys(caveat for result in results for caveat in result.caveats)
-    warn_of_caveats(tuple(said), stacklevel=3)
+    warn_of_caveats(tuple(said))
 
 
 def _models(a: Any, b: Any, metric: Metric, n_ctx: int | None) -> tuple[Any, Any]:
@@ -421,7 +421,7 @@ def _compared(a: Model, b: Model | None, setting: Setting, question: _Question) 
         # both sides.
         mantissas, exponent = bra.signs @ inner.values @ ket.signs.T, inner.exponent
         arithmetic = Arithmetic(max(m.growth for m in both), setting.dtype)
-        precision.report(error, "a share of a path", arithmetic, stacklevel=3)
+        precision.report(error, "a share of a path", arithmetic)
         left_out = None
         if inner.left_out is not None:
             left_out = bra.signs @ inner.left_out @ ket.signs.T
@@ -474,7 +474,7 @@ def _by_units(
     if total:
         arithmetic = Arithmetic(max(model.growth for model in models), KERNEL_DTYPE)
         error = float(arithmetic.rounding * abs(products.values).sum() / total)
-        precision.report(error, "a share of a path", arithmetic, stacklevel=4)
+        precision.report(error, "a share of a path", arithmetic)
     return values, products.exponent, bra, ket
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnsim.errors import CaveatWarning, ModelError, TnsimError
+from tnsim.errors import CaveatWarning, ModelError, TnsimError, warn
 from tnsim.models.arrays import detached, host_array
 from tnsim.models.model import AnyModel
 from tnsim.options import shown
@@ -382,11 +381,10 @@ def _first_entries(items: Iterable[Any]) -> list[np.ndarray]:
     for item in items:
         several = isinstance(item, (tuple, list))
         if several and len(item) > 1 and not found:
-            warnings.warn(
+            warn(
                 f"the data gives tuples of {len(item)}, as of inputs with labels: the first entry "
                 "of each is taken as the input",
                 CaveatWarning,
-                stacklevel=2,
             )
         one: Any = next(iter(item)) if several else item
         found.append(host_array(detached(_of_mapping(one) if hasattr(one, "keys") else one)))
