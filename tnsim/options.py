@@ -188,12 +188,12 @@ def _union(kinds: list[Kind]) -> Kind:
     return Kind(f"{', '.join(first)} or {last}", f"{', '.join(some)} or {most}", read)
 
 
-def _options_of(function: Callable[..., Any], own: tuple[str, ...]) -> dict[str, Kind]:
+def _options_of(function: Callable[..., Any]) -> dict[str, Kind]:
     """The kinds of the parameters that have one, by name."""
     found = {}
     for name, annotation in function.__annotations__.items():
         kind = _union(_kinds(ast.parse(str(annotation), mode="eval").body))
-        if name not in ("return", *own) and kind is not _ANYTHING:
+        if name != "return" and kind is not _ANYTHING:
             found[name] = kind
     return found
 
@@ -210,8 +210,8 @@ def checked(function: Any = None, *, own: str = "") -> Any:
     Args:
         function: Function with annotations that are not evaluated, or a class with such an
             `__init__`, as dataclasses have.
-        own: Names of parameters that the function checks itself, since it knows more of them, such
-            as a range.
+        own: Names of parameters that the function refuses itself, since it knows more of them, such
+            as a range: they are read where they fit, and are given as they are where not.
 
     Returns:
         The function or the class, with the same signature; numbers of NumPy reach it as those of
@@ -239,12 +239,15 @@ def checked(function: Any = None, *, own: str = "") -> Any:
     order = tuple(inspect.signature(function).parameters)
     name = function.__qualname__.removesuffix(".__init__")
     known: dict[str, Kind] = {}
+    refused = frozenset(own.split())
 
     def read(option: str, value: Any) -> Any:
         kind = known.get(option)
         try:
             return value if kind is None else kind.read(value)
         except _Misfit:
+            if option in refused:
+                return value
             raise OptionError(
                 f"{option} of {name} must be {known[option].words}, found {shown(value)}"
             ) from None
@@ -252,7 +255,7 @@ def checked(function: Any = None, *, own: str = "") -> Any:
     @functools.wraps(function)
     def with_checks(*args: Any, **options: Any) -> Any:
         if not known:  # read on the first call, so that an import costs nothing
-            known.update(_options_of(function, tuple(own.split())) or {"": _ANYTHING})
+            known.update(_options_of(function) or {"": _ANYTHING})
         # Arguments beyond the last parameter are refused by the function.
         args = (*map(read, order, args), *args[len(order) :])
         return function(*args, **{option: read(option, value) for option, value in options.items()})

@@ -51,7 +51,7 @@ class _Side(NamedTuple):
     outputs: np.ndarray | None = None
 
 
-@checked
+@checked(own="distances")
 def heads(
     a: Any,
     b: Any,

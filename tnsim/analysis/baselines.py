@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tnsim.analysis import measures
-from tnsim.analysis.matrices import Names, of_models
+from tnsim.analysis.matrices import of_models
 from tnsim.checkpoints.given import check_chooses, given_models
 from tnsim.errors import ModelError, TooLarge, UnsupportedLayer
 from tnsim.models import functions
@@ -36,7 +36,7 @@ from tnsim.models.forward import as_read, check_inputs, is_tokens, plain_forward
 from tnsim.models.functions import Function
 from tnsim.models.layers import bias_name, innermost, map_names
 from tnsim.models.model import AnyModel, Model, terms
-from tnsim.options import checked
+from tnsim.options import checked, is_list, shown
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -174,7 +174,12 @@ def _check_finite(outputs: Float[np.ndarray, "n *positions out"], n: int) -> Non
 
 def _each_model(models: Models) -> Iterable[Any]:
     """The models of a sequence, or those of a mapping without their labels."""
-    return models.values() if isinstance(models, Mapping) else models
+    each: Any = models.values() if isinstance(models, Mapping) else models
+    if not isinstance(models, Mapping) and not is_list(models):
+        raise ModelError(f"baselines compare a list of models or functions, found {shown(models)}")
+    if not len(each):
+        raise ModelError("baselines compare models or functions, found none")
+    return each
 
 
 def _checked_inputs(x: np.ndarray, model: AnyModel | None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -267,7 +272,7 @@ def _of_model(model: AnyModel, batch: np.ndarray) -> Any:
 
 
 @checked
-def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
+def weight_cosine(models: Models, *, names: Sequence[int | str] | None = None) -> xr.DataArray:
     """Cosine of all weights and biases, flattened into a vector for each model.
 
     Needs no data, but models of equal structure; a permutation of hidden units changes it. It is
@@ -315,7 +320,7 @@ def weight_cosine(models: Models, *, names: Names = None) -> xr.DataArray:
 
 
 @checked
-def weight_slices(models: Models, *, names: Names = None) -> xr.DataArray:
+def weight_slices(models: Models, *, names: Sequence[int | str] | None = None) -> xr.DataArray:
     """Cosine of the weights that write a single output: a row of the last layer, and its bias.
 
     It relates to `weight_cosine` as `slices` to `similarity`. It is blind to all layers below;
@@ -438,7 +443,7 @@ def output_cosine(
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Cosine of the outputs on given inputs: a sample of the closed form of `Gaussian`.
@@ -483,7 +488,7 @@ def mean_cosine(
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Mean over inputs, and positions, of the cosine of the two outputs there.
@@ -533,7 +538,7 @@ def cka(
     *,
     seed: Seed = 0,
     debiased: bool = True,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Linear centred kernel alignment of the outputs, which may differ in width.
@@ -601,7 +606,7 @@ def js_divergence(
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Jensen-Shannon divergence of the softmax predictions, mean over inputs and positions.
@@ -657,7 +662,7 @@ def agreement(
     inputs: Inputs,
     *,
     seed: Seed = 0,
-    names: Names = None,
+    names: Sequence[int | str] | None = None,
     output: str | int | None = None,
 ) -> xr.DataArray:
     """Share of the inputs, and positions, for which two models have the same largest output.

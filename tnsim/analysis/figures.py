@@ -53,11 +53,11 @@ from tnsim.analysis.canvas import (
     refuse_span,
 )
 from tnsim.analysis.correlations import correlation, paired_entries
-from tnsim.analysis.matrices import matrix, part_grids, square
+from tnsim.analysis.matrices import check_result, matrix, numbers_in, part_grids, square
 from tnsim.analysis.summary import without_copies
 from tnsim.errors import MissingExtra, ResultError
 from tnsim.names import COVARIANCE, MEAN, SYMMETRISER, layer_tag
-from tnsim.options import checked
+from tnsim.options import checked, shown
 
 if TYPE_CHECKING:
     import quimb.tensor as qtn
@@ -144,7 +144,9 @@ def heatmap(
         >>> figure.axes[0].get_title()
         'two models'
     """
-    values = np.asarray(matrix)
+    values = numbers_in(matrix)
+    if values.ndim != 2 or not values.size:
+        raise ResultError(f"a heatmap shows a matrix (K, K), found {shown(matrix)}")
     colours = diverging(1.0) if near_one(values) is None else colour_range(values)
     panel = Panel(values, labels, labels, heading(title), ("checkpoint", "checkpoint"))
     cell = _PANEL / len(values)
@@ -746,6 +748,7 @@ def check_variables(result: xr.Dataset, names: Sequence[str]) -> None:
         Traceback (most recent call last):
         tnsim.errors.ResultError: the result has no variable 'slices', only ...
     """
+    check_result(result)
     for name in names:
         if name in result:
             continue
@@ -842,6 +845,8 @@ def pairwise(
         names = (variable,)
     else:
         names = tuple(variable)
+    if not names:
+        raise ResultError("variable names a matrix of the result or several, found none")
     check_variables(result, names)
     points: tuple[int, ...] = ()
     if change_points is not None:

@@ -29,6 +29,7 @@ from jaxtyping import Float
 from tnsim.analysis import reading
 from tnsim.analysis.axes import near_one
 from tnsim.analysis.matrices import (
+    check_result,
     is_one_set,
     is_symmetric,
     matrix,
@@ -98,6 +99,7 @@ def write(
         >>> "<title>Two models</title>" in page.read_text()
         True
     """
+    check_result(result)
     page = _filled_page({"title": title, **_run_contents(result)})
     path = Path(path)
     # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; it is written as its

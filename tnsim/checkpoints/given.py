@@ -205,12 +205,15 @@ def folders_of_networks(models: Any) -> dict[str, Path]:
         {}
     """
     from tnsim.checkpoints.hugging_face import architecture_of
-    from tnsim.checkpoints.load import Series
+    from tnsim.checkpoints.load import Series, series_labels
 
     if not is_path_or_paths(models):
         return {}
     if isinstance(models, (list, tuple)):
-        folders = {Path(path).name: Path(path) for path in models}
+        if any(isinstance(path, (list, tuple)) for path in models):
+            return {}
+        paths = [Path(path) for path in models]
+        folders = dict(zip(series_labels(paths), paths, strict=True))
         if len(folders) < len(models):
             return {}
     elif Path(models).is_file() or architecture_of(models):

@@ -28,7 +28,12 @@ from tnsim.checkpoints.formats import SUFFIXES
 from tnsim.checkpoints.guard import naming
 from tnsim.checkpoints.named_arrays import to_numpy
 from tnsim.checkpoints.native import METADATA, own_model
-from tnsim.checkpoints.state_dict import check_unquantised, model_from_state, unnamed
+from tnsim.checkpoints.state_dict import (
+    check_no_norm_inputs,
+    check_unquantised,
+    model_from_state,
+    unnamed,
+)
 from tnsim.errors import CheckpointError, ModelError, TnsimError, printable
 from tnsim.models.arrays import is_count
 from tnsim.models.checks import Seed, check_untraced, seed_number
@@ -117,6 +122,7 @@ def read(
         inventory, told_by = read_file(file)
         # A dialect that was asked for comes before the architecture that a file of tnsim states.
         if known is None and METADATA in inventory.metadata:
+            check_no_norm_inputs(norm_inputs)  # norms are constants in such a file
             model = own_model(inventory.state, inventory.metadata[METADATA], n_ctx)
             return Checkpoint(model, inventory.dtypes)
         # Only foreign files need the configuration beside them.
@@ -168,7 +174,7 @@ def patterns(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(leave_out, str):
         return (leave_out,)
-    several = tuple(leave_out) if isinstance(leave_out, Iterable) else (leave_out,)
+    several: tuple[Any, ...] = tuple(leave_out) if is_list(leave_out) else (leave_out,)
     if not all(isinstance(pattern, str) for pattern in several):
         raise CheckpointError(
             f"leave_out lists patterns of names, such as ['*.bias'], found {leave_out!r}"
@@ -303,7 +309,7 @@ class Series(Sequence[Model]):
         113
     """
 
-    @checked
+    @checked(own="leave_out")
     def __init__(
         self,
         source: Any,
@@ -326,7 +332,7 @@ class Series(Sequence[Model]):
         self.paths: tuple[Path, ...] = tuple(path for _, path in entries)
         # Snapshots in a hub cache lie under hashes, so their revisions are the names.
         self.names: tuple[str, ...] = tuple(names or [name for name, _ in entries])
-        self.labels: tuple[str, ...] = _series_labels([Path(name) for name in self.names])
+        self.labels: tuple[str, ...] = series_labels([Path(name) for name in self.names])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -510,12 +516,16 @@ def _name_part(part: str) -> tuple[int, int, str]:
     return (0, 0, part)
 
 
-def _series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The single number that tells the names apart, or the names.
+def series_labels(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The single number that tells the names of files or folders apart, or the names.
 
     Names without a digit, such as `model_best` beside `epoch=3-val=0.12`, stay names.
+
+    Example:
+        >>> series_labels([Path("run/step_10.pt"), Path("run/step_20.pt")])
+        ('10', '20')
     """
-    stems = [path.stem for path in paths]
+    stems = [path.name if path.is_dir() else path.stem for path in paths]
     parts = {stem: re.split(r"(\d+)", stem) for stem in stems}
     counted = [stem for stem in stems if len(parts[stem]) > 1]
     numbers = _differing_numbers([parts[stem] for stem in counted])
@@ -600,7 +610,7 @@ def load(
 ) -> Series: ...
 
 
-@checked
+@checked(own="leave_out")
 def load(
     path: Any,
     dialect: AnyDialect | None = None,
@@ -665,7 +675,7 @@ def load(
     )
 
 
-@checked
+@checked(own="state leave_out")
 def from_state_dict(
     state: Mapping[str, Any],
     dialect: AnyDialect | None = None,
@@ -701,6 +711,8 @@ def from_state_dict(
         >>> from_state_dict(state, "bilinear-readout").degree
         2
     """
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"expected named tensors, found {type(state).__name__}")
     leave_out = patterns(leave_out)
     reader = _reader_asked_for(dialect, inputs, output)
     return _model_by(reader, state, n_ctx, config, leave_out, norm_inputs)

@@ -71,7 +71,7 @@ SOFTMAX = "MultiheadAttention"  # refused as a whole, not operation by operation
 
 
 @outside_compiler
-@checked
+@checked(own="layers")
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,

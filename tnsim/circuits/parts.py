@@ -370,7 +370,7 @@ def parts(
 ) -> Parts: ...
 
 
-@checked
+@checked(own="distances")
 def parts(
     checkpoint: Any,
     kinds: Sequence[str] | str = KINDS,

@@ -452,7 +452,7 @@ def change(
 ) -> ChangeSeries: ...
 
 
-@checked
+@checked(own="by")
 def change(
     a: Any,
     b: Any = None,
@@ -553,6 +553,7 @@ def change(
         Aumann and Shapley 1974, "Values of non-atomic games"; integrated gradients after
         Sundararajan et al. 2017, on functions of components, or on weights, in the place of inputs.
     """
+    by = by.tolist() if isinstance(by, np.ndarray) else by  # equals nothing and is in no list
     options = {"by": by, "of": of, "ends": ends, "align": align, "n_ctx": n_ctx}
     options |= {"dtype": dtype, "budget": budget}
     metric = as_metric(metric)

@@ -251,7 +251,7 @@ def paths(
 ) -> PathSeries: ...
 
 
-@checked
+@checked(own="order top")
 def paths(
     a: Any,
     b: Model | None = None,

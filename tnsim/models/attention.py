@@ -18,7 +18,7 @@ from tnsim.scaled import library
 MASKS = ("causal", "none")
 
 
-@checked
+@checked(own="rope_base")
 @pytree
 @dataclass(frozen=True, eq=False)
 class Attention:

@@ -135,7 +135,7 @@ def balanced(
     return Scaled(arrays, rows[0] @ (xp.stack(exponents) - stays))
 
 
-@checked
+@checked(own="shared_tags symmetric_tags")
 def contract(
     networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
     output_inds: Sequence[str] | None = None,
@@ -216,7 +216,7 @@ def contract(
     return expression()
 
 
-@checked
+@checked(own="shared_tags symmetric_tags")
 def contract_expression(
     networks: qtn.TensorNetwork | Iterable[WeightedNetwork],
     output_inds: Sequence[str] | None = None,

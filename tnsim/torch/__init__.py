@@ -131,7 +131,7 @@ def similarity(
 
 
 @outside_compiler
-@checked
+@checked(own="layers")
 def from_module(
     module: Any,
     layers: Mapping[type, Declared] | None = None,

@@ -132,7 +132,8 @@ class Monitor:
             the last record, in units of the function's norm; nothing where no record is due.
 
         Raises:
-            ModelError: The step is no whole number, or the module cannot be compared.
+            ModelError: The step is no whole number, or below that of the last record, or the
+                module cannot be compared.
             UnsupportedLayer: The module cannot be compared under the metric.
         """
         try:
@@ -141,7 +142,13 @@ class Monitor:
             raise ModelError(f"step must be a whole number, found {step!r}") from None
         # A training loop may report a step several times, for instance while it accumulates
         # gradients.
-        if step % self._every or (self.history and self.history[-1]["step"] == step):
+        last = self.history[-1]["step"] if self.history else step - 1
+        if step < last:
+            raise ModelError(
+                f"step {step} comes after step {last:g}, and a monitor records one run, whose "
+                "steps increase: make another Monitor where training begins again"
+            )
+        if step % self._every or step == last:
             return {}
         frozen = _frozen(module)
         now = self._function(frozen)
